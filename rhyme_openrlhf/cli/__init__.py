@@ -1,0 +1,1 @@
+"""Thin commands: `rhyme train`, `rhyme demo`, `rhyme doctor`, `rhyme fetch-model`. Nothing imports this package."""

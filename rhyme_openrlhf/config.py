@@ -1,0 +1,164 @@
+"""Every setting of this project, one frozen dataclass per feature.
+
+The command line, and later the API's schema and the web form, are derived from these classes and from nowhere else.
+OpenRLHF's own options are not repeated here: they come from its own parser (`cli/upstream.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from rhyme_openrlhf.options import Settings, SettingsError, from_mapping, option
+
+# vLLM 0.29 refuses more draft tokens than this per request and step (config/speculative.py).
+VLLM_MAX_DRAFT_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class HistoSpecSettings(Settings):
+    """Speculation from history (RhymeRL, sections 5.2 and 5.4)."""
+
+    group: ClassVar[str] = "histospec"
+    title: ClassVar[str] = "Draft tokens from what the same prompt was answered before; never changes what is sampled."
+
+    enable: bool = option(True, "Speculate with drafts from each prompt's earlier responses.")
+    window_start: int = option(
+        2, "Draft tokens per decode step a sample starts with, and falls back to after a rejection.", low=1, high=128
+    )
+    window_step: int = option(
+        2, "Draft tokens by which a sample's window grows when a whole draft was accepted.", low=0, high=128
+    )
+    window_max: int = option(
+        32,
+        "Most draft tokens a sample may get in one decode step.",
+        low=1,
+        high=VLLM_MAX_DRAFT_TOKENS,
+    )
+    prefix_max: int = option(7, "Last tokens of a sample that are first looked up in the history.", low=1, high=64)
+    prefix_min: int = option(
+        3, "Shortest match that still drafts: the lookup shortens its prefix down to this.", low=1, high=64
+    )
+
+    def check(self) -> None:
+        if self.window_start > self.window_max:
+            raise SettingsError(
+                f"--histospec.window_start must be at most --histospec.window_max ({self.window_max}), "
+                f"got {self.window_start}"
+            )
+        if self.prefix_min > self.prefix_max:
+            raise SettingsError(
+                f"--histospec.prefix_min must be at most --histospec.prefix_max ({self.prefix_max}), "
+                f"got {self.prefix_min}"
+            )
+
+
+@dataclass(frozen=True)
+class HistorySettings(Settings):
+    """History workers (RhymeRL, section 4.2): who keeps what was generated before."""
+
+    group: ClassVar[str] = "history"
+    title: ClassVar[str] = "History workers: Ray actors on CPU that keep and index each prompt's last responses."
+
+    workers: int = option(1, "History workers in the cluster; each owns a share of the prompts.", low=1, high=1024)
+    cpus_per_worker: float = option(
+        0.5, "CPUs that Ray reserves for each history worker (its threads are capped to match).", low=0, high=64
+    )
+    fetch_timeout_s: float = option(
+        10.0,
+        "Seconds an engine waits for a prompt's draft index, while it already generates; after that the prompt is "
+        "generated without drafts.",
+        low=0.1,
+        high=3600,
+    )
+
+
+@dataclass(frozen=True)
+class WeightSettings(Settings):
+    """How trained weights reach the engines (RhymeRL, section 4.2: weight buffers)."""
+
+    group: ClassVar[str] = "weights"
+    title: ClassVar[str] = "Weight buffer: how trained weights reach the rollout engines."
+
+    transport: str = option(
+        "buffer",
+        "'buffer' publishes numbered versions through Ray's object store and one shared-memory copy a node; "
+        "'openrlhf' uses OpenRLHF's own broadcast (NCCL or CUDA IPC; gloo without a GPU).",
+        choices=("buffer", "openrlhf"),
+    )
+    bucket_mb: int = option(512, "Size in MB of the pieces in which a weight version is published.", low=1, high=16384)
+    timeout_s: float = option(
+        600.0, "Seconds after which publishing or loading a weight version is given up.", low=1, high=86400
+    )
+
+
+@dataclass(frozen=True)
+class RunSettings(Settings):
+    """The run record and what the terminal shows."""
+
+    group: ClassVar[str] = "run"
+    title: ClassVar[str] = "Run record: where a run writes what it did, and what the terminal shows."
+
+    dir: str = option("", "Run directory; must be new or empty. If not given: runs/<date>-<time>-<name>.")
+    name: str = option("run", "Short name of the run, used in its directory's name.")
+    reproducible: bool = option(
+        False,
+        "Seed the prompt order and every request from --train.seed and order samples by prompt, so that two runs on "
+        "the same machine sample the same tokens (OpenRLHF itself seeds neither).",
+    )
+    progress: str = option(
+        "auto",
+        "'bars' for a terminal, 'lines' for a plain log, 'off'; 'auto' picks by whether the output is a terminal.",
+        choices=("auto", "bars", "lines", "off"),
+    )
+    worker_logs: bool = option(False, "Print the Ray workers' own output on the terminal too (it is always in logs/).")
+
+
+@dataclass(frozen=True)
+class CpuSettings(Settings):
+    """Only read on a machine without a GPU."""
+
+    group: ClassVar[str] = "cpu"
+    title: ClassVar[str] = "Without a GPU only (embedded model, trials): ignored where a GPU is."
+
+    kv_cache_mb: int = option(256, "KV cache of each engine in MB of host memory.", low=16, high=1048576)
+    dtype: str = option(
+        "bfloat16",
+        "Number format of policy and engines; 'float32' makes greedy decoding free of near ties.",
+        choices=("bfloat16", "float32"),
+    )
+
+
+@dataclass(frozen=True)
+class RhymeSettings:
+    """All settings of one run."""
+
+    histospec: HistoSpecSettings = field(default_factory=HistoSpecSettings)
+    history: HistorySettings = field(default_factory=HistorySettings)
+    weights: WeightSettings = field(default_factory=WeightSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    cpu: CpuSettings = field(default_factory=CpuSettings)
+
+    @classmethod
+    def from_namespace(cls, args: Any) -> RhymeSettings:
+        """Build from OpenRLHF's nested namespace (`args.histospec.enable`, ...). Raises SettingsError."""
+        groups = {}
+        for group in SETTINGS_CLASSES:
+            node = getattr(args, group.group)
+            names = [f.name for f in dataclasses.fields(group)]
+            groups[group.group] = from_mapping(group, {name: getattr(node, name) for name in names})
+        return cls(**groups)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Plain nested dictionary, as the run record writes it."""
+        return dataclasses.asdict(self)
+
+
+SETTINGS_CLASSES: tuple[type[Settings], ...] = (
+    HistoSpecSettings,
+    HistorySettings,
+    WeightSettings,
+    RunSettings,
+    CpuSettings,
+)

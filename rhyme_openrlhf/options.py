@@ -1,0 +1,126 @@
+"""How a settings dataclass becomes command-line options, and back.
+
+Invariants: an option exists exactly where a dataclass field declares it with `option()`; its flag is
+`--<group>.<field>`; its value is checked when the dataclass is built, whoever builds it (command line, API, test), and
+the error names the flag and the allowed range. Imports nothing but the standard library, so that the control plane
+can use it on a machine that has no training stack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+OPTION = "option"
+S = TypeVar("S", bound="Settings")
+
+
+class SettingsError(ValueError):
+    """A setting is out of its allowed range; the message names the flag, the range and the value."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field's flag says of itself: one teaching sentence, and the allowed values (None: any)."""
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] | None = None
+
+    def allowed(self) -> str:
+        """The allowed values in words, as errors and `--help` show them."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.low is not None and self.high is not None:
+            return f"from {self.low:g} to {self.high:g}"
+        if self.low is not None:
+            return f"at least {self.low:g}"
+        return "any value"
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """A dataclass field that is also a command-line option."""
+    return dataclasses.field(default=default, metadata={OPTION: Option(help, low, high, choices)})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Base of every settings dataclass: checks each field's type and range when built.
+
+    Subclasses set `group` (the flag prefix) and `title` (one line for `--help`), and may override `check` for rules
+    that tie two fields together.
+    """
+
+    group: ClassVar[str]
+    title: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            self._check_field(field, getattr(self, field.name))
+        self.check()
+
+    def check(self) -> None:
+        """Rules that tie fields together. Raises SettingsError."""
+
+    @classmethod
+    def flag(cls, field_name: str) -> str:
+        """The command-line flag of a field, e.g. `--histospec.window_max`."""
+        return f"--{cls.group}.{field_name}"
+
+    def _check_field(self, field: dataclasses.Field[Any], value: Any) -> None:
+        rule: Option = field.metadata[OPTION]
+        expected = type(field.default)
+        # An int is a fine float; a bool is never a fine int.
+        fits = isinstance(value, (int, float)) if expected is float else isinstance(value, expected)
+        if not fits or (isinstance(value, bool) and expected is not bool):
+            raise SettingsError(f"{self.flag(field.name)} must be {expected.__name__}, got {value!r}")
+        if rule.choices and value not in rule.choices:
+            raise SettingsError(f"{self.flag(field.name)} must be {rule.allowed()}, got {value!r}")
+        too_low = rule.low is not None and value < rule.low
+        too_high = rule.high is not None and value > rule.high
+        if too_low or too_high:
+            raise SettingsError(f"{self.flag(field.name)} must be {rule.allowed()}, got {value!r}")
+
+
+def add_options(parser: argparse.ArgumentParser, classes: tuple[type[Settings], ...]) -> None:
+    """Add every option of `classes` to `parser`, one titled argument group per class."""
+    for cls in classes:
+        group = parser.add_argument_group(f"rhyme: --{cls.group}.*", cls.title)
+        for field in dataclasses.fields(cls):
+            rule: Option = field.metadata[OPTION]
+            keywords: dict[str, Any] = {"default": field.default, "help": _help(rule, field.default)}
+            if isinstance(field.default, bool):
+                keywords["action"] = argparse.BooleanOptionalAction
+            else:
+                keywords["type"] = type(field.default)
+                keywords["choices"] = rule.choices
+                keywords["metavar"] = None if rule.choices else field.name.rsplit("_", 1)[-1].upper()
+            group.add_argument(cls.flag(field.name), **keywords)
+
+
+def _help(rule: Option, default: Any) -> str:
+    parts = [rule.help.replace("%", "%%")]
+    if rule.low is not None:
+        parts.append(f"Allowed: {rule.allowed()}.")
+    parts.append(f"Default: {default if default != '' else 'none'}.")
+    return " ".join(parts)
+
+
+def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
+    """Build `cls` from a flat mapping of field names; unknown names raise SettingsError."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise SettingsError(f"--{cls.group}.{unknown[0]} is no option; there are: {', '.join(sorted(known))}")
+    return cls(**values)

@@ -1,0 +1,1 @@
+"""Rollout engines: the subclassed vLLM Ray actor, the vLLM plug-ins, weight loading."""
