@@ -1,1 +1,1 @@
-"""What was generated before: each prompt's last responses, their rewards and lengths, and the index drafts come from."""
+"""What was generated before: each prompt's last responses, rewards and lengths, and the index drafts come from."""

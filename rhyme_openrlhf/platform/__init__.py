@@ -1,1 +1,29 @@
-"""What differs on a machine without a GPU. Nothing here may run where a GPU is: `install` fails loudly there."""
+"""What differs on a machine without a GPU, and nowhere else.
+
+`gpu_present()` decides once per process. Everything else in this package is for the answer "no": shims that let
+OpenRLHF import and run (`shims`), its strategy on gloo (`cpu_strategy`), its own weight broadcast on gloo
+(`gloo_sync`), engine arguments (`cpu_engine`), a correction of vLLM's CPU sampling (`cpu_sampling`) and a local Ray
+with pretended GPUs (`local_ray`). Invariant: each of these raises `PlatformError` when used where a GPU is.
+"""
+
+from __future__ import annotations
+
+import functools
+
+
+class PlatformError(RuntimeError):
+    """A part meant for machines without a GPU was used on one that has a GPU."""
+
+
+@functools.cache
+def gpu_present() -> bool:
+    """Whether this process sees a CUDA device (torch decides; asked once)."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def require_no_gpu(what: str) -> None:
+    """Raise PlatformError if a GPU is there: `what` is only for machines without one."""
+    if gpu_present():
+        raise PlatformError(f"{what} is only for machines without a GPU, but torch sees one here; do not use it.")

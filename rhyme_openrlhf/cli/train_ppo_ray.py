@@ -1,0 +1,54 @@
+"""`rhyme train`, and `python -m rhyme_openrlhf.cli.train_ppo_ray`: OpenRLHF's command with our flags beside its own."""
+
+from __future__ import annotations
+
+import sys
+
+from rhyme_openrlhf.cli import upstream
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.options import SettingsError
+
+BAD_INPUT = 2
+
+
+def main(argv: list[str]) -> int:
+    """Check `argv`, then train. Returns the exit code: 2 for bad input, before anything was started."""
+    try:
+        args = upstream.parse(argv)
+        settings = RhymeSettings.from_namespace(args)
+    except (upstream.ArgumentsError, SettingsError) as error:
+        return _refuse(error)
+
+    # Imported only now: --help and argument errors must not wait for torch and Ray.
+    from rhyme_openrlhf.cli import preflight
+    from rhyme_openrlhf.platform import PlatformError, gpu_present, shims
+    from rhyme_openrlhf.telemetry.run_directory import RunDirectoryError
+
+    changes: list[str] = []
+    try:
+        if not gpu_present():
+            from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
+
+            shims.install()
+            changes = adapt_arguments(args)
+        prompts = preflight.check(args)
+    except (PlatformError, preflight.PreflightError) as error:
+        return _refuse(error)
+    for change in changes:
+        print(change)
+
+    from rhyme_openrlhf.training.launch import LaunchError, run_training
+
+    try:
+        return run_training(args, settings, prompts.count, ["rhyme", "train", *argv])
+    except (LaunchError, RunDirectoryError) as error:
+        return _refuse(error)
+
+
+def _refuse(error: Exception) -> int:
+    print(f"rhyme train: error: {error}", file=sys.stderr)
+    return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""OpenRLHF's own command line, with our options beside it.
+
+OpenRLHF 0.11.2 builds its parser and checks its arguments inside the `if __name__ == "__main__":` block of
+`openrlhf/cli/train_ppo_ray.py`, and ends the block with `train(args)`. We run that very block, from the installed
+package, with two names replaced: `argparse.ArgumentParser` by one that adds our options before it parses, and `train`
+by one that hands the arguments back. So every flag, default, `--help` text and check is upstream's own.
+
+Invariants: nothing is started or imported beyond what upstream's checks need; `--help` imports no training library.
+Contract test: `tests/cli/test_upstream.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import os
+import types
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from rhyme_openrlhf.config import SETTINGS_CLASSES
+from rhyme_openrlhf.options import add_options
+
+MODULE = "openrlhf.cli.train_ppo_ray"
+
+DESCRIPTION = """\
+Train a language model with reinforcement learning (PPO, GRPO, REINFORCE++, RLOO, ...) on OpenRLHF, with rollouts sped
+up by their own history. Takes every option of openrlhf.cli.train_ppo_ray 0.11.2, with its name, default and meaning,
+and the options of the groups "rhyme: ..." at the end.
+
+A first run without a GPU:   rhyme demo
+Your OpenRLHF script:        replace openrlhf.cli.train_ppo_ray by rhyme_openrlhf.cli.train_ppo_ray"""
+
+
+class ArgumentsError(Exception):
+    """The arguments do not fit together, or OpenRLHF is not there; the message is one sentence for the user."""
+
+
+def main_block() -> list[ast.stmt]:
+    """The statements of upstream's `if __name__ == "__main__":` block.
+
+    Raises ArgumentsError when OpenRLHF is not installed or its module has no such block.
+    """
+    try:
+        spec = importlib.util.find_spec(MODULE)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None or spec.origin is None:
+        raise ArgumentsError("OpenRLHF is not installed: run `rhyme doctor` to see how to install it")
+    for statement in ast.parse(Path(spec.origin).read_text()).body:
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "__name__ == '__main__'":
+            return statement.body
+    raise ArgumentsError(f"{MODULE} has no main block: this is not the OpenRLHF version that is supported (0.11.2)")
+
+
+class TrainParser(argparse.ArgumentParser):
+    """Upstream's parser; adds our options right before it parses. `arguments` are what it parses."""
+
+    arguments: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        """Upstream makes its parser without arguments."""
+        super().__init__(
+            prog="rhyme train",
+            description=DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            # An abbreviated flag could come to mean another one with the next release on either side.
+            allow_abbrev=False,
+        )
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Add our options, then parse `arguments`."""
+        add_options(self, SETTINGS_CLASSES)
+        return super().parse_args(list(self.arguments), namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """One sentence instead of the usage of 150 options."""
+        self.exit(2, f"rhyme train: error: {message}\n(rhyme train --help shows every option)\n")
+
+
+def parse(argv: Sequence[str]) -> SimpleNamespace:
+    """Parse and check `argv` as upstream does; returns its nested namespace, with ours in it.
+
+    Raises ArgumentsError with upstream's own words when one of its checks fails; exits as argparse does for unknown
+    options and `--help`.
+    """
+    received: list[SimpleNamespace] = []
+    parser = type("BoundTrainParser", (TrainParser,), {"arguments": tuple(argv)})
+    replaced = types.SimpleNamespace(**{**vars(argparse), "ArgumentParser": parser})
+    names = {"argparse": replaced, "os": os, "datetime": datetime, "train": received.append, "__name__": "__main__"}
+    block = ast.Module(body=main_block(), type_ignores=[])
+    try:
+        exec(compile(block, MODULE, "exec"), names)
+    except AssertionError as error:
+        raise ArgumentsError(str(error) or "a check of OpenRLHF's failed without a message") from error
+    (args,) = received
+    return args

@@ -1,0 +1,40 @@
+"""Names of prompts, and which history worker keeps which prompt.
+
+Invariants: the key of a prompt is the same in every process, run and Python version; so is its owner. Growing from n
+to n + 1 workers moves prompts only to the new worker, about one in n + 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+# 128 bits: two of a billion prompts share a key with a probability below 1e-20.
+KEY_BYTES = 16
+# Constants of the generator in jump consistent hashing (Lamping and Veach 2014, arXiv:1406.2294, figure 1).
+JUMP_MULTIPLIER = 2862933555777941757
+JUMP_RANGE = 1 << 31
+HASH_MASK = (1 << 64) - 1
+
+
+def prompt_key(prompt: str, datasource: str = "") -> str:
+    """The key (32 hexadecimal digits) of a prompt's text within its data source."""
+    source = datasource.encode("utf-8", "surrogatepass")
+    # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+    text = len(source).to_bytes(8, "little") + source + prompt.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=KEY_BYTES).hexdigest()
+
+
+def owner(key: str, workers: int) -> int:
+    """The history worker, from 0 to `workers` - 1, that keeps the prompt of this key.
+
+    Jump consistent hashing (Lamping and Veach 2014). Raises ValueError for fewer than one worker.
+    """
+    if workers < 1:
+        raise ValueError(f"there must be at least one history worker, got {workers}")
+    state = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+    worker, following = 0, 0
+    while following < workers:
+        worker = following
+        state = (state * JUMP_MULTIPLIER + 1) & HASH_MASK
+        following = (worker + 1) * JUMP_RANGE // ((state >> 33) + 1)
+    return worker

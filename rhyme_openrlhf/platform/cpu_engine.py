@@ -1,0 +1,35 @@
+"""vLLM engine arguments on a machine without a GPU.
+
+Checked against vLLM 0.29.0's CPU build: the KV cache is sized in bytes, there is no sleep mode, tensor parallelism
+runs in local processes (the Ray executor asks for a device key that the CPU platform lacks).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rhyme_openrlhf.config import CpuSettings
+from rhyme_openrlhf.platform import require_no_gpu
+
+
+def cpu_engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> dict[str, Any]:
+    """OpenRLHF's keyword arguments for an engine, changed where the CPU build needs it.
+
+    Also sets, for the processes vLLM is about to start, how its threads are bound: one core for each tensor-parallel
+    rank (its own "auto" asserts when ranks outnumber NUMA nodes).
+    """
+    require_no_gpu("cpu_engine_arguments")
+    ranks = arguments.get("tensor_parallel_size", 1)
+    changed = dict(
+        arguments,
+        dtype=settings.dtype,
+        kv_cache_memory_bytes=settings.kv_cache_mb * 1024**2,
+        enable_sleep_mode=False,
+        distributed_executor_backend="mp" if ranks > 1 else "uni",
+        bundle_indices=None,
+    )
+    cores = os.cpu_count() or 1
+    binding = "|".join(str(rank % cores) for rank in range(ranks)) if ranks > 1 else "nobind"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
+    return changed

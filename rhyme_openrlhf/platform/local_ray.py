@@ -1,0 +1,43 @@
+"""A Ray cluster on this machine alone, with pretended GPUs.
+
+OpenRLHF asks Ray for bundles of {"GPU": 1, "CPU": 1}. Without a GPU, "GPU" is a mere scheduling resource, so Ray is
+started with as many as the run needs. Invariant: never used on a machine that has a GPU, nor to change an existing
+cluster: with RAY_ADDRESS set, that cluster is used as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from rhyme_openrlhf.platform import require_no_gpu
+
+# Enough for the sequences and experience of small runs; weights of the embedded model are 4 MB, of SmolLM2 270 MB.
+OBJECT_STORE_BYTES = 1024**3
+
+# What every process of the run needs where there is no GPU.
+CPU_ENVIRONMENT = {
+    "DS_ACCELERATOR": "cpu",
+    # vLLM and torch each start one thread per core and process by default; two engines and a trainer on a small
+    # machine then spend their time switching.
+    "OMP_NUM_THREADS": "1",
+    # With eager models all that is left to compile are small sampling functions, which takes longer (16 s at first
+    # use) than it saves.
+    "TORCH_COMPILE_DISABLE": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def start_local_ray(pretended_gpus: int, cpus: int, runtime_env: dict[str, Any], log_to_driver: bool) -> Any:
+    """Start Ray on this machine with `pretended_gpus` scheduling slots named GPU; returns Ray's context."""
+    require_no_gpu("a Ray cluster with pretended GPUs")
+    return ray.init(
+        num_cpus=cpus,
+        num_gpus=pretended_gpus,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=log_to_driver,
+        runtime_env=runtime_env,
+    )

@@ -1,0 +1,211 @@
+"""Our rollout engine: OpenRLHF's vLLM actor with drafts from history, numbered weights and a record of its time.
+
+Invariants:
+- Every request carries the weight version it was started with as vLLM's `cache_salt`: no KV block made by one
+  version is ever found by a request of another. A request that would start while weights load waits for the new ones.
+- Weights are loaded only while no sample runs; with partial rollout the engine is paused instead, its KV cache
+  dropped, and every running sample recomputes it with the new weights (its response then spans two versions).
+- History never delays a sample: its index is installed while the sample already runs, and a history worker that is
+  slow, full or dead only means no drafts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.history.keys import prompt_key
+from rhyme_openrlhf.rollout.seeded_engine import SeededRolloutActor  # first: installs the shims where needed
+
+import ray  # isort: skip
+from openrlhf.utils.vlm_utils import dedup_media_tokens  # isort: skip
+from vllm import RequestOutput, SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+from vllm.utils import random_uuid
+
+from rhyme_openrlhf.rollout import engine_core_channel
+from rhyme_openrlhf.rollout.history_feed import HistoryFeed
+from rhyme_openrlhf.rollout.scheduler import PROMPT_KEY, SETTINGS_KEY
+from rhyme_openrlhf.rollout.timeline import EngineTimeline
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training.seeding import current_sample
+from rhyme_openrlhf.training.weight_buckets import Segment
+
+SCHEDULER = "rhyme_openrlhf.rollout.scheduler"
+PROPOSER = "rhyme_openrlhf.rollout.proposer.NullProposer"
+
+
+class WeightLoadError(RuntimeError):
+    """An engine was told to load weights at a moment when it must not, or could not load them."""
+
+
+def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
+    """vLLM engine arguments that plug our scheduler in, with or without speculation."""
+    if not rhyme.histospec.enable:
+        return {"scheduler_cls": f"{SCHEDULER}.metered_scheduler"}
+    return {
+        "scheduler_cls": f"{SCHEDULER}.HistoryScheduler",
+        "additional_config": {SETTINGS_KEY: rhyme.to_dict()["histospec"]},
+        "speculative_config": {
+            "method": "custom_class",
+            "model": PROPOSER,
+            "num_speculative_tokens": rhyme.histospec.window_max,
+        },
+    }
+
+
+class RhymeRolloutActor(SeededRolloutActor):
+    """One vLLM engine of a run. `index` is its number; `history_workers` are Ray actor handles (may be empty)."""
+
+    # Ray awaits an actor's constructor; upstream's is one too.
+    async def __init__(  # type: ignore[misc]
+        self, *args: Any, rhyme: RhymeSettings, index: int, history_workers: list[Any], **kwargs: Any
+    ) -> None:
+        self.index = index
+        self.weight_version = 0
+        self._running: dict[str, list[tuple[int, int]]] = {}
+        self._may_start = asyncio.Event()
+        self._may_start.set()
+        self._reported = EngineCounters()
+        self._prompts_in_flight: Counter[str] = Counter()
+        self._timeline = EngineTimeline(time.time())
+        kwargs.update(speculation_arguments(rhyme))
+        await super().__init__(*args, rhyme=rhyme, **kwargs)
+        workers = history_workers if rhyme.histospec.enable else []
+        self._history = HistoryFeed(workers, self.call_scheduler, rhyme.history.fetch_timeout_s)
+
+    async def call_scheduler(self, method: str, *arguments: Any) -> Any:
+        """Call a method of this engine's scheduler (rollout/scheduler.py)."""
+        return await engine_core_channel.call_scheduler(self.llm, method, *arguments)
+
+    async def generate_responses(self, prompt: str, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        """The responses to one prompt, as upstream, with the prompt's history installed beside."""
+        key = prompt_key(prompt)
+        self._prompts_in_flight[key] += 1
+        feeding = asyncio.create_task(self._history.install(key))
+        try:
+            return await super().generate_responses(prompt, *args, **kwargs)
+        finally:
+            # A worker that has not answered by now is too late for this prompt; the samples do not wait for it.
+            feeding.cancel()
+            await asyncio.wait([feeding])
+            self._prompts_in_flight[key] -= 1
+            if not self._prompts_in_flight[key]:
+                del self._prompts_in_flight[key]
+                await self._history.forget(key)
+
+    async def generate(
+        self, prompt_token_ids: list[int], sampling_params: SamplingParams, multi_modal_data: Any = None
+    ) -> RequestOutput:
+        """One request to the engine. Same contract as upstream's method, which it replaces.
+
+        Only the final output is built (upstream has vLLM build one after every step and drops all but the last).
+        """
+        await self._may_start.wait()
+        if multi_modal_data and self._mm_pad_token_ids:
+            prompt_token_ids = dedup_media_tokens(prompt_token_ids, self._mm_pad_token_ids)
+        prompt = TokensPrompt(prompt_token_ids=prompt_token_ids, cache_salt=f"weights-{self.weight_version}")
+        if multi_modal_data:
+            prompt["multi_modal_data"] = multi_modal_data
+        parameters = sampling_params.clone()
+        parameters.output_kind = RequestOutputKind.FINAL_ONLY
+        self.seed_request(parameters, len(prompt_token_ids))
+        identity = current_sample.get()
+        if identity is not None:
+            parameters.extra_args = {**(parameters.extra_args or {}), PROMPT_KEY: prompt_key(identity.prompt)}
+        request_id = random_uuid()
+        self._started(request_id)
+        try:
+            # FINAL_ONLY: there is exactly one.
+            outputs = [output async for output in self.llm.generate(prompt, parameters, request_id=request_id)]
+            return outputs[-1]
+        finally:
+            self._ended(request_id)
+
+    def _started(self, request_id: str) -> None:
+        if not self._running:
+            self._timeline.enter("generate", time.time(), self.weight_version)
+        self._running[request_id] = [(self.weight_version, 0)]
+
+    def _ended(self, request_id: str) -> None:
+        del self._running[request_id]
+        if not self._running:
+            self._timeline.enter("idle", time.time(), self.weight_version)
+
+    # --- weights
+
+    async def load_weights(self, segment: Segment) -> float:
+        """Load a weight version; returns the seconds it took.
+
+        Raises WeightLoadError when samples run (and the engine is not paused for partial rollout), or when a worker
+        reports another version than asked for.
+        """
+        if self._running and self._may_start.is_set():
+            raise WeightLoadError(
+                f"engine {self.index} was told to load weight version {segment.version} while "
+                f"{len(self._running)} samples run with version {self.weight_version}"
+            )
+        started = time.time()
+        self._timeline.enter("sync", started, self.weight_version)
+        was_open = self._may_start.is_set()
+        self._may_start.clear()
+        try:
+            versions = await self.llm.collective_rpc("rhyme_load_weights", args=(segment.to_plain(),))
+            if set(versions) != {segment.version}:
+                raise WeightLoadError(f"engine {self.index} loaded {versions} instead of version {segment.version}")
+            await self.llm.reset_prefix_cache()
+            self.weight_version = segment.version
+        finally:
+            if was_open:
+                self._may_start.set()
+            self._timeline.enter("generate" if self._running else "idle", time.time(), self.weight_version)
+        return time.time() - started
+
+    async def pause_generation(self) -> None:
+        """Freeze running samples and drop their KV cache; new ones wait (partial rollout, before a weight load)."""
+        self._may_start.clear()
+        await super().pause_generation()
+
+    async def resume_generation(self) -> None:
+        """Go on after `pause_generation`; frozen samples recompute their KV cache with the weights now loaded."""
+        await super().resume_generation()
+        self._may_start.set()
+
+    def set_weight_version(self, version: int) -> None:
+        """Note the version that OpenRLHF's own broadcast just brought (`--weights.transport openrlhf`)."""
+        self.weight_version = version
+
+    def get_weight_version(self) -> int:
+        """The version of the weights this engine runs."""
+        return self.weight_version
+
+    # --- what the run record asks
+
+    async def progress(self) -> dict[str, int | float]:
+        """Counters since the last rollout report."""
+        return (await self._totals() - self._reported).to_dict()
+
+    async def _totals(self) -> EngineCounters:
+        return EngineCounters.from_dict(await self.call_scheduler("read_counters"))
+
+    async def rollout_report(self, rollout_start: float, rollout_end: float) -> dict[str, Any]:
+        """What this engine did since the last report: counters, timeline, weight version, problems (sentences).
+
+        Times are unix seconds of the rollout stage; idle time within it gets its cause.
+        """
+        totals = await self._totals()
+        done, self._reported = totals - self._reported, totals
+        return {
+            "counters": done.to_dict(),
+            "intervals": self._timeline.take(rollout_start, rollout_end),
+            "weight_version": self.weight_version,
+            "problems": self._history.take_problems(),
+        }
+
+    def node_id(self) -> str:
+        """The Ray node this engine runs on."""
+        return ray.get_runtime_context().get_node_id()

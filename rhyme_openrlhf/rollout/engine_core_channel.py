@@ -1,0 +1,31 @@
+"""A patch: one method on vLLM's EngineCore, so that an engine's owner can call its scheduler.
+
+vLLM offers `call_utility(name, *args)` from the driver to methods of EngineCore, and no way to reach the scheduler.
+Importing this module (the scheduler plug-in does, in the engine-core process) adds `EngineCore.rhyme_scheduler`.
+Checked against vLLM 0.29.0 `v1/engine/core.py`; contract test: `tests/rollout/test_engine_core_channel.py`.
+
+Invariant: only methods named in the scheduler's `CALLABLE` can be called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.engine.core import EngineCore
+
+METHOD = "rhyme_scheduler"
+
+
+def _call_scheduler(self: EngineCore, method: str, arguments: list) -> Any:
+    """Call `method(*arguments)` of this engine's scheduler; raises ValueError for a method it does not offer."""
+    if method not in getattr(self.scheduler, "CALLABLE", ()):
+        raise ValueError(f"{type(self.scheduler).__name__} offers no method {method!r} to its engine's owner")
+    return getattr(self.scheduler, method)(*arguments)
+
+
+setattr(EngineCore, METHOD, _call_scheduler)
+
+
+async def call_scheduler(llm: Any, method: str, *arguments: Any) -> Any:
+    """Call a scheduler method from the process that owns the engine (`llm` is a vLLM AsyncLLM)."""
+    return await llm.engine_core.call_utility_async(METHOD, method, list(arguments))

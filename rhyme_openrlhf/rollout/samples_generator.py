@@ -1,0 +1,165 @@
+"""OpenRLHF's samples generator, which also records each rollout stage.
+
+Which prompts are drawn, and to which engine each goes, is upstream's. Checked against OpenRLHF 0.11.2
+`trainer/ppo_utils/samples_generator.py`. Invariant: recording never waits for an engine that generates longer than
+one poll, and never changes a sample.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from typing import Any
+
+import ray
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+
+from rhyme_openrlhf.telemetry.events import (
+    EngineInterval,
+    EngineStep,
+    Note,
+    RolloutFinished,
+    RolloutProgress,
+    RolloutStarted,
+)
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training.recorder import RunServices
+
+SOURCE = "rollout"
+# How often a running rollout is looked at, and how long one look may take before it is given up.
+POLL_SECONDS = 1.0
+POLL_TIMEOUT_SECONDS = 10.0
+# A report asks an engine's scheduler for its counters, which it answers between two steps.
+REPORT_TIMEOUT_SECONDS = 120.0
+
+
+class RhymeSamplesGenerator(SamplesGenerator):
+    """Upstream's generator; `step` is the last training step it generated for."""
+
+    def __init__(self, *args: Any, services: RunServices, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.services = services
+        self.step = 0
+        self.seconds = 0.0
+        self._stage: RolloutWatch | None = None
+        self._evaluating = False
+
+    def generate_eval_samples(self, **generate_kwargs: Any) -> list[Any]:
+        """Samples of the evaluation prompts, as upstream; they are no rollout stage."""
+        self._evaluating = True
+        try:
+            return super().generate_eval_samples(**generate_kwargs)
+        finally:
+            self._evaluating = False
+
+    def generate_samples(self, **generate_kwargs: Any) -> tuple[list[Any], float | None, int, bool]:
+        """The samples of one training step, as upstream, with the stage's events.
+
+        Upstream also calls this once more when the epoch's prompts are used up; then nothing is dispatched.
+        """
+        result = super().generate_samples(**generate_kwargs)
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage.stop()
+            self.seconds = stage.ended - stage.started
+        if result[0]:
+            self.step += 1
+            if stage is not None:
+                self._record_stage(stage, result[0])
+        return result
+
+    def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
+        if self._stage is None and not self._evaluating:
+            step = self.step + 1
+            samples = len(prompts) * self.args.rollout.n_samples_per_prompt
+            self.services.record(RolloutStarted(step, self.services.epoch_of(step), len(prompts), samples), SOURCE)
+            self._stage = RolloutWatch(self.vllm_engines, self.services, step, samples)
+        return super()._dispatch_prompts_to_vllm(prompts, labels, **kwargs)
+
+    def _record_stage(self, stage: RolloutWatch, samples: list[Any]) -> None:
+        step, epoch = self.step, self.services.epoch_of(self.step)
+        started, ended = stage.started, stage.ended
+        reports = ray.get(
+            [engine.rollout_report.remote(started, ended) for engine in self.vllm_engines],
+            timeout=REPORT_TIMEOUT_SECONDS,
+        )
+        for engine, report in enumerate(reports):
+            counters = EngineCounters.from_dict(report["counters"])
+            self.services.record(EngineStep(step, engine, counters, report["weight_version"]), SOURCE)
+            for interval in report["intervals"]:
+                self.services.record(
+                    EngineInterval(
+                        engine,
+                        interval.state,
+                        interval.start,
+                        interval.end,
+                        step,
+                        interval.weight_version,
+                        interval.cause,
+                    ),
+                    SOURCE,
+                )
+            for problem in report["problems"]:
+                self.services.record(Note("warning", f"engine {engine}: {problem}"), SOURCE)
+        lengths = [int(sample.response_length.item()) for sample in samples]
+        rewards = [sample.rewards.item() for sample in samples if sample.rewards is not None]
+        self.services.record(
+            RolloutFinished(
+                step=step,
+                epoch=epoch,
+                seconds=ended - started,
+                samples=len(samples),
+                response_tokens=sum(lengths),
+                reward_mean=statistics.fmean(rewards) if rewards else None,
+                length_mean=statistics.fmean(lengths),
+                length_median=float(statistics.median(lengths)),
+                # The smallest length that at least 95 % of the samples do not exceed.
+                length_p95=float(sorted(lengths)[-(-len(lengths) * 95 // 100) - 1]),
+                length_max=max(lengths),
+                truncated=sum(bool(sample.truncated.item()) for sample in samples),
+            ),
+            SOURCE,
+        )
+
+
+class RolloutWatch:
+    """One rollout stage: looks at the engines about once a second, from now until `stop`, and records how far it is."""
+
+    def __init__(self, engines: list[Any], services: RunServices, step: int, samples_total: int) -> None:
+        self._engines = engines
+        self._services = services
+        self._step = step
+        self._samples_total = samples_total
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
+        self.started = self.ended = time.time()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The stage is over."""
+        self.ended = time.time()
+        self._stop.set()
+        self._thread.join(POLL_TIMEOUT_SECONDS + POLL_SECONDS)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            try:
+                done = self._look()
+            except (ray.exceptions.RayError, TimeoutError):
+                # The rollout itself meets the same engine and reports what is wrong with it.
+                continue
+            progress = RolloutProgress(
+                self._step,
+                done.finished_samples,
+                self._samples_total,
+                done.response_tokens,
+                time.time() - self.started,
+                done.drafted,
+                done.accepted,
+            )
+            self._services.record(progress, SOURCE)
+
+    def _look(self) -> EngineCounters:
+        answers = ray.get([engine.progress.remote() for engine in self._engines], timeout=POLL_TIMEOUT_SECONDS)
+        return sum((EngineCounters.from_dict(answer) for answer in answers), EngineCounters())

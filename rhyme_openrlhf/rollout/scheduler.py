@@ -1,0 +1,161 @@
+"""vLLM scheduler plug-ins: counting what an engine does, and drafting from history.
+
+`metered_scheduler` is what vLLM's `scheduler_cls` names when speculation is off: vLLM's own scheduler, plain or
+async as vLLM chose, plus counters. `HistoryScheduler` also fills each request's draft tokens between two steps
+(speculation makes vLLM schedule synchronously, so the scheduler knows every token by then).
+
+Invariants: scheduling decisions are vLLM's own; a draft only ever proposes, vLLM's rejection sampler decides; a
+request without history gets an empty draft. Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.history.index import IndexBufferError
+from rhyme_openrlhf.rollout import engine_core_channel  # noqa: F401  (adds the channel to this process's EngineCore)
+from rhyme_openrlhf.rollout.step_meter import Emitted, StepMeter, VerifiedDraft, verified_drafts
+from rhyme_openrlhf.speculation.drafter import HistoryDrafter
+
+# Key in SamplingParams.extra_args under which a request names its prompt, and key of our settings in vLLM's
+# additional_config.
+PROMPT_KEY = "rhyme_prompt_key"
+SETTINGS_KEY = "rhyme_histospec"
+
+
+class Metering(Scheduler):
+    """Counts, for every step, what was decoded, drafted and accepted. Mixed into vLLM's scheduler classes."""
+
+    CALLABLE: tuple[str, ...] = ("read_counters", "output_lengths")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.meter = StepMeter()
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        output = super().schedule(*args, **kwargs)
+        output.rhyme_started = started
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        before = {
+            request_id: self.requests[request_id].num_output_tokens
+            for request_id in scheduler_output.num_scheduled_tokens
+            if request_id in self.requests
+        }
+        sampled = model_runner_output.sampled_token_ids
+        verified = verified_drafts(
+            scheduler_output.scheduled_spec_decode_tokens,
+            {request: len(sampled[i]) for request, i in model_runner_output.req_id_to_index.items()} if sampled else {},
+        )
+        # Before vLLM's own update, which forgets the requests that this step finishes.
+        for draft in verified:
+            if draft.request in before:
+                self.on_verified(draft)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        emitted = {
+            output.request_id: Emitted(len(output.new_token_ids), output.finish_reason is not None)
+            for client in outputs.values()
+            for output in client.outputs
+        }
+        seconds = time.perf_counter() - scheduler_output.rhyme_started
+        self.meter.record_step(before, scheduler_output.num_scheduled_tokens, verified, emitted, seconds)
+        return outputs
+
+    def on_verified(self, draft: VerifiedDraft) -> None:
+        """Called for each draft that a step verified, while its request is still known."""
+
+    def read_counters(self) -> dict[str, int | float]:
+        """Everything this engine did since it started, as EngineCounters' fields."""
+        return self.meter.counters()
+
+    def output_lengths(self) -> dict[str, int]:
+        """Response tokens so far of each unfinished request."""
+        return {request_id: request.num_output_tokens for request_id, request in self.requests.items()}
+
+
+class MeteredScheduler(Metering, Scheduler):
+    """vLLM's scheduler with counters."""
+
+
+class MeteredAsyncScheduler(Metering, AsyncScheduler):
+    """vLLM's asynchronous scheduler with counters."""
+
+
+def metered_scheduler(vllm_config: Any, **kwargs: Any) -> Scheduler:
+    """vLLM's own choice of scheduler, with counters (named as `scheduler_cls`; vLLM calls it like a class)."""
+    cls = MeteredAsyncScheduler if vllm_config.scheduler_config.async_scheduling else MeteredScheduler
+    return cls(vllm_config=vllm_config, **kwargs)
+
+
+class HistoryScheduler(Metering, Scheduler):
+    """Drafts from the history of each request's prompt (RhymeRL, sections 5.2 to 5.4)."""
+
+    CALLABLE = (*Metering.CALLABLE, "install_history", "forget_history")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.histospec = HistoSpecSettings(**self.vllm_config.additional_config[SETTINGS_KEY])
+        self.drafter = HistoryDrafter(self.histospec)
+
+    def install_history(self, prompt_key: str, path: str) -> str:
+        """Map the draft index at `path` for the requests of `prompt_key`; the file may be removed afterwards.
+
+        Returns "" or, when the index is refused, one sentence that says why (the prompt then runs without drafts).
+        """
+        try:
+            self.drafter.install(prompt_key, np.memmap(Path(path), dtype=np.uint8, mode="r"))
+        except (IndexBufferError, OSError, ValueError) as error:
+            return f"draft index of prompt {prompt_key} refused: {error}"
+        return ""
+
+    def forget_history(self, prompt_key: str) -> None:
+        """Drop the draft index of a prompt that has no request left."""
+        self.drafter.forget(prompt_key)
+
+    def add_request(self, request: Any) -> None:
+        is_new = request.request_id not in self.requests
+        super().add_request(request)
+        if is_new:
+            parameters = request.sampling_params
+            extra = (parameters.extra_args if parameters else None) or {}
+            self.drafter.start(request.request_id, extra.get(PROMPT_KEY))
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Replace the worker's (empty) drafts by ours, for each request that is decoding."""
+        started = time.perf_counter()
+        for request_id in draft_token_ids.req_ids:
+            request = self.requests.get(request_id)
+            if request is None or request.is_finished():
+                continue
+            request.spec_token_ids = [] if request.is_prefill_chunk else self._draft(request)
+        self.meter.add_draft_seconds(time.perf_counter() - started)
+
+    def _draft(self, request: Any) -> list[int]:
+        # A draft of n tokens yields up to n + 1: leave room for that one below both limits.
+        room = min(
+            self.num_spec_tokens,
+            self.max_model_len - request.num_tokens - 1,
+            request.max_tokens - request.num_output_tokens - 1,
+        )
+        if room <= 0:
+            return []
+        draft = self.drafter.draft(request.request_id, request.all_token_ids[-self.histospec.prefix_max :], room)
+        if draft and self.structured_output_manager.should_advance(request):
+            return request.structured_output_request.grammar.validate_tokens(draft)
+        return draft
+
+    def on_verified(self, draft: VerifiedDraft) -> None:
+        self.drafter.record(draft.request, draft.drafted, draft.accepted)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.drafter.finish(request.request_id)
+        return super()._free_request(request, *args, **kwargs)

@@ -1,0 +1,64 @@
+"""What is added to vLLM's worker processes: loading a weight version from shared memory.
+
+vLLM mixes this class into its Worker (`worker_extension_cls`) and calls its methods by `collective_rpc`. OpenRLHF's
+own extension is the base, so its NCCL and CUDA IPC paths stay available. Checked against vLLM 0.29.0.
+
+Invariants: a version is loaded whole or the call raises; the worker maps the file, so engines of one node share one
+copy in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rhyme_openrlhf.platform import gpu_present, shims
+
+if not gpu_present():
+    shims.install()
+
+import torch
+from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
+
+from rhyme_openrlhf.training.weight_buckets import Segment
+
+if gpu_present():
+    _Base: Any = WorkerWrap
+else:
+    from rhyme_openrlhf.platform import cpu_sampling
+    from rhyme_openrlhf.platform.gloo_sync import GlooWorkerWrap
+
+    _Base = GlooWorkerWrap
+    cpu_sampling.apply()
+
+
+class WorkerExtension(_Base):
+    """OpenRLHF's worker extension plus the weight buffer."""
+
+    def rhyme_load_weights(self, plain_segment: list[Any]) -> int:
+        """Load a weight version (`Segment.to_plain()`) into this worker's shard of the model; returns the version.
+
+        Raises RuntimeError when the segment lacks a parameter that the model has.
+        """
+        segment = Segment.from_plain(plain_segment)
+        runner = self.model_runner
+        expected = {name for name, _ in runner.get_model().named_parameters()}
+        if gpu_present():
+            loaded = runner.model.load_weights(segment_tensors(segment))
+            missing = expected - set(loaded) if loaded is not None else set()
+            if missing:
+                raise RuntimeError(f"weight version {segment.version} lacks {len(missing)} parameters: {min(missing)}")
+            torch.cuda.synchronize()
+        else:
+            # vLLM's CPU linear layers repack their weight at load and drop the original; only a reload restores it.
+            runner.reload_weights(weights_iterator=segment_tensors(segment))
+        return segment.version
+
+
+def segment_tensors(segment: Segment) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter of a segment as a view into the mapped file (read only: copy before writing)."""
+    data = torch.from_file(segment.path, shared=False, size=segment.nbytes, dtype=torch.uint8)
+    for entry in segment.entries:
+        parameter = entry.parameter
+        raw = data[entry.offset : entry.offset + parameter.nbytes]
+        yield parameter.name, raw.view(getattr(torch, parameter.dtype)).view(parameter.shape)

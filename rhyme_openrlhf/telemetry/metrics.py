@@ -1,0 +1,186 @@
+"""What an engine counts, and the figures that are made of the counts.
+
+Every figure that this project prints, stores or plots is computed here, with the definitions of docs/architecture.md
+("Words"), so that the command line, the API and the documentation cannot disagree; `describe()` gives the wording.
+
+Invariants: counters are plain sums, so those of engines and of steps add up, and the difference of two snapshots is
+what happened in between. A figure is None when its denominator is 0: nothing happened, which is not the same as 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+MS_PER_SECOND = 1000.0
+
+# Bubble time whose writer gave no cause. Every bubble should have one, so a share under this name is a defect to find.
+UNEXPLAINED = "unexplained"
+
+
+class CountersError(ValueError):
+    """A counter is missing or not a number; `field` is its name."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"counter {field!r} {problem}")
+        self.field = field
+
+
+@dataclass(frozen=True)
+class EngineCounters:
+    """What one engine did over some stretch of time. Counts, except those in seconds."""
+
+    response_tokens: int = 0
+    """Tokens of responses, as the trainer will see them (nothing after a stop token or the length limit)."""
+    decode_tokens: int = 0
+    """Response tokens that decode steps emitted: all but each sample's first, which its prefill emits."""
+    decode_steps: int = 0
+    """Forward passes that decoded at least one sample."""
+    sample_steps: int = 0
+    """Sum over the decode steps of the samples that each decoded."""
+    prompt_tokens: int = 0
+    """Prompt tokens that were prefilled: those found in the prefix cache do not count."""
+    drafts: int = 0
+    """Drafts (one sample, one decode step) with at least one token that were verified."""
+    drafted: int = 0
+    """Draft tokens proposed."""
+    accepted: int = 0
+    """Draft tokens accepted that became response tokens (accepted ones behind a stop token do not count)."""
+    busy_seconds: float = 0.0
+    """Time in forward passes, prefill and decode alike, with all that surrounds them."""
+    draft_seconds: float = 0.0
+    """The part of the busy time in which drafts were looked up."""
+    finished_samples: int = 0
+
+    def __add__(self, other: EngineCounters) -> EngineCounters:
+        return EngineCounters(*(getattr(self, n) + getattr(other, n) for n in COUNTER_NAMES))
+
+    def __sub__(self, other: EngineCounters) -> EngineCounters:
+        return EngineCounters(*(getattr(self, n) - getattr(other, n) for n in COUNTER_NAMES))
+
+    def to_dict(self) -> dict[str, int | float]:
+        """Counter name -> value."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EngineCounters:
+        """Build from what `to_dict` gave. Names it does not know are skipped: a newer writer.
+
+        Raises CountersError when a counter is missing or is not a number of its kind.
+        """
+        counters: dict[str, Any] = {}
+        for name in COUNTER_NAMES:
+            if name not in values:
+                raise CountersError(name, "is missing")
+            counters[name] = _as_seconds(values[name], name) if name in SECONDS else _as_count(values[name], name)
+        return cls(**counters)
+
+
+SECONDS = ("busy_seconds", "draft_seconds")
+COUNTER_NAMES: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(EngineCounters))
+
+
+def _as_count(value: object, name: str) -> int:
+    # numbers.Integral also takes NumPy's integers; bool is one too, but a truth value is never a count.
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise CountersError(name, f"must be an integer, got {value!r}")
+    return int(value)
+
+
+def _as_seconds(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise CountersError(name, f"must be a number, got {value!r}")
+    try:
+        seconds = float(value)
+    except OverflowError as error:
+        raise CountersError(name, "is too large for a float") from error
+    if not math.isfinite(seconds):
+        raise CountersError(name, f"must be finite, got {value!r}")
+    return seconds
+
+
+class Interval(Protocol):
+    """A stretch of one engine's time (`telemetry.events.EngineInterval`); those of one engine do not overlap."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def cause(self) -> str: ...
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+
+
+def speculation_rate(counters: EngineCounters) -> float | None:
+    """Share of the response tokens that came from accepted drafts, 0 to 1."""
+    return _ratio(counters.accepted, counters.response_tokens)
+
+
+def acceptance_rate(counters: EngineCounters) -> float | None:
+    """Share of the proposed draft tokens that were accepted, 0 to 1."""
+    return _ratio(counters.accepted, counters.drafted)
+
+
+def tokens_per_step(counters: EngineCounters) -> float | None:
+    """Tokens that one running sample gets from one decode step: 1.0 without speculation."""
+    return _ratio(counters.decode_tokens, counters.sample_steps)
+
+
+def decode_step_ms(counters: EngineCounters) -> float | None:
+    """Busy milliseconds per decode step; prefills are part of the busy time."""
+    return _ratio(counters.busy_seconds * MS_PER_SECOND, counters.decode_steps)
+
+
+def tokens_per_second(tokens: int, seconds: float) -> float | None:
+    """Response tokens per second of the rollout stage, over all engines."""
+    return _ratio(tokens, seconds)
+
+
+def bubble_seconds(intervals: Iterable[Interval]) -> dict[str, float]:
+    """Engine seconds with nothing to run, by cause.
+
+    An engine that loads weights or switches its layout runs nothing either: its state is the cause.
+    """
+    seconds: dict[str, float] = {}
+    for interval in intervals:
+        if interval.state == "generate":
+            continue
+        cause = (interval.cause or UNEXPLAINED) if interval.state == "idle" else interval.state
+        seconds[cause] = seconds.get(cause, 0.0) + interval.end - interval.start
+    return seconds
+
+
+def bubble_fraction(intervals: Iterable[Interval], engines: int, rollout_seconds: float) -> float | None:
+    """Share of the engines' time in the rollout stage that is bubble, 0 to 1.
+
+    `intervals` must be cut to the rollout stage (of `rollout_seconds`) already.
+    """
+    return _ratio(sum(bubble_seconds(intervals).values()), engines * rollout_seconds)
+
+
+def describe() -> dict[str, str]:
+    """Name of each figure -> its definition in one sentence."""
+    return dict(_DEFINITIONS)
+
+
+_DEFINITIONS = {
+    "speculation_rate": "Response tokens that came from accepted drafts / all response tokens.",
+    "acceptance_rate": "Accepted draft tokens / proposed draft tokens.",
+    "tokens_per_step": (
+        "Tokens emitted by decode steps / (decode steps x samples running in each): 1.0 without speculation."
+    ),
+    "decode_step_ms": "Milliseconds in which an engine is busy / decode steps.",
+    "tokens_per_second": "Response tokens of all engines / seconds of the rollout stage.",
+    "bubble_fraction": (
+        "Engine time in the rollout stage with nothing to run / (engines x length of the rollout stage)."
+    ),
+}
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None

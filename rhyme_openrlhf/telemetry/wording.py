@@ -1,0 +1,47 @@
+"""How figures are written for people, in the progress display and in the summary alike.
+
+Invariant: a figure that does not exist (None) or is not finite is written as NO_VALUE, never as 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+NO_VALUE = "-"
+_SECONDS_PER_MINUTE = 60
+_SECONDS_PER_HOUR = 3600
+
+
+def number(value: float | None, digits: int) -> str:
+    """With `digits` decimals and a comma between thousands: 2,310 or 0.43."""
+    return NO_VALUE if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 0 to 1 in whole percent: 64%."""
+    return NO_VALUE if share is None or not math.isfinite(share) else f"{share:.0%}"
+
+
+def clock(seconds: float) -> str:
+    """Time since the start: 00:41, or 1:02:03 from an hour on. Clocks of two machines may disagree: never below 0."""
+    whole = max(0, int(seconds))
+    hours, rest = divmod(whole, _SECONDS_PER_HOUR)
+    minutes, rest = divmod(rest, _SECONDS_PER_MINUTE)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time in the unit that suits it: 4.2 s, 3 min 12 s, 2 h 05 min."""
+    if not math.isfinite(seconds):
+        return NO_VALUE
+    if seconds < _SECONDS_PER_MINUTE:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _SECONDS_PER_HOUR:
+        return f"{whole // _SECONDS_PER_MINUTE} min {whole % _SECONDS_PER_MINUTE:02d} s"
+    return f"{whole // _SECONDS_PER_HOUR} h {whole % _SECONDS_PER_HOUR // _SECONDS_PER_MINUTE:02d} min"
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: 1 engine, 2 engines."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,231 @@
+"""One training run from checked arguments to summary: Ray, services, OpenRLHF's training, the run record.
+
+Invariants: whatever happens after the run directory is made, it ends with a RunFinished event, a summary and the
+processes' logs; what was started here is stopped here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.history.worker import start_history_workers
+from rhyme_openrlhf.platform import gpu_present
+from rhyme_openrlhf.telemetry.event_log import follow, read_events
+from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted, RunStatus
+from rhyme_openrlhf.telemetry.progress import make_display
+from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
+from rhyme_openrlhf.telemetry.summary import render, summarize
+from rhyme_openrlhf.training.recorder import Recorder, RunServices
+from rhyme_openrlhf.training.resources import required_gpus
+
+SOURCE = "driver"
+# CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
+SPARE_CPUS = 8
+# The recorder only appends to a file; if it does not answer within this, its node is gone.
+RECORDER_TIMEOUT_SECONDS = 30
+
+
+class LaunchError(Exception):
+    """The run cannot start; the message is one sentence for the user."""
+
+
+def run_training(args: SimpleNamespace, settings: RhymeSettings, prompts: int, command: list[str]) -> int:
+    """Train; returns the process's exit code: 0, 1 when the run failed, 130 when it was interrupted.
+
+    Raises LaunchError or RunDirectoryError before anything of the run is started.
+    """
+    started = time.time()
+    run = make_run_directory(settings.run.dir, settings.run.name, started)
+    run.link_checkpoints(args.ckpt.path)
+    run.write_json("config.json", _config(args, settings, command))
+    session = _start_ray(args, settings)
+    (run.logs / "ray").symlink_to(session / "logs")
+    status: RunStatus = "failed"
+    message, code = "", 1
+    display = threading.Thread()
+    recorder = None
+    try:
+        _check_gpus(args)
+        recorder = _start_recorder(run)
+        services = _services(args, settings, prompts, recorder)
+        display = _start_display(run, settings.run.progress)
+        services.record(_run_started(args, settings, services, command), SOURCE)
+        services.record(Note("info", f"run directory {run.path}"), SOURCE)
+        services.record(Note("info", _starting(args, prompts)), SOURCE)
+        _train(args, services, run)
+        status, message, code = "succeeded", "", 0
+    except KeyboardInterrupt:
+        status, message, code = "stopped", "interrupted", 130
+    except (ray.exceptions.RayError, RuntimeError, ValueError, OSError, AssertionError) as error:
+        message = _one_sentence(error)
+        (run.logs / "driver-error.log").write_text(traceback.format_exc())
+    finally:
+        _finish(run, recorder, RunFinished(status, message, time.time() - started), display)
+        ray.shutdown()
+        _keep_logs(session, run)
+    if code:
+        print(f"rhyme train: {status}: {message} (logs: {run.logs})", file=sys.stderr)
+    return code
+
+
+def _config(args: SimpleNamespace, settings: RhymeSettings, command: list[str]) -> dict[str, Any]:
+    return {
+        "command": command,
+        "settings": settings.to_dict(),
+        "arguments": _plain(args),
+        "versions": versions(),
+        "machine": {"cpus": os.cpu_count(), "gpu": gpu_present(), "host": os.uname().nodename},
+    }
+
+
+def _plain(node: Any) -> Any:
+    """A nested namespace as dictionaries; keys of tracking services are left out."""
+    if not isinstance(node, SimpleNamespace):
+        return node
+    return {name: "(not recorded)" if name == "key" and value else _plain(value) for name, value in vars(node).items()}
+
+
+def _start_ray(args: SimpleNamespace, settings: RhymeSettings) -> Path:
+    """Connect to Ray, or start it; returns its session directory on this machine."""
+    variables = {
+        # Upstream's own three, with the user's values if set (openrlhf/cli/train_ppo_ray.py).
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
+        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
+        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
+    }
+    if gpu_present() or os.environ.get("RAY_ADDRESS"):
+        context = ray.init(runtime_env={"env_vars": variables}, log_to_driver=settings.run.worker_logs)
+    else:
+        from rhyme_openrlhf.platform.local_ray import CPU_ENVIRONMENT, start_local_ray
+
+        chosen = {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
+        environment = {
+            "env_vars": variables | chosen,
+            "worker_process_setup_hook": "rhyme_openrlhf.platform.shims.install",
+        }
+        gpus = required_gpus(args)
+        cpus = gpus + SPARE_CPUS + int(settings.history.workers * settings.history.cpus_per_worker + 1)
+        context = start_local_ray(gpus, cpus, environment, settings.run.worker_logs)
+    return Path(context.address_info["session_dir"])
+
+
+def _check_gpus(args: SimpleNamespace) -> None:
+    needed = required_gpus(args)
+    there = int(ray.cluster_resources().get("GPU", 0))
+    if there < needed:
+        raise LaunchError(
+            f"the run asks for {needed} GPUs (engines, policy, reference, critic and reward model), but the Ray "
+            f"cluster has {there}: lower --*.num_gpus_per_node, --vllm.num_engines or --vllm.tensor_parallel_size, "
+            "or colocate (--train.colocate_all)"
+        )
+
+
+def _start_recorder(run: RunDirectory) -> Any:
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return Recorder.options(scheduling_strategy=here).remote(str(run.events))
+
+
+def _services(args: SimpleNamespace, settings: RhymeSettings, prompts: int, recorder: Any) -> RunServices:
+    # Dynamic filtering draws as many prompts as it takes to fill a step.
+    fixed = not args.algo.dynamic_filtering_enable
+    steps = -(-prompts // args.rollout.batch_size) if fixed else None
+    workers = start_history_workers(settings.history) if settings.histospec.enable else []
+    return RunServices(settings, recorder, tuple(workers), steps)
+
+
+def _start_display(run: RunDirectory, mode: str) -> threading.Thread:
+    """Show the run on the terminal until its RunFinished event."""
+
+    # Fixed now: while OpenRLHF runs, what it prints is led to a file.
+    terminal = sys.stdout
+
+    def show() -> None:
+        finished = threading.Event()
+        with make_display(mode, terminal) as display:
+            for recorded in follow(run.events, finished.is_set):
+                display.show(recorded)
+                if isinstance(recorded.event, RunFinished):
+                    finished.set()
+
+    thread = threading.Thread(target=show, name="display", daemon=True)
+    thread.start()
+    return thread
+
+
+def _run_started(
+    args: SimpleNamespace, settings: RhymeSettings, services: RunServices, command: list[str]
+) -> RunStarted:
+    return RunStarted(
+        schema_version=SCHEMA_VERSION,
+        name=settings.run.name,
+        command=command,
+        engines=args.vllm.num_engines,
+        tensor_parallel_size=args.vllm.tensor_parallel_size,
+        epochs=args.train.num_episodes,
+        steps_per_epoch=services.steps_per_epoch,
+        prompts_per_step=args.rollout.batch_size,
+        samples_per_prompt=args.rollout.n_samples_per_prompt,
+        asynchronous=args.train.async_enable,
+    )
+
+
+def _starting(args: SimpleNamespace, prompts: int) -> str:
+    engines = args.vllm.num_engines
+    return (
+        f"{prompts} prompts, {args.rollout.n_samples_per_prompt} samples each; starting {engines} "
+        f"engine{'s' if engines > 1 else ''} (tensor parallel {args.vllm.tensor_parallel_size}) and the trainer"
+    )
+
+
+def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory) -> None:
+    # Imported here: it imports all of OpenRLHF, vLLM and DeepSpeed, and the terminal should say so first.
+    from rhyme_openrlhf.training import placement
+
+    placement.install(services, args.train.seed)
+    with (run.logs / "driver.log").open("w") as output:
+        placement.train(args, output)
+
+
+def _one_sentence(error: BaseException) -> str:
+    """The innermost cause in one line: type and message."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines()
+    # A RayTaskError's text is a traceback that ends with the message.
+    return f"{type(cause).__name__}: {lines[-1].strip() if lines else 'no message'}"
+
+
+def _finish(run: RunDirectory, recorder: Any, finished: RunFinished, display: threading.Thread) -> None:
+    """Close the record and write the summary; works with the recorder gone."""
+    if recorder is not None:
+        try:
+            ray.get(recorder.write.remote(finished, SOURCE, time.time()), timeout=RECORDER_TIMEOUT_SECONDS)
+            ray.get(recorder.close.remote(), timeout=RECORDER_TIMEOUT_SECONDS)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            print(f"rhyme train: the event log could not be closed: {error}", file=sys.stderr)
+    if display.ident is not None:
+        display.join(timeout=RECORDER_TIMEOUT_SECONDS)
+    if run.events.exists():
+        summary = summarize(read_events(run.events))
+        run.write_json("summary.json", summary.to_dict())
+        print(render(summary, str(run.path)))
+
+
+def _keep_logs(session: Path, run: RunDirectory) -> None:
+    """Copy what the run's processes printed out of Ray's session directory, which Ray will clean."""
+    link = run.logs / "ray"
+    link.unlink(missing_ok=True)
+    for log in (session / "logs").glob("worker-*"):
+        if log.stat().st_size:
+            shutil.copy2(log, run.logs / log.name)

@@ -1,0 +1,70 @@
+"""The policy actor: OpenRLHF's, plus publishing its weights to the weight buffer.
+
+Checked against OpenRLHF 0.11.2 `trainer/ray/ppo_actor.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rhyme_openrlhf.platform import gpu_present, shims
+
+if not gpu_present():
+    shims.install()
+
+import openrlhf.trainer.ray.ppo_actor as upstream
+import ray
+
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.ray_classes import plain_class
+from rhyme_openrlhf.training.weight_buckets import PublishedBucket
+from rhyme_openrlhf.training.weight_publisher import WeightPublisher, fixed_sequence_log_probs
+
+PlainPolicyModelActor = plain_class(upstream.PolicyModelActor, __name__, "PlainPolicyModelActor")
+
+
+class BufferedActorPPOTrainer(upstream.ActorPPOTrainer):
+    """Upstream's PPO update without a process group that links trainer and engines: weights go by the buffer."""
+
+    def _init_vllm_sync_group(self, backend: str) -> None:
+        """The weight buffer needs no group."""
+
+
+def ppo_trainer_class(settings: RhymeSettings) -> type[upstream.ActorPPOTrainer]:
+    """The PPO update class for a weight transport, on this machine."""
+    if settings.weights.transport == "buffer":
+        return BufferedActorPPOTrainer
+    if gpu_present():
+        return upstream.ActorPPOTrainer
+    from rhyme_openrlhf.platform.gloo_sync import GlooActorPPOTrainer
+
+    return GlooActorPPOTrainer
+
+
+class RhymePolicyModelActor(PlainPolicyModelActor):  # type: ignore[misc, valid-type]
+    """One data-parallel rank of the policy."""
+
+    def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        """Load the policy, as upstream; then plan the weight buckets."""
+        settings = RhymeSettings.from_namespace(strategy.args)
+        # Upstream names the class as a module global (ppo_actor.py, end of init_model_from_pretrained).
+        upstream.ActorPPOTrainer = ppo_trainer_class(settings)
+        super().init_model_from_pretrained(strategy, *args, **kwargs)
+        self._publisher = WeightPublisher(
+            self.actor.model.module,
+            strategy.args.ds.zero_stage,
+            self._rank,
+            self._world_size,
+            settings.weights.bucket_mb,
+        )
+
+    def publish_weights(self) -> list[PublishedBucket]:
+        """Put this rank's share of the weights into Ray's object store. Call it on all ranks at once."""
+        return self._publisher.publish()
+
+    def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probability of each token after the first, by the weights being trained."""
+        return fixed_sequence_log_probs(self.actor.model.module, token_ids)
+
+
+PolicyModelActor = ray.remote(num_gpus=1)(RhymePolicyModelActor)

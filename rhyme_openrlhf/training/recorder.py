@@ -1,0 +1,56 @@
+"""Where every process of a run sends its events, and what all of them need to know of the run.
+
+The `Recorder` actor runs on the driver's node and appends to the run directory's event log; writers do not wait for
+it. `RunServices` travels to every actor inside OpenRLHF's strategy object, which upstream hands to all of them.
+Invariant: losing the recorder loses the record, never the run.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.telemetry.event_log import EventLog
+from rhyme_openrlhf.telemetry.events import Event
+
+EVENT_FILE = "events.jsonl"
+
+
+class PlainRecorder:
+    """Appends events to one file; `Recorder` is the Ray actor class."""
+
+    def __init__(self, path: str) -> None:
+        self._log = EventLog(path)
+
+    def write(self, event: Event, source: str, at: float) -> None:
+        """Append one event that `source` says happened at unix time `at`."""
+        self._log.write(event, source, at)
+
+    def close(self) -> None:
+        """Everything written so far is in the file when this returns."""
+        self._log.close()
+
+
+Recorder = ray.remote(num_cpus=0)(PlainRecorder)
+
+
+@dataclass(frozen=True)
+class RunServices:
+    """What every actor of a run may use. Handles are Ray actors; `steps_per_epoch` is None where it can vary."""
+
+    settings: RhymeSettings
+    recorder: Any
+    history_workers: tuple[Any, ...]
+    steps_per_epoch: int | None
+
+    def record(self, event: Event, source: str) -> None:
+        """Send an event to the record, without waiting."""
+        self.recorder.write.remote(event, source, time.time())
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch (from 1) that training step `step` (from 1) belongs to; 1 where steps per epoch can vary."""
+        return 1 if self.steps_per_epoch is None else (step - 1) // self.steps_per_epoch + 1

@@ -1,0 +1,71 @@
+"""The synchronous trainer: OpenRLHF's controller with our training step and samples generator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims where needed
+    RhymeTraining,
+    wait_for_engines,
+)
+
+import openrlhf.trainer.ppo_trainer as upstream  # isort: skip
+import ray
+
+from rhyme_openrlhf.ray_classes import plain_class
+from rhyme_openrlhf.rollout.samples_generator import RhymeSamplesGenerator
+from rhyme_openrlhf.telemetry.events import Evaluation
+from rhyme_openrlhf.training.seeding import seed_controller
+
+PlainPPOTrainer = plain_class(upstream.PPOTrainer, __name__, "PlainPPOTrainer")
+
+
+def with_record(generator: Any, services: Any) -> RhymeSamplesGenerator:
+    """Our samples generator in place of upstream's, on the same data loaders, tokenizer and engines."""
+    return RhymeSamplesGenerator(
+        strategy=generator.strategy,
+        prompts_dataloader=generator.prompts_dataloader,
+        eval_dataloader=generator.eval_dataloader,
+        tokenizer=generator.tokenizer,
+        vllm_engines=generator.vllm_engines,
+        services=services,
+    )
+
+
+class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, valid-type]
+    """Generate, reward, train, sync: one after the other."""
+
+    samples_generator: RhymeSamplesGenerator
+
+    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        if strategy.services.settings.run.reproducible:
+            seed_controller(strategy.seed)
+        super().__init__(pretrain, strategy, *args, **kwargs)
+        self.samples_generator = with_record(self.samples_generator, self.services)
+
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Upstream's states to resume from; rollouts go on counting where they stopped."""
+        states = super().init_checkpoint_states()
+        self.samples_generator.step = states["global_step"]
+        return states
+
+    def rollout_seconds(self) -> float:
+        """Seconds the last rollout stage took."""
+        return self.samples_generator.seconds
+
+    def fit(self, global_step: int = 0) -> None:
+        """Train to the end."""
+        try:
+            wait_for_engines(self.vllm_engines, self.services)
+            super().fit(global_step)
+        finally:
+            self.close()
+
+    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:
+        """Upstream's evaluation, noted in the record."""
+        logs = super().evaluate(global_step, **generate_kwargs)
+        self.services.record(Evaluation(global_step, {key: float(value) for key, value in logs.items()}), "trainer")
+        return logs
+
+
+PPOTrainer = ray.remote(RhymePPOTrainer)

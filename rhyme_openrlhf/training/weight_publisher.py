@@ -1,0 +1,76 @@
+"""The policy's side of the weight buffer: pack this rank's buckets of a weight version into Ray's object store.
+
+Each data-parallel rank owns some buckets (`weight_buckets.plan_buckets`, the same plan on every rank). With ZeRO-3
+all ranks take part in gathering every parameter, and only the owner copies it. RhymeRL, section 4.2.
+
+Invariant: what is published is what the optimizer just wrote, in the dtype the model is trained in; nothing is cast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import deepspeed
+import numpy as np
+import ray
+import torch
+
+from rhyme_openrlhf.training.weight_buckets import Bucket, Parameter, PublishedBucket, plan_buckets
+
+MEGABYTE = 1024**2
+
+
+class WeightPublisher:
+    """Packs the weights of one rank's model. `model` is the module inside the DeepSpeed engine."""
+
+    def __init__(self, model: torch.nn.Module, zero_stage: int, rank: int, ranks: int, bucket_mb: int) -> None:
+        self._parameters = dict(model.named_parameters())
+        self._gather = zero_stage == 3
+        self._rank = rank
+        described = [self._describe(name, parameter) for name, parameter in self._parameters.items()]
+        self._plan = plan_buckets(described, bucket_mb * MEGABYTE, ranks)
+
+    def _describe(self, name: str, parameter: torch.nn.Parameter) -> Parameter:
+        shape = parameter.ds_shape if self._gather else parameter.shape
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        return Parameter(name, tuple(shape), dtype, int(np.prod(shape)) * parameter.element_size())
+
+    def publish(self) -> list[PublishedBucket]:
+        """Put this rank's buckets into the object store. Collective under ZeRO-3: every rank must call it."""
+        published = []
+        for bucket in self._plan:
+            mine = bucket.rank == self._rank
+            if not mine and not self._gather:
+                continue
+            packed = self._pack(bucket, mine)
+            if mine:
+                published.append(PublishedBucket(bucket, ray.put(packed)))
+        return published
+
+    def _pack(self, bucket: Bucket, mine: bool) -> np.ndarray:
+        """One bucket as uint8[nbytes]; on ranks that do not own it, an empty array (they only help to gather)."""
+        packed = torch.empty(bucket.nbytes if mine else 0, dtype=torch.uint8)
+        for entry in bucket.entries:
+            parameter = self._parameters[entry.parameter.name]
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self._gather):
+                if mine:
+                    raw = parameter.detach().contiguous().view(-1).view(torch.uint8)
+                    packed[entry.offset : entry.offset + raw.numel()].copy_(raw)
+        return packed.numpy()
+
+
+def fixed_sequence_log_probs(model: Any, token_ids: list[int]) -> list[float]:
+    """Log-probability of each token after the first, by the model being trained, at temperature 1.
+
+    What `score` of an engine returns for the same tokens must agree: the check that a weight sync arrived.
+    """
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids], device=device)).logits[0].float()
+    log_probs = torch.log_softmax(logits, dim=-1)
+    return [log_probs[i - 1, token].item() for i, token in enumerate(token_ids) if i > 0]
+
+
+def total_bytes(buckets: list[PublishedBucket]) -> int:
+    """Bytes of the given buckets."""
+    return sum(published.bucket.nbytes for published in buckets)

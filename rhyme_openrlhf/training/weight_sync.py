@@ -1,0 +1,78 @@
+"""From the policy to every engine: publish a weight version, bring it to each node once, load it.
+
+Invariants: the version that an engine reports is the one it was given; a version is loaded by all engines or the
+call raises; every wait has a limit and the error names what was waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rhyme_openrlhf.rollout.node_weights import NodeWeights
+from rhyme_openrlhf.telemetry.events import WeightsLoaded, WeightsPublished
+from rhyme_openrlhf.training.recorder import RunServices
+from rhyme_openrlhf.training.weight_buckets import WeightVersion
+
+SOURCE = "trainer"
+
+
+class WeightSyncError(RuntimeError):
+    """A weight version did not reach an engine in time."""
+
+
+class WeightSync:
+    """The weight buffer as the trainer sees it. One per run."""
+
+    def __init__(self, policy: Any, engines: list[Any], services: RunServices) -> None:
+        self._policy = policy
+        self._engines = engines
+        self._services = services
+        self._timeout_s = services.settings.weights.timeout_s
+        self._nodes: list[str] = []
+        self._stores: dict[str, Any] = {}
+
+    def sync(self, version: int) -> None:
+        """Publish the policy's weights as `version` and load them into every engine."""
+        if not self._nodes:
+            self._start_stores()
+        started = time.time()
+        shares = self._wait(self._policy.async_run_method("publish_weights"), "the policy to publish its weights")
+        weights = WeightVersion(version, tuple(bucket for share in shares for bucket in share))
+        published = WeightsPublished(version, time.time() - started, weights.nbytes, len(weights.buckets))
+        self._services.record(published, SOURCE)
+        fetched = self._wait(
+            [store.fetch.remote(weights) for store in self._stores.values()],
+            f"weight version {version} to reach {len(self._stores)} nodes",
+        )
+        segments = dict(zip(self._stores, fetched, strict=True))
+        seconds = self._wait(
+            [
+                engine.load_weights.remote(segments[node])
+                for engine, node in zip(self._engines, self._nodes, strict=True)
+            ],
+            f"{len(self._engines)} engines to load weight version {version}",
+        )
+        for engine, took in enumerate(seconds):
+            self._services.record(WeightsLoaded(version, engine, took), SOURCE)
+
+    def _start_stores(self) -> None:
+        self._nodes = self._wait([engine.node_id.remote() for engine in self._engines], "the engines' node ids")
+        for node in dict.fromkeys(self._nodes):
+            pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+            self._stores[node] = NodeWeights.options(scheduling_strategy=pinned).remote()
+
+    def _wait(self, refs: list[Any], what: str) -> list[Any]:
+        try:
+            return ray.get(refs, timeout=self._timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            raise WeightSyncError(
+                f"waited {self._timeout_s:g} s for {what}; raise --weights.timeout_s if that is too short"
+            ) from None
+
+    def close(self) -> None:
+        """Remove the shared-memory copies."""
+        self._wait([store.close.remote() for store in self._stores.values()], "the nodes to drop their weight copies")

@@ -1,0 +1,223 @@
+"""The draft index against a brute-force reading of its rules, and its buffer against damage."""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.history.index import Draft, DraftIndex, IndexBufferError, Piece, build_index
+
+# Few different tokens, so that random pieces share prefixes, branch and repeat themselves.
+TOKENS = st.lists(st.integers(0, 2), max_size=14)
+# Multiples of a quarter add up exactly in the oracle's floats too.
+REWARDS = st.sampled_from([-1.0, -0.25, 0.0, 0.25, 0.5, 1.0, 3.0, math.nan, math.inf])
+PIECES = st.lists(st.builds(Piece, st.lists(st.integers(0, 2), max_size=3), TOKENS, REWARDS), max_size=6)
+CONTEXTS = st.lists(st.integers(-1, 3), max_size=8)
+
+
+def oracle(pieces: list[Piece], context: list[int], prefix_max: int, prefix_min: int, limit: int) -> Draft:
+    """The rules of `history/index.py`, by looking at every position of every piece."""
+    texts = [[*piece.context, *piece.tokens] for piece in pieces]
+    rewards = [piece.reward if math.isfinite(piece.reward) else 0.0 for piece in pieces]
+    for length in range(min(prefix_max, len(context)), prefix_min - 1, -1):
+        prefix = context[-length:]
+        # A node is the set of places (piece, position) where its path ends.
+        node = [
+            (number, start + length)
+            for number, text in enumerate(texts)
+            for start in range(len(text) - length + 1)
+            if text[start : start + length] == prefix
+        ]
+        draft: list[int] = []
+        while len(draft) < limit:
+            children: dict[int, list[tuple[int, int]]] = {}
+            for number, position in node:
+                if position < len(texts[number]):
+                    children.setdefault(texts[number][position], []).append((number, position + 1))
+            if not children:
+                break
+            best = max(
+                children,
+                key=lambda token: (
+                    max(sum(rewards[number] for number, _ in children[token]), 0.0),
+                    len(children[token]),
+                    max(children[token]),
+                ),
+            )
+            draft.append(best)
+            node = children[best]
+        if draft:
+            return Draft(draft, length)
+    return Draft([], 0)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(PIECES, CONTEXTS, st.integers(1, 7), st.integers(1, 7), st.integers(1, 20))
+def test_draft_is_what_the_rules_say(
+    pieces: list[Piece], context: list[int], bound: int, other_bound: int, limit: int
+) -> None:
+    prefix_min, prefix_max = sorted((bound, other_bound))
+    index = DraftIndex.from_buffer(build_index(pieces))
+    assert index.draft(context, prefix_max, prefix_min, limit) == oracle(pieces, context, prefix_max, prefix_min, limit)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=6), st.integers(2, 60), st.integers(1, 4))
+def test_repetitive_text_is_sorted_right(period: list[int], repeats: int, copies: int) -> None:
+    """Many rounds of prefix doubling: long common prefixes within a piece and between pieces."""
+    pieces = [Piece([], period * repeats + [2], reward) for reward in [1.0, 0.0, 0.5, 1.0][:copies]]
+    index = DraftIndex.from_buffer(build_index(pieces))
+    for start in range(len(period)):
+        context = (period * 3)[start : start + 5]
+        assert index.draft(context, 5, 1, 40) == oracle(pieces, context, 5, 1, 40)
+
+
+def draft(pieces: list[Piece], context: list[int], limit: int = 8) -> list[int]:
+    return DraftIndex.from_buffer(build_index(pieces)).draft(context, 7, 3, limit).tokens
+
+
+def test_the_rewarded_branch_wins_over_the_frequent_one() -> None:
+    failed = Piece([1, 2, 3], [4, 5], 0.0)
+    assert draft([failed, failed, Piece([1, 2, 3], [6, 7], 1.0), failed], [1, 2, 3]) == [6, 7]
+
+
+def test_without_a_positive_reward_the_frequent_branch_wins() -> None:
+    failed = Piece([1, 2, 3], [4, 5], -1.0)
+    rare = Piece([1, 2, 3], [6, 7], -0.1)
+    assert draft([failed, failed, rare], [1, 2, 3]) == [4, 5]
+
+
+def test_with_equal_rewards_and_counts_the_last_piece_wins() -> None:
+    first, last = Piece([1, 2, 3], [9, 4], 0.5), Piece([1, 2, 3], [5, 4], 0.5)
+    assert draft([first, last], [1, 2, 3]) == [5, 4]
+    assert draft([last, first], [1, 2, 3]) == [9, 4]
+
+
+def test_sums_of_rewards_without_exact_binary_form_tie_exactly() -> None:
+    """0.1 + 0.2 + 0.3 in any order: the tie must go to recency and not to a rounding error."""
+    rewards = [0.1, 0.2, 0.3]
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        pieces = [Piece([1, 2, 3], [9], rewards[i]) for i in order] + [Piece([1, 2, 3], [5], r) for r in rewards]
+        noise = [Piece([], [0, 1], 1e3 / 3)] * 5
+        assert draft(noise + pieces, [1, 2, 3]) == [5]
+        assert draft(noise + pieces[::-1], [1, 2, 3]) == [9]
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_rewards_of_any_size_compare(scale: float) -> None:
+    good, bad = Piece([1, 2, 3], [9], scale), Piece([1, 2, 3], [5], scale / 2)
+    assert draft([good, bad], [1, 2, 3]) == [9]
+
+
+def test_a_response_can_be_drafted_from_its_very_start() -> None:
+    assert draft([Piece([7, 8, 9], [1, 2, 3, 4], 1.0)], [5, 7, 8, 9], limit=3) == [1, 2, 3]
+
+
+def test_a_draft_never_leaves_its_piece() -> None:
+    assert draft([Piece([], [1, 2, 3, 4], 1.0), Piece([], [5, 6], 1.0)], [1, 2, 3], limit=32) == [4]
+
+
+def test_placeholders_match_nothing() -> None:
+    pieces = [Piece([], [1, 2, 3], 1.0), Piece([], [1, 2, 3], 1.0)]
+    index = DraftIndex.from_buffer(build_index(pieces))
+    assert index.draft([2, 3, -1], 3, 1, 4) == Draft([], 0)
+    assert index.draft([-1, 1, 2], 3, 1, 4) == Draft([3], 2)
+
+
+def test_the_largest_token_id_is_kept() -> None:
+    largest = 2**31 - 1
+    assert draft([Piece([], [1, 2, 3, largest, largest, 0], 1.0)], [1, 2, 3]) == [largest, largest, 0]
+
+
+@pytest.mark.parametrize("tokens", [[-1], [2**31], [0.5], [[1], [2]], ["a"]])
+def test_what_is_no_token_is_refused(tokens: list) -> None:
+    with pytest.raises(ValueError, match="token"):
+        build_index([Piece([], tokens, 0.0)])
+
+
+@pytest.mark.parametrize("bounds", [(3, 0), (2, 3)])
+def test_impossible_prefix_bounds_are_refused(bounds: tuple[int, int]) -> None:
+    index = DraftIndex.from_buffer(build_index([]))
+    with pytest.raises(ValueError, match="prefix_min"):
+        index.draft([1], *bounds, 1)
+
+
+def test_no_limit_no_draft() -> None:
+    assert DraftIndex.from_buffer(build_index([Piece([], [1, 2], 1.0)])).draft([1], 1, 1, 0) == Draft([], 0)
+
+
+def example() -> tuple[np.ndarray, Draft]:
+    return build_index([Piece([1, 2, 3], [4, 5, 6], 1.0), Piece([1, 2, 3], [4, 7], 0.0)]), Draft([4, 5, 6], 3)
+
+
+def test_every_kind_of_buffer_opens(tmp_path: Path) -> None:
+    buffer, expected = example()
+    path = tmp_path / "index"
+    path.write_bytes(buffer.tobytes())
+    shifted = memoryview(b"x" + buffer.tobytes())[1:]  # not aligned to 8 bytes
+    mapped = np.memmap(path, dtype=np.uint8, mode="r")
+    for kind in (buffer, buffer.tobytes(), bytearray(buffer), memoryview(buffer), shifted, mapped):
+        assert DraftIndex.from_buffer(kind).draft([1, 2, 3], 7, 3, 8) == expected
+
+
+def test_opening_copies_nothing() -> None:
+    buffer, _ = example()
+    index = DraftIndex.from_buffer(buffer)
+    assert np.shares_memory(index._tokens, buffer)
+    assert buffer.flags.writeable  # only the index's own views are read-only
+
+
+def test_the_same_pieces_make_the_same_bytes() -> None:
+    assert example()[0].tobytes() == example()[0].tobytes()
+
+
+def test_every_changed_byte_is_noticed() -> None:
+    buffer, _ = example()
+    for position in range(buffer.size):
+        damaged = buffer.copy()
+        damaged[position] ^= 0x10
+        with pytest.raises(IndexBufferError):
+            DraftIndex.from_buffer(damaged)
+
+
+def test_every_other_length_is_noticed() -> None:
+    raw = example()[0].tobytes()
+    for length in range(len(raw)):
+        with pytest.raises(IndexBufferError):
+            DraftIndex.from_buffer(raw[:length])
+    with pytest.raises(IndexBufferError, match="torn"):
+        DraftIndex.from_buffer(raw + b"\0")
+
+
+def test_another_version_is_named() -> None:
+    raw = bytearray(example()[0])
+    raw[8:12] = struct.pack("<I", 2)
+    raw[60:64] = struct.pack("<I", zlib.crc32(raw[64:], zlib.crc32(raw[:60])))
+    with pytest.raises(IndexBufferError, match="version 2"):
+        DraftIndex.from_buffer(raw)
+
+
+@pytest.mark.parametrize("thing", ["text", None, 3, np.zeros(256, dtype=np.uint8)[::2], b"", bytes(100)])
+def test_what_is_no_index_is_refused(thing: object) -> None:
+    with pytest.raises(IndexBufferError):
+        DraftIndex.from_buffer(thing)
+
+
+@pytest.mark.parametrize("text", [[0] * 32768, [1, 2, 3, 1, 2, 4] * 5461], ids=["one token", "period 6"])
+def test_repetitive_responses_build_in_time(text: list[int]) -> None:
+    """Comparing such suffixes one by one would take minutes; 5 s is a hundred times what it takes here."""
+    pieces = [Piece([7, 8, 9], np.array(text, dtype=np.int32), 1.0)] * 4
+    build_index(pieces[:1])
+    started = time.perf_counter()
+    buffer = build_index(pieces)
+    assert time.perf_counter() - started < 5
+    assert buffer.size <= 24 * 4 * len(text)
+    assert DraftIndex.from_buffer(buffer).draft([7, 8, 9], 7, 3, 32).tokens == text[:32]

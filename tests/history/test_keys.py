@@ -1,0 +1,42 @@
+"""Prompt keys are stable and distinct; owners move as little as possible."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from rhyme_openrlhf.history.keys import owner, prompt_key
+
+KEYS = [prompt_key(f"prompt {number}") for number in range(4000)]
+
+
+def test_keys_never_change() -> None:
+    """Frozen: a checkpoint's history is found again only as long as this holds."""
+    assert prompt_key("What is 2 + 2?", "math") == "94a4c00b5fd98984e7a54dd1b1e3b416"
+    assert [owner(key, 16) for key in KEYS[:6]] == [15, 9, 2, 14, 3, 6]
+
+
+def test_keys_tell_prompt_and_source_apart() -> None:
+    assert len({prompt_key(*pair) for pair in [("bc", "a"), ("c", "ab"), ("abc",), ("", "abc")]}) == 4
+
+
+def test_any_text_has_a_key() -> None:
+    assert len(prompt_key("\ud800 ☃ \0")) == 32
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_owners_share_evenly_and_growing_moves_few(workers: int) -> None:
+    before = [owner(key, workers) for key in KEYS]
+    after = [owner(key, workers + 1) for key in KEYS]
+    share = len(KEYS) / workers
+    assert all(0.8 * share < count < 1.2 * share for count in Counter(before).values())
+    assert set(before) == set(range(workers))
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(moved) == {workers}
+    assert len(moved) < 1.2 * len(KEYS) / (workers + 1)
+
+
+def test_no_workers_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        owner("key", 0)

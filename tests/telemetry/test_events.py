@@ -1,0 +1,186 @@
+"""Every kind of event survives its JSON form; what does not have the form of its kind is refused by name."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.telemetry.events import (
+    EVENT_CLASSES,
+    SCHEMA_VERSION,
+    CheckpointSaved,
+    EngineInterval,
+    EngineStep,
+    Event,
+    EventError,
+    Note,
+    Recorded,
+    RunStarted,
+    TrainStep,
+    WeightsLoaded,
+    parse,
+    to_json,
+)
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+counters = st.builds(EngineCounters, busy_seconds=finite)
+any_event = st.one_of(
+    *(st.builds(cls) if cls is not EngineStep else st.builds(cls, counters=counters) for cls in EVENT_CLASSES)
+)
+
+STARTED = RunStarted(
+    schema_version=SCHEMA_VERSION,
+    name="demo",
+    command=["rhyme", "train", "--run.name", "demo"],
+    engines=2,
+    tensor_parallel_size=1,
+    epochs=6,
+    steps_per_epoch=None,
+    prompts_per_step=12,
+    samples_per_prompt=8,
+    asynchronous=False,
+)
+
+
+def row_of(event: Event, **changes: Any) -> dict[str, Any]:
+    return to_json(event, time=1.5, source="trainer", sequence=3) | changes
+
+
+@given(any_event, finite, st.text(), st.integers(min_value=0))
+def test_every_kind_survives_its_json_form(event: Event, time: float, source: str, sequence: int) -> None:
+    row = to_json(event, time, source, sequence)
+    recorded = parse(json.loads(json.dumps(row, allow_nan=False)))
+    assert recorded is not None and type(recorded.event) is type(event)
+    # Events that hold a NaN are not equal to themselves, their JSON forms are.
+    assert to_json(recorded.event, recorded.time, recorded.source, recorded.sequence) == row
+    if "nan" not in json.dumps(row):
+        assert recorded == Recorded(event, time, source, sequence)
+
+
+@pytest.mark.parametrize("cls", EVENT_CLASSES)
+def test_kinds_are_distinct_frozen_and_apart_from_the_envelope(cls: type[Event]) -> None:
+    assert [other.kind for other in EVENT_CLASSES].count(cls.kind) == 1
+    assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert not {f.name for f in dataclasses.fields(cls)} & {"kind", "time", "source", "sequence"}
+
+
+def test_json_form_of_one_event_is_what_other_programs_read() -> None:
+    assert row_of(CheckpointSaved(step=4, path="checkpoints/step-4")) == {
+        "kind": "checkpoint_saved",
+        "time": 1.5,
+        "source": "trainer",
+        "sequence": 3,
+        "step": 4,
+        "path": "checkpoints/step-4",
+    }
+    counters_form = row_of(EngineStep(step=1, engine=0, counters=EngineCounters(drafts=2), weight_version=0))[
+        "counters"
+    ]
+    assert counters_form["drafts"] == 2
+
+
+def test_unknown_kinds_and_fields_are_a_newer_writers() -> None:
+    assert parse({"kind": "kind_of_the_future", "time": "tomorrow"}) is None
+    recorded = parse(row_of(STARTED, field_of_the_future=1))
+    assert recorded is not None and recorded.event == STARTED
+
+
+@pytest.mark.parametrize("cls", EVENT_CLASSES)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_a_missing_field_is_named(cls: type[Event], data: st.DataObject) -> None:
+    event = data.draw(st.builds(cls, counters=counters) if cls is EngineStep else st.builds(cls))
+    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+    name = data.draw(st.sampled_from(["time", "source", "sequence", *required]))
+    row = row_of(event)
+    del row[name]
+    with pytest.raises(EventError, match=f"event '{cls.kind}', field '{name}': is missing") as caught:
+        parse(row)
+    assert (caught.value.kind, caught.value.field) == (cls.kind, name)
+
+
+def test_fields_with_a_default_may_be_missing() -> None:
+    interval = EngineInterval(engine=0, state="generate", start=1.0, end=2.0, step=1)
+    row = row_of(interval)
+    del row["cause"], row["weight_version"]
+    recorded = parse(row)
+    assert recorded is not None and recorded.event == interval
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("time", "1.5"),
+        ("time", True),
+        ("time", math.nan),
+        ("source", 1),
+        ("sequence", 1.0),
+        ("name", None),
+        ("command", "rhyme train"),
+        ("engines", 2.0),
+        ("engines", True),
+        ("engines", None),
+        ("steps_per_epoch", "4"),
+        ("asynchronous", 1),
+    ],
+)
+def test_a_wrong_type_is_named(field: str, value: object) -> None:
+    with pytest.raises(EventError, match=f"event 'run_started', field '{field}'"):
+        parse(row_of(STARTED, **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("event", "change", "field"),
+    [
+        (STARTED, {"command": ["rhyme", 1]}, "command[1]"),
+        (TrainStep(1, 1, {}, {}), {"metrics": {"reward": "good"}}, "metrics.reward"),
+        (TrainStep(1, 1, {}, {}), {"metrics": {"reward": 10**400}}, "metrics.reward"),
+        (TrainStep(1, 1, {}, {}), {"seconds_by_part": [1.0]}, "seconds_by_part"),
+        (Note("info", "hello"), {"level": "loud"}, "level"),
+        (Note("info", "hello"), {"level": []}, "level"),
+        (EngineStep(1, 0, EngineCounters(), 0), {"counters": 1}, "counters"),
+        (EngineStep(1, 0, EngineCounters(), 0), {"counters": {}}, "counters.response_tokens"),
+        (EngineInterval(0, "idle", 1.0, 2.0, 1), {"cause": "weather"}, "cause"),
+    ],
+)
+def test_a_wrong_value_inside_a_field_is_named(event: Event, change: dict[str, Any], field: str) -> None:
+    with pytest.raises(EventError) as caught:
+        parse(row_of(event, **change))
+    assert (caught.value.kind, caught.value.field) == (event.kind, field)
+
+
+def test_a_bad_event_fails_where_it_is_made() -> None:
+    with pytest.raises(EventError, match="weights_loaded.*seconds"):
+        row_of(WeightsLoaded(version=1, engine=0, seconds="fast"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("row", [{}, {"kind": 7}])
+def test_without_a_kind_it_is_no_event(row: dict[str, Any]) -> None:
+    with pytest.raises(EventError, match="kind"):
+        parse(row)
+
+
+def test_numbers_of_numpy_become_plain_and_whole_seconds_floats() -> None:
+    numpy = pytest.importorskip("numpy")
+    row = row_of(TrainStep(numpy.int64(3), 1, {"train": 2}, {"reward": numpy.float32(0.5)}))
+    assert json.loads(json.dumps(row)) == row
+    assert (type(row["step"]), type(row["seconds_by_part"]["train"]), type(row["metrics"]["reward"])) == (
+        int,
+        float,
+        float,
+    )
+
+
+def test_numbers_that_json_lacks_are_strict_json_all_the_same() -> None:
+    values = {"a": math.nan, "b": math.inf, "c": -math.inf}
+    row = json.loads(json.dumps(row_of(TrainStep(1, 1, {}, values)), allow_nan=False))
+    assert row["metrics"] == {"a": "nan", "b": "inf", "c": "-inf"}
+    recorded = parse(row)
+    assert recorded is not None and isinstance(recorded.event, TrainStep)
+    read = recorded.event.metrics
+    assert math.isnan(read["a"]) and read["b"] == math.inf and read["c"] == -math.inf

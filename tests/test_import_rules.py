@@ -1,0 +1,70 @@
+"""Who may import what: the pure modules run where there is no training stack (control plane, simulator, tests)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rhyme_openrlhf
+
+PACKAGE = Path(rhyme_openrlhf.__file__).parent
+HEAVY = {"ray", "vllm", "torch", "deepspeed", "openrlhf"}
+# Rooms that are pure as a whole, and single modules of rooms that are not. Those not built yet join when they are.
+PURE_ROOMS = ("speculation", "latency", "scheduling", "simulation")
+PURE_MODULES = (
+    "config.py",
+    "options.py",
+    "history/index.py",
+    "history/keys.py",
+    "history/shard.py",
+    "telemetry/events.py",
+    "telemetry/metrics.py",
+)
+
+
+def pure_files() -> list[Path]:
+    rooms = [path for room in PURE_ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))]
+    return rooms + [path for name in PURE_MODULES if (path := PACKAGE / name).exists()]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Top-level names of everything a file imports, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", pure_files(), ids=module_name)
+def test_a_pure_module_names_nothing_heavy(path: Path) -> None:
+    assert imported(ast.parse(path.read_text(encoding="utf-8"))) & HEAVY == set()
+
+
+def test_importing_the_pure_modules_loads_nothing_heavy() -> None:
+    """Catches what the scan cannot see: a heavy import behind one of our own or a third party's modules."""
+    modules = [module_name(path) for path in pure_files()]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print(*sorted({HEAVY!r} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
+
+
+def test_the_scan_sees_every_form_of_import() -> None:
+    source = "import ray.util\ndef f():\n    from vllm.v1 import core\nif f:\n    import torch as t\n"
+    assert imported(ast.parse(source)) & HEAVY == {"ray", "vllm", "torch"}
