@@ -161,9 +161,11 @@ def _check_prompts(flag: str, names: str, split: str, args: SimpleNamespace) -> 
 
 def _load(flag: str, names: str, split: str, args: SimpleNamespace) -> Any:
     """The rows, loaded by upstream's own function."""
+    import datasets
     from datasets.exceptions import DatasetsError
     from openrlhf.datasets.utils import blending_datasets
 
+    datasets.disable_progress_bars()
     quiet = SimpleNamespace(print=lambda *_: None, is_rank_0=lambda: False, args=args)
     try:
         rows = blending_datasets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 from rhyme_openrlhf.cli import upstream
 from rhyme_openrlhf.config import RhymeSettings
@@ -19,6 +20,8 @@ def main(argv: list[str]) -> int:
     except (upstream.ArgumentsError, SettingsError) as error:
         return _refuse(error)
 
+    # Of the libraries below, not of the user's input; they would be the first thing a new user reads.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     # Imported only now: --help and argument errors must not wait for torch and Ray.
     from rhyme_openrlhf.cli import preflight
     from rhyme_openrlhf.platform import PlatformError, gpu_present, shims

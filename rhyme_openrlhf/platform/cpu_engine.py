@@ -27,8 +27,10 @@ def cpu_engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> di
         kv_cache_memory_bytes=settings.kv_cache_mb * 1024**2,
         enable_sleep_mode=False,
         distributed_executor_backend="mp" if ranks > 1 else "uni",
-        bundle_indices=None,
     )
+    if "bundle_indices" in changed:
+        # OpenRLHF names Ray bundles for its Ray executor; local processes take none.
+        changed["bundle_indices"] = None
     cores = os.cpu_count() or 1
     binding = "|".join(str(rank % cores) for rank in range(ranks)) if ranks > 1 else "nobind"
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding

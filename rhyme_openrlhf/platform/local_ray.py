@@ -38,6 +38,7 @@ def start_local_ray(pretended_gpus: int, cpus: int, runtime_env: dict[str, Any],
         num_gpus=pretended_gpus,
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
+        logging_level="ERROR",
         log_to_driver=log_to_driver,
         runtime_env=runtime_env,
     )

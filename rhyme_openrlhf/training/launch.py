@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,12 +191,12 @@ def _starting(args: SimpleNamespace, prompts: int) -> str:
 
 
 def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory) -> None:
-    # Imported here: it imports all of OpenRLHF, vLLM and DeepSpeed, and the terminal should say so first.
-    from rhyme_openrlhf.training import placement
+    # What OpenRLHF, vLLM and DeepSpeed print when they are imported and run is the log's, not the terminal's.
+    with (run.logs / "driver.log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
+        from rhyme_openrlhf.training import placement
 
-    placement.install(services, args.train.seed)
-    with (run.logs / "driver.log").open("w") as output:
-        placement.train(args, output)
+        placement.install(services, args.train.seed)
+        placement.train(args)
 
 
 def _one_sentence(error: BaseException) -> str:

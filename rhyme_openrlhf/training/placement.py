@@ -7,9 +7,8 @@ reward model actors are upstream's own: nothing of ours changes what they do.
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
-from typing import Any, TextIO
+from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present, shims
 
@@ -82,7 +81,6 @@ def install(services: RunServices, seed: int) -> None:
     async_module.PPOTrainerAsync = PPOTrainerAsync
 
 
-def train(args: SimpleNamespace, output: TextIO) -> None:
-    """Run OpenRLHF's own training function on the actors that `install` chose; what it prints goes to `output`."""
-    with contextlib.redirect_stdout(output):
-        launcher.train(args)
+def train(args: SimpleNamespace) -> None:
+    """Run OpenRLHF's own training function on the actors that `install` chose."""
+    launcher.train(args)

@@ -1,0 +1,182 @@
+"""Speculation changes nothing but speed: greedy equality, chi-square at temperature 1, log-probabilities.
+
+In fp32: bf16 has near ties that batching alone can flip.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.history.index import Piece, build_index
+from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, tokens_per_step
+
+pytestmark = pytest.mark.engine
+
+TASKS = sorted(path.name for path in embedded.DATA.glob("*_train.jsonl"))
+PROMPTS_PER_TASK = 16
+CONTEXT = 7
+WRONG_DRAFT = 32
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(embedded.MODEL)
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(embedded.MODEL, dtype=torch.float32)
+
+
+def prompts_of(task: str, tokenizer: Any) -> list[list[int]]:
+    rows = [json.loads(line) for line in (embedded.DATA / task).read_text().splitlines()]
+    return [tokenizer(row["input"], add_special_tokens=False)["input_ids"] for row in rows[:PROMPTS_PER_TASK]]
+
+
+def greedy(prompt: list[int], key: str | None = None) -> Any:
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.rollout.scheduler import PROMPT_KEY
+
+    extra = {PROMPT_KEY: key} if key else None
+    return SamplingParams(temperature=0, max_tokens=640 - len(prompt), logprobs=1, extra_args=extra)
+
+
+def adversarial(prompt: list[int], response: list[int]) -> list[Piece]:
+    """After every stretch of the right response, a continuation that is wrong from its first token on."""
+    text = prompt + response
+    pieces = []
+    for at in range(len(prompt), len(text)):
+        wrong = (text[at] + 1) % 64 + 4
+        pieces.append(Piece(text[max(0, at - CONTEXT) : at], [wrong] * WRONG_DRAFT, 1.0))
+    return pieces
+
+
+def history(kind: str, prompt: list[int], response: list[int]) -> list[Piece]:
+    if kind == "right":
+        return [Piece(prompt[-CONTEXT:], response, 1.0)]
+    if kind == "stale":
+        # An older policy's answer: the same text with every ninth token another one.
+        old = [token if i % 9 else (token + 3) % 64 + 4 for i, token in enumerate(response, start=1)]
+        return [Piece(prompt[-CONTEXT:], old, 1.0)]
+    return adversarial(prompt, response)
+
+
+@pytest.mark.parametrize("kind", ["right", "empty", "stale", "adversarial"])
+@pytest.mark.parametrize("task", TASKS)
+def test_greedy_output_is_the_same(
+    task: str, kind: str, plain_engine: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    prompts = prompts_of(task, tokenizer)
+    expected = [list(out.token_ids) for out in plain_engine.generate(prompts, [greedy(p) for p in prompts])]
+    keys = [f"{task}-{kind}-{number}" for number in range(len(prompts))]
+    if kind != "empty":
+        for key, prompt, response in zip(keys, prompts, expected, strict=True):
+            assert history_engine.install(key, build_index(history(kind, prompt, response)), tmp_path) == ""
+    before = EngineCounters.from_dict(history_engine.scheduler("read_counters"))
+    parameters = [greedy(prompt, key) for prompt, key in zip(prompts, keys, strict=True)]
+    found = [list(out.token_ids) for out in history_engine.generate(prompts, parameters)]
+    did = EngineCounters.from_dict(history_engine.scheduler("read_counters")) - before
+    for key in keys:
+        history_engine.scheduler("forget_history", key)
+
+    assert found == expected
+    # The test means something only if drafts were really accepted, or really refused.
+    if kind == "empty":
+        assert did.drafted == 0 and tokens_per_step(did) == 1.0
+    elif kind == "right":
+        assert (acceptance_rate(did) or 0) > 0.9 and (tokens_per_step(did) or 0) > 4
+    elif kind == "stale":
+        assert 0.1 < (acceptance_rate(did) or 0) < 0.9
+    else:
+        assert did.drafted > 100 and (acceptance_rate(did) or 0) < 0.05
+
+
+def test_log_probabilities_equal_transformers(
+    plain_engine: Any, history_engine: Any, tokenizer: Any, model: Any, tmp_path: Path
+) -> None:
+    import torch
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.rollout.scheduler import PROMPT_KEY
+
+    prompts = prompts_of(TASKS[0], tokenizer)[:8]
+    answers = plain_engine.generate(prompts, [greedy(p) for p in prompts])
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        history_engine.install(f"lp-{number}", build_index(history("right", prompt, list(answer.token_ids))), tmp_path)
+    parameters = [
+        SamplingParams(temperature=1, seed=n, max_tokens=300, logprobs=1, extra_args={PROMPT_KEY: f"lp-{n}"})
+        for n in range(len(prompts))
+    ]
+    worst = 0.0
+    for prompt, output in zip(prompts, history_engine.generate(prompts, parameters), strict=True):
+        tokens = list(output.token_ids)
+        with torch.no_grad():
+            expected = torch.log_softmax(model(torch.tensor([prompt + tokens])).logits[0], dim=-1)
+        for i, (token, at) in enumerate(zip(tokens, output.logprobs, strict=True)):
+            worst = max(worst, abs(at[token].logprob - expected[len(prompt) + i - 1, token].item()))
+    assert worst < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["right", "adversarial"])
+def test_sampling_follows_the_models_distribution(
+    kind: str, history_engine: Any, tokenizer: Any, model: Any, tmp_path: Path
+) -> None:
+    """Chi-square of the token that a draft proposes, given the tokens before it, at temperature 1."""
+    import torch
+    from scipy.stats import chi2
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.rollout.scheduler import PROMPT_KEY
+
+    prompt, first, second_probabilities = uncertain_second_token(prompts_of(TASKS[0], tokenizer), model)
+    drafted = int(torch.argmax(second_probabilities) if kind == "right" else torch.argmin(second_probabilities))
+    key = f"chi-{kind}"
+    # `first` is what prefill samples; the first decode step then verifies the draft.
+    history_engine.install(key, build_index([Piece(prompt[-CONTEXT:], [first, drafted], 1.0)]), tmp_path)
+    samples = 6000
+    parameters = [SamplingParams(temperature=1, max_tokens=3, extra_args={PROMPT_KEY: key}) for _ in range(samples)]
+    before = EngineCounters.from_dict(history_engine.scheduler("read_counters"))
+    outputs = history_engine.generate([prompt] * samples, parameters)
+    did = EngineCounters.from_dict(history_engine.scheduler("read_counters")) - before
+    seconds = Counter(out.token_ids[1] for out in outputs if out.token_ids[0] == first and len(out.token_ids) > 1)
+    total = sum(seconds.values())
+    assert total > 2000 and did.drafted >= total * 0.99
+
+    expected = second_probabilities.double().numpy() * total
+    common = expected >= 5  # the usual rule for the chi-square approximation; the rest is one class
+    observed = np.array([seconds[token] for token in range(len(expected))], dtype=float)
+    classes = [(observed[common], expected[common]), (observed[~common].sum()[None], expected[~common].sum()[None])]
+    statistic = sum(float(((o - e) ** 2 / np.maximum(e, 1e-9)).sum()) for o, e in classes if e.sum() > 0.5)
+    # One chance in 10,000 to fail by accident; a wrong sampler is off by hundreds.
+    assert statistic < chi2.ppf(0.9999, df=int(common.sum()))
+
+
+def uncertain_second_token(prompts: list[list[int]], model: Any) -> tuple[list[int], int, Any]:
+    """A context, its likeliest next token, and the distribution after that one, which is spread widely."""
+    import torch
+
+    best: tuple[float, list[int], int, Any] | None = None
+    for prompt in prompts:
+        with torch.no_grad():
+            text = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=40)[0].tolist()
+            probabilities = torch.softmax(model(torch.tensor([text])).logits[0], dim=-1)
+        for at in range(len(prompt), len(text) - 2):
+            first = probabilities[at - 1, text[at]].item()
+            spread = -(probabilities[at] * probabilities[at].clamp_min(1e-9).log()).sum().item()
+            if first > 0.6 and (best is None or spread > best[0]):
+                best = (spread, text[:at], text[at], probabilities[at])
+    assert best is not None
+    return best[1], best[2], best[3]
