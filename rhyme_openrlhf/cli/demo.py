@@ -38,7 +38,7 @@ def arguments(checkpoints: str) -> list[str]:
         --ckpt.path {shlex.quote(checkpoints)} --ckpt.output_dir {shlex.quote(checkpoints)}/trained
         --vllm.num_engines 2 --vllm.enforce_eager
         --actor.num_gpus_per_node 1 --ds.zero_stage 2 --ds.attn_implementation sdpa
-        --data.max_len 640
+        --data.max_len 768 --rollout.max_new_tokens 512
         --rollout.batch_size 12 --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 16
         --train.batch_size 96 --train.micro_batch_size 16 --train.num_episodes 6
         --algo.advantage.estimator group_norm --algo.kl.init_coef 0

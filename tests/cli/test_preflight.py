@@ -1,0 +1,138 @@
+"""Bad input costs one clear sentence, before anything is started."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.cli import preflight, train_ppo_ray, upstream
+from rhyme_openrlhf.cli.demo import arguments
+
+pytest.importorskip("openrlhf")
+
+
+def check(tmp_path: Path, **changed: str) -> preflight.Prompts:
+    """Run the checks on the demo's arguments with some flags changed (`__` for a dot)."""
+    argv = arguments(str(tmp_path))
+    for name, value in changed.items():
+        argv += ["--" + name.replace("__", "."), value]
+    return preflight.check(upstream.parse(argv))
+
+
+def refused(tmp_path: Path, **changed: str) -> str:
+    with pytest.raises(preflight.PreflightError) as error:
+        check(tmp_path, **changed)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_demo_passes(tmp_path: Path) -> None:
+    rows = (embedded.DATA / "mixed_train.jsonl").read_text().splitlines()
+    assert check(tmp_path).count == len(rows)
+
+
+def test_missing_data_set(tmp_path: Path) -> None:
+    assert (
+        refused(tmp_path, data__prompt_dataset="nowhere.jsonl") == "--data.prompt_dataset: nowhere.jsonl does not exist"
+    )
+
+
+def test_empty_data_set(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    assert refused(tmp_path, data__prompt_dataset=str(empty)) == f"--data.prompt_dataset: {empty} is empty"
+
+
+def test_unreadable_data_set(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("{no json\n")
+    assert f"{broken} cannot be loaded" in refused(tmp_path, data__prompt_dataset=str(broken))
+
+
+def test_missing_column(tmp_path: Path) -> None:
+    message = refused(tmp_path, data__label_key="answer")
+    assert "has no column 'answer' (--data.label_key)" in message and "input, label" in message
+
+
+def test_prompt_longer_than_the_limit(tmp_path: Path) -> None:
+    data = tmp_path / "long.jsonl"
+    rows = [{"input": "1+1=", "label": "2"}, {"input": "1" * 700, "label": "x"}]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    message = refused(tmp_path, data__prompt_dataset=str(data))
+    assert f"the prompt in row 2 of {data} has 700 tokens" in message and "raise --data.max_len" in message
+
+
+def test_eval_prompts_are_checked_too(tmp_path: Path) -> None:
+    assert "--eval.dataset: gone.jsonl does not exist" in refused(tmp_path, eval__dataset="gone.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("import no_such_module\n", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def reward(q, p, l): ...\n", "it defines no reward_func"),
+        ("def reward_func(:\n", "SyntaxError"),
+    ],
+)
+def test_reward_file_that_does_not_import(content: str, reason: str, tmp_path: Path) -> None:
+    reward = tmp_path / "my_reward.py"
+    reward.write_text(content)
+    message = refused(tmp_path, reward__remote_url=str(reward))
+    assert message.startswith(f"--reward.remote_url: {reward}") and reason in message
+
+
+def test_missing_reward_file(tmp_path: Path) -> None:
+    assert refused(tmp_path, reward__remote_url="gone.py") == "--reward.remote_url: gone.py does not exist"
+
+
+def test_model_path_that_does_not_exist(tmp_path: Path) -> None:
+    message = refused(tmp_path, actor__model_name_or_path="/no/such/model")
+    assert message == "--actor.model_name_or_path: /no/such/model does not exist"
+
+
+def test_directory_that_is_no_model(tmp_path: Path) -> None:
+    assert "has no config.json" in refused(tmp_path, actor__model_name_or_path=str(tmp_path))
+
+
+def test_tensor_parallel_size_that_does_not_divide_the_heads(tmp_path: Path) -> None:
+    message = refused(tmp_path, vllm__tensor_parallel_size="3")
+    assert "--vllm.tensor_parallel_size 3 does not divide the model's" in message and "possible: 1, 2, 4" in message
+
+
+def test_key_value_heads_that_fit_in_no_way(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(embedded.MODEL, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"num_attention_heads": 12, "num_key_value_heads": 6}))
+    message = refused(tmp_path, actor__model_name_or_path=str(model), vllm__tensor_parallel_size="4")
+    assert "6 key-value heads" in message
+
+
+def test_the_command_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*arguments(str(tmp_path)), "--data.prompt_dataset", "nowhere.jsonl"]
+    assert train_ppo_ray.main(argv) == 2
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert shown[-1] == "rhyme train: error: --data.prompt_dataset: nowhere.jsonl does not exist"
+
+
+@pytest.mark.parametrize("flag", ["--ds.packing_samples", "--ds.load_in_4bit"])
+def test_options_that_need_a_gpu_are_refused_without_one(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_ppo_ray.main([*arguments(str(tmp_path)), flag]) == 2
+    assert f"{flag} needs a GPU" in capsys.readouterr().err
+
+
+def test_a_bad_setting_of_ours_exits_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert train_ppo_ray.main([*arguments(str(tmp_path)), "--histospec.window_max", "500"]) == 2
+    assert "--histospec.window_max must be from 1 to 128, got 500" in capsys.readouterr().err
+
+
+def test_a_run_directory_in_use_is_refused(tmp_path: Path) -> None:
+    from rhyme_openrlhf.telemetry.run_directory import RunDirectoryError, make_run_directory
+
+    (tmp_path / "something").touch()
+    with pytest.raises(RunDirectoryError, match="is not empty"):
+        make_run_directory(str(tmp_path), "x", 0.0)

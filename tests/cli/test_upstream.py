@@ -1,0 +1,103 @@
+"""OpenRLHF's own command line with ours beside it: the contract with openrlhf.cli.train_ppo_ray 0.11.2."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.cli import upstream
+from rhyme_openrlhf.config import RhymeSettings
+
+pytest.importorskip("openrlhf")
+
+MINIMAL = ["--vllm.num_engines", "2", "--reward.remote_url", "reward.py", "--actor.model_name_or_path", "m"]
+
+
+def parse(*arguments: str) -> SimpleNamespace:
+    return upstream.parse([*MINIMAL, *arguments])
+
+
+def test_defaults_are_upstreams_and_ours() -> None:
+    args = parse("--actor.num_gpus_per_node", "1")
+    # Spot checks against upstream's source, among them a value that its main block derives after parsing.
+    assert (args.train.seed, args.rollout.batch_size, args.actor.adam.lr) == (42, 1024, 1e-6)
+    assert args.rollout.vllm_generate_batch_size == 1024
+    assert args.reward.remote_url == ["reward.py"]
+    assert RhymeSettings.from_namespace(args) == RhymeSettings()
+
+
+def test_flags_of_both_sides_are_taken() -> None:
+    args = parse("--actor.num_gpus_per_node", "1", "--train.seed", "7", "--histospec.window_max", "16")
+    assert args.train.seed == 7
+    assert RhymeSettings.from_namespace(args).histospec.window_max == 16
+
+
+def test_every_upstream_option_is_in_our_help() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "rhyme_openrlhf.cli.train_ppo_ray", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    source = "\n".join(__import__("ast").unparse(statement) for statement in upstream.main_block())
+    flags = __import__("re").findall(r"add_argument\('(--[\w.]+)'", source)
+    assert len(flags) > 120
+    assert [flag for flag in flags if flag not in done.stdout] == []
+    assert "--histospec.window_max" in done.stdout and "--weights.transport" in done.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert not imported & {"torch", "ray", "vllm", "deepspeed", "transformers"}, "--help must be quick"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--algo.advantage.estimator", "group_norm"], "group_norm requires n_samples_per_prompt > 1"),
+        (["--train.partial_rollout_enable"], "--train.partial_rollout_enable requires --train.async_enable"),
+        (["--actor.num_gpus_per_node", "4000"], "The number of sample batches must be greater"),
+    ],
+)
+def test_upstreams_own_checks_still_run(arguments: list[str], message: str) -> None:
+    with pytest.raises(upstream.ArgumentsError, match=message):
+        parse(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--no_such_flag", "1"], "unrecognized arguments: --no_such_flag 1"),
+        (["--train.seed", "x"], "argument --train.seed: invalid int value: 'x'"),
+        (["--histospec.window_ma", "3"], "unrecognized arguments: --histospec.window_ma 3"),
+    ],
+)
+def test_unknown_or_malformed_flags_cost_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse(*arguments)
+    assert left.value.code == 2
+    shown = capsys.readouterr().err
+    assert message in shown and len(shown.splitlines()) == 2
+
+
+def test_the_names_we_replace_in_upstreams_launcher_exist() -> None:
+    """training/placement.py sets these names; if upstream drops one, our actors would silently not be used."""
+    import inspect
+
+    import openrlhf.cli.train_ppo_ray as launcher
+    import openrlhf.trainer.ray.vllm_engine as engines
+
+    source = inspect.getsource(launcher.train)
+    for name in ("get_strategy(args)", "PolicyModelActor,", "PPOTrainerAsync as PPOTrainer", "import PPOTrainer"):
+        assert name in source
+    assert "RolloutRayActor.options(" in inspect.getsource(engines.create_vllm_engines)
+
+
+def test_the_demo_is_a_valid_command_line() -> None:
+    from rhyme_openrlhf.cli.demo import arguments
+
+    args = upstream.parse(arguments("/tmp/demo"))
+    assert args.vllm.num_engines == 2 and args.train.num_episodes >= 4
+    assert args.actor.model_name_or_path == str(embedded.MODEL)

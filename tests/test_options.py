@@ -1,0 +1,86 @@
+"""Settings: validation that names the flag, and the frozen set of our options."""
+
+import argparse
+import dataclasses
+
+import pytest
+
+from rhyme_openrlhf.config import SETTINGS_CLASSES, HistoSpecSettings, RhymeSettings, RunSettings
+from rhyme_openrlhf.options import OPTION, SettingsError, add_options, from_mapping
+
+# Our command line is a promise: an option that comes, goes or changes its default is a decision, made here.
+FROZEN = {
+    "--histospec.enable": True,
+    "--histospec.window_start": 2,
+    "--histospec.window_step": 2,
+    "--histospec.window_max": 32,
+    "--histospec.prefix_max": 7,
+    "--histospec.prefix_min": 3,
+    "--history.workers": 1,
+    "--history.cpus_per_worker": 0.5,
+    "--history.fetch_timeout_s": 10.0,
+    "--weights.transport": "buffer",
+    "--weights.bucket_mb": 512,
+    "--weights.timeout_s": 600.0,
+    "--run.dir": "",
+    "--run.name": "run",
+    "--run.reproducible": False,
+    "--run.progress": "auto",
+    "--run.worker_logs": False,
+    "--cpu.kv_cache_mb": 256,
+    "--cpu.dtype": "float32",
+}
+
+
+def test_our_options_are_frozen() -> None:
+    options = {cls.flag(field.name): field.default for cls in SETTINGS_CLASSES for field in dataclasses.fields(cls)}
+    assert options == FROZEN
+
+
+def test_every_option_teaches_in_a_sentence() -> None:
+    for cls in SETTINGS_CLASSES:
+        for field in dataclasses.fields(cls):
+            text = field.metadata[OPTION].help
+            assert text.endswith((".", ";")) and len(text.split()) >= 6, cls.flag(field.name)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"window_max": 300}, "--histospec.window_max must be from 1 to 128, got 300"),
+        ({"window_start": 0}, "--histospec.window_start must be from 1 to 128, got 0"),
+        ({"window_start": 9, "window_max": 8}, "--histospec.window_start must be at most --histospec.window_max (8)"),
+        ({"prefix_min": 8}, "--histospec.prefix_min must be at most --histospec.prefix_max (7), got 8"),
+        ({"enable": 1}, "--histospec.enable must be bool, got 1"),
+        ({"window_max": True}, "--histospec.window_max must be int, got True"),
+        ({"window": 3}, "--histospec.window is no option"),
+    ],
+)
+def test_bad_settings_are_refused_by_flag(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        from_mapping(HistoSpecSettings, values)
+    assert message in str(refused.value)
+
+
+def test_choices_are_named() -> None:
+    with pytest.raises(SettingsError, match="--run.progress must be one of auto, bars, lines, off, got 'colours'"):
+        RunSettings(progress="colours")
+
+
+def test_command_line_defaults_are_the_dataclass_defaults() -> None:
+    from types import SimpleNamespace
+
+    parser = argparse.ArgumentParser()
+    add_options(parser, SETTINGS_CLASSES)
+    flat = vars(parser.parse_args([]))
+    nested = SimpleNamespace(**{cls.group: SimpleNamespace() for cls in SETTINGS_CLASSES})
+    for name, value in flat.items():
+        group, _, field = name.partition(".")
+        setattr(getattr(nested, group), field, value)
+    assert RhymeSettings.from_namespace(nested) == RhymeSettings()
+
+
+def test_a_switch_can_be_turned_off() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, SETTINGS_CLASSES)
+    assert vars(parser.parse_args(["--no-histospec.enable"]))["histospec.enable"] is False
