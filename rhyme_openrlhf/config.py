@@ -88,6 +88,12 @@ class WeightSettings(Settings):
         choices=("buffer", "openrlhf"),
     )
     bucket_mb: int = option(512, "Size in MB of the pieces in which a weight version is published.", low=1, high=16384)
+    check_syncs: int = option(
+        1,
+        "After this many first weight syncs, compare the log-probabilities of a fixed sequence in every engine with "
+        "the trained model's; the difference is recorded, and a large one is warned of.",
+        low=0,
+    )
     timeout_s: float = option(
         600.0, "Seconds after which publishing or loading a weight version is given up.", low=1, high=86400
     )

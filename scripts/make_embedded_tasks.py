@@ -21,7 +21,8 @@ KIND_TRAIN_SIZE, KIND_EVAL_SIZE = 96, 32
 
 def problem_sets(seed: int = SEED) -> dict[str, list[Problem]]:
     """File name to problems, for every shipped file."""
-    rng, taken = random.Random(seed), set()
+    rng = random.Random(seed)
+    taken: set[str] = set()
     sets = {
         "mixed_train.jsonl": problem_set(KINDS, MIXED_TRAIN_SIZE, rng, taken),
         "mixed_eval.jsonl": problem_set(KINDS, MIXED_EVAL_SIZE, rng, taken),

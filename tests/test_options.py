@@ -21,6 +21,7 @@ FROZEN = {
     "--history.fetch_timeout_s": 10.0,
     "--weights.transport": "buffer",
     "--weights.bucket_mb": 512,
+    "--weights.check_syncs": 1,
     "--weights.timeout_s": 600.0,
     "--run.dir": "",
     "--run.name": "run",

@@ -7,6 +7,7 @@ cluster: with RAY_ADDRESS set, that cluster is used as it is.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ray
@@ -30,9 +31,13 @@ CPU_ENVIRONMENT = {
 }
 
 
-def start_local_ray(pretended_gpus: int, cpus: int, runtime_env: dict[str, Any], log_to_driver: bool) -> Any:
-    """Start Ray on this machine with `pretended_gpus` scheduling slots named GPU; returns Ray's context."""
+def start_local_ray(pretended_gpus: int, cpus: int, variables: dict[str, str], log_to_driver: bool) -> Any:
+    """Start Ray on this machine with `pretended_gpus` scheduling slots named GPU; returns Ray's context.
+
+    `variables` are set in every worker process, beside CPU_ENVIRONMENT (where this process's own values win).
+    """
     require_no_gpu("a Ray cluster with pretended GPUs")
+    chosen = {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
     return ray.init(
         num_cpus=cpus,
         num_gpus=pretended_gpus,
@@ -40,5 +45,8 @@ def start_local_ray(pretended_gpus: int, cpus: int, runtime_env: dict[str, Any],
         include_dashboard=False,
         logging_level="ERROR",
         log_to_driver=log_to_driver,
-        runtime_env=runtime_env,
+        runtime_env={
+            "env_vars": variables | chosen,
+            "worker_process_setup_hook": "rhyme_openrlhf.platform.shims.install",
+        },
     )

@@ -180,6 +180,16 @@ class WeightsLoaded(Event):
 
 
 @dataclass(frozen=True)
+class WeightsChecked(Event):
+    """Largest difference between the log-probabilities of a fixed sequence in an engine and in the trained model."""
+
+    kind: ClassVar[str] = "weights_checked"
+    version: int
+    engine: int
+    max_difference: float
+
+
+@dataclass(frozen=True)
 class TrainStep(Event):
     """A step is finished. `seconds_by_part`: its parts, which do not overlap (ROLLOUT_PART, "train", ...).
 
@@ -239,6 +249,7 @@ EVENT_CLASSES: tuple[type[Event], ...] = (
     EngineInterval,
     WeightsPublished,
     WeightsLoaded,
+    WeightsChecked,
     TrainStep,
     Evaluation,
     CheckpointSaved,

@@ -109,16 +109,11 @@ def _start_ray(args: SimpleNamespace, settings: RhymeSettings) -> Path:
     if gpu_present() or os.environ.get("RAY_ADDRESS"):
         context = ray.init(runtime_env={"env_vars": variables}, log_to_driver=settings.run.worker_logs)
     else:
-        from rhyme_openrlhf.platform.local_ray import CPU_ENVIRONMENT, start_local_ray
+        from rhyme_openrlhf.platform.local_ray import start_local_ray
 
-        chosen = {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
-        environment = {
-            "env_vars": variables | chosen,
-            "worker_process_setup_hook": "rhyme_openrlhf.platform.shims.install",
-        }
         gpus = required_gpus(args)
         cpus = gpus + SPARE_CPUS + int(settings.history.workers * settings.history.cpus_per_worker + 1)
-        context = start_local_ray(gpus, cpus, environment, settings.run.worker_logs)
+        context = start_local_ray(gpus, cpus, variables, settings.run.worker_logs)
     return Path(context.address_info["session_dir"])
 
 

@@ -1,0 +1,79 @@
+"""`rhyme doctor`: what is installed, what is missing, the command that mends it, and what will run here.
+
+Invariants: works where only our own light dependencies are installed; changes nothing; exit code 0 exactly when the
+embedded demo or training on GPUs will run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+
+from rhyme_openrlhf import __version__
+from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, Check, Verdict, run_checks, verdicts
+from rhyme_openrlhf.cli.doctor_facts import gather
+
+HEADER = ("component", "found", "wanted", "state", "to mend it, run")
+
+
+def main(argv: list[str]) -> int:
+    """Print the report; 0 when the demo or GPU training will run, else 1."""
+    parser = argparse.ArgumentParser(prog="rhyme doctor", description="Check this machine and say what will run on it.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    options = parser.parse_args(argv)
+    facts = gather()
+    checks = run_checks(facts)
+    uses = verdicts(facts, checks)
+    if options.json:
+        print(_as_json(checks, uses, gpu=facts.has_gpu))
+    elif sys.stdout.isatty():
+        _print_tables(checks, uses)
+    else:
+        print(as_text(checks, uses))
+    return 0 if any(use.runs for use in uses if use.use in ("embedded demo", "training on GPUs")) else 1
+
+
+def as_text(checks: list[Check], uses: list[Verdict]) -> str:
+    """Both tables as plain aligned text, for logs and pipes."""
+    rows = [HEADER, *((c.component, c.found, c.wanted, c.state, c.mend) for c in checks)]
+    use_rows = [(use.use, "yes" if use.runs else "no", use.reason) for use in uses]
+    return f"{_aligned(rows)}\n\nWhat will run here:\n{_aligned(use_rows)}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _as_json(checks: list[Check], uses: list[Verdict], *, gpu: bool) -> str:
+    report = {
+        "version": __version__,
+        "gpu": gpu,
+        "checks": [dataclasses.asdict(check) for check in checks],
+        "runs": [dataclasses.asdict(use) for use in uses],
+    }
+    return json.dumps(report, indent=2)
+
+
+def _print_tables(checks: list[Check], uses: list[Verdict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*HEADER, box=None, header_style="bold", pad_edge=False)
+    for check in checks:
+        colour = {OK: "green", LOW: "yellow"}.get(check.state, "red" if check.state in BLOCKING else "dim")
+        # Text, not str: rich would read "[gpu]" in a command as markup.
+        cells = (check.component, check.found, check.wanted)
+        table.add_row(*map(Text, cells), Text(check.state, colour), Text(check.mend, overflow="fold"))
+    what = Table(box=None, show_header=False, pad_edge=False)
+    for use in uses:
+        what.add_row(Text(use.use), Text("yes", "green") if use.runs else Text("no", "red"), Text(use.reason))
+    console = Console()
+    console.print(table)
+    console.print("\nWhat will run here:", style="bold")
+    console.print(what)

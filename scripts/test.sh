@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Everything that must pass before a change is kept: style, types, tests. Sets up first (once).
+#
+#   scripts/test.sh [PYTEST ARGUMENTS]      for example: scripts/test.sh -m "not engine and not e2e" tests/history
+#
+# Runs all of it even when an early part fails, so that one run shows everything; fails when anything failed.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup_cpu.sh --extras test,demo
+# Activated, so that ninja is found by what the tests compile.
+PATH=$PWD/.venv/bin:$PATH
+
+FAILED=()
+run() {
+    echo "test: $*"
+    "$@" || FAILED+=("$*")
+}
+
+run ruff check .
+run ruff format --check .
+run mypy --pretty
+run python -m pytest "$@"
+
+if ((${#FAILED[@]})); then
+    printf 'test: FAILED: %s\n' "${FAILED[@]}" >&2
+    exit 1
+fi
+echo "test: all passed"

