@@ -29,7 +29,8 @@ from vllm.utils import random_uuid
 
 from rhyme_openrlhf.rollout import engine_core_channel
 from rhyme_openrlhf.rollout.history_feed import HistoryFeed
-from rhyme_openrlhf.rollout.scheduler import PROMPT_KEY, SETTINGS_KEY
+from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
+from rhyme_openrlhf.rollout.scheduler import SETTINGS_KEY
 from rhyme_openrlhf.rollout.timeline import EngineTimeline
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.training.seeding import current_sample

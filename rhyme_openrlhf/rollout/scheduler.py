@@ -21,13 +21,18 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import IndexBufferError
 from rhyme_openrlhf.rollout import engine_core_channel  # noqa: F401  (adds the channel to this process's EngineCore)
+from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, UNCOUNTED
 from rhyme_openrlhf.rollout.step_meter import Emitted, StepMeter, VerifiedDraft, verified_drafts
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter
 
-# Key in SamplingParams.extra_args under which a request names its prompt, and key of our settings in vLLM's
-# additional_config.
-PROMPT_KEY = "rhyme_prompt_key"
+# Key of our settings in vLLM's additional_config.
 SETTINGS_KEY = "rhyme_histospec"
+
+
+def extra_arguments(request: Any) -> dict[str, Any]:
+    """What the request's sender told us about it."""
+    parameters = request.sampling_params
+    return (parameters.extra_args if parameters else None) or {}
 
 
 class Metering(Scheduler):
@@ -49,7 +54,7 @@ class Metering(Scheduler):
         before = {
             request_id: self.requests[request_id].num_output_tokens
             for request_id in scheduler_output.num_scheduled_tokens
-            if request_id in self.requests
+            if request_id in self.requests and not extra_arguments(self.requests[request_id]).get(UNCOUNTED)
         }
         sampled = model_runner_output.sampled_token_ids
         verified = verified_drafts(
@@ -125,9 +130,7 @@ class HistoryScheduler(Metering, Scheduler):
         is_new = request.request_id not in self.requests
         super().add_request(request)
         if is_new:
-            parameters = request.sampling_params
-            extra = (parameters.extra_args if parameters else None) or {}
-            self.drafter.start(request.request_id, extra.get(PROMPT_KEY))
+            self.drafter.start(request.request_id, extra_arguments(request).get(PROMPT_KEY))
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Replace the worker's (empty) drafts by ours, for each request that is decoding."""

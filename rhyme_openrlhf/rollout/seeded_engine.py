@@ -19,6 +19,7 @@ if not gpu_present():
 import openrlhf.trainer.ray.vllm_engine as upstream
 
 from rhyme_openrlhf.ray_classes import plain_class
+from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
 from rhyme_openrlhf.training.seeding import SampleIdentity, current_sample, request_seed
 
 PlainRolloutActor = plain_class(upstream.RolloutRayActor, __name__, "PlainRolloutActor")
@@ -81,7 +82,7 @@ class SeededRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         """Log-probability of each token after the first, by the weights this engine now runs, at temperature 1."""
         from vllm import SamplingParams
 
-        parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+        parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, extra_args={UNCOUNTED: True})
         output = await PlainRolloutActor.generate(self, list(token_ids), parameters)
         return [at[token].logprob for at, token in list(zip(output.prompt_logprobs, token_ids, strict=True))[1:]]
 

@@ -119,7 +119,7 @@ class RhymeTraining(BasePPOTrainer):
         """Upstream's logs and checkpoints; a checkpoint is noted in the record."""
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
         if global_step % self.args.ckpt.save_steps == 0:
-            self.services.record(CheckpointSaved(global_step, self.args.ckpt.path), SOURCE)
+            self.services.record(CheckpointSaved(global_step, self.services.checkpoint_path), SOURCE)
 
     def close(self) -> None:
         """Give back what outlives this process: the weight copies in shared memory."""

@@ -138,7 +138,7 @@ def _services(args: SimpleNamespace, settings: RhymeSettings, prompts: int, reco
     fixed = not args.algo.dynamic_filtering_enable
     steps = -(-prompts // args.rollout.batch_size) if fixed else None
     workers = start_history_workers(settings.history) if settings.histospec.enable else []
-    return RunServices(settings, recorder, tuple(workers), steps)
+    return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path)
 
 
 def _start_display(run: RunDirectory, mode: str) -> threading.Thread:

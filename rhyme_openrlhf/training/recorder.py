@@ -46,6 +46,7 @@ class RunServices:
     recorder: Any
     history_workers: tuple[Any, ...]
     steps_per_epoch: int | None
+    checkpoint_path: str
 
     def record(self, event: Event, source: str) -> None:
         """Send an event to the record, without waiting."""

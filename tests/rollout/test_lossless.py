@@ -48,7 +48,7 @@ def prompts_of(task: str, tokenizer: Any) -> list[list[int]]:
 def greedy(prompt: list[int], key: str | None = None) -> Any:
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.rollout.scheduler import PROMPT_KEY
+    from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
 
     extra = {PROMPT_KEY: key} if key else None
     return SamplingParams(temperature=0, max_tokens=640 - len(prompt), logprobs=1, extra_args=extra)
@@ -110,7 +110,7 @@ def test_log_probabilities_equal_transformers(
     import torch
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.rollout.scheduler import PROMPT_KEY
+    from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
 
     prompts = prompts_of(TASKS[0], tokenizer)[:8]
     answers = plain_engine.generate(prompts, [greedy(p) for p in prompts])
@@ -139,7 +139,7 @@ def test_sampling_follows_the_models_distribution(
     from scipy.stats import chi2
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.rollout.scheduler import PROMPT_KEY
+    from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
 
     prompt, first, second_probabilities = uncertain_second_token(prompts_of(TASKS[0], tokenizer), model)
     drafted = int(torch.argmax(second_probabilities) if kind == "right" else torch.argmin(second_probabilities))

@@ -1,0 +1,6 @@
+"""What our requests tell the scheduler plug-in: keys of vLLM's `SamplingParams.extra_args`."""
+
+# The prompt whose history the request may draft from (history/keys.py::prompt_key).
+PROMPT_KEY = "rhyme_prompt_key"
+# The request is a check of ours, not a sample: it does not appear in the engine's counters.
+UNCOUNTED = "rhyme_uncounted"
