@@ -26,7 +26,7 @@ if gpu_present():
     _Base: Any = WorkerWrap
 else:
     from rhyme_openrlhf.platform import cpu_sampling
-    from rhyme_openrlhf.platform.gloo_sync import GlooWorkerWrap
+    from rhyme_openrlhf.platform.gloo_broadcast import GlooWorkerWrap
 
     _Base = GlooWorkerWrap
     cpu_sampling.apply()

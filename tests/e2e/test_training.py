@@ -76,9 +76,7 @@ def test_the_main_job(train: Train) -> None:
         assert all(event.cause for event in intervals if event.state == "idle")
 
     # The record is complete, and nothing is left behind.
-    assert {"config.json", "events.jsonl", "summary.json", "logs", "checkpoints"} <= {
-        p.name for p in run.path.iterdir()
-    }
+    assert {path.name for path in run.path.iterdir()} >= {"events.jsonl", "logs", "checkpoints"}
     config = json.loads((run.path / "config.json").read_text())
     assert config["arguments"]["rollout"]["batch_size"] == 4 and config["settings"]["histospec"]["window_max"] == 32
     assert config["versions"]["openrlhf"] == "0.11.2"

@@ -127,9 +127,8 @@ def trainer_tests() -> list[Any]:
         marks = [mark for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
         rows = marks[0].args[1] if marks else [()]
         names = marks[0].args[0].split(",") if marks else []
-        cases += [
-            pytest.param(function, dict(zip(names, row, strict=True)), id=f"{name}-{i}") for i, row in enumerate(rows)
-        ]
+        for number, row in enumerate(rows):
+            cases.append(pytest.param(function, dict(zip(names, row, strict=True)), id=f"{name}-{number}"))
     return cases
 
 
