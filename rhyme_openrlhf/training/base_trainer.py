@@ -83,6 +83,8 @@ class RhymeTraining(BasePPOTrainer):
         self._version = global_step + 1
         self.experience_maker.step = global_step + 1
         status, step = super().train_step(rollout_samples, global_step)
+        if self._weights is not None:
+            self._weights.check(self._version)
         parts = {name: status[key] for key, name in PARTS.items()}
         rollout = self.rollout_seconds()
         if rollout is not None:

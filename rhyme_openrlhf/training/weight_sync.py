@@ -37,7 +37,7 @@ class WeightSync:
         self._services = services
         self._timeout_s = services.settings.weights.timeout_s
         self._nodes: list[str] = []
-        self._synced = 0
+        self._checked = 0
         self._stores: dict[str, Any] = {}
 
     def sync(self, version: int) -> None:
@@ -63,12 +63,15 @@ class WeightSync:
         )
         for engine, took in enumerate(seconds):
             self._services.record(WeightsLoaded(version, engine, took), SOURCE)
-        if self._synced < self._services.settings.weights.check_syncs:
-            self._check(version)
-        self._synced += 1
 
-    def _check(self, version: int) -> None:
-        """Compare a fixed sequence's log-probabilities in every engine with the policy's."""
+    def check(self, version: int) -> None:
+        """Compare a fixed sequence's log-probabilities in every engine with the policy's.
+
+        Done for the first `--weights.check_syncs` versions; engines must not be paused.
+        """
+        if self._checked >= self._services.settings.weights.check_syncs:
+            return
+        self._checked += 1
         trained = self._wait(self._policy.async_run_method("score", CHECKED_TOKENS), "the policy's log-probabilities")
         engines = self._wait([e.score.remote(CHECKED_TOKENS) for e in self._engines], "the engines' log-probabilities")
         for engine, scores in enumerate(engines):
