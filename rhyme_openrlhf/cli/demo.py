@@ -39,8 +39,8 @@ def arguments(checkpoints: str) -> list[str]:
         --vllm.num_engines 2 --vllm.enforce_eager
         --actor.num_gpus_per_node 1 --ds.zero_stage 2 --ds.attn_implementation sdpa
         --data.max_len 768 --rollout.max_new_tokens 512
-        --rollout.batch_size 12 --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 16
-        --train.batch_size 96 --train.micro_batch_size 16 --train.num_episodes 6
+        --rollout.batch_size 12 --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 8
+        --train.batch_size 96 --train.micro_batch_size 8 --train.num_episodes 6
         --algo.advantage.estimator group_norm --algo.kl.init_coef 0
         --algo.advantage.is_correction_level token --algo.advantage.is_correction_mode clip
         --algo.advantage.is_correction_threshold 0.0 5.0

@@ -6,6 +6,7 @@ accumulation) is upstream's. Checked against OpenRLHF 0.11.2 `utils/deepspeed/de
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ class CpuStrategy(DeepspeedStrategy):
             transformers.set_seed(self.seed)
         deepspeed.init_distributed(dist_backend="gloo", timeout=timeout)
         self.world_size = dist.get_world_size()
+        torch.set_num_threads(training_threads(self.args.train.async_enable, self.world_size, os.cpu_count() or 1))
         self.ds_device_mesh = init_device_mesh("cpu", (self.world_size, 1, 1), mesh_dim_names=("dp", "sp", "tp"))
         self.setup_ring_attn(self.ds_device_mesh)
         self.accumulated_gradient = self.train_batch_size // self.micro_train_batch_size // self.world_size
@@ -51,6 +53,11 @@ class CpuStrategy(DeepspeedStrategy):
     def moving_average(self, model: Any, model_ema: Any, beta: float = 0.992, device: str = "cpu") -> Any:
         """Upstream's EMA update; its callers name "cuda" as the device."""
         return super().moving_average(model, model_ema, beta, "cpu")
+
+
+def training_threads(asynchronous: bool, ranks: int, cores: int) -> int:
+    """Threads of one rank: all cores are free while a synchronous trainer trains, none while engines generate too."""
+    return 1 if asynchronous else max(1, cores // ranks)
 
 
 def allow_float32() -> None:
