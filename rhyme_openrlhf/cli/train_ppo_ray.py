@@ -14,25 +14,27 @@ BAD_INPUT = 2
 
 def main(argv: list[str]) -> int:
     """Check `argv`, then train. Returns the exit code: 2 for bad input, before anything was started."""
+    # They are about the libraries, not about the user's input, and would be the first thing a new user reads.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     try:
         args = upstream.parse(argv)
         settings = RhymeSettings.from_namespace(args)
     except (upstream.ArgumentsError, SettingsError) as error:
         return _refuse(error)
 
-    # Of the libraries below, not of the user's input; they would be the first thing a new user reads.
-    warnings.filterwarnings("ignore", category=FutureWarning)
     # Imported only now: --help and argument errors must not wait for torch and Ray.
     from rhyme_openrlhf.cli import preflight
-    from rhyme_openrlhf.platform import PlatformError, gpu_present, shims
+    from rhyme_openrlhf.platform import PlatformError, gpu_present, run_has_gpus, shims
     from rhyme_openrlhf.telemetry.run_directory import RunDirectoryError
 
     changes: list[str] = []
     try:
         if not gpu_present():
+            shims.install()
+        on_gpus = run_has_gpus()
+        if not on_gpus:
             from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
 
-            shims.install()
             changes = adapt_arguments(args)
         prompts = preflight.check(args)
     except (PlatformError, preflight.PreflightError) as error:
@@ -43,7 +45,7 @@ def main(argv: list[str]) -> int:
     from rhyme_openrlhf.training.launch import LaunchError, run_training
 
     try:
-        return run_training(args, settings, prompts.count, ["rhyme", "train", *argv])
+        return run_training(args, settings, prompts.count, on_gpus, ["rhyme", "train", *argv])
     except (LaunchError, RunDirectoryError) as error:
         return _refuse(error)
 

@@ -9,6 +9,7 @@ with pretended GPUs (`local_ray`). Invariant: each of these raises `PlatformErro
 from __future__ import annotations
 
 import functools
+import os
 
 
 class PlatformError(RuntimeError):
@@ -21,6 +22,22 @@ def gpu_present() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def run_has_gpus() -> bool:
+    """Whether a run started from this process has GPUs: this machine's, or those of the cluster in RAY_ADDRESS.
+
+    The driver may sit on a node without a GPU. Ray names the type of every GPU it has found itself
+    ("accelerator_type:H200"); pretended ones have none.
+    """
+    if gpu_present():
+        return True
+    if not os.environ.get("RAY_ADDRESS"):
+        return False
+    import ray
+
+    with ray.init(log_to_driver=False):
+        return any(name.startswith("accelerator_type:") for name in ray.cluster_resources())
 
 
 def require_no_gpu(what: str) -> None:

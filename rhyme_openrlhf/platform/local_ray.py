@@ -34,10 +34,17 @@ CPU_ENVIRONMENT = {
 def start_local_ray(pretended_gpus: int, cpus: int, variables: dict[str, str], log_to_driver: bool) -> Any:
     """Start Ray on this machine with `pretended_gpus` scheduling slots named GPU; returns Ray's context.
 
-    `variables` are set in every worker process, beside CPU_ENVIRONMENT (where this process's own values win).
+    With RAY_ADDRESS set it connects to that cluster (of pretended GPUs) instead of starting one. `variables` are set
+    in every worker process, beside CPU_ENVIRONMENT (where this process's own values win).
     """
     require_no_gpu("a Ray cluster with pretended GPUs")
     chosen = {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
+    runtime_env = {
+        "env_vars": variables | chosen,
+        "worker_process_setup_hook": "rhyme_openrlhf.platform.shims.install",
+    }
+    if os.environ.get("RAY_ADDRESS"):
+        return ray.init(log_to_driver=log_to_driver, logging_level="ERROR", runtime_env=runtime_env)
     return ray.init(
         num_cpus=cpus,
         num_gpus=pretended_gpus,
@@ -45,8 +52,5 @@ def start_local_ray(pretended_gpus: int, cpus: int, variables: dict[str, str], l
         include_dashboard=False,
         logging_level="ERROR",
         log_to_driver=log_to_driver,
-        runtime_env={
-            "env_vars": variables | chosen,
-            "worker_process_setup_hook": "rhyme_openrlhf.platform.shims.install",
-        },
+        runtime_env=runtime_env,
     )

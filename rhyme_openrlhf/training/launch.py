@@ -22,7 +22,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.history.worker import start_history_workers
-from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.telemetry.event_log import follow, read_events
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted, RunStatus
 from rhyme_openrlhf.telemetry.progress import make_display
@@ -42,16 +41,19 @@ class LaunchError(Exception):
     """The run cannot start; the message is one sentence for the user."""
 
 
-def run_training(args: SimpleNamespace, settings: RhymeSettings, prompts: int, command: list[str]) -> int:
+def run_training(
+    args: SimpleNamespace, settings: RhymeSettings, prompts: int, on_gpus: bool, command: list[str]
+) -> int:
     """Train; returns the process's exit code: 0, 1 when the run failed, 130 when it was interrupted.
 
+    `prompts` are how many the data set has; `on_gpus` is `platform.run_has_gpus()`.
     Raises LaunchError or RunDirectoryError before anything of the run is started.
     """
     started = time.time()
     run = make_run_directory(settings.run.dir, settings.run.name, started)
     run.link_checkpoints(args.ckpt.path)
     run.write_json("config.json", _config(args, settings, command))
-    session = _start_ray(args, settings)
+    session = _start_ray(args, settings, on_gpus)
     (run.logs / "ray").symlink_to(session / "logs")
     status: RunStatus = "failed"
     message, code = "", 1
@@ -60,13 +62,16 @@ def run_training(args: SimpleNamespace, settings: RhymeSettings, prompts: int, c
     try:
         _check_gpus(args)
         recorder = _start_recorder(run)
-        services = _services(args, settings, prompts, recorder)
+        services = _services(args, settings, prompts, on_gpus, recorder)
         display = _start_display(run, settings.run.progress)
         services.record(_run_started(args, settings, services, command), SOURCE)
         services.record(Note("info", f"run directory {run.path}"), SOURCE)
         services.record(Note("info", _starting(args, prompts)), SOURCE)
         _train(args, services, run)
         status, message, code = "succeeded", "", 0
+    except LaunchError as error:
+        message = str(error)
+        raise
     except KeyboardInterrupt:
         status, message, code = "stopped", "interrupted", 130
     except (ray.exceptions.RayError, RuntimeError, ValueError, OSError, AssertionError) as error:
@@ -87,7 +92,7 @@ def _config(args: SimpleNamespace, settings: RhymeSettings, command: list[str]) 
         "settings": settings.to_dict(),
         "arguments": _plain(args),
         "versions": versions(),
-        "machine": {"cpus": os.cpu_count(), "gpu": gpu_present(), "host": os.uname().nodename},
+        "machine": {"cpus": os.cpu_count(), "host": os.uname().nodename},
     }
 
 
@@ -98,7 +103,7 @@ def _plain(node: Any) -> Any:
     return {name: "(not recorded)" if name == "key" and value else _plain(value) for name, value in vars(node).items()}
 
 
-def _start_ray(args: SimpleNamespace, settings: RhymeSettings) -> Path:
+def _start_ray(args: SimpleNamespace, settings: RhymeSettings, on_gpus: bool) -> Path:
     """Connect to Ray, or start it; returns its session directory on this machine."""
     variables = {
         # Upstream's own three, with the user's values if set (openrlhf/cli/train_ppo_ray.py).
@@ -106,7 +111,7 @@ def _start_ray(args: SimpleNamespace, settings: RhymeSettings) -> Path:
         "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
         "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
     }
-    if gpu_present() or os.environ.get("RAY_ADDRESS"):
+    if on_gpus:
         context = ray.init(runtime_env={"env_vars": variables}, log_to_driver=settings.run.worker_logs)
     else:
         from rhyme_openrlhf.platform.local_ray import start_local_ray
@@ -133,12 +138,14 @@ def _start_recorder(run: RunDirectory) -> Any:
     return Recorder.options(scheduling_strategy=here).remote(str(run.events))
 
 
-def _services(args: SimpleNamespace, settings: RhymeSettings, prompts: int, recorder: Any) -> RunServices:
+def _services(
+    args: SimpleNamespace, settings: RhymeSettings, prompts: int, on_gpus: bool, recorder: Any
+) -> RunServices:
     # Dynamic filtering draws as many prompts as it takes to fill a step.
     fixed = not args.algo.dynamic_filtering_enable
     steps = -(-prompts // args.rollout.batch_size) if fixed else None
     workers = start_history_workers(settings.history) if settings.histospec.enable else []
-    return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path)
+    return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, on_gpus)
 
 
 def _start_display(run: RunDirectory, mode: str) -> threading.Thread:

@@ -64,7 +64,7 @@ def install(services: RunServices, seed: int) -> None:
     upstream_strategy = launcher.get_strategy
 
     def get_strategy(args: SimpleNamespace) -> Any:
-        if gpu_present():
+        if services.on_gpus:
             strategy = upstream_strategy(args)
         else:
             from rhyme_openrlhf.platform.cpu_strategy import cpu_strategy

@@ -47,6 +47,7 @@ class RunServices:
     history_workers: tuple[Any, ...]
     steps_per_epoch: int | None
     checkpoint_path: str
+    on_gpus: bool
 
     def record(self, event: Event, source: str) -> None:
         """Send an event to the record, without waiting."""

@@ -1,0 +1,129 @@
+"""The history worker on real Ray, and an engine's feed from it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from rhyme_openrlhf.config import HistorySettings  # noqa: E402
+from rhyme_openrlhf.history.index import DraftIndex, Piece  # noqa: E402
+from rhyme_openrlhf.history.keys import owner, prompt_key  # noqa: E402
+from rhyme_openrlhf.history.worker import PromptRollout, start_history_workers  # noqa: E402
+from rhyme_openrlhf.rollout.history_feed import PREFIX, SHARED_MEMORY, HistoryFeed  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Any]]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield start_history_workers(HistorySettings(workers=2, cpus_per_worker=0.1))
+    ray.shutdown()
+
+
+class Scheduler:
+    """Stands for the engine core: reads an index file while it is there, as the real one maps it."""
+
+    def __init__(self, answer: str = "") -> None:
+        self.answer = answer
+        self.indexes: dict[str, DraftIndex] = {}
+
+    async def call(self, method: str, key: str, path: str = "") -> str:
+        if method == "forget_history":
+            del self.indexes[key]
+        else:
+            self.indexes[key] = DraftIndex.from_buffer(np.fromfile(path, dtype=np.uint8))
+        return self.answer
+
+
+def record(workers: list[Any], prompt: str, tokens: list[int], step: int) -> str:
+    key = prompt_key(prompt)
+    rollout = PromptRollout(key, (Piece([1, 2, 3], tokens, 1.0),), (len(tokens),))
+    ray.get(workers[owner(key, len(workers))].record.remote(step, [rollout]))
+    return key
+
+
+def test_what_was_recorded_comes_back_as_drafts(workers: list[Any]) -> None:
+    scheduler = Scheduler()
+    feed = HistoryFeed(workers, scheduler.call, timeout_s=30)
+    keys = [record(workers, f"prompt {n}", [10 + n, 11 + n, 12 + n, 13 + n], step=1) for n in range(6)]
+
+    async def install_all() -> None:
+        await asyncio.gather(*(feed.install(key) for key in [*keys, prompt_key("never seen")]))
+
+    asyncio.run(install_all())
+    assert set(scheduler.indexes) == set(keys)
+    assert scheduler.indexes[keys[2]].draft([1, 2, 3], 7, 3, 8).tokens == [12, 13, 14, 15]
+    assert sum(ray.get([worker.prompts.remote() for worker in workers])) == 6
+    asyncio.run(feed.forget(keys[2]))
+    assert keys[2] not in scheduler.indexes
+    assert feed.take_problems() == []
+    assert not list(SHARED_MEMORY.glob(PREFIX + "*"))
+
+
+def test_a_dead_worker_costs_drafts_and_comes_back(workers: list[Any]) -> None:
+    key = record(workers, "lost", [5, 6, 7, 8], step=1)
+    worker = workers[owner(key, len(workers))]
+    ray.kill(worker, no_restart=False)
+    scheduler = Scheduler()
+    feed = HistoryFeed(workers, scheduler.call, timeout_s=20)
+    asyncio.run(feed.install(key))
+    assert scheduler.indexes == {}
+    deadline = time.time() + 60
+    while time.time() < deadline:
+        try:
+            assert ray.get(worker.prompts.remote(), timeout=30) == 0
+            break
+        except ray.exceptions.RayActorError:
+            time.sleep(0.2)
+    else:
+        pytest.fail("the history worker was not restarted within 60 s")
+    record(workers, "lost", [5, 6, 7, 8], step=2)
+    asyncio.run(feed.install(key))
+    assert key in scheduler.indexes
+
+
+def test_a_worker_that_does_not_answer_is_given_up(workers: list[Any]) -> None:
+    @ray.remote
+    class Slow:
+        def index(self, key: str) -> None:
+            time.sleep(60)
+
+    slow = Slow.options(num_cpus=0).remote()
+    feed = HistoryFeed([slow], Scheduler().call, timeout_s=0.5)
+    started = time.time()
+    asyncio.run(feed.install("any"))
+    assert time.time() - started < 20
+    assert feed.take_problems() == ["history worker 0 did not answer within 0.5 s"]
+    ray.kill(slow)
+
+
+def test_a_refused_index_is_noted(workers: list[Any]) -> None:
+    key = record(workers, "refused", [5, 6, 7, 8], step=3)
+    feed = HistoryFeed(workers, Scheduler(answer="draft index refused: why").call, timeout_s=30)
+    asyncio.run(feed.install(key))
+    assert feed.take_problems() == ["draft index refused: why"]
+
+
+def test_no_worker_means_no_history() -> None:
+    feed = HistoryFeed([], Scheduler().call, timeout_s=1)
+    asyncio.run(feed.install("any"))
+    assert feed.take_problems() == []
+
+
+def test_index_files_are_removed_even_when_the_scheduler_fails(workers: list[Any], tmp_path: Path) -> None:
+    key = record(workers, "fails", [5, 6, 7, 8], step=3)
+
+    async def broken(*_: Any) -> str:
+        raise OSError("no")
+
+    feed = HistoryFeed(workers, broken, timeout_s=30)
+    asyncio.run(feed.install(key))
+    assert "could not be written" in feed.take_problems()[0]
+    assert not list(SHARED_MEMORY.glob(PREFIX + "*"))
