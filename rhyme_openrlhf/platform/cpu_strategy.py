@@ -23,6 +23,9 @@ import transformers  # noqa: E402
 from openrlhf.utils.deepspeed import DeepspeedStrategy  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
+# DeepSpeed 0.19.6, op_builder/cpu/comm.py: ShareMemCommBuilder.NAME.
+SHARED_MEMORY_OP = "deepspeed_shm_comm"
+
 
 class CpuStrategy(DeepspeedStrategy):
     """DeepspeedStrategy with a gloo backend and a device mesh of CPUs; no ring attention, no DeepSpeed TP."""
@@ -35,6 +38,9 @@ class CpuStrategy(DeepspeedStrategy):
             transformers.enable_full_determinism(self.seed)
         else:
             transformers.set_seed(self.seed)
+        # DeepSpeed would compile its shared-memory collectives here, which takes up to a minute at first use and serves
+        # inference only; gloo does what training needs.
+        deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
         deepspeed.init_distributed(dist_backend="gloo", timeout=timeout)
         self.world_size = dist.get_world_size()
         torch.set_num_threads(training_threads(self.args.train.async_enable, self.world_size, os.cpu_count() or 1))

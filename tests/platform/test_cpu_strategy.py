@@ -28,3 +28,13 @@ def test_float32_is_added_to_upstreams_names_once() -> None:
     assert (first("fp32"), first("bf16"), first("fp16")) == (torch.float32, torch.bfloat16, torch.float16)
     with pytest.raises(ValueError, match="Invalid param_dtype"):
         first("int8")
+
+
+def test_the_op_that_is_not_compiled_still_has_this_name() -> None:
+    import deepspeed
+    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+    from rhyme_openrlhf.platform.cpu_strategy import SHARED_MEMORY_OP
+
+    assert ShareMemCommBuilder.NAME == SHARED_MEMORY_OP
+    assert isinstance(deepspeed.ops.__compatible_ops__, dict)
