@@ -253,11 +253,11 @@ def training_command(directory: Path) -> str:
         f"--actor.model_name_or_path {path} --reward.remote_url {path}/reward.py",
         f"--data.prompt_dataset {path}/train.jsonl --data.input_key input --data.label_key label",
         "--data.apply_chat_template --data.max_len 128 --rollout.max_new_tokens 32 --rollout.temperature 0.7",
-        "--actor.num_gpus_per_node 1 --vllm.num_engines 1 --vllm.gpu_memory_utilization 0.4",
+        "--actor.num_gpus_per_node 1 --vllm.num_engines 1 --vllm.gpu_memory_utilization 0.4 --vllm.enforce_eager",
         "--algo.advantage.estimator group_norm --algo.kl.init_coef 0",
         "--rollout.batch_size 16 --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 8",
-        "--train.batch_size 128 --train.micro_batch_size 8 --train.num_episodes 3",
-        "--actor.adam.lr 5e-6 --actor.lr_warmup_ratio 0 --run.name smollm2",
+        "--train.batch_size 128 --train.micro_batch_size 8 --train.num_episodes 2",
+        "--actor.adam.lr 5e-6 --actor.lr_warmup_ratio 0 --run.name smollm2 --cpu.kv_cache_mb 1024",
     )
     return " \\\n    ".join(lines)
 

@@ -1,0 +1,57 @@
+"""What an installed wheel puts where."""
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Names of the files in the project's wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(folder),
+        str(ROOT),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("*.whl")
+    return zipfile.ZipFile(wheel).namelist()
+
+
+def test_nothing_but_our_package_goes_to_site_packages(names: list[str]) -> None:
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"rhyme_openrlhf"}
+
+
+def test_the_embedded_model_and_data_travel_along(names: list[str]) -> None:
+    shipped = {name.removeprefix("rhyme_openrlhf/embedded/") for name in names}
+    assert {"model/model.safetensors", "model/config.json", "model/tokenizer.json", "data/mixed_train.jsonl"} <= shipped
+    assert {"reward.py", "tasks.py"} <= shipped
+
+
+def test_the_type_marker_and_the_licence_are_there(names: list[str]) -> None:
+    assert "rhyme_openrlhf/py.typed" in names
+    assert any(name.endswith("LICENSE") for name in names)
+
+
+def test_our_tests_are_ours() -> None:
+    """OpenRLHF's wheel installs a package named `tests`; ours must run, not that one."""
+    assert Path(__file__).is_relative_to(ROOT)
+    spec = importlib.util.find_spec("tests")
+    if spec is not None and spec.origin is not None:
+        assert "test_packaging" not in spec.origin
