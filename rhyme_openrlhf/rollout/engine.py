@@ -68,7 +68,7 @@ class RhymeRolloutActor(SeededRolloutActor):
     ) -> None:
         self.index = index
         self.weight_version = 0
-        self._running: dict[str, list[tuple[int, int]]] = {}
+        self._running: set[str] = set()
         self._may_start = asyncio.Event()
         self._may_start.set()
         self._reported = EngineCounters()
@@ -130,10 +130,10 @@ class RhymeRolloutActor(SeededRolloutActor):
     def _started(self, request_id: str) -> None:
         if not self._running:
             self._timeline.enter("generate", time.time(), self.weight_version)
-        self._running[request_id] = [(self.weight_version, 0)]
+        self._running.add(request_id)
 
     def _ended(self, request_id: str) -> None:
-        del self._running[request_id]
+        self._running.discard(request_id)
         if not self._running:
             self._timeline.enter("idle", time.time(), self.weight_version)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,25 +67,47 @@ def test_what_was_recorded_comes_back_as_drafts(workers: list[Any]) -> None:
     assert not list(SHARED_MEMORY.glob(PREFIX + "*"))
 
 
-def test_a_dead_worker_costs_drafts_and_comes_back(workers: list[Any]) -> None:
-    key = record(workers, "lost", [5, 6, 7, 8], step=1)
-    worker = workers[owner(key, len(workers))]
-    ray.kill(worker, no_restart=False)
-    scheduler = Scheduler()
-    feed = HistoryFeed(workers, scheduler.call, timeout_s=20)
-    asyncio.run(feed.install(key))
-    assert scheduler.indexes == {}
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for `condition`, through calls that fail while an actor is away."""
     deadline = time.time() + 60
     while time.time() < deadline:
         try:
-            assert ray.get(worker.prompts.remote(), timeout=30) == 0
-            break
-        except ray.exceptions.RayActorError:
-            time.sleep(0.2)
-    else:
-        pytest.fail("the history worker was not restarted within 60 s")
-    record(workers, "lost", [5, 6, 7, 8], step=2)
+            if condition():
+                return
+        except ray.exceptions.RayError:
+            pass
+        time.sleep(0.1)
+    pytest.fail(f"waited 60 s for {what}")
+
+
+def test_a_dead_worker_costs_drafts_and_nothing_else(workers: list[Any]) -> None:
+    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0.1))
+    key = record([worker], "lost", [5, 6, 7, 8], step=1)
+    ray.kill(worker, no_restart=True)
+
+    def dead() -> bool:
+        try:
+            ray.get(worker.prompts.remote(), timeout=10)
+        except ray.exceptions.ActorDiedError:
+            return True
+        return False
+
+    wait_until(dead, "the history worker to be gone")
+    scheduler = Scheduler()
+    feed = HistoryFeed([worker], scheduler.call, timeout_s=20)
     asyncio.run(feed.install(key))
+    assert scheduler.indexes == {}
+    assert feed.take_problems()[0].startswith("history worker 0 failed: ")
+
+
+def test_a_worker_that_dies_comes_back_empty_and_learns_again(workers: list[Any]) -> None:
+    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0.1))
+    key = record([worker], "again", [5, 6, 7, 8], step=1)
+    ray.kill(worker, no_restart=False)
+    wait_until(lambda: ray.get(worker.prompts.remote(), timeout=10) == 0, "the history worker to be restarted")
+    record([worker], "again", [5, 6, 7, 8], step=2)
+    scheduler = Scheduler()
+    asyncio.run(HistoryFeed([worker], scheduler.call, timeout_s=30).install(key))
     assert key in scheduler.indexes
 
 
