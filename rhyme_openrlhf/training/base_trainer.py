@@ -56,7 +56,6 @@ class RhymeTraining(BasePPOTrainer):
         super().__init__(strategy, *args, **kwargs)
         self.services: RunServices = strategy.services
         self._version = 0
-        self._step_began = time.time()
         upstream_maker: Any = self.experience_maker
         self.experience_maker = RhymeExperienceMaker(
             upstream_maker.actor_model_group,

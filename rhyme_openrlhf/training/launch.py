@@ -28,11 +28,9 @@ from rhyme_openrlhf.telemetry.progress import make_display
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
 from rhyme_openrlhf.telemetry.summary import render, summarize
 from rhyme_openrlhf.training.recorder import Recorder, RunServices
-from rhyme_openrlhf.training.resources import required_gpus
+from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus
 
 SOURCE = "driver"
-# CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
-SPARE_CPUS = 8
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
 RECORDER_TIMEOUT_SECONDS = 30
 

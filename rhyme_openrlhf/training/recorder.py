@@ -17,8 +17,6 @@ from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event
 
-EVENT_FILE = "events.jsonl"
-
 
 class PlainRecorder:
     """Appends events to one file; `Recorder` is the Ray actor class."""

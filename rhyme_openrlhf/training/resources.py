@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+# CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
+SPARE_CPUS = 8
+
 
 def required_gpus(args: SimpleNamespace) -> int:
     """GPUs of all placement groups and actors of a run."""

@@ -29,12 +29,9 @@ import ray
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.seeded_engine import SeededRolloutActor
 from rhyme_openrlhf.training.policy import PlainPolicyModelActor
-from rhyme_openrlhf.training.resources import required_gpus
+from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus
 from rhyme_openrlhf.training.seeding import in_prompt_order, seed_controller
 from rhyme_openrlhf.training.trainer import PlainPPOTrainer
-
-# Controllers and queues beside the models, as in training/launch.py.
-SPARE_CPUS = 8
 
 
 class UnchangedPolicyModelActor(PlainPolicyModelActor):

@@ -69,8 +69,3 @@ def fixed_sequence_log_probs(model: Any, token_ids: list[int]) -> list[float]:
         logits = model(torch.tensor([token_ids], device=device)).logits[0].float()
     log_probs = torch.log_softmax(logits, dim=-1)
     return [log_probs[i - 1, token].item() for i, token in enumerate(token_ids) if i > 0]
-
-
-def total_bytes(buckets: list[PublishedBucket]) -> int:
-    """Bytes of the given buckets."""
-    return sum(published.bucket.nbytes for published in buckets)
