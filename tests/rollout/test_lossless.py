@@ -20,7 +20,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, to
 pytestmark = pytest.mark.engine
 
 TASKS = sorted(path.name for path in embedded.DATA.glob("*_train.jsonl"))
-PROMPTS_PER_TASK = 12
+PROMPTS_PER_TASK = 16
 CONTEXT = 7
 WRONG_DRAFT = 32
 
@@ -146,7 +146,7 @@ def test_sampling_follows_the_models_distribution(
     key = f"chi-{kind}"
     # `first` is what prefill samples; the first decode step then verifies the draft.
     history_engine.install(key, build_index([Piece(prompt[-CONTEXT:], [first, drafted], 1.0)]), tmp_path)
-    samples = 4000
+    samples = 6000
     parameters = [SamplingParams(temperature=1, max_tokens=3, extra_args={PROMPT_KEY: key}) for _ in range(samples)]
     before = EngineCounters.from_dict(history_engine.scheduler("read_counters"))
     outputs = history_engine.generate([prompt] * samples, parameters)
