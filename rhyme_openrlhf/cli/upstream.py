@@ -97,5 +97,11 @@ def parse(argv: Sequence[str]) -> SimpleNamespace:
         exec(compile(block, MODULE, "exec"), names)
     except AssertionError as error:
         raise ArgumentsError(str(error) or "a check of OpenRLHF's failed without a message") from error
+    except (AttributeError, TypeError) as error:
+        # Upstream's checks read options that have no default without asking whether they were given.
+        raise ArgumentsError(
+            "a required option is missing: give at least --actor.model_name_or_path, --data.prompt_dataset, "
+            f"--vllm.num_engines and a reward (--reward.remote_url or --reward.model_name_or_path) [{error}]"
+        ) from error
     (args,) = received
     return args

@@ -82,6 +82,11 @@ def test_unknown_or_malformed_flags_cost_one_sentence(
     assert message in shown and len(shown.splitlines()) == 2
 
 
+def test_missing_options_that_upstream_trips_over_are_named() -> None:
+    with pytest.raises(upstream.ArgumentsError, match="a required option is missing: .*--reward.remote_url"):
+        upstream.parse(["--vllm.num_engines", "2"])
+
+
 def test_the_names_we_replace_in_upstreams_launcher_exist() -> None:
     """training/placement.py sets these names; if upstream drops one, our actors would silently not be used."""
     import inspect
