@@ -122,6 +122,30 @@ class RunSettings(Settings):
 
 
 @dataclass(frozen=True)
+class LimitSettings(Settings):
+    """How long anything may take before the run is ended in order, instead of hanging."""
+
+    group: ClassVar[str] = "limits"
+    title: ClassVar[str] = "Limits: how long a stage may go without progress before the run is ended, saying why."
+
+    reward_s: float = option(
+        45.0,
+        "Seconds the reward function (or reward server, with its retries) may take for one sample.",
+        low=0.1,
+        high=86400,
+    )
+    rollout_s: float = option(
+        600.0, "Seconds a rollout may go on without one new token and without one finished sample.", low=1, high=86400
+    )
+    stage_s: float = option(
+        3600.0,
+        "Seconds any other stage may take: start-up, experience, training, weight sync, evaluation, checkpoint.",
+        low=1,
+        high=604800,
+    )
+
+
+@dataclass(frozen=True)
 class CpuSettings(Settings):
     """Only read on a machine without a GPU."""
 
@@ -145,6 +169,7 @@ class RhymeSettings:
     history: HistorySettings = field(default_factory=HistorySettings)
     weights: WeightSettings = field(default_factory=WeightSettings)
     run: RunSettings = field(default_factory=RunSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
     cpu: CpuSettings = field(default_factory=CpuSettings)
 
     @classmethod
@@ -167,5 +192,6 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     HistorySettings,
     WeightSettings,
     RunSettings,
+    LimitSettings,
     CpuSettings,
 )

@@ -1,7 +1,8 @@
 """vLLM engine arguments on a machine without a GPU.
 
 Checked against vLLM 0.29.0's CPU build: the KV cache is sized in bytes, there is no sleep mode, tensor parallelism
-runs in local processes (the Ray executor asks for a device key that the CPU platform lacks).
+runs in local processes (the Ray executor asks for a device key that the CPU platform lacks). Without tensor
+parallelism the model runs inside the engine-core process.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ def cpu_engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> di
     rank (its own "auto" asserts when ranks outnumber NUMA nodes).
     """
     require_no_gpu("cpu_engine_arguments")
+    # Imported here: it imports torch. The class, not its name "uni", which the CPU platform turns into "mp" so that it
+    # can bind threads itself: one more process, which waits for each step by spinning on a core the others need.
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
     ranks = arguments.get("tensor_parallel_size", 1)
     changed = dict(
         arguments,
         dtype=settings.dtype,
         kv_cache_memory_bytes=settings.kv_cache_mb * 1024**2,
         enable_sleep_mode=False,
-        distributed_executor_backend="mp" if ranks > 1 else "uni",
+        distributed_executor_backend="mp" if ranks > 1 else UniProcExecutor,
     )
     if "bundle_indices" in changed:
         # OpenRLHF names Ray bundles for its Ray executor; local processes take none.

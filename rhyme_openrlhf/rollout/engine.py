@@ -12,8 +12,10 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from rhyme_openrlhf.config import RhymeSettings
@@ -21,13 +23,16 @@ from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.rollout.seeded_engine import SeededRolloutActor  # first: installs the shims where needed
 
 import ray  # isort: skip
+import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
 from openrlhf.utils.vlm_utils import dedup_media_tokens  # isort: skip
 from vllm import RequestOutput, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.utils import random_uuid
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from rhyme_openrlhf.rollout import engine_core_channel
+from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
 from rhyme_openrlhf.rollout.history_feed import HistoryFeed
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
 from rhyme_openrlhf.rollout.scheduler import SETTINGS_KEY
@@ -38,6 +43,10 @@ from rhyme_openrlhf.training.weight_buckets import Segment
 
 SCHEDULER = "rhyme_openrlhf.rollout.scheduler"
 PROPOSER = "rhyme_openrlhf.rollout.proposer.NullProposer"
+
+
+class EngineCoreError(RuntimeError):
+    """The vLLM process behind an engine is gone."""
 
 
 class WeightLoadError(RuntimeError):
@@ -59,6 +68,18 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     }
 
 
+def leave_out_unread(parameters: SamplingParams) -> None:
+    """Do not ask vLLM for what OpenRLHF's single-turn executor never reads (openrlhf/utils/agent.py).
+
+    It takes token ids and the sampled token's log-probability. Text costs as much CPU time a token as a small model's
+    forward pass, and is needed only to find stop strings; `logprobs=1` adds the likeliest token to the sampled one,
+    for a top-k over the vocabulary. What is sampled stays the same.
+    """
+    parameters.detokenize = bool(parameters.stop)
+    if parameters.logprobs is not None:
+        parameters.logprobs = 0
+
+
 class RhymeRolloutActor(SeededRolloutActor):
     """One vLLM engine of a run. `index` is its number; `history_workers` are Ray actor handles (may be empty)."""
 
@@ -75,6 +96,8 @@ class RhymeRolloutActor(SeededRolloutActor):
         self._prompts_in_flight: Counter[str] = Counter()
         self._timeline = EngineTimeline(time.time())
         kwargs.update(speculation_arguments(rhyme))
+        # Upstream's constructor names the class as a module global, in this process.
+        upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)
         await super().__init__(*args, rhyme=rhyme, **kwargs)
         workers = history_workers if rhyme.histospec.enable else []
         self._history = HistoryFeed(workers, self.call_scheduler, rhyme.history.fetch_timeout_s)
@@ -89,7 +112,10 @@ class RhymeRolloutActor(SeededRolloutActor):
         self._prompts_in_flight[key] += 1
         feeding = asyncio.create_task(self._history.install(key))
         try:
-            return await super().generate_responses(prompt, *args, **kwargs)
+            responses: list[dict[str, Any]] = await super().generate_responses(prompt, *args, **kwargs)
+            for response in responses:
+                check_finite(response)
+            return responses
         finally:
             # A worker that has not answered by now is too late for this prompt; the samples do not wait for it.
             feeding.cancel()
@@ -104,7 +130,8 @@ class RhymeRolloutActor(SeededRolloutActor):
     ) -> RequestOutput:
         """One request to the engine. Same contract as upstream's method, which it replaces.
 
-        Only the final output is built (upstream has vLLM build one after every step and drops all but the last).
+        Only the final output is built (upstream has vLLM build one after every step and drops all but the last), and
+        only what upstream's executor reads of it.
         """
         await self._may_start.wait()
         if multi_modal_data and self._mm_pad_token_ids:
@@ -114,6 +141,8 @@ class RhymeRolloutActor(SeededRolloutActor):
             prompt["multi_modal_data"] = multi_modal_data
         parameters = sampling_params.clone()
         parameters.output_kind = RequestOutputKind.FINAL_ONLY
+        if type(self.executor) is CheckedExecutor:
+            leave_out_unread(parameters)
         self.seed_request(parameters, len(prompt_token_ids))
         identity = current_sample.get()
         if identity is not None:
@@ -124,6 +153,8 @@ class RhymeRolloutActor(SeededRolloutActor):
             # FINAL_ONLY: there is exactly one.
             outputs = [output async for output in self.llm.generate(prompt, parameters, request_id=request_id)]
             return outputs[-1]
+        except EngineDeadError:
+            raise EngineCoreError(self._core_died()) from None
         finally:
             self._ended(request_id)
 
@@ -206,6 +237,16 @@ class RhymeRolloutActor(SeededRolloutActor):
             "weight_version": self.weight_version,
             "problems": self._history.take_problems(),
         }
+
+    async def alive(self) -> None:
+        """Answers while this engine can generate. Raises EngineCoreError when its vLLM process is gone."""
+        try:
+            await self.llm.check_health()
+        except EngineDeadError:
+            raise EngineCoreError(self._core_died()) from None
+
+    def _core_died(self) -> str:
+        return f"the vLLM engine core of engine {self.index} (a child of process {os.getpid()}) died or failed"
 
     def node_id(self) -> str:
         """The Ray node this engine runs on."""

@@ -25,11 +25,12 @@ from rhyme_openrlhf.training.weight_buckets import Segment
 if gpu_present():
     _Base: Any = WorkerWrap
 else:
-    from rhyme_openrlhf.platform import cpu_sampling
+    from rhyme_openrlhf.platform import cpu_sampling, cpu_seeds
     from rhyme_openrlhf.platform.gloo_broadcast import GlooWorkerWrap
 
     _Base = GlooWorkerWrap
     cpu_sampling.apply()
+    cpu_seeds.apply()
 
 
 class WorkerExtension(_Base):

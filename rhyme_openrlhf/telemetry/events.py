@@ -35,6 +35,7 @@ REWARD_METRIC = "reward"
 EngineState = Literal["generate", "idle", "sync", "switch"]
 BubbleCause = Literal["tail", "weights", "sync", "switch", "trainer", ""]
 NoteLevel = Literal["info", "warning", "error"]
+Stage = Literal["experience", "train", "sync", "check", "checkpoint", "evaluate"]
 RunStatus = Literal["succeeded", "failed", "stopped"]
 
 # Strict JSON has no numbers for these.
@@ -204,6 +205,31 @@ class TrainStep(Event):
 
 
 @dataclass(frozen=True)
+class StageStarted(Event):
+    """The trainer begins a stage of the training step that will be number `step` (RolloutStarted begins the rollout)."""
+
+    kind: ClassVar[str] = "stage_started"
+    step: int
+    stage: Stage
+
+
+@dataclass(frozen=True)
+class ProcessDied(Event):
+    """A process of the run ended that should not have; `healed` says that a new one took its place.
+
+    `name` is what users call it ("engine 1"); `log_tail` are its last log lines, as far as they could be had.
+    """
+
+    kind: ClassVar[str] = "process_died"
+    name: str
+    pid: int
+    node: str
+    cause: str
+    healed: bool
+    log_tail: list[str]
+
+
+@dataclass(frozen=True)
 class Evaluation(Event):
     """Results of an evaluation after `step` training steps."""
 
@@ -251,6 +277,8 @@ EVENT_CLASSES: tuple[type[Event], ...] = (
     WeightsLoaded,
     WeightsChecked,
     TrainStep,
+    StageStarted,
+    ProcessDied,
     Evaluation,
     CheckpointSaved,
     Note,

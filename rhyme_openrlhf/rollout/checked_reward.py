@@ -1,0 +1,87 @@
+"""OpenRLHF's single-turn executor, whose reward must come, in time, and be a number.
+
+Upstream logs an error of the reward function and goes on without a reward, waits for ever for one that hangs, and
+trains on NaN. Checked against OpenRLHF 0.11.2 `utils/agent.py`.
+
+Invariant: a sample leaves with a finite reward, or generating it fails with a RewardError that names the reward
+function and the prompt. What a right reward function returns is not changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable
+from contextvars import ContextVar
+from typing import Any
+
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+
+# As much of a prompt as tells it from others, on one line.
+SHOWN_PROMPT = 60
+
+_failure: ContextVar[list[str]] = ContextVar("reward_failure")
+
+
+class RewardError(RuntimeError):
+    """A sample has no usable reward; the message names the reward function, the prompt, and what to do."""
+
+
+class CheckedExecutor(SingleTurnAgentExecutor):
+    """Generates one response and has it rewarded within `limit_s` seconds."""
+
+    def __init__(self, remote_rm_url: Any, limit_s: float) -> None:
+        super().__init__(remote_rm_url)
+        self._limit_s = limit_s
+
+    async def execute(self, prompt: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The response, as upstream. Raises RewardError."""
+        failures: list[str] = []
+        # Each sample runs in an asyncio task, so in a context of its own.
+        _failure.set(failures)
+        output: dict[str, Any] = await super().execute(prompt, *args, **kwargs)
+        if not failures and self.reward_endpoints and output["reward"] is None:
+            failures.append("returned no 'rewards'")
+        if failures:
+            raise RewardError(f"the reward function {self.reward_endpoints[0]} {failures[0]} for {shown(prompt)}")
+        return output
+
+    async def _fetch_rewards_via_func(self, *args: Any) -> Any:
+        return await self._limited(super()._fetch_rewards_via_func(*args))
+
+    async def _fetch_rewards_via_http(self, *args: Any) -> Any:
+        return await self._limited(super()._fetch_rewards_via_http(*args))
+
+    async def _limited(self, rewards: Awaitable[Any]) -> Any:
+        limit = asyncio.timeout(self._limit_s)
+        try:
+            async with limit:
+                return await rewards
+        except Exception as error:  # a user's code may raise anything; upstream would go on without a reward
+            late = f"did not answer within {self._limit_s:g} s (--limits.reward_s)"
+            _failure.get().append(late if limit.expired() else f"raised {type(error).__name__}: {error}")
+            raise
+
+
+def check_finite(response: dict[str, Any]) -> None:
+    """Raise RewardError if a response's reward or score is not a finite number (None: a reward model gives it later)."""
+    for field in ("reward", "scores"):
+        value = response[field]
+        if value is None:
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise RewardError(
+                f"the reward ({field}) for {shown(response['prompt'])} is {value!r}: it must be one number"
+            ) from None
+        if not math.isfinite(number):
+            raise RewardError(
+                f"the reward ({field}) for {shown(response['prompt'])} is {number}: it must be a finite number"
+            )
+
+
+def shown(prompt: str) -> str:
+    """The prompt as messages show it."""
+    line = " ".join(prompt.split())
+    return f"prompt {line[:SHOWN_PROMPT]!r}" + ("..." if len(line) > SHOWN_PROMPT else "")

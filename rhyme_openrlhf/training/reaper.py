@@ -1,0 +1,81 @@
+"""Ends what a run started on this machine, however the run ended: by itself, by Ctrl-C, or by `kill -9`.
+
+    python -m rhyme_openrlhf.training.reaper DRIVER_PID     standard input: a pipe that the driver holds open
+
+A process of its own, in a session of its own. While the driver lives it notes every process below it (Ray's, their
+workers, and the engine cores below those). When its standard input closes, because the driver closed it or died, it
+kills those that are left.
+
+Invariants: only processes that were seen below the driver are killed, and only while they still are the same process
+(start time); nothing is killed while the driver holds the pipe.
+"""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import time
+
+import psutil
+
+LOOK_SECONDS = 2.0
+# What Ray's shutdown has asked to end gets this long to do it.
+GRACE_SECONDS = 3.0
+KILL_TIMEOUT_SECONDS = 10.0
+
+
+def start_reaper(driver_pid: int) -> subprocess.Popen[bytes]:
+    """Start the reaper of a driver. Close its `stdin` at the end and wait for it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "rhyme_openrlhf.training.reaper", str(driver_pid)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def finish(reaper: subprocess.Popen[bytes]) -> None:
+    """The run is over: have what is left of it ended."""
+    assert reaper.stdin is not None
+    reaper.stdin.close()
+    reaper.wait(GRACE_SECONDS + KILL_TIMEOUT_SECONDS + LOOK_SECONDS)
+
+
+def below(root: psutil.Process) -> set[psutil.Process]:
+    """The processes below `root` (psutil compares them by pid and start time), without this one."""
+    try:
+        return set(root.children(recursive=True)) - {psutil.Process()}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def reap(seen: set[psutil.Process]) -> None:
+    """Kill those of `seen`, and what is below them, that do not end by themselves within the grace time."""
+    everything = seen.union(*(below(process) for process in seen))
+    _, left = psutil.wait_procs(everything, timeout=GRACE_SECONDS)
+    for process in left:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(left, timeout=KILL_TIMEOUT_SECONDS)
+
+
+def main(driver_pid: int) -> None:
+    """Watch until standard input closes, then reap."""
+    driver = psutil.Process(driver_pid)
+    seen: set[psutil.Process] = set()
+    deadline = 0.0
+    while True:
+        if time.monotonic() >= deadline:
+            seen |= below(driver)
+            seen = {process for process in seen if process.is_running()}
+            deadline = time.monotonic() + LOOK_SECONDS
+        readable, _, _ = select.select([sys.stdin], [], [], LOOK_SECONDS)
+        if readable:
+            break
+    reap(seen | below(driver))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
