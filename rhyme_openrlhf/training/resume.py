@@ -76,6 +76,8 @@ def prepare(args: SimpleNamespace, prompts: int) -> tuple[Checkpoints, list[str]
         raise ResumeError(f"--ckpt.path {args.ckpt.path} cannot be used: {error}") from error
     # Upstream would look for states in an `_actor` without a checkpoint, and fail.
     args.ckpt.load_enable = point is not None
+    if point is not None and args.train.enable_ema:
+        note += "; the moving average (--train.enable_ema) is in no checkpoint and starts again from the given model"
     return Checkpoints(point, settings), [*notes, note]
 
 

@@ -25,7 +25,7 @@ def run_arguments(path: Path, **changes: Any) -> NS:
         actor=NS(model_name_or_path=str(embedded.MODEL), num_nodes=1, num_gpus_per_node=2, optim="adam"),
         critic=NS(model_name_or_path=None, num_nodes=1, num_gpus_per_node=1),
         rollout=NS(batch_size=4, n_samples_per_prompt=4),
-        train=NS(batch_size=16),
+        train=NS(batch_size=16, enable_ema=False),
         ds=NS(zero_stage=2, param_dtype="bf16", tensor_parallel_size=1, ring_attn_size=1, use_universal_ckpt=False,
               lora=NS(rank=0)),
     )  # fmt: skip
