@@ -110,8 +110,8 @@ class RunSettings(Settings):
     name: str = option("run", "Short name of the run, used in its directory's name.")
     reproducible: bool = option(
         False,
-        "Seed the prompt order and every request from --train.seed and order samples by prompt, so that two runs on "
-        "the same machine sample the same tokens (OpenRLHF itself seeds neither).",
+        "Seed the prompt order and every request from --train.seed, order samples by prompt and wait for each prompt's "
+        "history, so that two runs on the same machine sample the same tokens (OpenRLHF itself seeds neither).",
     )
     progress: str = option(
         "auto",

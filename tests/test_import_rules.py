@@ -19,6 +19,7 @@ PURE_MODULES = (
     "config.py",
     "options.py",
     "history/index.py",
+    "history/journal.py",
     "history/keys.py",
     "history/shard.py",
     "telemetry/events.py",

@@ -43,10 +43,11 @@ def main(argv: list[str]) -> int:
         print(change)
 
     from rhyme_openrlhf.training.launch import LaunchError, run_training
+    from rhyme_openrlhf.training.resume import ResumeError
 
     try:
         return run_training(args, settings, prompts.count, on_gpus, ["rhyme", "train", *argv])
-    except (LaunchError, RunDirectoryError) as error:
+    except (LaunchError, ResumeError, RunDirectoryError) as error:
         return _refuse(error)
 
 

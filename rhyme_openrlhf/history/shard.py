@@ -4,6 +4,8 @@ Invariants (RhymeRL, section 5.3: a prompt's index covers its last rollout):
 - A prompt has exactly one rollout: the newest that was recorded. Parts of the same rollout add up, a newer one
   replaces it whole, an older one that arrives late changes nothing.
 - The index always covers all that was recorded; it is built when it is asked for and kept until the next record.
+- What the newest rollout replaced is kept until a yet newer one begins: a training step that is never completed can
+  be left out of a checkpoint (`records(up_to)`) without losing what its prompts had before.
 - Nothing handed in is referenced afterwards: tokens are copied, so a shared-memory buffer they came in can be freed.
 
 One caller at a time: nothing here locks.
@@ -12,16 +14,23 @@ One caller at a time: nothing here locks.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.history.index import Piece, build_index, token_array
 
-STATE_VERSION = 1
+
+@dataclass(frozen=True)
+class Record:
+    """All that is kept of one prompt's rollout, as it is written to files: what `HistoryShard.record` takes."""
+
+    prompt_key: str
+    rollout_id: int
+    pieces: tuple[Piece, ...]
+    lengths: tuple[int, ...]
 
 
 @dataclass
@@ -40,6 +49,8 @@ class HistoryShard:
 
     def __init__(self) -> None:
         self._rollouts: dict[str, _Rollout] = {}
+        self._newest_id = -1
+        self._replaced: dict[str, _Rollout] = {}
 
     def record(self, prompt_key: str, rollout_id: int, pieces: Sequence[Piece], lengths: Sequence[int]) -> bool:
         """Keep responses of a prompt; False if they are of an older rollout than the kept one, and were ignored.
@@ -54,7 +65,13 @@ class HistoryShard:
         if min(lengths, default=0) < 0:
             raise ValueError(f"response lengths must not be negative, got {min(lengths)}")
         own = [_copy(piece) for piece in pieces]
+        if rollout_id > self._newest_id:
+            self._newest_id = rollout_id
+            self._replaced.clear()
         if kept is None or rollout_id > kept.rollout_id:
+            if kept is not None and rollout_id == self._newest_id:
+                kept.index = None
+                self._replaced[prompt_key] = kept
             kept = self._rollouts[prompt_key] = _Rollout(rollout_id)
         kept.pieces += own
         kept.token_bytes += sum(np.asarray(piece.context).nbytes + np.asarray(piece.tokens).nbytes for piece in own)
@@ -85,32 +102,28 @@ class HistoryShard:
     def memory_bytes(self) -> int:
         """Bytes of the kept tokens and of the indexes built from them."""
         total = 0
-        for kept in self._rollouts.values():
+        for kept in (*self._rollouts.values(), *self._replaced.values()):
             total += kept.token_bytes + (kept.index.nbytes if kept.index is not None else 0)
         return total
 
-    def state(self) -> dict[str, Any]:
-        """Everything that was recorded, as dictionaries, lists and arrays; indexes are left out, they are rebuilt."""
-        prompts = {
-            key: {
-                "rollout_id": kept.rollout_id,
-                "pieces": [(piece.context, piece.tokens, piece.reward) for piece in kept.pieces],
-                "lengths": list(kept.lengths),
-            }
-            for key, kept in self._rollouts.items()
-        }
-        return {"version": STATE_VERSION, "prompts": prompts}
+    def records(self, up_to: int | None = None) -> Iterator[Record]:
+        """Everything that is kept; recorded again in this order, it makes an equal shard.
 
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> HistoryShard:
-        """The shard that `state` described. Raises ValueError for a state of another version."""
-        if state.get("version") != STATE_VERSION:
-            raise ValueError(f"history state has version {state.get('version')}, this code reads {STATE_VERSION}")
-        shard = cls()
-        for key, kept in state["prompts"].items():
-            pieces = [Piece(*piece) for piece in kept["pieces"]]
-            shard.record(key, kept["rollout_id"], pieces, kept["lengths"])
-        return shard
+        With `up_to`, each prompt's last rollout among those up to that rollout id: what a checkpoint of that training
+        step holds.
+        """
+        if up_to is None:
+            yield from (_as_record(key, kept) for key, kept in self._replaced.items())
+        for key, kept in self._rollouts.items():
+            replaced = self._replaced.get(key)
+            if up_to is None or kept.rollout_id <= up_to:
+                yield _as_record(key, kept)
+            elif replaced is not None and replaced.rollout_id <= up_to:
+                yield _as_record(key, replaced)
+
+
+def _as_record(prompt_key: str, kept: _Rollout) -> Record:
+    return Record(prompt_key, kept.rollout_id, tuple(kept.pieces), tuple(kept.lengths))
 
 
 def _copy(piece: Piece) -> Piece:

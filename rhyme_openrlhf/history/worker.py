@@ -1,19 +1,26 @@
 """The history worker: a Ray actor on CPU that owns some of the prompts (RhymeRL, section 4.2).
 
-Thin: everything it knows is a `HistoryShard`. Invariants: one prompt belongs to one worker (`keys.owner`); a call
-never blocks a rollout, because engines ask while their samples already run; a dead worker is restarted by Ray, empty.
+Thin: everything it knows is a `HistoryShard`, which `history/journal.py` also keeps in a file. Invariants: one prompt
+belongs to one worker (`keys.owner`); a call never blocks a rollout, because engines ask while their samples already
+run; a dead worker is restarted by Ray and has its history again, as long as it is restarted where its journal is.
 """
 
 from __future__ import annotations
 
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import ray
 
 from rhyme_openrlhf.config import HistorySettings
 from rhyme_openrlhf.history.index import Piece
-from rhyme_openrlhf.history.shard import HistoryShard
+from rhyme_openrlhf.history.journal import NO_RUN, TOKEN_BYTES, JournaledShard, read_records, write_records
+from rhyme_openrlhf.history.keys import owner
+from rhyme_openrlhf.history.shard import HistoryShard, Record
 
 
 @dataclass(frozen=True)
@@ -25,18 +32,60 @@ class PromptRollout:
     lengths: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class WorkerPlace:
+    """Which of the run's `workers` history workers this is, its journal, and the checkpoint's files it begins with."""
+
+    number: int
+    workers: int
+    journal: Path
+    token: bytes
+    checkpoint: tuple[Path, ...]
+
+
 class PlainHistoryWorker:
     """The worker's methods; `HistoryWorker` is the Ray actor class."""
 
-    def __init__(self) -> None:
-        self._shard = HistoryShard()
+    def __init__(self, place: WorkerPlace) -> None:
+        self._place = place
+        self._journal: JournaledShard | None = None
+        try:
+            self._journal = JournaledShard(place.journal, place.token, self._of_checkpoint)
+            self._shard = self._journal.shard
+        except OSError as error:
+            self._give_up_journal(error)
+            self._shard = HistoryShard()
+            for record in self._of_checkpoint():
+                self._shard.record(record.prompt_key, record.rollout_id, record.pieces, record.lengths)
+
+    def _of_checkpoint(self) -> Iterator[Record]:
+        """The checkpoint's records of the prompts that this worker owns."""
+        for path in self._place.checkpoint:
+            found = read_records(path, NO_RUN)
+            for record in found[0] if found is not None else []:
+                if owner(record.prompt_key, self._place.workers) == self._place.number:
+                    yield record
+
+    def _give_up_journal(self, error: OSError) -> None:
+        """History goes on in memory: without its journal, it only does not outlive this process."""
+        print(f"history worker {self._place.number} keeps no journal {self._place.journal}: {error}", file=sys.stderr)
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
 
     def record(self, rollout_id: int, rollouts: list[PromptRollout]) -> None:
         """Keep the responses of training step `rollout_id` and index them, off every critical path."""
-        for rollout in rollouts:
-            self._shard.record(rollout.prompt_key, rollout_id, rollout.pieces, rollout.lengths)
-        for rollout in rollouts:
-            self._shard.index(rollout.prompt_key)
+        records = [Record(one.prompt_key, rollout_id, one.pieces, one.lengths) for one in rollouts]
+        if self._journal is None:
+            for one in records:
+                self._shard.record(one.prompt_key, one.rollout_id, one.pieces, one.lengths)
+        else:
+            try:
+                self._journal.record(records)
+            except OSError as error:
+                self._give_up_journal(error)
+        for one in records:
+            self._shard.index(one.prompt_key)
 
     def index(self, prompt_key: str) -> np.ndarray | None:
         """The prompt's draft index (history/index.py), or None if nothing is known of it."""
@@ -46,19 +95,35 @@ class PlainHistoryWorker:
         """How many prompts this worker knows."""
         return self._shard.prompts
 
+    def save(self, path: Path, up_to: int) -> None:
+        """Write what is known of the rollouts up to training step `up_to` to a checkpoint's file. Raises OSError."""
+        write_records(path, NO_RUN, self._shard.records(up_to))
+
 
 HistoryWorker = ray.remote(PlainHistoryWorker)
 
 
-def start_history_workers(settings: HistorySettings) -> list[ray.actor.ActorHandle]:
-    """Start the run's history workers; Ray restarts one that dies, as often as it takes."""
+def start_history_workers(
+    settings: HistorySettings, journals: Path, checkpoint: Sequence[Path] = ()
+) -> list[ray.actor.ActorHandle]:
+    """Start the run's history workers; Ray restarts one that dies, as often as it takes.
+
+    `journals` is where they keep them, a directory of this run; `checkpoint` are the files that the workers of the
+    resumed run saved, in their order. There may have been another number of them.
+    """
     threads = str(max(1, int(settings.cpus_per_worker)))
     caps = {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
-    return [
-        HistoryWorker.options(
-            num_cpus=settings.cpus_per_worker,
-            max_restarts=-1,
-            runtime_env={"env_vars": caps},
-        ).remote()
-        for _ in range(settings.workers)
-    ]
+    token = secrets.token_bytes(TOKEN_BYTES)
+    workers = []
+    for number in range(settings.workers):
+        # With as many workers as before, each owns the prompts that it owned.
+        own = tuple(checkpoint) if len(checkpoint) != settings.workers else (checkpoint[number],)
+        place = WorkerPlace(number, settings.workers, journals / f"worker-{number}.journal", token, own)
+        workers.append(
+            HistoryWorker.options(
+                num_cpus=settings.cpus_per_worker,
+                max_restarts=-1,
+                runtime_env={"env_vars": caps},
+            ).remote(place)
+        )
+    return workers

@@ -6,7 +6,8 @@ Invariants:
 - Weights are loaded only while no sample runs; with partial rollout the engine is paused instead, its KV cache
   dropped, and every running sample recomputes it with the new weights (its response then spans two versions).
 - History never delays a sample: its index is installed while the sample already runs, and a history worker that is
-  slow, full or dead only means no drafts.
+  slow, full or dead only means no drafts. Only a reproducible run waits for the index (at most
+  --history.fetch_timeout_s), because which tokens are sampled at a temperature depends on where drafts were there.
 """
 
 from __future__ import annotations
@@ -112,6 +113,8 @@ class RhymeRolloutActor(SeededRolloutActor):
         self._prompts_in_flight[key] += 1
         feeding = asyncio.create_task(self._history.install(key))
         try:
+            if self.rhyme.run.reproducible:
+                await asyncio.wait([feeding], timeout=self.rhyme.history.fetch_timeout_s)
             responses: list[dict[str, Any]] = await super().generate_responses(prompt, *args, **kwargs)
             for response in responses:
                 check_finite(response)

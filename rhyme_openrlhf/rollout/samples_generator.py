@@ -1,8 +1,9 @@
-"""OpenRLHF's samples generator, which also records each rollout stage.
+"""OpenRLHF's samples generator, which also records each rollout stage, and can go on where a killed one stopped.
 
 Which prompts are drawn, and to which engine each goes, is upstream's. Checked against OpenRLHF 0.11.2
-`trainer/ppo_utils/samples_generator.py`. Invariant: recording never waits for an engine that generates longer than
-one poll, and never changes a sample.
+`trainer/ppo_utils/samples_generator.py`. Invariants: recording never waits for an engine that generates longer than
+one poll, and never changes a sample; with `state` and the data loader's state, a new generator draws exactly the
+prompts that were not trained on yet.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -24,7 +28,9 @@ from rhyme_openrlhf.telemetry.events import (
     RolloutStarted,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training.random_state import random_state, set_random_state
 from rhyme_openrlhf.training.recorder import RunServices
+from rhyme_openrlhf.training.seeding import VisitedPrompt
 
 SOURCE = "rollout"
 # How often a running rollout is looked at, and how long one look may take before it is given up.
@@ -32,6 +38,24 @@ POLL_SECONDS = 1.0
 POLL_TIMEOUT_SECONDS = 10.0
 # A report asks an engine's scheduler for its counters, which it answers between two steps.
 REPORT_TIMEOUT_SECONDS = 120.0
+# In a data loader's state (torchdata 0.11): whether its epoch's prompts are all drawn.
+LOADER_FINISHED = "_iterator_finished"
+
+
+@dataclass(frozen=True)
+class GeneratorState:
+    """Where a generator stands after it gave out the samples of training step `step`; only plain objects.
+
+    `visits`: how often each prompt was sent to an engine (counted in reproducible runs, whose seeds need it).
+    `random`: the random state of its process; None: it starts fresh. `pending`: prompts, as (prompt, label, images),
+    whose samples upstream had generated ahead but not given out; they are generated again, because the samples
+    themselves may be gigabytes.
+    """
+
+    step: int
+    visits: dict[str, int] = field(default_factory=dict)
+    random: dict[str, Any] | None = None
+    pending: tuple[tuple[str, Any, Any], ...] = ()
 
 
 class RhymeSamplesGenerator(SamplesGenerator):
@@ -44,6 +68,30 @@ class RhymeSamplesGenerator(SamplesGenerator):
         self.seconds = 0.0
         self._stage: RolloutWatch | None = None
         self._evaluating = False
+        self._visits: Counter[str] = Counter()
+
+    def state(self) -> GeneratorState:
+        """Where this generator stands; goes with the data loader's state of the same moment."""
+        waiting = {sample.prompts[0]: sample for sample in getattr(self, "_sample_buffer", [])}
+        pending = tuple((prompt, sample.labels[0], sample.images[0]) for prompt, sample in waiting.items())
+        return GeneratorState(self.step, dict(self._visits), random_state(), pending)
+
+    def restore(self, state: GeneratorState) -> None:
+        """Go on from `state`; before the next samples, the data loader's state is loaded into the data loader."""
+        self.step = state.step
+        self._visits = Counter(state.visits)
+        if state.random is not None:
+            set_random_state(state.random)
+        if state.pending:
+            self._dataloader_iter = self._pending_first(state.pending)
+            self._sample_buffer: list[Any] = []
+
+    def _pending_first(self, pending: tuple[tuple[str, Any, Any], ...]) -> Iterator[tuple[Any, ...]]:
+        """The rest of an epoch's prompts in the form in which upstream's loader gives them, `pending` before all."""
+        for prompt, label, images in pending:
+            yield None, [prompt], [label], [images]
+        if not self.prompts_dataloader.state_dict()[LOADER_FINISHED]:
+            yield from self.prompts_dataloader
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Any]:
         """Samples of the evaluation prompts, as upstream; they are no rollout stage."""
@@ -75,7 +123,17 @@ class RhymeSamplesGenerator(SamplesGenerator):
             samples = len(prompts) * self.args.rollout.n_samples_per_prompt
             self.services.record(RolloutStarted(step, self.services.epoch_of(step), len(prompts), samples), SOURCE)
             self._stage = RolloutWatch(self.vllm_engines, self.services, step, samples)
-        return super()._dispatch_prompts_to_vllm(prompts, labels, **kwargs)
+        return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
+
+    def _visited(self, prompt: str) -> str:
+        """The prompt with its visit, where seeds need it."""
+        if not self.services.settings.run.reproducible:
+            return prompt
+        if self._evaluating:
+            # Not counted: an evaluation must not change the seeds of training, nor depend on how often one was made.
+            return VisitedPrompt(prompt, -1 - self.step)
+        self._visits[prompt] += 1
+        return VisitedPrompt(prompt, self._visits[prompt] - 1)
 
     def _record_stage(self, stage: RolloutWatch, samples: list[Any]) -> None:
         step, epoch = self.step, self.services.epoch_of(self.step)

@@ -20,7 +20,7 @@ import openrlhf.trainer.ray.vllm_engine as upstream
 
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
-from rhyme_openrlhf.training.seeding import SampleIdentity, current_sample, request_seed
+from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 
 PlainRolloutActor = plain_class(upstream.RolloutRayActor, __name__, "PlainRolloutActor")
 
@@ -54,8 +54,9 @@ class SeededRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         images: Any = None,
     ) -> list[dict[str, Any]]:
         """The `num_samples` responses to one prompt, as upstream; each knows which sample it is."""
-        visit = self._visits[prompt]
-        self._visits[prompt] += 1
+        visit = self._visit(prompt)
+        # A plain string from here on: whatever gets the prompt may keep or send it.
+        prompt = str(prompt)
 
         async def one(sample: int) -> dict[str, Any]:
             current_sample.set(SampleIdentity(prompt, visit, sample))
@@ -66,6 +67,13 @@ class SeededRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
 
         # gather() runs each coroutine in a task with its own copy of the context.
         return list(await asyncio.gather(*(one(sample) for sample in range(num_samples))))
+
+    def _visit(self, prompt: str) -> int:
+        """Which visit of the prompt this is: as its sender says, or else as counted here."""
+        if isinstance(prompt, VisitedPrompt):
+            return prompt.visit
+        self._visits[prompt] += 1
+        return self._visits[prompt] - 1
 
     async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
         """One request, as upstream; seeded if the run is reproducible."""

@@ -4,6 +4,7 @@
     events.jsonl   everything that happened (telemetry/events.py)
     summary.json   what came out, written at the end
     logs/          output of the run's processes
+    history/       journals of the history workers, on the nodes where they run
     checkpoints    link to --ckpt.path
 
 Invariant: an existing run is never written into; a directory that is not new or empty is refused.
@@ -41,6 +42,10 @@ class RunDirectory:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def history(self) -> Path:
+        return self.path / "history"
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a file of the directory in one piece."""

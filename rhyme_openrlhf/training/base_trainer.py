@@ -21,7 +21,10 @@ import ray
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
-from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, CheckpointSaved, Note, TrainStep
+from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, GeneratorState
+from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Note, TrainStep
+from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
+from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.seeding import in_prompt_order
@@ -56,6 +59,8 @@ class RhymeTraining(BasePPOTrainer):
         super().__init__(strategy, *args, **kwargs)
         self.services: RunServices = strategy.services
         self._version = 0
+        self._checkpoints = RunCheckpoints(self.services, self.args, self.actor_model_group, self.critic_model_group)
+        self._restored_generator = GeneratorState(0)
         upstream_maker: Any = self.experience_maker
         self.experience_maker = RhymeExperienceMaker(
             upstream_maker.actor_model_group,
@@ -84,6 +89,8 @@ class RhymeTraining(BasePPOTrainer):
         status, step = super().train_step(rollout_samples, global_step)
         if self._weights is not None:
             self._weights.check(self._version)
+        if self.services.settings.run.reproducible:
+            self.experience_maker.wait_for_history()
         parts = {name: status[key] for key, name in PARTS.items()}
         rollout = self.rollout_seconds()
         if rollout is not None:
@@ -97,11 +104,33 @@ class RhymeTraining(BasePPOTrainer):
         self.services.record(TrainStep(step, self.services.epoch_of(step), parts, metrics), SOURCE)
         return status, step
 
+    def ppo_train(self, global_steps: int) -> dict[str, Any]:
+        """Upstream's update of policy and critic."""
+        self._checkpoints.training_begins()
+        return super().ppo_train(global_steps)
+
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Upstream's states to resume from; the weights they belong to keep their version number."""
+        """Upstream's states to resume from, and everything else that a checkpoint holds.
+
+        Raises CheckpointError if the policy has loaded another checkpoint than the run resumes from, or none.
+        """
         states = super().init_checkpoint_states()
+        if "global_step" not in states:
+            raise CheckpointError(
+                f"the policy found no checkpoint to load in {self.args.ckpt.path}: it must be on a file system that "
+                "all nodes share"
+            )
         self._version = states["global_step"]
+        self._restored_generator = self._checkpoints.restore(states["global_step"], self.kl_ctl)
+        if states["data_loader_state_dict"].get(LOADER_FINISHED) and not self._restored_generator.pending:
+            # Upstream resumes in the epoch whose last prompts were drawn for this step, and would draw all of its
+            # prompts again (OpenRLHF issue 1103).
+            states["episode"] += 1
         return states
+
+    def generator_state(self, client_states: dict[str, Any]) -> GeneratorState:
+        """Where the samples generator stood when it had given out the step's samples."""
+        raise NotImplementedError
 
     def broadcast_to_vllm(self) -> None:
         """Bring the policy's weights to every engine, as the version after the current step."""
@@ -117,10 +146,39 @@ class RhymeTraining(BasePPOTrainer):
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
     ) -> None:
-        """Upstream's logs and checkpoints; a checkpoint is noted in the record."""
-        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
-        if global_step % self.args.ckpt.save_steps == 0:
-            self.services.record(CheckpointSaved(global_step, self.services.checkpoint_path), SOURCE)
+        """Upstream's logs and checkpoints, after every step; with a checkpoint goes what upstream does not save."""
+        states = client_states if client_states is not None else {}
+        generator = self.generator_state(states)
+        self._checkpoints.step_completed(global_step, states, generator, self.kl_ctl.value)
+        if global_step % self.args.ckpt.save_steps:
+            super().save_logs_and_checkpoints(global_step, logs_dict, states)
+            return
+        with self._checkpoints.saving(tag_of(global_step)):
+            super().save_logs_and_checkpoints(global_step, logs_dict, states)
+
+    def save_best_checkpoint(
+        self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
+    ) -> None:
+        """Upstream's checkpoint of the best evaluation so far, as safe as the others."""
+        key = self._detect_eval_metric_key(eval_metrics) if eval_metrics else None
+        if key is None or key not in eval_metrics or eval_metrics[key] <= self.best_eval_metric_value:
+            super().save_best_checkpoint(eval_metrics, global_step, client_states)
+            return
+        with self._checkpoints.saving(BEST + tag_of(global_step)):
+            super().save_best_checkpoint(eval_metrics, global_step, client_states)
+
+    def save_now(self, reason: str) -> bool:
+        """Save a checkpoint of the last completed training step, for when what came after it failed.
+
+        True if it is there now, or was already. False if it cannot be made: no step was completed since the start,
+        the policy has been trained on since, DeepSpeed checkpoints are off, or saving failed (a Note says why).
+        """
+        best = {
+            "best_eval_metric_key": self.best_eval_metric_key,
+            "best_eval_metric_value": self.best_eval_metric_value,
+            "latest_eval_metric_value": self._latest_eval_metric_value,
+        }
+        return self._checkpoints.save_now(best, reason)
 
     def close(self) -> None:
         """Give back what outlives this process: the weight copies in shared memory."""

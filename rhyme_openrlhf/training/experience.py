@@ -1,7 +1,7 @@
 """OpenRLHF's experience maker, which also hands each response with its reward to the history workers.
 
 Experiences are where every kind of reward (function, remote, model) is known. Invariant: recording is sent and not
-waited for; what is trained is upstream's.
+waited for (but in a reproducible run); what is trained is upstream's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
@@ -23,6 +24,7 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
 
     services: RunServices
     step: int = 0
+    _sent: tuple[Any, ...] = ()
 
     def make_experience_batch(self, rollout_samples: list[Any]) -> list[Any]:
         """Experiences of a step, as upstream; their responses go to the history workers."""
@@ -30,9 +32,20 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
         workers = self.services.history_workers
         if workers:
             context = self.services.settings.histospec.prefix_max
-            for number, rollouts in by_worker(experiences, len(workers), context).items():
-                workers[number].record.remote(self.step, rollouts)
+            shares = by_worker(experiences, len(workers), context)
+            self._sent = tuple(
+                workers[number].record.remote(self.step, rollouts) for number, rollouts in shares.items()
+            )
         return experiences
+
+    def wait_for_history(self) -> None:
+        """Until the workers have this step's responses, as far as they answer in time.
+
+        For reproducible runs only: there the next rollout must find the same history whatever the timing.
+        """
+        if self._sent:
+            timeout = self.services.settings.history.fetch_timeout_s
+            ray.wait(list(self._sent), num_returns=len(self._sent), timeout=timeout, fetch_local=False)
 
 
 def by_worker(experiences: list[Any], workers: int, context: int) -> dict[int, list[PromptRollout]]:

@@ -29,6 +29,7 @@ from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_direct
 from rhyme_openrlhf.telemetry.summary import render, summarize
 from rhyme_openrlhf.training.recorder import Recorder, RunServices
 from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus
+from rhyme_openrlhf.training.resume import Checkpoints, prepare
 
 SOURCE = "driver"
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
@@ -45,9 +46,10 @@ def run_training(
     """Train; returns the process's exit code: 0, 1 when the run failed, 130 when it was interrupted.
 
     `prompts` are how many the data set has; `on_gpus` is `platform.run_has_gpus()`.
-    Raises LaunchError or RunDirectoryError before anything of the run is started.
+    Raises LaunchError, ResumeError or RunDirectoryError before anything of the run is started.
     """
     started = time.time()
+    checkpoints, notes = prepare(args, prompts)
     run = make_run_directory(settings.run.dir, settings.run.name, started)
     run.link_checkpoints(args.ckpt.path)
     run.write_json("config.json", _config(args, settings, command))
@@ -60,10 +62,12 @@ def run_training(
     try:
         _check_gpus(args)
         recorder = _start_recorder(run)
-        services = _services(args, settings, prompts, on_gpus, recorder)
+        services = _services(args, settings, prompts, on_gpus, recorder, checkpoints, run)
         display = _start_display(run, settings.run.progress)
         services.record(_run_started(args, settings, services, command), SOURCE)
         services.record(Note("info", f"run directory {run.path}"), SOURCE)
+        for note in notes:
+            services.record(Note("info", note), SOURCE)
         services.record(Note("info", _starting(args, prompts)), SOURCE)
         _train(args, services, run)
         status, message, code = "succeeded", "", 0
@@ -137,13 +141,22 @@ def _start_recorder(run: RunDirectory) -> Any:
 
 
 def _services(
-    args: SimpleNamespace, settings: RhymeSettings, prompts: int, on_gpus: bool, recorder: Any
+    args: SimpleNamespace,
+    settings: RhymeSettings,
+    prompts: int,
+    on_gpus: bool,
+    recorder: Any,
+    checkpoints: Checkpoints,
+    run: RunDirectory,
 ) -> RunServices:
     # Dynamic filtering draws as many prompts as it takes to fill a step.
     fixed = not args.algo.dynamic_filtering_enable
     steps = -(-prompts // args.rollout.batch_size) if fixed else None
-    workers = start_history_workers(settings.history) if settings.histospec.enable else []
-    return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, on_gpus)
+    workers = []
+    if settings.histospec.enable:
+        saved = checkpoints.resume.history if checkpoints.resume is not None else ()
+        workers = start_history_workers(settings.history, run.history, saved)
+    return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, on_gpus, checkpoints)
 
 
 def _start_display(run: RunDirectory, mode: str) -> threading.Thread:

@@ -1,8 +1,8 @@
 """Points OpenRLHF's own launcher at our actor classes.
 
 `openrlhf.cli.train_ppo_ray.train(args)` names its actor classes as globals of its module (and the trainers when it
-runs). `install` sets those names in this process, the driver; nothing of OpenRLHF is edited. Reference, critic and
-reward model actors are upstream's own: nothing of ours changes what they do.
+runs). `install` sets those names in this process, the driver; nothing of OpenRLHF is edited. Reference and reward
+model actors are upstream's own: nothing of ours changes what they do.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import openrlhf.trainer.ray.vllm_engine as engine_module
 import ray
 
 from rhyme_openrlhf.rollout.engine import RhymeRolloutActor
+from rhyme_openrlhf.training.critic import CriticModelActor
 from rhyme_openrlhf.training.policy import PolicyModelActor
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.trainer import PPOTrainer
@@ -77,6 +78,7 @@ def install(services: RunServices, seed: int) -> None:
     engine_module.RolloutRayActor = EngineFactory(services, seed)
     launcher.get_strategy = get_strategy
     launcher.PolicyModelActor = PolicyModelActor
+    launcher.CriticModelActor = CriticModelActor
     sync_module.PPOTrainer = PPOTrainer
     async_module.PPOTrainerAsync = PPOTrainerAsync
 

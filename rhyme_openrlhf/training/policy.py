@@ -17,6 +17,7 @@ import ray
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.ray_classes import plain_class
+from rhyme_openrlhf.training.random_state import RankRandomState
 from rhyme_openrlhf.training.weight_buckets import PublishedBucket
 from rhyme_openrlhf.training.weight_publisher import WeightPublisher, fixed_sequence_log_probs
 
@@ -41,7 +42,7 @@ def ppo_trainer_class(settings: RhymeSettings) -> type[upstream.ActorPPOTrainer]
     return GlooActorPPOTrainer
 
 
-class RhymePolicyModelActor(PlainPolicyModelActor):  # type: ignore[misc, valid-type]
+class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ignore[misc, valid-type]
     """One data-parallel rank of the policy."""
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:

@@ -16,6 +16,7 @@ import ray
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event
+from rhyme_openrlhf.training.resume import Checkpoints
 
 
 class PlainRecorder:
@@ -46,6 +47,7 @@ class RunServices:
     steps_per_epoch: int | None
     checkpoint_path: str
     on_gpus: bool
+    checkpoints: Checkpoints
 
     def record(self, event: Event, source: str) -> None:
         """Send an event to the record, without waiting."""

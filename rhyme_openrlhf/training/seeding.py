@@ -16,11 +16,32 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SampleIdentity:
-    """Which response is being generated: the `sample`-th of the `visit`-th time that `prompt` is answered."""
+    """Which response is being generated: the `sample`-th of the `visit`-th time that `prompt` is answered.
+
+    Visits of evaluations are negative.
+    """
 
     prompt: str
     visit: int
     sample: int
+
+
+class VisitedPrompt(str):
+    """A prompt that knows which visit it is (SampleIdentity.visit), counted where all prompts are sent from.
+
+    An engine that counts by itself, as OpenRLHF's own classes must, knows only its own visits: with more than one
+    engine, or after a resume, two visits would get the same seeds.
+    """
+
+    visit: int
+
+    def __new__(cls, text: str, visit: int) -> VisitedPrompt:
+        prompt = super().__new__(cls, text)
+        prompt.visit = visit
+        return prompt
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VisitedPrompt, (str(self), self.visit)
 
 
 # Set around each sample's generation; a sample's own requests (one a turn) run in the same asyncio context.

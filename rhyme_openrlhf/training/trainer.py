@@ -13,7 +13,7 @@ import openrlhf.trainer.ppo_trainer as upstream  # isort: skip
 import ray
 
 from rhyme_openrlhf.ray_classes import plain_class
-from rhyme_openrlhf.rollout.samples_generator import RhymeSamplesGenerator
+from rhyme_openrlhf.rollout.samples_generator import GeneratorState, RhymeSamplesGenerator
 from rhyme_openrlhf.telemetry.events import Evaluation
 from rhyme_openrlhf.training.seeding import seed_controller
 
@@ -44,10 +44,14 @@ class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, val
         self.samples_generator = with_record(self.samples_generator, self.services)
 
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Upstream's states to resume from; rollouts go on counting where they stopped."""
+        """Upstream's states to resume from; rollouts go on where they stopped."""
         states = super().init_checkpoint_states()
-        self.samples_generator.step = states["global_step"]
+        self.samples_generator.restore(self._restored_generator)
         return states
+
+    def generator_state(self, client_states: dict[str, Any]) -> GeneratorState:
+        """Where this trainer's own samples generator stands."""
+        return self.samples_generator.state()
 
     def rollout_seconds(self) -> float:
         """Seconds the last rollout stage took."""

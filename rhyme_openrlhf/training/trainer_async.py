@@ -17,7 +17,7 @@ import openrlhf.trainer.ppo_trainer_async as upstream  # isort: skip
 import ray
 
 from rhyme_openrlhf.ray_classes import plain_class
-from rhyme_openrlhf.rollout.samples_generator import RhymeSamplesGenerator
+from rhyme_openrlhf.rollout.samples_generator import GeneratorState, RhymeSamplesGenerator
 from rhyme_openrlhf.telemetry.events import Evaluation
 from rhyme_openrlhf.training.seeding import seed_controller
 from rhyme_openrlhf.training.trainer import with_record
@@ -27,8 +27,40 @@ PlainGenerateSamplesActor = plain_class(upstream.GenerateSamplesActor, __name__,
 PlainPPOTrainerAsync = plain_class(upstream.PPOTrainerAsync, __name__, "PlainPPOTrainerAsync")
 
 
+# Where our generator's state travels beside upstream's: with each batch, and back to the generator at a resume.
+GENERATOR = "rhyme_generator"
+LOADER = "loader"
+
+
+class StateQueue:
+    """The queue to the trainer as the generator sees it: puts the generator's state into each batch."""
+
+    def __init__(self, queue: Any, generator: RhymeSamplesGenerator) -> None:
+        self._queue = queue
+        self._generator = generator
+
+    def put(self, item: Any, block: bool) -> None:
+        """Queue a batch (samples, client states, pass rate, seconds), an evaluation or "done", as upstream."""
+        if item != "done" and item[0] != "eval":
+            item[1][GENERATOR] = self._generator.state()
+        self._queue.put(item, block=block)
+
+
 class RhymeTrainingActor(PlainTrainingActor, RhymeTraining):  # type: ignore[misc, valid-type]
     """Trains on the batches that the generator queues."""
+
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Upstream's states to resume from; upstream hands the loader's state to the generator, and ours goes along."""
+        states = super().init_checkpoint_states()
+        states["data_loader_state_dict"] = {
+            LOADER: states["data_loader_state_dict"],
+            GENERATOR: self._restored_generator,
+        }
+        return states
+
+    def generator_state(self, client_states: dict[str, Any]) -> GeneratorState:
+        """Taken from what the generator queued with the samples: by now it is ahead of them."""
+        return client_states.pop(GENERATOR)
 
     def fit(self, global_step: int = 0) -> None:
         """Train until the generator is done."""
@@ -48,6 +80,12 @@ class RhymeGenerateSamplesActor(PlainGenerateSamplesActor):  # type: ignore[misc
             seed_controller(strategy.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
         self.samples_generator = with_record(self.samples_generator, strategy.services)
+        self.rollout_queue: StateQueue = StateQueue(kwargs["rollout_queue"], self.samples_generator)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint: the data loader's state, and where the generator stood."""
+        super().load_state_dict(state_dict[LOADER])
+        self.samples_generator.restore(state_dict[GENERATOR])
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Generate to the end of the last epoch."""

@@ -50,10 +50,10 @@ def small_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(tmp_path: Path, small_prompts: Path) -> Callable[..., FinishedRun]:
-    """Run `rhyme train` on the small set with more options; returns when it has ended."""
+    """Run `rhyme train` on the small set with more options, in a run directory `name`; returns when it has ended."""
 
-    def run(*options: str) -> FinishedRun:
-        directory = tmp_path / "run"
+    def run(*options: str, name: str = "run") -> FinishedRun:
+        directory = tmp_path / name
         argv = [*arguments(str(tmp_path / "ckpt")), "--data.prompt_dataset", str(small_prompts), *SMALL]
         done = subprocess.run(
             [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory), *options],

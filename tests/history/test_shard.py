@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -98,17 +96,35 @@ def test_memory_is_at_most_24_bytes_a_token() -> None:
     assert 4000 < shard.memory_bytes() <= 24 * 1000
 
 
-def test_state_survives_pickling() -> None:
+def copied(shard: HistoryShard, up_to: int | None = None) -> HistoryShard:
+    copy = HistoryShard()
+    for record in shard.records(up_to):
+        copy.record(record.prompt_key, record.rollout_id, record.pieces, record.lengths)
+    return copy
+
+
+def test_records_make_an_equal_shard() -> None:
     shard = HistoryShard()
     shard.record("p", 4, [OLD, NEW], [2, 3])
     shard.record("q", 5, [], [6])
-    state = pickle.loads(pickle.dumps(shard.state()))
-    shard.record("p", 5, [OLD], [9])
-    copy = HistoryShard.from_state(state)
+    copy = copied(shard)
     assert (copy.prompts, drafts(copy), copy.median_length("p"), copy.median_length("q")) == (2, [6, 7], 2.5, 6)
     assert not copy.record("p", 3, [OLD], [1])
 
 
-def test_a_state_of_another_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="version 9"):
-        HistoryShard.from_state({"version": 9, "prompts": {}})
+def test_a_step_that_was_not_completed_is_left_out_and_what_it_replaced_is_there() -> None:
+    shard = HistoryShard()
+    shard.record("p", 1, [OLD], [2])
+    shard.record("q", 2, [OLD], [2])
+    shard.record("p", 3, [NEW], [9])
+    shard.record("new", 3, [NEW], [9])
+    for source in (shard, copied(shard)):
+        before = copied(source, up_to=2)
+        assert (before.prompts, drafts(before), before.median_length("p")) == (2, [4, 5], 2)
+        assert drafts(copied(source, up_to=3)) == [6, 7]
+    # The next step keeps what it replaces itself, and no more of the one before.
+    shard.record("q", 4, [NEW], [9])
+    assert [record.prompt_key for record in shard.records(up_to=2)] == ["q"]
+    assert {(record.prompt_key, record.rollout_id) for record in shard.records(up_to=3)} == {
+        ("p", 3), ("new", 3), ("q", 2),
+    }  # fmt: skip

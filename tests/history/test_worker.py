@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,9 +23,9 @@ from rhyme_openrlhf.rollout.history_feed import PREFIX, SHARED_MEMORY, HistoryFe
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[list[Any]]:
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield start_history_workers(HistorySettings(workers=2, cpus_per_worker=0.1))
+    yield start_history_workers(HistorySettings(workers=2, cpus_per_worker=0.1), tmp_path_factory.mktemp("history"))
     ray.shutdown()
 
 
@@ -80,8 +82,8 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     pytest.fail(f"waited 60 s for {what}")
 
 
-def test_a_dead_worker_costs_drafts_and_nothing_else(workers: list[Any]) -> None:
-    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0.1))
+def test_a_dead_worker_costs_drafts_and_nothing_else(workers: list[Any], tmp_path: Path) -> None:
+    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0.1), tmp_path)
     key = record([worker], "lost", [5, 6, 7, 8], step=1)
     ray.kill(worker, no_restart=True)
 
@@ -100,15 +102,44 @@ def test_a_dead_worker_costs_drafts_and_nothing_else(workers: list[Any]) -> None
     assert feed.take_problems()[0].startswith("history worker 0 failed: ")
 
 
-def test_a_worker_that_dies_comes_back_empty_and_learns_again(workers: list[Any]) -> None:
-    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0.1))
+def test_a_worker_that_dies_has_its_history_again(workers: list[Any], tmp_path: Path) -> None:
+    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0.1), tmp_path)
     key = record([worker], "again", [5, 6, 7, 8], step=1)
-    ray.kill(worker, no_restart=False)
-    wait_until(lambda: ray.get(worker.prompts.remote(), timeout=10) == 0, "the history worker to be restarted")
-    record([worker], "again", [5, 6, 7, 8], step=2)
+    process = ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))
+    os.kill(process, signal.SIGKILL)
+    wait_until(lambda: ray.get(worker.prompts.remote(), timeout=10) == 1, "the history worker to be restarted")
     scheduler = Scheduler()
     asyncio.run(HistoryFeed([worker], scheduler.call, timeout_s=30).install(key))
-    assert key in scheduler.indexes
+    assert scheduler.indexes[key].draft([1, 2, 3], 7, 3, 8).tokens == [5, 6, 7, 8]
+    record([worker], "other", [5, 6, 7, 8], step=2)
+    assert ray.get(worker.prompts.remote()) == 2
+
+
+def test_a_worker_without_a_place_for_its_journal_works(workers: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0.1), tmp_path / "file")
+    record([worker], "again", [5, 6, 7, 8], step=1)
+    assert ray.get(worker.prompts.remote()) == 1
+
+
+def test_a_checkpoint_brings_history_back_to_any_number_of_workers(workers: list[Any], tmp_path: Path) -> None:
+    two = start_history_workers(HistorySettings(workers=2, cpus_per_worker=0.1), tmp_path / "first")
+    keys = [record(two, f"prompt {n}", [10 + n, 11 + n, 12 + n], step=3) for n in range(6)]
+    record(two, "of a step that was not completed", [1, 2, 3], step=4)
+    saved = [tmp_path / "history-0-of-2", tmp_path / "history-1-of-2"]
+    ray.get([worker.save.remote(path, 3) for worker, path in zip(two, saved, strict=True)])
+    for number in (1, 2, 3):
+        started = start_history_workers(
+            HistorySettings(workers=number, cpus_per_worker=0.1), tmp_path / str(number), saved
+        )
+        scheduler = Scheduler()
+        feed = HistoryFeed(started, scheduler.call, timeout_s=30)
+        for key in keys:
+            asyncio.run(feed.install(key))
+        assert sorted(scheduler.indexes) == sorted(keys)
+        assert sum(ray.get([worker.prompts.remote() for worker in started])) == 6
+        for worker in started:
+            ray.kill(worker)
 
 
 def test_a_worker_that_does_not_answer_is_given_up(workers: list[Any]) -> None:

@@ -1,0 +1,175 @@
+"""What the driver does for --ckpt.load_enable, before anything is started.
+
+It picks the newest checkpoint that is complete, refuses settings that contradict it, and points OpenRLHF at it.
+Invariants: after `prepare`, every half-written checkpoint is gone and OpenRLHF loads exactly the one that the Note
+names, or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rhyme_openrlhf.training.checkpoint_directory import CRITIC, CheckpointDirectory, Tag
+
+STATE_FILE = "state.json"
+STATE_VERSION = 1
+# Upstream deletes down to --ckpt.max_num less one before it writes the next; with 1, a kill then leaves none.
+SAFE_MAX_NUM = 2
+# What a checkpoint is bound to, beside the model and the number of its ranks: data order, buffers and optimizer
+# states have no meaning under another value.
+BOUND = (
+    "rollout.batch_size",
+    "rollout.n_samples_per_prompt",
+    "train.batch_size",
+    "actor.optim",
+    "ds.zero_stage",
+    "ds.param_dtype",
+    "ds.tensor_parallel_size",
+    "ds.ring_attn_size",
+    "ds.lora.rank",
+)
+
+
+class ResumeError(Exception):
+    """The run cannot go on from its checkpoint; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """What a run goes on from. `ours`: our part of the checkpoint, None for a checkpoint of plain OpenRLHF."""
+
+    tag: str
+    step: int
+    ours: Path | None
+    history: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What a run needs to know of its checkpoints: what it resumes from, and what its own ones are bound to."""
+
+    resume: ResumePoint | None
+    settings: dict[str, Any]
+
+
+def prepare(args: SimpleNamespace, prompts: int) -> tuple[Checkpoints, list[str]]:
+    """Choose what to resume from and set `args` accordingly; also returns what the user is to be told.
+
+    Raises ResumeError, and then nothing of the checkpoints has been changed but what a kill had left undone.
+    """
+    settings = bound_settings(args, prompts)
+    notes = []
+    if 0 < args.ckpt.max_num < SAFE_MAX_NUM and not args.ckpt.disable_ds:
+        args.ckpt.max_num = SAFE_MAX_NUM
+        notes.append(f"--ckpt.max_num is {SAFE_MAX_NUM}: the last checkpoint stays until the next one is complete")
+    if not args.ckpt.load_enable:
+        return Checkpoints(None, settings), notes
+    try:
+        point, note = _choose(args, settings)
+    except OSError as error:
+        raise ResumeError(f"--ckpt.path {args.ckpt.path} cannot be used: {error}") from error
+    # Upstream would look for states in an `_actor` without a checkpoint, and fail.
+    args.ckpt.load_enable = point is not None
+    if point is not None and args.train.enable_ema:
+        note += "; the moving average (--train.enable_ema) is in no checkpoint and starts again from the given model"
+    return Checkpoints(point, settings), [*notes, note]
+
+
+def _choose(args: SimpleNamespace, settings: dict[str, Any]) -> tuple[ResumePoint | None, str]:
+    path = Path(args.ckpt.path).absolute()
+    directory = CheckpointDirectory(path, critic=bool(args.critic.model_name_or_path))
+    directory.tidy()
+    tag = directory.newest()
+    if tag is None:
+        removed = directory.remove_incomplete()
+        return None, f"no complete checkpoint in {path}: training starts at the beginning{_deleted(removed)}"
+    if args.ds.use_universal_ckpt or not tag.complete:
+        if args.critic.model_name_or_path and directory.latest(CRITIC) != tag.name:
+            raise ResumeError(
+                f"--ckpt.load_enable: {path} has checkpoint {tag.name} of the policy, but not of the critic: resume "
+                "without --critic.model_name_or_path, or choose another --ckpt.path to start anew"
+            )
+        note = (
+            f"resumes from OpenRLHF's own checkpoint {tag.name} in {path}: history, random states, the KL coefficient "
+            "and the counts of the seeds start fresh"
+        )
+        return ResumePoint(tag.name, tag.step, None, ()), note
+    point = _point(directory, tag, settings)
+    removed = directory.use(tag)
+    return point, f"resumes from checkpoint {tag.name} in {path}, after step {point.step}{_deleted(removed)}"
+
+
+def _point(directory: CheckpointDirectory, tag: Tag, settings: dict[str, Any]) -> ResumePoint:
+    ours = directory.ours(tag.name)
+    state = json.loads((ours / STATE_FILE).read_text())
+    if state["version"] != STATE_VERSION:
+        raise ResumeError(
+            f"--ckpt.load_enable: checkpoint {tag.name} in {directory.path} was written by another version of "
+            f"rhyme-openrlhf (its format is {state['version']}, this one reads {STATE_VERSION}): resume with that one"
+        )
+    different = contradictions(state["settings"], settings)
+    if different:
+        raise ResumeError(
+            f"--ckpt.load_enable: checkpoint {tag.name} in {directory.path} was made with {'; '.join(different)}: "
+            "give the same values, or choose another --ckpt.path to start anew"
+        )
+    return ResumePoint(tag.name, state["step"], ours, tuple(ours / name for name in state["history"]))
+
+
+def _deleted(removed: list[str]) -> str:
+    return f" (deleted what was half-written: {', '.join(removed)})" if removed else ""
+
+
+def bound_settings(args: SimpleNamespace, prompts: int) -> dict[str, Any]:
+    """What a checkpoint of this run is bound to, by the flag that sets it."""
+    values = {f"--{name}": _value(args, name) for name in BOUND}
+    values["--actor.model_name_or_path"] = _model(args.actor.model_name_or_path)
+    values["--critic.model_name_or_path"] = _model(args.critic.model_name_or_path)
+    values["--actor.num_nodes x --actor.num_gpus_per_node"] = args.actor.num_nodes * args.actor.num_gpus_per_node
+    critic = args.critic.num_nodes * args.critic.num_gpus_per_node if args.critic.model_name_or_path else 0
+    values["--critic.num_nodes x --critic.num_gpus_per_node"] = critic
+    values["prompts in --data.prompt_dataset:"] = prompts
+    return values
+
+
+def contradictions(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between a checkpoint's settings and the run's, as clauses that name both values."""
+    return [
+        f"{name} {_shown(value)}, this run has {_shown(now[name])}"
+        for name, value in saved.items()
+        if name in now and not _same(value, now[name])
+    ]
+
+
+def _value(args: SimpleNamespace, name: str) -> Any:
+    value: Any = args
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _model(name: str | None) -> dict[str, str] | None:
+    """A model's name and, for a directory, what its config.json says: the same model may lie elsewhere tomorrow."""
+    if not name:
+        return None
+    config = Path(name) / "config.json"
+    digest = hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else ""
+    return {"name": os.path.abspath(name) if digest else name, "config": digest}
+
+
+def _same(saved: Any, now: Any) -> bool:
+    if isinstance(saved, dict) and isinstance(now, dict) and saved["config"] and now["config"]:
+        return bool(saved["config"] == now["config"])
+    return bool(saved == now)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value["name"])
+    return "none" if value is None else str(value)

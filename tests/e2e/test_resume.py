@@ -1,0 +1,170 @@
+"""A run that was killed and resumed is the run that was not: same prompts, tokens and losses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.telemetry.event_log import read_events
+from rhyme_openrlhf.telemetry.events import (
+    CheckpointSaved,
+    EngineStep,
+    Note,
+    RolloutFinished,
+    RolloutStarted,
+    TrainStep,
+)
+
+from .conftest import RUN_TIMEOUT_S, SMALL, FinishedRun
+
+pytestmark = pytest.mark.e2e
+
+Train = Callable[..., FinishedRun]
+REPRODUCED = ("policy_loss", "actor_grad_norm", "reward", "response_length", "actor_lr")
+SAME_SAMPLES = ("samples", "response_tokens", "length_mean", "length_median", "length_p95", "length_max", "truncated")
+# What a killed run's processes are known by when nothing is their parent any more.
+MARK = "RHYME_TEST_RUN"
+
+
+def processes_of(mark: str) -> list[int]:
+    """All processes that inherited the environment of the run with this mark."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def kill_all(mark: str) -> None:
+    """SIGKILL for every process of the run, until there is none."""
+    deadline = time.time() + 60
+    while (left := processes_of(mark)) and time.time() < deadline:
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.2)
+    assert not left, f"still there: {left}"
+
+
+class KilledRun:
+    """A run in processes of its own, that will not end well."""
+
+    def __init__(self, directory: Path, argv: list[str], cwd: Path) -> None:
+        self.path = directory
+        self._mark = f"{os.getpid()}-{directory}"
+        command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory)]
+        with (cwd / "killed.out").open("w") as output:
+            self._driver = subprocess.Popen(
+                command, stdout=output, stderr=output, cwd=cwd, env={**os.environ, MARK: self._mark},
+                start_new_session=True,
+            )  # fmt: skip
+
+    def events(self) -> list[Any]:
+        log = self.path / "events.jsonl"
+        return [recorded.event for recorded in read_events(log)] if log.exists() else []
+
+    def wait_for(self, condition: Callable[[Any], bool], what: str) -> None:
+        deadline = time.time() + RUN_TIMEOUT_S
+        while not any(condition(event) for event in self.events()):
+            assert self._driver.poll() is None, f"the run ended before {what}"
+            assert time.time() < deadline, f"waited {RUN_TIMEOUT_S} s for {what}"
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        os.kill(self._driver.pid, signal.SIGKILL)
+        self._driver.wait()
+        kill_all(self._mark)
+
+
+@pytest.fixture
+def start(tmp_path: Path, small_prompts: Path) -> Iterator[Callable[..., KilledRun]]:
+    """Start `rhyme train` on the small set, with the same checkpoint path as `train`."""
+    started: list[KilledRun] = []
+
+    def run(name: str, *options: str) -> KilledRun:
+        argv = [*arguments(str(tmp_path / "ckpt")), "--data.prompt_dataset", str(small_prompts), *SMALL, *options]
+        started.append(KilledRun(tmp_path / name, argv, tmp_path))
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.kill()
+
+
+def steps_of(run: FinishedRun) -> dict[int, tuple[RolloutFinished, TrainStep]]:
+    rollouts = {event.step: event for event in run.of(RolloutFinished)}
+    return {event.step: (rollouts[event.step], event) for event in run.of(TrainStep)}
+
+
+def check_same(expected: tuple[RolloutFinished, TrainStep], found: tuple[RolloutFinished, TrainStep]) -> None:
+    for name in SAME_SAMPLES:
+        assert getattr(found[0], name) == getattr(expected[0], name), (name, expected, found)
+    assert found[0].reward_mean == pytest.approx(expected[0].reward_mean, rel=1e-5)
+    for name in REPRODUCED:
+        values = expected[1].metrics[name], found[1].metrics[name]
+        assert values[1] == pytest.approx(values[0], rel=1e-5, abs=1e-6), (name, *values)
+    assert (found[1].step, found[1].epoch) == (expected[1].step, expected[1].epoch)
+
+
+def journal_prompts(run: Path) -> list[tuple[int, str]]:
+    """(step, prompt) of everything the run's history workers heard."""
+    from rhyme_openrlhf.history.journal import HEADER, read_records
+
+    found = []
+    for path in sorted((run / "history").glob("*.journal")):
+        token = HEADER.unpack(path.read_bytes()[: HEADER.size])[2]
+        records = read_records(path, token)
+        assert records is not None
+        found += [(record.rollout_id, record.prompt_key) for record in records[0]]
+    return found
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(train: Train, start: Any, tmp_path: Path) -> None:
+    options = ("--vllm.num_engines", "1", "--ckpt.save_steps", "1", "--ckpt.max_num", "2")
+    whole = train(*options, "--ckpt.path", str(tmp_path / "other"), name="whole")
+    assert whole.code == 0, whole.output
+    expected = steps_of(whole)
+    assert sorted(expected) == [1, 2, 3, 4]
+
+    killed = start("killed", *options)
+    killed.wait_for(lambda event: isinstance(event, RolloutStarted) and event.step == 3, "the rollout of step 3")
+    killed.kill()
+    assert [event.step for event in killed.events() if isinstance(event, CheckpointSaved)] == [1, 2]
+    # What a kill during the next save would have left.
+    half = tmp_path / "ckpt" / "_actor" / "global_step3"
+    half.mkdir()
+    (half / "mp_rank_00_model_states.pt").write_bytes(b"torn")
+    (tmp_path / "ckpt" / "_rhyme" / "global_step3").mkdir()
+    (tmp_path / "ckpt" / "_actor" / "latest").write_text("global_st")
+
+    resumed = train(*options, "--ckpt.load_enable")
+    assert resumed.code == 0, resumed.output
+    notes = [event.text for event in resumed.of(Note)]
+    assert sum("resumes from checkpoint global_step2" in text and "after step 2" in text for text in notes) == 1
+    assert "history of 8 prompts restored" in notes
+    found = steps_of(resumed)
+    assert sorted(found) == [3, 4]
+    for step in (3, 4):
+        check_same(expected[step], found[step])
+    engine = {event.step: event for event in resumed.of(EngineStep)}
+    assert engine[3].counters.accepted > 0
+    assert {step: event.weight_version for step, event in engine.items()} == {3: 2, 4: 3}
+    # The second epoch drew each of the eight prompts once.
+    drawn = [prompt for step, prompt in journal_prompts(resumed.path) if step in (3, 4)]
+    assert len(drawn) == len(set(drawn)) == 8
+    assert json.loads((resumed.path / "summary.json").read_text())["steps"] == 2
+    assert {path.name for path in (tmp_path / "ckpt" / "_rhyme").iterdir()} == {"global_step3", "global_step4"}

@@ -1,0 +1,169 @@
+"""What a checkpoint holds beside OpenRLHF's part: real Ray and history workers; models that only write a file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace as NS
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from rhyme_openrlhf.platform import gpu_present, shims  # noqa: E402
+
+if not gpu_present():
+    shims.install()
+
+from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController, FixedKLController  # noqa: E402
+
+from rhyme_openrlhf.config import HistorySettings  # noqa: E402
+from rhyme_openrlhf.history.index import Piece  # noqa: E402
+from rhyme_openrlhf.history.worker import PromptRollout, start_history_workers  # noqa: E402
+from rhyme_openrlhf.rollout.samples_generator import GeneratorState  # noqa: E402
+from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note  # noqa: E402
+from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints  # noqa: E402
+from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory  # noqa: E402
+from rhyme_openrlhf.training.random_state import RankRandomState  # noqa: E402
+from rhyme_openrlhf.training.resume import Checkpoints, ResumePoint  # noqa: E402
+
+STATES = {"episode": 0, "global_step": 3, "data_loader_state_dict": {"yielded": 12}}
+
+
+@ray.remote(num_cpus=0)
+class Rank(RankRandomState):
+    """One rank of a model, as far as a checkpoint goes."""
+
+    def __init__(self, rank: int, path: Path) -> None:
+        self._rank = rank
+        self._path = path
+        random.seed(rank)
+
+    def draw(self) -> float:
+        return random.random()
+
+    def save_checkpoint(self, tag: str, client_states: dict[str, Any] | None = None) -> None:
+        (self._path / tag).mkdir(parents=True, exist_ok=True)
+        (self._path / tag / f"rank-{self._rank}.pt").write_text(str(client_states))
+
+
+class Group:
+    """Upstream's actor group: a method on all ranks."""
+
+    def __init__(self, path: Path, ranks: int) -> None:
+        self.ranks = [Rank.remote(rank, path) for rank in range(ranks)]
+
+    def async_run_method(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return [getattr(rank, method_name).remote(*args, **kwargs) for rank in self.ranks]
+
+    def draw(self) -> list[float]:
+        return ray.get(self.async_run_method("draw"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+class Run:
+    """A trainer's surroundings on one checkpoint path."""
+
+    def __init__(self, path: Path, name: str, resume: ResumePoint | None = None) -> None:
+        self.path = path
+        self.events: list[Any] = []
+        self.policy, self.critic = Group(path / "_actor", 2), Group(path / "_critic", 1)
+        saved = resume.history if resume else ()
+        self.workers = start_history_workers(HistorySettings(cpus_per_worker=0.1), path / name, saved)
+        services = NS(
+            checkpoints=Checkpoints(resume, {"--rollout.batch_size": 4}),
+            history_workers=self.workers,
+            checkpoint_path=str(path),
+            record=lambda event, source: self.events.append(event),
+        )
+        args = NS(ckpt=NS(path=str(path), disable_ds=False))
+        self.checkpoints = RunCheckpoints(services, args, self.policy, self.critic)
+
+    def record(self, step: int, key: str) -> None:
+        ray.get(self.workers[0].record.remote(step, [PromptRollout(key, (Piece([1], [2, 3], 1.0),), (2,))]))
+
+    def complete(self, step: int, kl: float = 0.5) -> None:
+        self.record(step, f"of step {step}")
+        self.checkpoints.training_begins()
+        self.checkpoints.step_completed(step, STATES, GeneratorState(step, {"prompt": 2}), kl)
+
+    def newest(self) -> ResumePoint | None:
+        tag = CheckpointDirectory(self.path, critic=True).newest()
+        if tag is None:
+            return None
+        ours = self.path / "_rhyme" / tag.name
+        return ResumePoint(tag.name, tag.step, ours, tuple(sorted(ours.glob("history-*"))))
+
+
+def test_the_last_completed_step_is_saved_and_comes_back(tmp_path: Path) -> None:
+    run = Run(tmp_path, "first")
+    assert not run.checkpoints.save_now({}, "nothing was trained yet")
+    run.complete(3, kl=0.7)
+    expected = [run.policy.draw(), run.critic.draw()]
+    run.complete(3, kl=0.7)
+    # The next step's rollout failed after it was recorded.
+    run.record(4, "of step 4")
+    run.record(4, "of step 3")
+    assert run.checkpoints.save_now({"best_eval_metric_value": 0.25}, "the rollout of step 4 failed")
+    after = [run.policy.draw(), run.critic.draw()]
+    assert [event.step for event in run.events if isinstance(event, CheckpointSaved)] == [3]
+    assert [event.text for event in run.events if isinstance(event, Note)] == [
+        "saved a checkpoint of step 3: the rollout of step 4 failed"
+    ]
+    assert "best_eval_metric_value" in (tmp_path / "_actor" / "global_step3" / "rank-1.pt").read_text()
+    saved = run.newest()
+    assert saved is not None and (saved.tag, saved.step) == ("global_step3", 3)
+    # Once more: it is there already, and nothing is written.
+    assert run.checkpoints.save_now({}, "again") and len(run.events) == 2
+
+    resumed = Run(tmp_path, "second", saved)
+    kl = AdaptiveKLController(0.1, 6.0, 100)
+    generator = resumed.checkpoints.restore(3, kl)
+    assert (generator.step, generator.visits, kl.value) == (3, {"prompt": 2}, 0.7)
+    assert [resumed.policy.draw(), resumed.critic.draw()] == after != expected
+    # Only what was recorded up to step 3.
+    assert ray.get(resumed.workers[0].prompts.remote()) == 1
+    assert resumed.events[-1].text == "history of 1 prompts restored"
+    fixed = FixedKLController(0.01)
+    resumed.checkpoints.restore(3, fixed)
+    assert fixed.value == 0.01
+    with pytest.raises(CheckpointError, match="OpenRLHF loaded the checkpoint of step 2"):
+        resumed.checkpoints.restore(2, kl)
+
+
+def test_nothing_is_saved_once_the_policy_is_being_trained(tmp_path: Path) -> None:
+    run = Run(tmp_path, "first")
+    run.complete(1)
+    run.checkpoints.training_begins()
+    assert not run.checkpoints.save_now({}, "training failed")
+    assert run.newest() is None and not (tmp_path / "_rhyme").exists()
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    run = Run(tmp_path, "first")
+    run.complete(1)
+    assert run.checkpoints.save_now({}, "to have one")
+    run.complete(2)
+    ray.kill(run.policy.ranks[1])
+    assert not run.checkpoints.save_now({}, "a rank died")
+    assert run.events[-1].level == "warning" and "step 2" in run.events[-1].text
+    saved = run.newest()
+    assert saved is not None and saved.step == 1
+
+
+def test_without_its_history_a_checkpoint_is_still_one(tmp_path: Path) -> None:
+    run = Run(tmp_path, "first")
+    run.complete(1)
+    ray.kill(run.workers[0], no_restart=True)
+    assert run.checkpoints.save_now({}, "to have one")
+    saved = run.newest()
+    assert saved is not None and saved.history == ()
+    assert any("history worker 0 is not in checkpoint global_step1" in event.text for event in run.events[:1])
