@@ -38,6 +38,7 @@ KINDS = ("chain", "path", "sort")
 # The longest third of the embedded task's length distribution.
 QUANTILES = (0.66, 0.98)
 PROMPTS = 24
+EPOCHS = 5
 PARTS = ("rollout", "experience", "train", "sync")
 # Upstream's names of the same parts (ppo_trainer.py).
 UPSTREAM_PARTS = ("timing/generation", "timing/make_experience", "timing/ppo_train", "timing/broadcast")
@@ -61,7 +62,15 @@ def run_arm(arm: str, seed: int, prompts: Path, options: list[str], folder: Path
     directory = folder / f"{arm}-{seed}"
     directory.mkdir()
     argv = [*arguments(str(directory / "checkpoints")), "--data.prompt_dataset", str(prompts)]
-    argv += ["--train.num_episodes", "5", "--run.reproducible", "--train.seed", str(seed), *options, *ARM_OPTIONS[arm]]
+    argv += [
+        "--train.num_episodes",
+        str(EPOCHS),
+        "--run.reproducible",
+        "--train.seed",
+        str(seed),
+        *options,
+        *ARM_OPTIONS[arm],
+    ]
     if arm == "openrlhf":
         status = directory / "status.jsonl"
         command = [sys.executable, "-m", "rhyme_openrlhf.training.unchanged", str(status), *argv]
@@ -149,9 +158,6 @@ def steps_per_epoch(steps: list[dict[str, Any]]) -> int:
     return len(steps) // EPOCHS
 
 
-EPOCHS = 5
-
-
 def table(runs: list[dict[str, Any]]) -> str:
     """By arm and epoch (medians over seeds), then the ratios with their spread."""
     lines = ["arm       epoch  tokens/s  step s  rollout s  experience s  train s  sync s  tok/step  accept  ms/step"]
@@ -159,9 +165,16 @@ def table(runs: list[dict[str, Any]]) -> str:
         epochs = [by_epoch(run["steps"], steps_per_epoch(run["steps"])) for run in runs if run["arm"] == arm]
         for number, rows in enumerate(zip(*epochs, strict=True), start=1):
             cells = [median(row.get(name) for row in rows) for name in COLUMNS]
-            shown = [f"{value:{width}}" if value is not None else "-" for value, width in zip(cells, WIDTHS, strict=True)]
+            shown = [
+                f"{value:{width}}" if value is not None else "-" for value, width in zip(cells, WIDTHS, strict=True)
+            ]
             lines.append(f"{arm:10s}{number:5d}  " + "  ".join(shown))
-    for arm, peer, later in (("on", "openrlhf", True), ("off", "openrlhf", True), ("on", "off", True), ("on", "off", False)):
+    for arm, peer, later in (
+        ("on", "openrlhf", True),
+        ("off", "openrlhf", True),
+        ("on", "off", True),
+        ("on", "off", False),
+    ):
         for what, values in ratios(runs, arm, peer, later).items():
             if values:
                 spread = f"{min(values):.2f} to {max(values):.2f}"
@@ -171,8 +184,11 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 COLUMNS = (
-    "tokens_per_s", "step_s", "rollout_s", "experience_s", "train_s", "sync_s", "tokens_per_step", "acceptance", "ms_per_step",
+    "tokens_per_s", "step_s", "rollout_s", "experience_s", "train_s", "sync_s",
+    "tokens_per_step", "acceptance", "ms_per_step",
 )  # fmt: skip
+# Arm, its peer, and whether from the second epoch on or in the first.
+COMPARISONS = (("on", "openrlhf", True), ("off", "openrlhf", True), ("on", "off", True), ("on", "off", False))
 WIDTHS = ("8,.0f", "6.2f", "9.2f", "12.2f", "7.2f", "6.2f", "8.2f", "6.0%", "7.1f")
 
 

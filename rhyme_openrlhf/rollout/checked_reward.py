@@ -64,7 +64,7 @@ class CheckedExecutor(SingleTurnAgentExecutor):
 
 
 def check_finite(response: dict[str, Any]) -> None:
-    """Raise RewardError if a response's reward or score is not a finite number (None: a reward model gives it later)."""
+    """Raise RewardError if a response's reward or score is not a finite number (None: a model rewards it later)."""
     for field in ("reward", "scores"):
         value = response[field]
         if value is None:

@@ -206,7 +206,7 @@ class TrainStep(Event):
 
 @dataclass(frozen=True)
 class StageStarted(Event):
-    """The trainer begins a stage of the training step that will be number `step` (RolloutStarted begins the rollout)."""
+    """The trainer begins a stage of training step `step`; the rollout stage has RolloutStarted."""
 
     kind: ClassVar[str] = "stage_started"
     step: int

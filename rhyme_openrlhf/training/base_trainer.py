@@ -22,7 +22,7 @@ from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, GeneratorState
-from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Note, TrainStep
+from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Note, Stage, StageStarted, TrainStep
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
 from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
@@ -31,8 +31,6 @@ from rhyme_openrlhf.training.seeding import in_prompt_order
 from rhyme_openrlhf.training.weight_sync import WeightSync
 
 SOURCE = "trainer"
-# Loading a model of hundreds of GB from a shared file system and capturing CUDA graphs can take half an hour.
-ENGINE_START_SECONDS = 3600
 # Upstream's names for the parts of a step, and ours.
 PARTS = {"timing/make_experience": "experience", "timing/ppo_train": "train", "timing/broadcast": "sync"}
 
@@ -43,10 +41,11 @@ def wait_for_engines(engines: list[Any], services: RunServices) -> None:
     Raises the error of an engine that could not start, or RuntimeError when one takes too long.
     """
     started = time.time()
+    limit = services.settings.limits.stage_s
     try:
-        ray.get([engine.ready.remote() for engine in engines], timeout=ENGINE_START_SECONDS)
+        ray.get([engine.ready.remote() for engine in engines], timeout=limit)
     except ray.exceptions.GetTimeoutError:
-        raise RuntimeError(f"waited {ENGINE_START_SECONDS} s for {len(engines)} engines to start") from None
+        raise RuntimeError(f"waited {limit:g} s (--limits.stage_s) for {len(engines)} engines to start") from None
     services.record(Note("info", f"all engines are ready ({time.time() - started:.0f} s after the trainer)"), SOURCE)
 
 
@@ -76,6 +75,9 @@ class RhymeTraining(BasePPOTrainer):
         if self.services.settings.weights.transport == "buffer" and self.vllm_engines:
             self._weights = WeightSync(self.actor_model_group, self.vllm_engines, self.services)
 
+    def _stage(self, stage: Stage, step: int) -> None:
+        self.services.record(StageStarted(step, stage), SOURCE)
+
     def rollout_seconds(self) -> float | None:
         """Seconds of this step's rollout stage, where it does not overlap with training; else None."""
         return None
@@ -86,8 +88,10 @@ class RhymeTraining(BasePPOTrainer):
             rollout_samples = in_prompt_order(rollout_samples)
         self._version = global_step + 1
         self.experience_maker.step = global_step + 1
+        self._stage("experience", global_step + 1)
         status, step = super().train_step(rollout_samples, global_step)
         if self._weights is not None:
+            self._stage("check", step)
             self._weights.check(self._version)
         if self.services.settings.run.reproducible:
             self.experience_maker.wait_for_history()
@@ -107,6 +111,7 @@ class RhymeTraining(BasePPOTrainer):
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
         """Upstream's update of policy and critic."""
         self._checkpoints.training_begins()
+        self._stage("train", global_steps + 1)
         return super().ppo_train(global_steps)
 
     def init_checkpoint_states(self) -> dict[str, Any]:
@@ -134,6 +139,7 @@ class RhymeTraining(BasePPOTrainer):
 
     def broadcast_to_vllm(self) -> None:
         """Bring the policy's weights to every engine, as the version after the current step."""
+        self._stage("sync", self._version)
         if self._weights is None:
             super().broadcast_to_vllm()
             ray.get([engine.set_weight_version.remote(self._version) for engine in self.vllm_engines])
@@ -153,6 +159,7 @@ class RhymeTraining(BasePPOTrainer):
         if global_step % self.args.ckpt.save_steps:
             super().save_logs_and_checkpoints(global_step, logs_dict, states)
             return
+        self._stage("checkpoint", global_step)
         with self._checkpoints.saving(tag_of(global_step)):
             super().save_logs_and_checkpoints(global_step, logs_dict, states)
 
@@ -164,6 +171,7 @@ class RhymeTraining(BasePPOTrainer):
         if key is None or key not in eval_metrics or eval_metrics[key] <= self.best_eval_metric_value:
             super().save_best_checkpoint(eval_metrics, global_step, client_states)
             return
+        self._stage("checkpoint", global_step)
         with self._checkpoints.saving(BEST + tag_of(global_step)):
             super().save_best_checkpoint(eval_metrics, global_step, client_states)
 
@@ -178,6 +186,7 @@ class RhymeTraining(BasePPOTrainer):
             "best_eval_metric_value": self.best_eval_metric_value,
             "latest_eval_metric_value": self._latest_eval_metric_value,
         }
+        self._stage("checkpoint", self._version)
         return self._checkpoints.save_now(best, reason)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """One training run from checked arguments to summary: Ray, services, OpenRLHF's training, the run record.
 
 Invariants: whatever happens after the run directory is made, it ends with a RunFinished event, a summary and the
-processes' logs; what was started here is stopped here.
+processes' logs; what was started here is stopped here, also when this process is killed (training/reaper.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, R
 from rhyme_openrlhf.telemetry.progress import make_display
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
 from rhyme_openrlhf.telemetry.summary import render, summarize
+from rhyme_openrlhf.training.failure import Interrupted, handle_termination, interrupt_main_thread, one_sentence
+from rhyme_openrlhf.training.reaper import finish, start_reaper
 from rhyme_openrlhf.training.recorder import Recorder, RunServices
 from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus
 from rhyme_openrlhf.training.resume import Checkpoints, prepare
+from rhyme_openrlhf.training.supervisor import Supervisor
 
 SOURCE = "driver"
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
@@ -43,7 +46,7 @@ class LaunchError(Exception):
 def run_training(
     args: SimpleNamespace, settings: RhymeSettings, prompts: int, on_gpus: bool, command: list[str]
 ) -> int:
-    """Train; returns the process's exit code: 0, 1 when the run failed, 130 when it was interrupted.
+    """Train; returns the process's exit code: 0, 1 when the run failed, 130 or 143 when Ctrl-C or SIGTERM ended it.
 
     `prompts` are how many the data set has; `on_gpus` is `platform.run_has_gpus()`.
     Raises LaunchError, ResumeError or RunDirectoryError before anything of the run is started.
@@ -53,39 +56,78 @@ def run_training(
     run = make_run_directory(settings.run.dir, settings.run.name, started)
     run.link_checkpoints(args.ckpt.path)
     run.write_json("config.json", _config(args, settings, command))
+    reaper = start_reaper(os.getpid())
+    try:
+        return _run(args, settings, prompts, on_gpus, command, checkpoints, notes, run, started)
+    finally:
+        finish(reaper)
+
+
+def _run(
+    args: SimpleNamespace,
+    settings: RhymeSettings,
+    prompts: int,
+    on_gpus: bool,
+    command: list[str],
+    checkpoints: Checkpoints,
+    notes: list[str],
+    run: RunDirectory,
+    started: float,
+) -> int:
     session = _start_ray(args, settings, on_gpus)
     (run.logs / "ray").symlink_to(session / "logs")
     status: RunStatus = "failed"
     message, code = "", 1
     display = threading.Thread()
-    recorder = None
+    recorder = supervisor = None
     try:
         _check_gpus(args)
         recorder = _start_recorder(run)
         services = _services(args, settings, prompts, on_gpus, recorder, checkpoints, run)
+        supervisor = _start_supervisor(run, session, settings, services)
         display = _start_display(run, settings.run.progress)
         services.record(_run_started(args, settings, services, command), SOURCE)
         services.record(Note("info", f"run directory {run.path}"), SOURCE)
         for note in notes:
             services.record(Note("info", note), SOURCE)
         services.record(Note("info", _starting(args, prompts)), SOURCE)
-        _train(args, services, run)
+        _train(args, services, run, supervisor)
         status, message, code = "succeeded", "", 0
     except LaunchError as error:
         message = str(error)
         raise
+    except Interrupted as interruption:
+        status, message, code = interruption.outcome(supervisor)
     except KeyboardInterrupt:
         status, message, code = "stopped", "interrupted", 130
     except (ray.exceptions.RayError, RuntimeError, ValueError, OSError, AssertionError) as error:
-        message = _one_sentence(error)
+        message = (supervisor.explain() if supervisor is not None else "") or one_sentence(error)
         (run.logs / "driver-error.log").write_text(traceback.format_exc())
     finally:
+        if supervisor is not None:
+            supervisor.stop()
         _finish(run, recorder, RunFinished(status, message, time.time() - started), display)
         ray.shutdown()
         _keep_logs(session, run)
     if code:
         print(f"rhyme train: {status}: {message} (logs: {run.logs})", file=sys.stderr)
     return code
+
+
+def _start_supervisor(run: RunDirectory, session: Path, settings: RhymeSettings, services: RunServices) -> Supervisor:
+    supervisor = Supervisor(
+        run.events,
+        session / "logs",
+        settings.limits,
+        lambda event: services.record(event, SOURCE),
+        interrupt_main_thread,
+    )
+    for number, worker in enumerate(services.history_workers):
+        supervisor.name(worker, f"history worker {number}")
+    # After ray.init, which sets a handler of its own.
+    handle_termination()
+    supervisor.start()
+    return supervisor
 
 
 def _config(args: SimpleNamespace, settings: RhymeSettings, command: list[str]) -> dict[str, Any]:
@@ -203,21 +245,16 @@ def _starting(args: SimpleNamespace, prompts: int) -> str:
     )
 
 
-def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory) -> None:
+def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory, supervisor: Supervisor) -> None:
     # What OpenRLHF, vLLM and DeepSpeed print when they are imported and run is the log's, not the terminal's.
     with (run.logs / "driver.log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         from rhyme_openrlhf.training import placement
 
-        placement.install(services, args.train.seed)
+        def engine_started(index: int, engine: Any) -> None:
+            supervisor.name(engine, f"engine {index}", engine=True)
+
+        placement.install(services, args.train.seed, engine_started)
         placement.train(args)
-
-
-def _one_sentence(error: BaseException) -> str:
-    """The innermost cause in one line: type and message."""
-    cause = getattr(error, "cause", None) or error
-    lines = str(cause).strip().splitlines()
-    # A RayTaskError's text is a traceback that ends with the message.
-    return f"{type(cause).__name__}: {lines[-1].strip() if lines else 'no message'}"
 
 
 def _finish(run: RunDirectory, recorder: Any, finished: RunFinished, display: threading.Thread) -> None:

@@ -7,6 +7,7 @@ model actors are upstream's own: nothing of ours changes what they do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,9 +38,10 @@ class EngineFactory:
     Upstream writes `RolloutRayActor.options(...).remote(**arguments)` and leaves no way to pass more.
     """
 
-    def __init__(self, services: RunServices, seed: int) -> None:
+    def __init__(self, services: RunServices, seed: int, started: Callable[[int, Any], None]) -> None:
         self._services = services
         self._seed = seed
+        self._started = started
         self._made = 0
         self._options: dict[str, Any] = {}
 
@@ -51,17 +53,19 @@ class EngineFactory:
     def remote(self, **arguments: Any) -> Any:
         """Start the next engine."""
         index, self._made = self._made, self._made + 1
-        return RolloutActor.options(**self._options).remote(
+        engine = RolloutActor.options(**self._options).remote(
             rhyme=self._services.settings,
             run_seed=self._seed,
             index=index,
             history_workers=list(self._services.history_workers),
             **arguments,
         )
+        self._started(index, engine)
+        return engine
 
 
-def install(services: RunServices, seed: int) -> None:
-    """Make OpenRLHF's launcher use our actors in this process."""
+def install(services: RunServices, seed: int, engine_started: Callable[[int, Any], None]) -> None:
+    """Make OpenRLHF's launcher use our actors in this process; each engine's number and handle are told."""
     upstream_strategy = launcher.get_strategy
 
     def get_strategy(args: SimpleNamespace) -> Any:
@@ -75,7 +79,7 @@ def install(services: RunServices, seed: int) -> None:
         strategy.services = services
         return strategy
 
-    engine_module.RolloutRayActor = EngineFactory(services, seed)
+    engine_module.RolloutRayActor = EngineFactory(services, seed, engine_started)
     launcher.get_strategy = get_strategy
     launcher.PolicyModelActor = PolicyModelActor
     launcher.CriticModelActor = CriticModelActor

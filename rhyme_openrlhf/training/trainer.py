@@ -14,7 +14,8 @@ import ray
 
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState, RhymeSamplesGenerator
-from rhyme_openrlhf.telemetry.events import Evaluation
+from rhyme_openrlhf.telemetry.events import Evaluation, StageStarted
+from rhyme_openrlhf.training.failure import FAULTS, one_sentence
 from rhyme_openrlhf.training.seeding import seed_controller
 
 PlainPPOTrainer = plain_class(upstream.PPOTrainer, __name__, "PlainPPOTrainer")
@@ -62,11 +63,15 @@ class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, val
         try:
             wait_for_engines(self.vllm_engines, self.services)
             super().fit(global_step)
+        except FAULTS as error:
+            self.save_now(f"the run failed ({one_sentence(error)})")
+            raise
         finally:
             self.close()
 
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:
         """Upstream's evaluation, noted in the record."""
+        self.services.record(StageStarted(global_step, "evaluate"), "trainer")
         logs = super().evaluate(global_step, **generate_kwargs)
         self.services.record(Evaluation(global_step, {key: float(value) for key, value in logs.items()}), "trainer")
         return logs

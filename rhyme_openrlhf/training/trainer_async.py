@@ -6,6 +6,7 @@ module globals.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims where needed
@@ -15,10 +16,12 @@ from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims 
 
 import openrlhf.trainer.ppo_trainer_async as upstream  # isort: skip
 import ray
+from ray.util.queue import Full
 
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState, RhymeSamplesGenerator
-from rhyme_openrlhf.telemetry.events import Evaluation
+from rhyme_openrlhf.telemetry.events import Evaluation, StageStarted
+from rhyme_openrlhf.training.failure import FAULTS, one_sentence
 from rhyme_openrlhf.training.seeding import seed_controller
 from rhyme_openrlhf.training.trainer import with_record
 
@@ -26,6 +29,13 @@ PlainTrainingActor = plain_class(upstream.TrainingActor, __name__, "PlainTrainin
 PlainGenerateSamplesActor = plain_class(upstream.GenerateSamplesActor, __name__, "PlainGenerateSamplesActor")
 PlainPPOTrainerAsync = plain_class(upstream.PPOTrainerAsync, __name__, "PlainPPOTrainerAsync")
 
+
+logger = logging.getLogger(__name__)
+
+# The queue is full only while the trainer is busy with the batch before.
+DONE_TIMEOUT_SECONDS = 10
+# What is left of the step that the trainer is in, and the checkpoint itself.
+SAVE_TIMEOUT_SECONDS = 600
 
 # Where our generator's state travels beside upstream's: with each batch, and back to the generator at a resume.
 GENERATOR = "rhyme_generator"
@@ -93,9 +103,10 @@ class RhymeGenerateSamplesActor(PlainGenerateSamplesActor):  # type: ignore[misc
         super().fit(*args, **kwargs)
 
     def _run_eval(self) -> dict[str, float]:
+        generator = self.samples_generator
+        generator.services.record(StageStarted(generator.step, "evaluate"), "trainer")
         logs = super()._run_eval()
         values = {key: float(value) for key, value in logs.items()}
-        generator = self.samples_generator
         generator.services.record(Evaluation(generator.step, values), "trainer")
         return logs
 
@@ -111,6 +122,23 @@ class RhymePPOTrainerAsync(PlainPPOTrainerAsync):  # type: ignore[misc, valid-ty
         upstream.TrainingActor = TrainingActor
         upstream.GenerateSamplesActor = GenerateSamplesActor
         super().__init__(*args, **kwargs)
+
+    def fit(self) -> None:
+        """Train to the end; after a fault, with a checkpoint of the last completed step where one can be made."""
+        try:
+            super().fit()
+        except FAULTS as error:
+            self._save(f"the run failed ({one_sentence(error)})")
+            raise
+
+    def _save(self, reason: str) -> None:
+        try:
+            # The trainer may be waiting for a batch that will not come.
+            self.rollout_queue.put("done", timeout=DONE_TIMEOUT_SECONDS)
+            ray.get(self.trainer_actor.save_now.remote(reason), timeout=SAVE_TIMEOUT_SECONDS)
+        except (Full, ray.exceptions.RayError):
+            # Nothing can be saved: the fault that led here is what the user needs to hear of.
+            logger.warning("no checkpoint could be saved after the fault")
 
 
 PPOTrainerAsync = ray.remote(RhymePPOTrainerAsync)

@@ -1,0 +1,58 @@
+"""How a run's failure reaches the driver's main thread, and how it is said in one sentence."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import ray
+
+from rhyme_openrlhf.telemetry.events import RunStatus
+
+if TYPE_CHECKING:
+    from rhyme_openrlhf.training.supervisor import Supervisor
+
+# What shells report for a process that SIGTERM ended.
+TERMINATED_CODE = 128 + signal.SIGTERM
+
+
+# What a dead actor, a limit or a user's reward function raises in a trainer that waits for it.
+FAULTS = (ray.exceptions.RayError, RuntimeError, OSError, ValueError)
+
+
+class Interrupted(BaseException):
+    """Raised in the main thread by SIGTERM, or by the supervisor. Not an Exception: nothing upstream may swallow it."""
+
+    def outcome(self, supervisor: Supervisor | None) -> tuple[RunStatus, str, int]:
+        """Status, message and exit code of the run it ends."""
+        if supervisor is not None and supervisor.fault:
+            return "failed", supervisor.fault, 1
+        return "stopped", "ended by SIGTERM", TERMINATED_CODE
+
+
+def handle_termination() -> None:
+    """Have SIGTERM end the run in order. Call it in the main thread."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        # Once is enough: another one must not interrupt the ending.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Interrupted
+
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def interrupt_main_thread() -> None:
+    """Raise Interrupted in the main thread; Ray's waits look for signals once a second."""
+    _thread.interrupt_main(signal.SIGTERM)
+
+
+def one_sentence(error: BaseException) -> str:
+    """The innermost cause in one line: type and message."""
+    cause: BaseException = error
+    while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None and cause.cause is not cause:
+        cause = cause.cause
+    lines = str(cause).strip().splitlines()
+    # A RayTaskError's text is a traceback that ends with the message.
+    return f"{type(cause).__name__}: {lines[-1].strip() if lines else 'no message'}"
