@@ -25,12 +25,13 @@ from rhyme_openrlhf.training.weight_buckets import Segment
 if gpu_present():
     _Base: Any = WorkerWrap
 else:
-    from rhyme_openrlhf.platform import cpu_sampling, cpu_seeds
+    from rhyme_openrlhf.platform import cpu_sampling, cpu_seeds, cpu_shapes
     from rhyme_openrlhf.platform.gloo_broadcast import GlooWorkerWrap
 
     _Base = GlooWorkerWrap
     cpu_sampling.apply()
     cpu_seeds.apply()
+    cpu_shapes.apply()
 
 
 class WorkerExtension(_Base):
