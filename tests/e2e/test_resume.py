@@ -201,4 +201,4 @@ def test_an_asynchronous_run_goes_on_counting(train: Train, start: Any) -> None:
         drawn_after = [prompt for step, prompt in after if step in steps and step >= first]
         # The resumed run's journal also begins with what the checkpoint knew.
         assert len(set(drawn_after)) == len(drawn_after) and not drawn & set(drawn_after)
-    assert len({prompt for step, prompt in after if step in (5, 6)}) == 8
+        assert len(drawn | set(drawn_after)) == 8
