@@ -68,7 +68,8 @@ class KilledRun:
         self.path = directory
         self._mark = f"{os.getpid()}-{directory}"
         command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory)]
-        with (cwd / "killed.out").open("w") as output:
+        self._output = cwd / "killed.out"
+        with self._output.open("w") as output:
             self._driver = subprocess.Popen(
                 command, stdout=output, stderr=output, cwd=cwd, env={**os.environ, MARK: self._mark},
                 start_new_session=True,
@@ -81,12 +82,12 @@ class KilledRun:
     def wait_for(self, condition: Callable[[Any], bool], what: str) -> None:
         deadline = time.time() + RUN_TIMEOUT_S
         while not any(condition(event) for event in self.events()):
-            assert self._driver.poll() is None, f"the run ended before {what}"
+            assert self._driver.poll() is None, f"the run ended before {what}: {self._output.read_text()}"
             assert time.time() < deadline, f"waited {RUN_TIMEOUT_S} s for {what}"
             time.sleep(0.1)
 
     def kill(self) -> None:
-        os.kill(self._driver.pid, signal.SIGKILL)
+        self._driver.kill()
         self._driver.wait()
         kill_all(self._mark)
 
