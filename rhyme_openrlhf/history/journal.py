@@ -139,9 +139,10 @@ class JournaledShard:
 
     def _replay(self) -> int | None:
         """Read the file back into the shard; returns its good bytes, None if there is no such file of this run."""
-        if not self._path.exists():
+        try:
+            found = read_records(self._path, self._token)
+        except (FileNotFoundError, JournalError):
             return None
-        found = read_records(self._path, self._token)
         if found is None:
             return None
         records, good = found

@@ -18,7 +18,14 @@ import ray
 
 from rhyme_openrlhf.config import HistorySettings
 from rhyme_openrlhf.history.index import Piece
-from rhyme_openrlhf.history.journal import NO_RUN, TOKEN_BYTES, JournaledShard, read_records, write_records
+from rhyme_openrlhf.history.journal import (
+    NO_RUN,
+    TOKEN_BYTES,
+    JournaledShard,
+    JournalError,
+    read_records,
+    write_records,
+)
 from rhyme_openrlhf.history.keys import owner
 from rhyme_openrlhf.history.shard import HistoryShard, Record
 
@@ -61,17 +68,25 @@ class PlainHistoryWorker:
     def _of_checkpoint(self) -> Iterator[Record]:
         """The checkpoint's records of the prompts that this worker owns."""
         for path in self._place.checkpoint:
-            found = read_records(path, NO_RUN)
+            try:
+                found = read_records(path, NO_RUN)
+            except (OSError, JournalError) as error:
+                # Deleted since, for a worker that is restarted late and elsewhere than its journal: only drafts.
+                self._say(f"begins without {path}: {error}")
+                continue
             for record in found[0] if found is not None else []:
                 if owner(record.prompt_key, self._place.workers) == self._place.number:
                     yield record
 
     def _give_up_journal(self, error: OSError) -> None:
         """History goes on in memory: without its journal, it only does not outlive this process."""
-        print(f"history worker {self._place.number} keeps no journal {self._place.journal}: {error}", file=sys.stderr)
+        self._say(f"keeps no journal {self._place.journal}: {error}")
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+
+    def _say(self, what: str) -> None:
+        print(f"history worker {self._place.number} {what}", file=sys.stderr)
 
     def record(self, rollout_id: int, rollouts: list[PromptRollout]) -> None:
         """Keep the responses of training step `rollout_id` and index them, off every critical path."""

@@ -138,7 +138,7 @@ class RunCheckpoints:
                     saves += self._critic.async_run_method("save_checkpoint", tag=tag)
                 ray.get(saves, timeout=MODEL_TIMEOUT_SECONDS)
         except (ray.exceptions.RayError, CheckpointError, OSError) as error:
-            text = f"no checkpoint of step {last.step} could be saved ({reason}): {str(error).splitlines()[-1]}"
+            text = f"no checkpoint of step {last.step} could be saved ({reason}): {_reason(error)}"
             self._services.record(Note("warning", text), SOURCE)
             return False
         self._services.record(Note("info", f"saved a checkpoint of step {last.step}: {reason}"), SOURCE)
@@ -169,7 +169,7 @@ class RunCheckpoints:
                 ray.get(save)
                 saved.append(name)
             except (ray.exceptions.RayError, OSError) as error:
-                text = f"history worker {number} is not in checkpoint {ours.name}: {str(error).splitlines()[-1]}"
+                text = f"history worker {number} is not in checkpoint {ours.name}: {_reason(error)}"
                 self._services.record(Note("warning", text), SOURCE)
         return saved
 
@@ -207,8 +207,13 @@ class RunCheckpoints:
         try:
             prompts = ray.get([worker.prompts.remote() for worker in workers], timeout=HISTORY_TIMEOUT_SECONDS)
         except ray.exceptions.RayError as error:
-            text = f"the checkpoint's history is not all there: {str(error).splitlines()[-1]}"
+            text = f"the checkpoint's history is not all there: {_reason(error)}"
             self._services.record(Note("warning", text), SOURCE)
             return
         if workers:
             self._services.record(Note("info", f"history of {sum(prompts)} prompts restored"), SOURCE)
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of what an error says; a RayTaskError's text is a traceback that ends with the message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

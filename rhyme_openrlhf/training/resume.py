@@ -65,7 +65,7 @@ def prepare(args: SimpleNamespace, prompts: int) -> tuple[Checkpoints, list[str]
     """
     settings = bound_settings(args, prompts)
     notes = []
-    if 0 < args.ckpt.max_num < SAFE_MAX_NUM and not args.ckpt.disable_ds:
+    if args.ckpt.max_num < SAFE_MAX_NUM and not args.ckpt.disable_ds:
         args.ckpt.max_num = SAFE_MAX_NUM
         notes.append(f"--ckpt.max_num is {SAFE_MAX_NUM}: the last checkpoint stays until the next one is complete")
     if not args.ckpt.load_enable:

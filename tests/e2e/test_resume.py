@@ -24,6 +24,7 @@ from rhyme_openrlhf.telemetry.events import (
     RolloutFinished,
     RolloutStarted,
     TrainStep,
+    WeightsLoaded,
 )
 
 from .conftest import RUN_TIMEOUT_S, SMALL, FinishedRun
@@ -67,7 +68,8 @@ class KilledRun:
         self.path = directory
         self._mark = f"{os.getpid()}-{directory}"
         command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory)]
-        with (cwd / "killed.out").open("w") as output:
+        self._output = cwd / "killed.out"
+        with self._output.open("w") as output:
             self._driver = subprocess.Popen(
                 command, stdout=output, stderr=output, cwd=cwd, env={**os.environ, MARK: self._mark},
                 start_new_session=True,
@@ -80,12 +82,12 @@ class KilledRun:
     def wait_for(self, condition: Callable[[Any], bool], what: str) -> None:
         deadline = time.time() + RUN_TIMEOUT_S
         while not any(condition(event) for event in self.events()):
-            assert self._driver.poll() is None, f"the run ended before {what}"
+            assert self._driver.poll() is None, f"the run ended before {what}: {self._output.read_text()}"
             assert time.time() < deadline, f"waited {RUN_TIMEOUT_S} s for {what}"
             time.sleep(0.1)
 
     def kill(self) -> None:
-        os.kill(self._driver.pid, signal.SIGKILL)
+        self._driver.kill()
         self._driver.wait()
         kill_all(self._mark)
 
@@ -133,6 +135,8 @@ def journal_prompts(run: Path) -> list[tuple[int, str]]:
     return found
 
 
+# Three runs one after the other.
+@pytest.mark.timeout(3 * RUN_TIMEOUT_S)
 def test_a_killed_run_goes_on_as_if_it_had_not_been(train: Train, start: Any, tmp_path: Path) -> None:
     options = ("--vllm.num_engines", "1", "--ckpt.save_steps", "1", "--ckpt.max_num", "2")
     whole = train(*options, "--ckpt.path", str(tmp_path / "other"), name="whole")
@@ -168,3 +172,34 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(train: Train, start: Any, tm
     assert len(drawn) == len(set(drawn)) == 8
     assert json.loads((resumed.path / "summary.json").read_text())["steps"] == 2
     assert {path.name for path in (tmp_path / "ckpt" / "_rhyme").iterdir()} == {"global_step3", "global_step4"}
+
+
+@pytest.mark.timeout(2 * RUN_TIMEOUT_S)
+def test_an_asynchronous_run_goes_on_counting(train: Train, start: Any) -> None:
+    """Killed in the second of three epochs; every prompt is trained once in the rest of that epoch and in the third."""
+    options = ("--train.async_enable", "--vllm.num_engines", "1", "--ckpt.save_steps", "1", "--train.num_episodes", "3")
+    killed = start("killed", *options)
+    killed.wait_for(lambda event: isinstance(event, CheckpointSaved) and event.step == 3, "the checkpoint of step 3")
+    killed.kill()
+    resumed = train(*options, "--ckpt.load_enable")
+    assert resumed.code == 0, resumed.output
+    trained = [event.step for event in resumed.of(TrainStep)]
+    first = trained[0]
+    assert first >= 4 and trained == list(range(first, 7))
+    assert any(f"after step {first - 1}" in event.text for event in resumed.of(Note))
+    started = [event.step for event in resumed.of(RolloutStarted)]
+    assert started == trained
+    assert [event.epoch for event in resumed.of(RolloutStarted)] == [(step - 1) // 2 + 1 for step in started]
+    assert min(event.version for event in resumed.of(WeightsLoaded)) == first - 1
+    versions = [event.weight_version for event in resumed.of(EngineStep)]
+    assert versions[0] == first - 1 and versions == sorted(versions)
+    assert any(event.counters.accepted for event in resumed.of(EngineStep) if event.step == first)
+    before = journal_prompts(killed.path)
+    after = journal_prompts(resumed.path)
+    for epoch in (2, 3):
+        steps = {2 * epoch - 1, 2 * epoch}
+        drawn = {prompt for step, prompt in before if step in steps and step < first}
+        drawn_after = [prompt for step, prompt in after if step in steps and step >= first]
+        # The resumed run's journal also begins with what the checkpoint knew.
+        assert len(set(drawn_after)) == len(drawn_after) and not drawn & set(drawn_after)
+        assert len(drawn | set(drawn_after)) == 8

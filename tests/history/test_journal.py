@@ -109,6 +109,9 @@ def test_another_runs_journal_is_not_read(tmp_path: Path) -> None:
     # What it began with is in the file: a second start reads that and asks for nothing.
     again = JournaledShard(path, b"another run's 16", lambda: pytest.fail("asked again"))
     assert plain(again.shard.records()) == plain(started)
+    # Nor is a file that is no journal at all.
+    path.write_bytes(b"")
+    assert plain(JournaledShard(path, TOKEN, lambda: started).shard.records()) == plain(started)
 
 
 def test_records_in_a_file_keep_their_numbers(tmp_path: Path) -> None:

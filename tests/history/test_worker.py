@@ -128,6 +128,7 @@ def test_a_checkpoint_brings_history_back_to_any_number_of_workers(workers: list
     record(two, "of a step that was not completed", [1, 2, 3], step=4)
     saved = [tmp_path / "history-0-of-2", tmp_path / "history-1-of-2"]
     ray.get([worker.save.remote(path, 3) for worker, path in zip(two, saved, strict=True)])
+    saved.append(tmp_path / "deleted since")
     for number in (1, 2, 3):
         started = start_history_workers(
             HistorySettings(workers=number, cpus_per_worker=0.1), tmp_path / str(number), saved

@@ -36,10 +36,12 @@ STATES = {"episode": 0, "global_step": 3, "data_loader_state_dict": {"yielded": 
 class Rank(RankRandomState):
     """One rank of a model, as far as a checkpoint goes."""
 
-    def __init__(self, rank: int, path: Path) -> None:
+    def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._path = path
         random.seed(rank)
+
+    def write_to(self, path: Path) -> None:
+        self._path = path
 
     def draw(self) -> float:
         return random.random()
@@ -52,8 +54,8 @@ class Rank(RankRandomState):
 class Group:
     """Upstream's actor group: a method on all ranks."""
 
-    def __init__(self, path: Path, ranks: int) -> None:
-        self.ranks = [Rank.remote(rank, path) for rank in range(ranks)]
+    def __init__(self, ranks: int) -> None:
+        self.ranks = [Rank.remote(rank) for rank in range(ranks)]
 
     def async_run_method(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         return [getattr(rank, method_name).remote(*args, **kwargs) for rank in self.ranks]
@@ -62,20 +64,25 @@ class Group:
         return ray.get(self.async_run_method("draw"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def models() -> Iterator[tuple[Group, Group]]:
+    """Policy and critic, for all tests: each rank is a process that imports torch."""
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
+    yield Group(2), Group(1)
     ray.shutdown()
 
 
 class Run:
     """A trainer's surroundings on one checkpoint path."""
 
-    def __init__(self, path: Path, name: str, resume: ResumePoint | None = None) -> None:
+    def __init__(
+        self, models: tuple[Group, Group], path: Path, name: str = "first", resume: ResumePoint | None = None
+    ) -> None:
         self.path = path
         self.events: list[Any] = []
-        self.policy, self.critic = Group(path / "_actor", 2), Group(path / "_critic", 1)
+        self.policy, self.critic = models
+        ray.get(self.policy.async_run_method("write_to", path / "_actor"))
+        ray.get(self.critic.async_run_method("write_to", path / "_critic"))
         saved = resume.history if resume else ()
         self.workers = start_history_workers(HistorySettings(cpus_per_worker=0.1), path / name, saved)
         services = NS(
@@ -103,17 +110,15 @@ class Run:
         return ResumePoint(tag.name, tag.step, ours, tuple(sorted(ours.glob("history-*"))))
 
 
-def test_the_last_completed_step_is_saved_and_comes_back(tmp_path: Path) -> None:
-    run = Run(tmp_path, "first")
+def test_the_last_completed_step_is_saved_and_comes_back(models: Any, tmp_path: Path) -> None:
+    run = Run(models, tmp_path)
     assert not run.checkpoints.save_now({}, "nothing was trained yet")
-    run.complete(3, kl=0.7)
-    expected = [run.policy.draw(), run.critic.draw()]
     run.complete(3, kl=0.7)
     # The next step's rollout failed after it was recorded.
     run.record(4, "of step 4")
     run.record(4, "of step 3")
     assert run.checkpoints.save_now({"best_eval_metric_value": 0.25}, "the rollout of step 4 failed")
-    after = [run.policy.draw(), run.critic.draw()]
+    drawn = [run.policy.draw(), run.critic.draw()]
     assert [event.step for event in run.events if isinstance(event, CheckpointSaved)] == [3]
     assert [event.text for event in run.events if isinstance(event, Note)] == [
         "saved a checkpoint of step 3: the rollout of step 4 failed"
@@ -124,11 +129,11 @@ def test_the_last_completed_step_is_saved_and_comes_back(tmp_path: Path) -> None
     # Once more: it is there already, and nothing is written.
     assert run.checkpoints.save_now({}, "again") and len(run.events) == 2
 
-    resumed = Run(tmp_path, "second", saved)
+    resumed = Run(models, tmp_path, "second", saved)
     kl = AdaptiveKLController(0.1, 6.0, 100)
     generator = resumed.checkpoints.restore(3, kl)
     assert (generator.step, generator.visits, kl.value) == (3, {"prompt": 2}, 0.7)
-    assert [resumed.policy.draw(), resumed.critic.draw()] == after != expected
+    assert [resumed.policy.draw(), resumed.critic.draw()] == drawn
     # Only what was recorded up to step 3.
     assert ray.get(resumed.workers[0].prompts.remote()) == 1
     assert resumed.events[-1].text == "history of 1 prompts restored"
@@ -139,28 +144,28 @@ def test_the_last_completed_step_is_saved_and_comes_back(tmp_path: Path) -> None
         resumed.checkpoints.restore(2, kl)
 
 
-def test_nothing_is_saved_once_the_policy_is_being_trained(tmp_path: Path) -> None:
-    run = Run(tmp_path, "first")
+def test_nothing_is_saved_once_the_policy_is_being_trained(models: Any, tmp_path: Path) -> None:
+    run = Run(models, tmp_path)
     run.complete(1)
     run.checkpoints.training_begins()
     assert not run.checkpoints.save_now({}, "training failed")
     assert run.newest() is None and not (tmp_path / "_rhyme").exists()
 
 
-def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    run = Run(tmp_path, "first")
+def test_a_save_that_fails_leaves_the_checkpoint_before(models: Any, tmp_path: Path) -> None:
+    run = Run(models, tmp_path)
     run.complete(1)
     assert run.checkpoints.save_now({}, "to have one")
     run.complete(2)
-    ray.kill(run.policy.ranks[1])
-    assert not run.checkpoints.save_now({}, "a rank died")
+    ray.get(run.critic.async_run_method("write_to", tmp_path / "_critic" / "global_step1" / "rank-0.pt"))
+    assert not run.checkpoints.save_now({}, "the critic cannot write")
     assert run.events[-1].level == "warning" and "step 2" in run.events[-1].text
     saved = run.newest()
     assert saved is not None and saved.step == 1
 
 
-def test_without_its_history_a_checkpoint_is_still_one(tmp_path: Path) -> None:
-    run = Run(tmp_path, "first")
+def test_without_its_history_a_checkpoint_is_still_one(models: Any, tmp_path: Path) -> None:
+    run = Run(models, tmp_path)
     run.complete(1)
     ray.kill(run.workers[0], no_restart=True)
     assert run.checkpoints.save_now({}, "to have one")

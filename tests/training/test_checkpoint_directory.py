@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhyme_openrlhf.training import checkpoint_directory
 from rhyme_openrlhf.training.checkpoint_directory import (
     BEST,
     COMPLETE,
@@ -29,7 +34,10 @@ class Killed(Exception):
 
 
 class Run:
-    """A run that saves as OpenRLHF does (old best and surplus ones deleted first), and is killed after some writes."""
+    """A run that saves as OpenRLHF does (old best and surplus ones deleted first), and is killed somewhere in it.
+
+    A place to be killed at is every write and deletion of OpenRLHF's, and every line of ours.
+    """
 
     def __init__(self, path: Path, critic: bool, max_num: int) -> None:
         self.path = path
@@ -37,6 +45,7 @@ class Run:
         self._models = (POLICY, CRITIC) if critic else (POLICY,)
         self._max_num = max_num
         self._writes_left = 10**9
+        self.begun: list[str] = []
         self.completed: list[str] = []
 
     def kill_after(self, writes: int) -> None:
@@ -54,7 +63,38 @@ class Run:
         directory.rmdir()
 
     def save(self, tag: str) -> None:
+        self._to_be_killed(lambda: self._save(tag))
+
+    def start(self) -> None:
+        """What the driver does, killed somewhere in it."""
+
+        def resume() -> None:
+            self.directory.tidy()
+            newest = self.directory.newest()
+            if newest is not None:
+                self.directory.use(newest)
+
+        with contextlib.suppress(Killed):
+            self._to_be_killed(resume)
+
+    def _to_be_killed(self, act: Callable[[], None]) -> None:
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            act()
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame: types.FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != checkpoint_directory.__file__:
+            return None
+        if event == "line":
+            self._write()
+        return self._trace
+
+    def _save(self, tag: str) -> None:
         self._write()
+        self.begun.append(tag)
         ours = self.directory.begin(tag)
         self._write()
         (ours / "state.json").write_text("{}")
@@ -88,7 +128,7 @@ class Run:
     st.booleans(),
     st.integers(2, 3),
     st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=3),
-    st.lists(st.integers(0, 40), min_size=3, max_size=3),
+    st.lists(st.integers(0, 600), min_size=3, max_size=3),
 )
 def test_a_kill_at_any_point_leaves_the_checkpoint_before(
     tmp_path_factory: pytest.TempPathFactory, critic: bool, max_num: int, lives: list[list[bool]], kills: list[int]
@@ -98,14 +138,14 @@ def test_a_kill_at_any_point_leaves_the_checkpoint_before(
     step = 0
     for life, kill in zip(lives, kills, strict=False):
         run.kill_after(kill)
-        try:
+        with contextlib.suppress(Killed):
             for best in life:
                 step += 1
                 run.save(tag_of(step))
                 if best:
                     run.save(BEST + tag_of(step))
-        except Killed:
-            pass
+        run.kill_after(kill // 3)
+        run.start()
         run.directory.tidy()
         newest = run.directory.newest()
         if newest is None:
@@ -113,7 +153,10 @@ def test_a_kill_at_any_point_leaves_the_checkpoint_before(
             run.directory.remove_incomplete()
             step = 0
             continue
-        assert newest.complete and newest.name == run.completed[-1]
+        # Or one more: killed when it was complete, but before its save returned.
+        assert newest.complete and newest.name in (run.completed[-1:] + run.begun[-1:])
+        assert newest.name == run.begun[-1] or run.begun[-1] not in run.completed
+        run.completed.append(newest.name)
         run.directory.use(newest)
         step = newest.step
         for model in run._models:
