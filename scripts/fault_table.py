@@ -33,7 +33,7 @@ from rhyme_openrlhf.telemetry.events import CheckpointSaved, Event, RolloutStart
 
 LIMIT_SECONDS = 60.0
 # Loading everything on two busy cores, and the few steps of a run that heals.
-RUN_SECONDS = 420.0
+RUN_SECONDS = 900.0
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 BEGIN, END = "<!-- fault table: begin -->", "<!-- fault table: end -->"
 

@@ -17,6 +17,9 @@ from rhyme_openrlhf.platform import require_no_gpu
 # Enough for the sequences and experience of small runs; weights of the embedded model are 4 MB, of SmolLM2 270 MB.
 OBJECT_STORE_BYTES = 1024**3
 
+# A busy machine may need longer than the 30 s that Ray gives its own processes; the second time they are in memory.
+STARTS = 2
+
 # What every process of the run needs where there is no GPU.
 CPU_ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
@@ -31,11 +34,15 @@ CPU_ENVIRONMENT = {
 }
 
 
+class LocalRayError(RuntimeError):
+    """Ray does not start here; the message says what it said."""
+
+
 def start_local_ray(pretended_gpus: int, cpus: int, variables: dict[str, str], log_to_driver: bool) -> Any:
     """Start Ray on this machine with `pretended_gpus` scheduling slots named GPU; returns Ray's context.
 
     With RAY_ADDRESS set it connects to that cluster (of pretended GPUs) instead of starting one. `variables` are set
-    in every worker process, beside CPU_ENVIRONMENT (where this process's own values win).
+    in every worker process, beside CPU_ENVIRONMENT (where this process's own values win). Raises LocalRayError.
     """
     require_no_gpu("a Ray cluster with pretended GPUs")
     chosen = {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
@@ -45,12 +52,19 @@ def start_local_ray(pretended_gpus: int, cpus: int, variables: dict[str, str], l
     }
     if os.environ.get("RAY_ADDRESS"):
         return ray.init(log_to_driver=log_to_driver, logging_level="ERROR", runtime_env=runtime_env)
-    return ray.init(
-        num_cpus=cpus,
-        num_gpus=pretended_gpus,
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        logging_level="ERROR",
-        log_to_driver=log_to_driver,
-        runtime_env=runtime_env,
-    )
+    for attempt in range(STARTS):
+        try:
+            return ray.init(
+                num_cpus=cpus,
+                num_gpus=pretended_gpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                logging_level="ERROR",
+                log_to_driver=log_to_driver,
+                runtime_env=runtime_env,
+            )
+        except Exception as error:  # Ray raises a bare Exception when its processes are not up within 30 s
+            ray.shutdown()
+            if attempt + 1 == STARTS:
+                raise LocalRayError(f"Ray did not start on this machine: {str(error).splitlines()[0]}") from error
+    raise AssertionError("unreachable")

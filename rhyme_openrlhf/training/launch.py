@@ -158,11 +158,14 @@ def _start_ray(args: SimpleNamespace, settings: RhymeSettings, on_gpus: bool) ->
     if on_gpus:
         context = ray.init(runtime_env={"env_vars": variables}, log_to_driver=settings.run.worker_logs)
     else:
-        from rhyme_openrlhf.platform.local_ray import start_local_ray
+        from rhyme_openrlhf.platform.local_ray import LocalRayError, start_local_ray
 
         gpus = required_gpus(args)
         cpus = gpus + SPARE_CPUS + int(settings.history.workers * settings.history.cpus_per_worker + 1)
-        context = start_local_ray(gpus, cpus, variables, settings.run.worker_logs)
+        try:
+            context = start_local_ray(gpus, cpus, variables, settings.run.worker_logs)
+        except LocalRayError as error:
+            raise LaunchError(str(error)) from error
     return Path(context.address_info["session_dir"])
 
 
