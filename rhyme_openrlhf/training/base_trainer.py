@@ -10,6 +10,8 @@ step n are version n. Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer.py`.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present, shims
@@ -25,6 +27,7 @@ from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Checkpo
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.seeding import in_prompt_order
+from rhyme_openrlhf.training.weight_check import WeightCheck
 from rhyme_openrlhf.training.weight_sync import WeightSync
 
 SOURCE = "trainer"
@@ -68,6 +71,7 @@ class RhymeTraining(BasePPOTrainer):
         )
         self.experience_maker.services = self.services
         self._weights = None
+        self._check = WeightCheck(self.actor_model_group, self.vllm_engines or [], self.services)
         if self.services.settings.weights.transport == "buffer" and self.vllm_engines:
             self._weights = WeightSync(self.actor_model_group, self.vllm_engines, self.services)
 
@@ -81,9 +85,14 @@ class RhymeTraining(BasePPOTrainer):
             rollout_samples = in_prompt_order(rollout_samples)
         self._version = global_step + 1
         self.experience_maker.step = global_step + 1
+        # Around upstream's step, not inside it: there, partial rollout has the engines paused.
+        if self._check.needs_scores:
+            with self._engines_awake():
+                self._check.before_step()
         status, step = super().train_step(rollout_samples, global_step)
-        if self._weights is not None:
-            self._weights.check(self._version)
+        if self._check.is_due:
+            with self._engines_awake():
+                self._check.after_sync(self._version)
         parts = {name: status[key] for key, name in PARTS.items()}
         rollout = self.rollout_seconds()
         if rollout is not None:
@@ -96,6 +105,21 @@ class RhymeTraining(BasePPOTrainer):
         metrics.setdefault(REWARD_METRIC, metrics.get("rollout/reward_mean", float("nan")))
         self.services.record(TrainStep(step, self.services.epoch_of(step), parts, metrics), SOURCE)
         return status, step
+
+    @contextmanager
+    def _engines_awake(self) -> Iterator[None]:
+        """Engines that sleep between rollouts (--vllm.enable_sleep) have neither weights nor KV cache to score with.
+
+        Not run on a GPU yet; without one there is no sleep mode.
+        """
+        if not self.args.vllm.enable_sleep:
+            yield
+            return
+        batch_vllm_engine_call(self.vllm_engines, "wake_up")
+        try:
+            yield
+        finally:
+            batch_vllm_engine_call(self.vllm_engines, "sleep")
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Upstream's states to resume from; the weights they belong to keep their version number."""
