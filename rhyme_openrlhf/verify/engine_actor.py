@@ -22,13 +22,15 @@ ALL_TOKENS = -1
 
 @dataclass(frozen=True)
 class Request:
-    """One sample to generate. `history` names the installed history it may draft from ("": none)."""
+    """One sample to generate. `history` names the installed history it may draft from ("": none).
+
+    Without a seed of its own: vLLM 0.29.0's CPU build dies of a seeded request whose prefill is cut in two.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
-    seed: int | None = None
     history: str = ""
 
 
@@ -55,7 +57,6 @@ class VerifyEngine(RhymeRolloutActor):
         parameters = SamplingParams(
             temperature=request.temperature,
             top_p=request.top_p,
-            seed=request.seed,
             max_tokens=request.max_tokens,
             logprobs=0,
         )
@@ -64,7 +65,7 @@ class VerifyEngine(RhymeRolloutActor):
         return Answer(tuple(output.token_ids), tuple(log_probs))
 
     def seed_request(self, sampling_params: Any, prompt_tokens: int) -> None:
-        """A check gives its own seeds."""
+        """Samples of a check differ from each other, also where the run is reproducible."""
 
     async def next_token_log_probs(self, prompt: list[int]) -> np.ndarray:
         """The model's log-probability of each token of the vocabulary (float64[vocabulary]) after `prompt`."""

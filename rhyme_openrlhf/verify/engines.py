@@ -89,12 +89,6 @@ class Engine:
         """Everything the engine did since it started."""
         return EngineCounters.from_dict(wait(self._actor.counters.remote(), CALL_SECONDS, "an engine's counters"))
 
-    def stop(self) -> None:
-        """End the engine's processes: vLLM's own by its own means, and the actor in any case."""
-        with contextlib.suppress(VerifyError):
-            wait(self._actor.stop.remote(), CALL_SECONDS, "an engine to end")
-        ray.kill(self._actor)
-
 
 @dataclass(frozen=True)
 class EnginePair:
@@ -114,7 +108,7 @@ class EnginePool:
         self._on_gpus = on_gpus
         self._pair: EnginePair | None = None
         self._dtype = ""
-        self._engines: list[Engine] = []
+        self._actors: list[Any] = []
         self._groups: list[Any] = []
 
     @property
@@ -151,10 +145,13 @@ class EnginePool:
             self.start_ray()
             shared = self._shares_gpus()
             groups = [self._place()] * 2 if shared else [self._place(), self._place()]
-            # One after the other: vLLM measures the free memory of a GPU while it starts.
+            actors = []
             for speculate, group in zip((False, True), groups, strict=True):
-                self._engines.append(self._start(dtype, speculate, group, shared))
-            plain, speculating = self._engines
+                actors.append(self._start(dtype, speculate, group, shared))
+                if shared:
+                    # One after the other: vLLM measures the free memory of a GPU while it starts.
+                    self._ready(actors[-1], dtype)
+            plain, speculating = (self._ready(actor, dtype) for actor in actors)
             self._pair, self._dtype = EnginePair(plain, speculating, shared), dtype
         return self._pair
 
@@ -172,19 +169,21 @@ class EnginePool:
         own = self._args.vllm.gpu_memory_utilization
         return min(own, SHARED_FRACTION) / 2 if shared else own
 
-    def _start(self, dtype: str, speculate: bool, group: Any, shared: bool) -> Engine:
+    def _start(self, dtype: str, speculate: bool, group: Any, shared: bool) -> Any:
         settings = dataclasses.replace(
             self._settings,
             histospec=dataclasses.replace(self._settings.histospec, enable=speculate),
             cpu=dataclasses.replace(self._settings.cpu, dtype=dtype),
         )
         args = self._args
-        upstream.RolloutRayActor = _Factory(settings, dtype, args.train.seed)
+        # Two engines of one seed could sample the same: a history would then be an answer that is still to come.
+        seed = args.train.seed + speculate
+        upstream.RolloutRayActor = _Factory(settings, dtype, seed)
         (actor,) = upstream.create_vllm_engines(
             1,
             args.vllm.tensor_parallel_size,
             args.actor.model_name_or_path,
-            args.train.seed,
+            seed,
             args.train.full_determinism_enable,
             args.vllm.enable_prefix_caching,
             args.vllm.enforce_eager,
@@ -195,8 +194,11 @@ class EnginePool:
             False,
             "processed_logprobs",
         )
-        what = f"the engine {'with' if speculate else 'without'} speculation ({dtype}) to start"
-        wait(actor.ready.remote(), START_SECONDS, what)
+        self._actors.append(actor)
+        return actor
+
+    def _ready(self, actor: Any, dtype: str) -> Engine:
+        wait(actor.ready.remote(), START_SECONDS, f"an engine in {dtype} to start")
         return Engine(actor)
 
     def fits(self, weight_bytes: int) -> bool:
@@ -215,9 +217,12 @@ class EnginePool:
 
     def stop_engines(self) -> None:
         """End the pair that runs, and give its GPUs back."""
-        for engine in self._engines:
-            engine.stop()
-        self._pair, self._engines = None, []
+        for actor in self._actors:
+            # vLLM's own processes by its own means, and the actor in any case.
+            with contextlib.suppress(VerifyError):
+                wait(actor.stop.remote(), CALL_SECONDS, "an engine to end")
+            ray.kill(actor)
+        self._pair, self._actors = None, []
         for group in self._groups:
             remove_placement_group(group)
         self._groups = []
