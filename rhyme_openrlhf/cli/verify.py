@@ -90,8 +90,9 @@ def main(argv: list[str]) -> int:
         except _BadInputError as error:
             return _refuse(str(error))
         finally:
-            if options.keep:
-                print(f"files of the checks: {folder}")
+            # What the training run printed is what explains a failure.
+            if options.keep or report.failed(rows):
+                print(f"\nlogs of the checks: {folder}")
             else:
                 shutil.rmtree(folder, ignore_errors=True)
     _finish(rows, facts, argv, Path(options.json))
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", metavar="FILE", default="rhyme-verify.json", help="where everything measured goes")
     parser.add_argument("--only", metavar="CHECK,CHECK", default="", help="these checks alone")
-    parser.add_argument("--keep", action="store_true", help="keep the training run's directory and logs")
+    parser.add_argument("--keep", action="store_true", help="keep records and logs, as after a failure")
     return parser
 
 

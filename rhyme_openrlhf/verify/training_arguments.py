@@ -23,6 +23,8 @@ LEARNING_RATE = "1e-3"
 # Checked after every sync of the run.
 ALL_SYNCS = "1000000"
 REWARD = Path(__file__).parent / "varied_reward.py"
+# Where upstream writes the trained model, which is worth nothing, and its checkpoints.
+TRAINED, CHECKPOINTS = WRITTEN = ("trained", "checkpoints")
 # Flags without a value that cannot be taken back by a later option.
 DROPPED = frozenset(
     {
@@ -77,8 +79,8 @@ def training_arguments(
         "eval.dataset": "",
         "eval.steps": -1,
         "ckpt.save_steps": -1,
-        "ckpt.path": folder / "checkpoints",
-        "ckpt.output_dir": folder / "trained",
+        "ckpt.path": folder / CHECKPOINTS,
+        "ckpt.output_dir": folder / TRAINED,
         "logger.wandb.key": "",
         "logger.tensorboard_dir": "",
         "run.dir": folder / "run",

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Event, RunFinished, WeightsChecked
 from rhyme_openrlhf.verify.bench import Bench, need_text_prompts
 from rhyme_openrlhf.verify.outcome import Outcome, VerifyError
-from rhyme_openrlhf.verify.training_arguments import PROMPTS_PER_STEP, STEPS, training_arguments
+from rhyme_openrlhf.verify.training_arguments import PROMPTS_PER_STEP, STEPS, WRITTEN, training_arguments
 
 WHAT = "weights reach every engine after every step"
 TRAIN = (sys.executable, "-m", "rhyme_openrlhf.cli.main", "train")
@@ -153,6 +154,8 @@ def _train(argv: Sequence[str], folder: Path) -> tuple[list[Event], str]:
             ) from None
         finally:
             _end(process)
+            for name in WRITTEN:
+                shutil.rmtree(folder / name, ignore_errors=True)
     record = folder / "run" / "events.jsonl"
     events = [recorded.event for recorded in read_events(record)] if record.exists() else []
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
