@@ -26,7 +26,7 @@ def test_what_a_broken_machine_raises_is_a_failure_of_one_check(error: Exception
     rows = run_checks(checks, Progress(lines.append))
     assert [(row.check, row.outcome.result) for row in rows] == [("bad", "failed"), ("good", "ok")]
     assert failed(rows) and type(error).__name__ in rows[0].outcome.why
-    assert len(lines) == 2 and lines[0].startswith("[00:00] bad: failed after 0.0 s: ")
+    assert len(lines) == 2 and "] bad: failed after 0." in lines[0]
 
 
 def test_a_bug_is_shown_as_one() -> None:
