@@ -38,8 +38,9 @@ TOLERANCE = {"float32": 5e-3, "float16": 0.1, "bfloat16": 0.25}
 MOVEMENT_SHARE = 0.25
 # A policy that moved less than this many tolerances proves nothing: an engine that kept its weights would agree.
 LEAST_MOVEMENT = 2.0
-# What is shown of a run's output when it failed.
+# What is shown of a run's output when it failed, and of many problems; the JSON has all.
 SHOWN_LINES = 3
+SHOWN_PROBLEMS = 2
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,14 @@ def run(bench: Bench) -> Outcome:
         "checked": [dataclasses.asdict(check) for check in checks],
     }
     return Outcome(
-        WHAT, "failed" if problems else "ok", "; ".join(problems), lines, figures,
+        WHAT, "failed" if problems else "ok", _in_short(problems), lines, figures,
         proof(inputs.settings.weights.transport),
     )  # fmt: skip
+
+
+def _in_short(problems: Sequence[str]) -> str:
+    more = len(problems) - SHOWN_PROBLEMS
+    return "; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more like that" if more > 0 else "")
 
 
 def _arguments(bench: Bench, folder: Path) -> list[str]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("ray")
 pytest.importorskip("vllm")
 
+from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.telemetry.events import WeightsChecked
+from rhyme_openrlhf.verify import weights
+from rhyme_openrlhf.verify.bench import Prompt
+from rhyme_openrlhf.verify.outcome import CheckSkipped, VerifyError
 from rhyme_openrlhf.verify.weights import TOLERANCE, judge
 
 VERSIONS = (1, 2, 3)
@@ -82,3 +91,83 @@ def test_a_check_that_is_missing_is_named() -> None:
     (problem,) = judge(lacking, VERSIONS, 2, BF16).problems
     assert problem == "version 3 was not checked in engine 1"
     assert judge([], VERSIONS, 2, BF16).problems
+
+
+# Stands for `rhyme train`: writes the record of a run of three steps and two engines, whose engine 1 moves by MOVED.
+TRAINING = """
+import sys
+from pathlib import Path
+from rhyme_openrlhf.telemetry.event_log import EventLog
+from rhyme_openrlhf.telemetry.events import RunFinished, WeightsChecked
+run = Path(sys.argv[sys.argv.index("--run.dir") + 1])
+run.mkdir()
+(run.parent / "trained").mkdir()
+with EventLog(run / "events.jsonl") as log:
+    for version in (1, 2, 3):
+        log.write(WeightsChecked(version, 0, 0.0001, 0.5, 0.5), "trainer")
+        log.write(WeightsChecked(version, 1, 0.5 - MOVED, MOVED, 0.5), "trainer")
+    log.write(RunFinished("STATUS", "the message", 1.0), "driver")
+"""
+
+
+@pytest.fixture
+def bench(args: Any, tmp_path: Path) -> Any:
+    """What the check works on, without engines."""
+    inputs = SimpleNamespace(
+        args=args, argv=("--ds.zero_stage", "2"), folder=tmp_path, settings=RhymeSettings(),
+        prompts=tuple(Prompt(f"prompt {number}", (1, 2, 3)) for number in range(12)),
+    )  # fmt: skip
+    engines = SimpleNamespace(run_dtype=FP32, close=lambda: None)
+    return SimpleNamespace(inputs=inputs, engines=engines, say=lambda text: None)
+
+
+def training(monkeypatch: pytest.MonkeyPatch, program: str, **values: object) -> None:
+    for name, value in values.items():
+        program = program.replace(name, str(value))
+    monkeypatch.setattr(weights, "TRAIN", (sys.executable, "-c", program))
+
+
+def test_the_check_reads_the_record_of_the_run(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    training(monkeypatch, TRAINING, MOVED=0.5, STATUS="succeeded")
+    outcome = weights.run(bench)
+    assert (outcome.result, outcome.why, outcome.proves) == ("ok", "", "weights-buffer")
+    assert outcome.figures["checks"] == 6 and len(outcome.figures["checked"]) == 6
+    # The prompts were handed over as the model gets them; the trained model is gone, the record is not.
+    left = {path.name for path in (bench.inputs.folder / "weights").iterdir()}
+    assert left == {"prompts.jsonl", "output.log", "run"}
+
+
+def test_the_check_fails_with_the_engine_that_did_not_load(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    training(monkeypatch, TRAINING, MOVED=0.0, STATUS="succeeded")
+    outcome = weights.run(bench)
+    assert outcome.result == "failed" and "engine 1, version 1: nothing was loaded" in outcome.why
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_the_check_fails_with_its_run(status: str, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    training(monkeypatch, TRAINING, MOVED=0.5, STATUS=status)
+    outcome = weights.run(bench)
+    assert outcome.result == "failed" and outcome.why == "the training run failed: the message"
+
+
+def test_a_run_that_did_not_start_says_what_it_printed(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    training(monkeypatch, "import sys; sys.exit('rhyme train: error: no such model')")
+    outcome = weights.run(bench)
+    assert outcome.result == "failed" and "the training run failed: rhyme train: error: no such model" in outcome.why
+
+
+def test_a_run_that_does_not_end_is_ended(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "RUN_SECONDS", 1)
+    monkeypatch.setattr(weights, "STOP_SECONDS", 1)
+    # Deaf to Ctrl-C.
+    training(monkeypatch, "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(1000)")
+    started = time.monotonic()
+    with pytest.raises(VerifyError, match="did not end within 1 s"):
+        weights.run(bench)
+    assert time.monotonic() - started < 60
+
+
+def test_prompts_with_images_are_not_covered(bench: Any) -> None:
+    bench.inputs.args.data.max_images_per_prompt = 1
+    with pytest.raises(CheckSkipped, match="images"):
+        weights.run(bench)
