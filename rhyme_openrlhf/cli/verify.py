@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import warnings
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from rhyme_openrlhf.verify.bench import Bench
 
 BAD_INPUT = 2
+# What a shell reports of a process that SIGTERM ended.
+KILLED = 128 + signal.SIGTERM
 INSTALLS = "installs"
 # Name -> module with `run(bench) -> Outcome`, in the order in which they run: the training run before the engines,
 # which stay up for all that follow; memory last, when the engines are there to be measured.
@@ -71,6 +74,8 @@ def main(argv: list[str]) -> int:
     chosen = _chosen(options.only)
     if isinstance(chosen, str):
         return _refuse(chosen)
+    # A plain kill would leave the training run and the engines behind; this way they are ended as on Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(KILLED))
     # They are about the libraries, not about the user's input.
     warnings.filterwarnings("ignore", category=FutureWarning)
     progress = report.Progress()
