@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rhyme_openrlhf.telemetry.wording import clock, duration
@@ -21,7 +22,7 @@ COLOURS = {"ok": "green", "informative": "cyan", "skipped": "yellow", "failed": 
 class Progress:
     """One line for each phase, with the time since the start and what the phase before took."""
 
-    def __init__(self, print_line: Callable[[str], None] = print) -> None:
+    def __init__(self, print_line: Callable[[str], None] = partial(print, flush=True)) -> None:
         self._print = print_line
         self._started = time.monotonic()
         self._check = ""
