@@ -20,10 +20,11 @@ COLOURS = {"ok": "green", "informative": "cyan", "skipped": "yellow", "failed": 
 
 
 class Progress:
-    """One line for each phase, with the time since the start and what the phase before took."""
+    """One line for each phase, with the time since the start."""
 
-    def __init__(self, print_line: Callable[[str], None] = partial(print, flush=True)) -> None:
-        self._print = print_line
+    def __init__(self, print_line: Callable[[str], None] | None = None) -> None:
+        # Flushed: a pipe or a log is watched too.
+        self._print = print_line or partial(print, flush=True)
         self._started = time.monotonic()
         self._check = ""
 
