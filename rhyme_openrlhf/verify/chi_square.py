@@ -14,6 +14,9 @@ import numpy as np
 
 # The usual rule for when counts are normal enough for the chi-square approximation (Cochran 1954).
 LEAST_EXPECTED = 5.0
+# Below this, counts are held to be none of the probabilities': by accident once in 10,000 tests, while a wrong sampler
+# is off by many powers of ten.
+P_VALUE_FLOOR = 1e-4
 # Terms or fractions after which the incomplete gamma function has converged for every degree of freedom here.
 MOST_TERMS = 10_000
 PRECISION = 1e-14

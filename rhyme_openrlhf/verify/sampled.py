@@ -16,7 +16,7 @@ import numpy as np
 
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.verify.bench import Bench, Prompt, installed, need_text_prompts
-from rhyme_openrlhf.verify.chi_square import ChiSquare, chi_square
+from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, ChiSquare, chi_square
 from rhyme_openrlhf.verify.engine_actor import Answer, Request
 from rhyme_openrlhf.verify.engines import EnginePair
 from rhyme_openrlhf.verify.histories import draft_of
@@ -27,8 +27,7 @@ PROVES = "lossless-sampled"
 DRAFTS = ("right", "adversarial")
 HISTORY = "sampled"
 SAMPLES = 3000
-# A right engine fails once in 10,000 tests; done again on failure, once in 100 million.
-P_VALUE_FLOOR = 1e-4
+# With P_VALUE_FLOOR a right engine fails once in 10,000 tests; done again on failure, once in 100 million.
 TRIES = 2
 # The first token is prefill's, the second the draft's, and vLLM drafts only where one more may follow.
 TOKENS = 3

@@ -15,9 +15,8 @@ import pytest
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, tokens_per_step
-from rhyme_openrlhf.verify.chi_square import chi_square
+from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, chi_square
 from rhyme_openrlhf.verify.histories import KINDS, draft_of, history
-from rhyme_openrlhf.verify.sampled import P_VALUE_FLOOR
 
 pytestmark = pytest.mark.engine
 
@@ -139,7 +138,6 @@ def test_sampling_follows_the_models_distribution(
 
     probabilities = second_probabilities.double().tolist()
     p_value = chi_square([seconds[token] for token in range(len(probabilities))], probabilities).p_value
-    # One chance in 10,000 to fail by accident; a wrong sampler is off by hundreds of powers of ten.
     assert p_value is not None and p_value > P_VALUE_FLOOR
 
 
