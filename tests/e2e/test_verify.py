@@ -17,6 +17,15 @@ from .conftest import SMALL
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 VERIFY_TIMEOUT_S = 840
+# `rhyme` with its record elsewhere. (Not by XDG_CACHE_HOME: DeepSpeed would compile its operators again there.)
+RHYME = """
+import sys
+from pathlib import Path
+from rhyme_openrlhf.cli.main import main
+from rhyme_openrlhf.verify import record
+record.path = lambda: Path(sys.argv[1])
+sys.exit(main(sys.argv[2:]))
+"""
 # `rhyme train` with lazy_engine.py in place of our engines.
 LAZY = (sys.executable, "-c", "import sys, lazy_engine; sys.exit(lazy_engine.main(sys.argv[1:]))")
 
@@ -30,10 +39,10 @@ def options(small_prompts: Path, folder: Path) -> list[str]:
 def test_everything_promised_holds_on_this_machine(small_prompts: Path, tmp_path: Path) -> None:
     before = {path.name for path in Path("/dev/shm").glob("rhyme-*")}
     done = subprocess.run(
-        [sys.executable, "-m", "rhyme_openrlhf.cli.main", "verify", "--json", "found.json",
+        [sys.executable, "-c", RHYME, str(tmp_path / "verified.json"), "verify", "--json", "found.json",
          *options(small_prompts, tmp_path)],
         capture_output=True, text=True, timeout=VERIFY_TIMEOUT_S, cwd=tmp_path,
-        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)},
+        env=os.environ | {"TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
@@ -54,7 +63,7 @@ def test_everything_promised_holds_on_this_machine(small_prompts: Path, tmp_path
     assert speed["tokens_per_step"] > 1 and speed["acceptance_rate"] > 0.2
 
     # The record is the doctor's; nothing else is left behind.
-    (entry,) = json.loads((tmp_path / "cache" / "rhyme-openrlhf" / "verified.json").read_text())["verified"]
+    (entry,) = json.loads((tmp_path / "verified.json").read_text())["verified"]
     assert set(entry["proofs"]) == {"weights-buffer", "lossless-greedy", "lossless-sampled"}
     assert not list(tmp_path.glob("rhyme-verify-*")) and not (tmp_path / "runs").exists()
     assert {path.name for path in Path("/dev/shm").glob("rhyme-*")} <= before
@@ -64,10 +73,10 @@ def test_engines_that_do_not_load_are_found(
     small_prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rhyme_openrlhf.cli import verify
-    from rhyme_openrlhf.verify import weights
+    from rhyme_openrlhf.verify import record, weights
 
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(record, "path", lambda: tmp_path / "verified.json")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     monkeypatch.setattr(weights, "TRAIN", LAZY)
     file = tmp_path / "found.json"
