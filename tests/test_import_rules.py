@@ -24,6 +24,11 @@ PURE_MODULES = (
     "history/shard.py",
     "telemetry/events.py",
     "telemetry/metrics.py",
+    "verify/chi_square.py",
+    "verify/histories.py",
+    "verify/outcome.py",
+    "verify/record.py",
+    "verify/training_arguments.py",
 )
 
 

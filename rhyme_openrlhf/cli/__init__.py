@@ -1,1 +1,1 @@
-"""Thin commands: `rhyme train`, `rhyme demo`, `rhyme doctor`, `rhyme fetch-model`. Nothing imports this package."""
+"""Thin commands, one a module: `rhyme train`, `rhyme demo`, `rhyme doctor` and so on. Nothing imports this package."""

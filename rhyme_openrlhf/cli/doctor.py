@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from rhyme_openrlhf import __version__
-from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, Check, Verdict, run_checks, verdicts
+from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import gather
 
 HEADER = ("component", "found", "wanted", "state", "to mend it, run")
@@ -66,7 +66,9 @@ def _print_tables(checks: list[Check], uses: list[Verdict]) -> None:
 
     table = Table(*HEADER, box=None, header_style="bold", pad_edge=False)
     for check in checks:
-        colour = {OK: "green", LOW: "yellow"}.get(check.state, "red" if check.state in BLOCKING else "dim")
+        colour = {OK: "green", LOW: "yellow", UNVERIFIED: "yellow"}.get(
+            check.state, "red" if check.state in BLOCKING else "dim"
+        )
         # Text, not str: rich would read "[gpu]" in a command as markup.
         cells = (check.component, check.found, check.wanted)
         table.add_row(*map(Text, cells), Text(check.state, colour), Text(check.mend, overflow="fold"))

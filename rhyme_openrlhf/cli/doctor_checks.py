@@ -13,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts
+from rhyme_openrlhf.verify import record
 
 OK = "ok"
 MISSING = "missing"
@@ -20,6 +21,7 @@ WRONG = "wrong version"
 BROKEN = "broken"
 LOW = "low"
 OPTIONAL = "optional"
+UNVERIFIED = "unverified"
 NOT_HERE = "not here"
 
 # What stops a run when a component that it needs is in that state. LOW only warns, but for memory.
@@ -103,6 +105,7 @@ def run_checks(facts: Facts) -> list[Check]:
     for name in (*DEMO_PACKAGES, *TEST_PACKAGES):
         checks.append(_extra_package(facts, name, "demo" if name in DEMO_PACKAGES else "test"))
     checks.append(_tests_package(facts))
+    checks += [_verified(facts, feature) for feature in record.FEATURES]
     return checks
 
 
@@ -230,6 +233,15 @@ def _tests_package(facts: Facts) -> Check:
     # OpenRLHF's wheel brings one. It hides a project's own `tests` from `import tests`, which ours never does.
     found = "in site-packages (from OpenRLHF; harmless)" if facts.tests_package else "none"
     return Check("package `tests`", found, "any", OK)
+
+
+def _verified(facts: Facts, feature: str) -> Check:
+    """Whether `rhyme verify` has proved a feature on this device with these versions; where there is a GPU, on it."""
+    wanted = "verified on this GPU" if facts.has_gpu else "verified on this CPU"
+    date = record.verified_on(feature, record.proofs_of(facts.verified, facts.device, facts.versions))
+    if date:
+        return Check(feature, f"on {facts.device}, {date[:10]}", wanted, OK)
+    return Check(feature, f"unverified on {'GPU' if facts.has_gpu else 'CPU'}", wanted, UNVERIFIED, "rhyme verify")
 
 
 def _stack_command(facts: Facts) -> str:

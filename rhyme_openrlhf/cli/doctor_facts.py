@@ -22,6 +22,8 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from rhyme_openrlhf.verify import record
+
 GIB = 2**30
 
 # Importing torch takes 2-5 s, on a cold disk or with several GPUs up to 30 s.
@@ -50,7 +52,8 @@ class Facts:
     """One machine and environment, as far as training depends on them. Sizes in bytes, 0 where unknown.
 
     `versions` and `requires` are keyed by canonical package name. `driver_gpus` are the GPUs that nvidia-smi lists,
-    whether torch sees them or not. `tests_package`: a top-level package named `tests` is installed.
+    whether torch sees them or not. `tests_package`: a top-level package named `tests` is installed. `verified`: what
+    `rhyme verify` has proved on this machine, with any version and device.
     """
 
     python: str = "3.11.0"
@@ -69,11 +72,17 @@ class Facts:
     tests_package: bool = False
     in_checkout: bool = False
     is_root: bool = False
+    verified: tuple[record.Entry, ...] = ()
 
     @property
     def has_gpu(self) -> bool:
         """True when torch or the driver lists a GPU."""
         return bool(self.torch.gpus or self.driver_gpus)
+
+    @property
+    def device(self) -> str:
+        """What `rhyme verify` proves something for: this machine's (first) GPU, or that it has none."""
+        return (self.torch.gpus or self.driver_gpus or (record.NO_GPU,))[0]
 
 
 def gather() -> Facts:
@@ -97,6 +106,7 @@ def gather() -> Facts:
         tests_package=_tests_package(),
         in_checkout=(Path(__file__).parents[2] / "scripts" / "setup_cpu.sh").exists(),
         is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
+        verified=tuple(record.read(record.path())),
     )
 
 

@@ -195,15 +195,38 @@ def _check_lengths(flag: str, names: str, rows: Any, args: SimpleNamespace) -> N
 
 def _long_prompts(rows: Any, limit: int, args: SimpleNamespace) -> Iterator[tuple[int, int]]:
     """Row (from 1) and length in tokens of the prompts above `limit`, as upstream builds and tokenizes them."""
-    from openrlhf.datasets.prompts_dataset import preprocess_data
-    from openrlhf.utils.utils import get_tokenizer
-
-    tokenizer = get_tokenizer(args.actor.model_name_or_path, None, "left", None, not args.data.disable_fast_tokenizer)
-    template = tokenizer.apply_chat_template if args.data.apply_chat_template else None
-    for number, row in enumerate(rows, start=1):
-        prompt, _ = preprocess_data(row, args.data.input_template, args.data.input_key, None, template)
+    tokenizer = _tokenizer(args)
+    for number, prompt in enumerate(_texts(rows, tokenizer, args), start=1):
         # A token covers at least one byte, so most prompts need not be tokenized to know that they fit.
         if len(prompt.encode()) > limit:
-            length = len(tokenizer(text=prompt, add_special_tokens=False)["input_ids"])
+            length = len(_tokens(prompt, tokenizer))
             if length > limit:
                 yield number, length
+
+
+def some_prompts(args: SimpleNamespace, most: int) -> list[tuple[str, list[int]]]:
+    """Text and tokens of up to `most` training prompts, as upstream builds them, from all over the data set."""
+    rows = _load("--data.prompt_dataset", args.data.prompt_dataset, args.data.prompt_split, args)
+    count = min(most, len(rows))
+    chosen = rows.select([number * len(rows) // count for number in range(count)])
+    tokenizer = _tokenizer(args)
+    return [(prompt, _tokens(prompt, tokenizer)) for prompt in _texts(chosen, tokenizer, args)]
+
+
+def _tokenizer(args: SimpleNamespace) -> Any:
+    from openrlhf.utils.utils import get_tokenizer
+
+    return get_tokenizer(args.actor.model_name_or_path, None, "left", None, not args.data.disable_fast_tokenizer)
+
+
+def _texts(rows: Any, tokenizer: Any, args: SimpleNamespace) -> Iterator[str]:
+    from openrlhf.datasets.prompts_dataset import preprocess_data
+
+    template = tokenizer.apply_chat_template if args.data.apply_chat_template else None
+    for row in rows:
+        prompt, _ = preprocess_data(row, args.data.input_template, args.data.input_key, None, template)
+        yield prompt
+
+
+def _tokens(prompt: str, tokenizer: Any) -> list[int]:
+    return tokenizer(text=prompt, add_special_tokens=False)["input_ids"]

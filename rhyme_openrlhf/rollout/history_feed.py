@@ -50,14 +50,15 @@ class HistoryFeed:
         if buffer is not None:
             # Marked first: if this call is cancelled half-way, `forget` still drops what the scheduler may have got.
             self._installed.add(key)
-            refused = await self._hand_over(key, buffer)
+            refused = await self.hand_over(key, buffer)
             if refused:
                 self._note(refused)
 
     async def _ask(self, number: int, key: str) -> np.ndarray | None:
         return await self._workers[number].index.remote(key)
 
-    async def _hand_over(self, key: str, buffer: np.ndarray) -> str:
+    async def hand_over(self, key: str, buffer: np.ndarray) -> str:
+        """Give the scheduler the draft index of prompt `key`; returns "" or one sentence that says why it has none."""
         descriptor, path = tempfile.mkstemp(prefix=PREFIX, dir=SHARED_MEMORY)
         try:
             with os.fdopen(descriptor, "wb") as file:

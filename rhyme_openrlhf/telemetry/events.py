@@ -182,12 +182,19 @@ class WeightsLoaded(Event):
 
 @dataclass(frozen=True)
 class WeightsChecked(Event):
-    """Largest difference between the log-probabilities of a fixed sequence in an engine and in the trained model."""
+    """Log-probabilities of a fixed sequence after a weight sync: how far an engine is from the trained model.
+
+    `moved`: how far the engine's own moved by this sync, `policy_moved` the trained model's by this training step
+    (largest difference each, None in records of older writers). A sync that did nothing has `moved` 0 while the
+    policy moved, and a `max_difference` as large as the policy's movement.
+    """
 
     kind: ClassVar[str] = "weights_checked"
     version: int
     engine: int
     max_difference: float
+    moved: float | None = None
+    policy_moved: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ step n are version n. Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer.py`.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present, shims
@@ -28,6 +30,7 @@ from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.seeding import in_prompt_order
+from rhyme_openrlhf.training.weight_check import WeightCheck
 from rhyme_openrlhf.training.weight_sync import WeightSync
 
 SOURCE = "trainer"
@@ -72,6 +75,7 @@ class RhymeTraining(BasePPOTrainer):
         )
         self.experience_maker.services = self.services
         self._weights = None
+        self._check = WeightCheck(self.actor_model_group, self.vllm_engines or [], self.services)
         if self.services.settings.weights.transport == "buffer" and self.vllm_engines:
             self._weights = WeightSync(self.actor_model_group, self.vllm_engines, self.services)
 
@@ -88,11 +92,17 @@ class RhymeTraining(BasePPOTrainer):
             rollout_samples = in_prompt_order(rollout_samples)
         self._version = global_step + 1
         self.experience_maker.step = global_step + 1
+        # Around upstream's step, not inside it: there, partial rollout has the engines paused.
+        if self._check.needs_scores:
+            self._stage("check", global_step + 1)
+            with self._engines_awake():
+                self._check.before_step()
         self._stage("experience", global_step + 1)
         status, step = super().train_step(rollout_samples, global_step)
-        if self._weights is not None:
+        if self._check.is_due:
             self._stage("check", step)
-            self._weights.check(self._version)
+            with self._engines_awake():
+                self._check.after_sync(self._version)
         if self.services.settings.run.reproducible:
             self.experience_maker.wait_for_history()
         parts = {name: status[key] for key, name in PARTS.items()}
@@ -113,6 +123,21 @@ class RhymeTraining(BasePPOTrainer):
         self._checkpoints.training_begins()
         self._stage("train", global_steps + 1)
         return super().ppo_train(global_steps)
+
+    @contextmanager
+    def _engines_awake(self) -> Iterator[None]:
+        """Engines that sleep between rollouts (--vllm.enable_sleep) have neither weights nor KV cache to score with.
+
+        Not run on a GPU yet; without one there is no sleep mode.
+        """
+        if not self.args.vllm.enable_sleep:
+            yield
+            return
+        batch_vllm_engine_call(self.vllm_engines, "wake_up")
+        try:
+            yield
+        finally:
+            batch_vllm_engine_call(self.vllm_engines, "sleep")
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Upstream's states to resume from, and everything else that a checkpoint holds.

@@ -20,48 +20,13 @@ import openrlhf.cli.train_ppo_ray as launcher
 import openrlhf.trainer.ppo_trainer as sync_module
 import openrlhf.trainer.ppo_trainer_async as async_module
 import openrlhf.trainer.ray.vllm_engine as engine_module
-import ray
 
-from rhyme_openrlhf.rollout.engine import RhymeRolloutActor
+from rhyme_openrlhf.rollout.engine_factory import EngineFactory
 from rhyme_openrlhf.training.critic import CriticModelActor
 from rhyme_openrlhf.training.policy import PolicyModelActor
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.trainer import PPOTrainer
 from rhyme_openrlhf.training.trainer_async import PPOTrainerAsync
-
-RolloutActor = ray.remote(RhymeRolloutActor)
-
-
-class EngineFactory:
-    """Stands where upstream creates its engine actors, and adds our keyword arguments to each.
-
-    Upstream writes `RolloutRayActor.options(...).remote(**arguments)` and leaves no way to pass more.
-    """
-
-    def __init__(self, services: RunServices, seed: int, started: Callable[[int, Any], None]) -> None:
-        self._services = services
-        self._seed = seed
-        self._started = started
-        self._made = 0
-        self._options: dict[str, Any] = {}
-
-    def options(self, **options: Any) -> EngineFactory:
-        """Remember Ray's options for the next engine."""
-        self._options = options
-        return self
-
-    def remote(self, **arguments: Any) -> Any:
-        """Start the next engine."""
-        index, self._made = self._made, self._made + 1
-        engine = RolloutActor.options(**self._options).remote(
-            rhyme=self._services.settings,
-            run_seed=self._seed,
-            index=index,
-            history_workers=list(self._services.history_workers),
-            **arguments,
-        )
-        self._started(index, engine)
-        return engine
 
 
 def install(services: RunServices, seed: int, engine_started: Callable[[int, Any], None]) -> None:
@@ -79,7 +44,9 @@ def install(services: RunServices, seed: int, engine_started: Callable[[int, Any
         strategy.services = services
         return strategy
 
-    engine_module.RolloutRayActor = EngineFactory(services, seed, engine_started)
+    engine_module.RolloutRayActor = EngineFactory(
+        services.settings, services.history_workers, seed, started=engine_started
+    )
     launcher.get_strategy = get_strategy
     launcher.PolicyModelActor = PolicyModelActor
     launcher.CriticModelActor = CriticModelActor

@@ -13,19 +13,25 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.rollout.node_weights import NodeWeights
-from rhyme_openrlhf.telemetry.events import Note, WeightsChecked, WeightsLoaded, WeightsPublished
+from rhyme_openrlhf.telemetry.events import WeightsLoaded, WeightsPublished
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.weight_buckets import WeightVersion
 
 SOURCE = "trainer"
-# Any tokens do, as long as every model has them: vocabularies hold at least a few dozen.
-CHECKED_TOKENS = [5, 11, 7, 23, 9, 14, 6, 19, 10, 8, 21, 12]
-# Two right implementations of a large model in bf16 differ by some hundredths; a wrong weight by whole units.
-SUSPICIOUS_DIFFERENCE = 0.5
 
 
 class WeightSyncError(RuntimeError):
     """A weight version did not reach an engine in time."""
+
+
+def wait_for(refs: list[Any], timeout_s: float, what: str) -> list[Any]:
+    """The results of `refs`; raises WeightSyncError, naming `what` was waited for, when they take too long."""
+    try:
+        return ray.get(refs, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise WeightSyncError(
+            f"waited {timeout_s:g} s for {what}; raise --weights.timeout_s if that is too short"
+        ) from None
 
 
 class WeightSync:
@@ -37,7 +43,6 @@ class WeightSync:
         self._services = services
         self._timeout_s = services.settings.weights.timeout_s
         self._nodes: list[str] = []
-        self._checked = 0
         self._stores: dict[str, Any] = {}
 
     def sync(self, version: int) -> None:
@@ -64,26 +69,6 @@ class WeightSync:
         for engine, took in enumerate(seconds):
             self._services.record(WeightsLoaded(version, engine, took), SOURCE)
 
-    def check(self, version: int) -> None:
-        """Compare a fixed sequence's log-probabilities in every engine with the policy's.
-
-        Done for the first `--weights.check_syncs` versions; engines must not be paused.
-        """
-        if self._checked >= self._services.settings.weights.check_syncs:
-            return
-        self._checked += 1
-        trained = self._wait(self._policy.async_run_method("score", CHECKED_TOKENS), "the policy's log-probabilities")
-        engines = self._wait([e.score.remote(CHECKED_TOKENS) for e in self._engines], "the engines' log-probabilities")
-        for engine, scores in enumerate(engines):
-            difference = max(abs(a - b) for a, b in zip(scores, trained[0], strict=True))
-            self._services.record(WeightsChecked(version, engine, difference), SOURCE)
-            if difference > SUSPICIOUS_DIFFERENCE:
-                text = (
-                    f"engine {engine} gives log-probabilities up to {difference:.3f} away from the trained model's "
-                    f"after loading weight version {version}: its rollouts may not follow the policy"
-                )
-                self._services.record(Note("warning", text), SOURCE)
-
     def _start_stores(self) -> None:
         self._nodes = self._wait([engine.node_id.remote() for engine in self._engines], "the engines' node ids")
         for node in dict.fromkeys(self._nodes):
@@ -91,12 +76,7 @@ class WeightSync:
             self._stores[node] = NodeWeights.options(scheduling_strategy=pinned).remote()
 
     def _wait(self, refs: list[Any], what: str) -> list[Any]:
-        try:
-            return ray.get(refs, timeout=self._timeout_s)
-        except ray.exceptions.GetTimeoutError:
-            raise WeightSyncError(
-                f"waited {self._timeout_s:g} s for {what}; raise --weights.timeout_s if that is too short"
-            ) from None
+        return wait_for(refs, self._timeout_s, what)
 
     def close(self) -> None:
         """Remove the shared-memory copies."""

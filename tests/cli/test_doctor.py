@@ -10,6 +10,7 @@ import pytest
 from rhyme_openrlhf.cli import doctor, doctor_facts
 from rhyme_openrlhf.cli.doctor_checks import Check, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts, TorchFacts
+from rhyme_openrlhf.verify.record import Entry, relevant
 
 # As upstream's metadata writes them, shortened.
 REQUIRES = {
@@ -163,6 +164,26 @@ def test_everything_that_stops_a_run_has_a_command() -> None:
     for facts in (Facts(), dataclasses.replace(Facts(), driver_gpus=("GPU 0",)), Facts(python="3.13.1")):
         unmended = [c for c in run_checks(facts) if c.state in ("missing", "wrong version", "broken") and not c.mend]
         assert not unmended
+
+
+def test_features_are_unverified_until_a_record_fits_versions_and_device() -> None:
+    for facts, where in ((CPU, "CPU"), (GPU, "GPU")):
+        check = check_of(facts, "history speculation")
+        assert (check.found, check.state, check.mend) == (f"unverified on {where}", "unverified", "rhyme verify")
+        # It is no reason not to run.
+        assert verdict_of(facts, "embedded demo").runs
+
+    proofs = {"lossless-greedy": "2026-08-01T10:00:00", "lossless-sampled": "2026-08-02T10:00:00"}
+    entry = Entry("Some GPU", relevant(GPU.versions), proofs)
+    known = dataclasses.replace(GPU, verified=(entry,))
+    check = check_of(known, "history speculation")
+    assert (check.found, check.state, check.mend) == ("on Some GPU, 2026-08-02", "ok", "")
+    assert check_of(known, "weight buffer transport").state == "unverified"
+    # Another vLLM, another GPU, or none: nothing is known of them.
+    assert check_of(with_version(known, "vllm", "0.30.0"), "history speculation").state == "unverified"
+    other = dataclasses.replace(known, torch=TorchFacts(cuda="13.0", gpus=("Other GPU",)))
+    assert check_of(other, "history speculation").state == "unverified"
+    assert check_of(dataclasses.replace(CPU, verified=(entry,)), "history speculation").state == "unverified"
 
 
 def test_text_is_aligned_and_has_a_line_for_each_component() -> None:

@@ -10,19 +10,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.history.index import Piece, build_index
+from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, tokens_per_step
+from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, chi_square
+from rhyme_openrlhf.verify.histories import KINDS, draft_of, history
 
 pytestmark = pytest.mark.engine
 
 TASKS = sorted(path.name for path in embedded.DATA.glob("*_train.jsonl"))
 PROMPTS_PER_TASK = 16
 CONTEXT = 7
-WRONG_DRAFT = 32
 
 
 @pytest.fixture(scope="session")
@@ -54,27 +54,7 @@ def greedy(prompt: list[int], key: str | None = None) -> Any:
     return SamplingParams(temperature=0, max_tokens=640 - len(prompt), logprobs=1, extra_args=extra)
 
 
-def adversarial(prompt: list[int], response: list[int]) -> list[Piece]:
-    """After every stretch of the right response, a continuation that is wrong from its first token on."""
-    text = prompt + response
-    pieces = []
-    for at in range(len(prompt), len(text)):
-        wrong = (text[at] + 1) % 64 + 4
-        pieces.append(Piece(text[max(0, at - CONTEXT) : at], [wrong] * WRONG_DRAFT, 1.0))
-    return pieces
-
-
-def history(kind: str, prompt: list[int], response: list[int]) -> list[Piece]:
-    if kind == "right":
-        return [Piece(prompt[-CONTEXT:], response, 1.0)]
-    if kind == "stale":
-        # An older policy's answer: the same text with every ninth token another one.
-        old = [token if i % 9 else (token + 3) % 64 + 4 for i, token in enumerate(response, start=1)]
-        return [Piece(prompt[-CONTEXT:], old, 1.0)]
-    return adversarial(prompt, response)
-
-
-@pytest.mark.parametrize("kind", ["right", "empty", "stale", "adversarial"])
+@pytest.mark.parametrize("kind", ["empty", *KINDS])
 @pytest.mark.parametrize("task", TASKS)
 def test_greedy_output_is_the_same(
     task: str, kind: str, plain_engine: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
@@ -84,7 +64,7 @@ def test_greedy_output_is_the_same(
     keys = [f"{task}-{kind}-{number}" for number in range(len(prompts))]
     if kind != "empty":
         for key, prompt, response in zip(keys, prompts, expected, strict=True):
-            assert history_engine.install(key, build_index(history(kind, prompt, response)), tmp_path) == ""
+            assert history_engine.install(key, build_index(history(kind, prompt, response, CONTEXT)), tmp_path) == ""
     before = EngineCounters.from_dict(history_engine.scheduler("read_counters"))
     parameters = [greedy(prompt, key) for prompt, key in zip(prompts, keys, strict=True)]
     found = [list(out.token_ids) for out in history_engine.generate(prompts, parameters)]
@@ -98,7 +78,7 @@ def test_greedy_output_is_the_same(
         assert did.drafted == 0 and tokens_per_step(did) == 1.0
     elif kind == "right":
         assert (acceptance_rate(did) or 0) > 0.9 and (tokens_per_step(did) or 0) > 4
-    elif kind == "stale":
+    elif kind in ("stale", "late"):
         assert 0.1 < (acceptance_rate(did) or 0) < 0.9
     else:
         assert did.drafted > 100 and (acceptance_rate(did) or 0) < 0.05
@@ -115,7 +95,9 @@ def test_log_probabilities_equal_transformers(
     prompts = prompts_of(TASKS[0], tokenizer)[:8]
     answers = plain_engine.generate(prompts, [greedy(p) for p in prompts])
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        history_engine.install(f"lp-{number}", build_index(history("right", prompt, list(answer.token_ids))), tmp_path)
+        history_engine.install(
+            f"lp-{number}", build_index(history("right", prompt, list(answer.token_ids), CONTEXT)), tmp_path
+        )
     parameters = [
         SamplingParams(temperature=1, seed=n, max_tokens=300, logprobs=1, extra_args={PROMPT_KEY: f"lp-{n}"})
         for n in range(len(prompts))
@@ -136,7 +118,6 @@ def test_sampling_follows_the_models_distribution(
 ) -> None:
     """Chi-square of the token that a draft proposes, given the tokens before it, at temperature 1."""
     import torch
-    from scipy.stats import chi2
     from vllm import SamplingParams
 
     from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
@@ -145,7 +126,7 @@ def test_sampling_follows_the_models_distribution(
     drafted = int(torch.argmax(second_probabilities) if kind == "right" else torch.argmin(second_probabilities))
     key = f"chi-{kind}"
     # `first` is what prefill samples; the first decode step then verifies the draft.
-    history_engine.install(key, build_index([Piece(prompt[-CONTEXT:], [first, drafted], 1.0)]), tmp_path)
+    history_engine.install(key, build_index(draft_of([first, drafted], prompt, CONTEXT)), tmp_path)
     samples = 6000
     parameters = [SamplingParams(temperature=1, max_tokens=3, extra_args={PROMPT_KEY: key}) for _ in range(samples)]
     before = EngineCounters.from_dict(history_engine.scheduler("read_counters"))
@@ -155,13 +136,9 @@ def test_sampling_follows_the_models_distribution(
     total = sum(seconds.values())
     assert total > 2000 and did.drafted >= total * 0.99
 
-    expected = second_probabilities.double().numpy() * total
-    common = expected >= 5  # the usual rule for the chi-square approximation; the rest is one class
-    observed = np.array([seconds[token] for token in range(len(expected))], dtype=float)
-    classes = [(observed[common], expected[common]), (observed[~common].sum()[None], expected[~common].sum()[None])]
-    statistic = sum(float(((o - e) ** 2 / np.maximum(e, 1e-9)).sum()) for o, e in classes if e.sum() > 0.5)
-    # One chance in 10,000 to fail by accident; a wrong sampler is off by hundreds.
-    assert statistic < chi2.ppf(0.9999, df=int(common.sum()))
+    probabilities = second_probabilities.double().tolist()
+    p_value = chi_square([seconds[token] for token in range(len(probabilities))], probabilities).p_value
+    assert p_value is not None and p_value > P_VALUE_FLOOR
 
 
 def uncertain_second_token(prompts: list[list[int]], model: Any) -> tuple[list[int], int, Any]:

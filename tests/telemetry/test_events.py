@@ -21,6 +21,7 @@ from rhyme_openrlhf.telemetry.events import (
     Recorded,
     RunStarted,
     TrainStep,
+    WeightsChecked,
     WeightsLoaded,
     parse,
     to_json,
@@ -110,6 +111,13 @@ def test_fields_with_a_default_may_be_missing() -> None:
     del row["cause"], row["weight_version"]
     recorded = parse(row)
     assert recorded is not None and recorded.event == interval
+
+
+def test_a_weight_check_of_an_older_writer_has_no_movement() -> None:
+    row = row_of(WeightsChecked(version=1, engine=0, max_difference=0.01))
+    del row["moved"], row["policy_moved"]
+    recorded = parse(row)
+    assert recorded is not None and recorded.event == WeightsChecked(1, 0, 0.01, None, None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,253 @@
+"""`rhyme verify`: find out whether what is promised holds on this machine, with this model and these flags.
+
+Thin: parses, builds what the checks work on, runs them, writes the report and the record. A new check is a module
+with `run(bench) -> Outcome` and one line in CHECKS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from rhyme_openrlhf.cli import demo, upstream, verify_installs
+from rhyme_openrlhf.cli.doctor_facts import Facts, gather
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.options import SettingsError
+from rhyme_openrlhf.telemetry.run_directory import versions
+from rhyme_openrlhf.verify import record, report
+from rhyme_openrlhf.verify.outcome import Outcome, Row
+
+if TYPE_CHECKING:
+    from rhyme_openrlhf.verify.bench import Bench
+
+BAD_INPUT = 2
+# What a shell reports of a process that SIGTERM ended.
+KILLED = 128 + signal.SIGTERM
+INSTALLS = "installs"
+# Name -> module with `run(bench) -> Outcome`, in the order in which they run: the training run before the engines,
+# which stay up for all that follow; memory last, when the engines are there to be measured.
+CHECKS = {
+    "weights": "rhyme_openrlhf.verify.weights",
+    "greedy": "rhyme_openrlhf.verify.greedy",
+    "sampled": "rhyme_openrlhf.verify.sampled",
+    "speed": "rhyme_openrlhf.verify.speed",
+    "memory": "rhyme_openrlhf.verify.memory",
+}
+# Enough for every kind of prompt to be among them, few enough for minutes on two cores.
+PROMPTS = 12
+
+USAGE = """\
+rhyme verify [--json FILE] [--only CHECK,CHECK] [--keep] [options of rhyme train]"""
+
+DESCRIPTION = """\
+Measures, on this machine, whether what rhyme-openrlhf promises holds with your model and flags; without options of
+rhyme train, with the embedded model. About five minutes for the embedded model on two cores.
+
+  installs   what rhyme doctor checks
+  weights    a real training run of three steps: do trained weights reach every engine? (Reward, learning rate and
+             lengths are the check's own; the trained model is thrown away.)
+  greedy     is greedy output the same with drafts as without, whatever the history?
+  sampled    do sampled tokens follow the model's own distribution with drafts?
+  speed      tokens a second with drafts and without, in turn (never fails)
+  memory     is there room for weight versions, indexes and objects?
+
+On GPUs two engines run at a time: each on GPUs of its own where the cluster has them, else side by side on one
+engine's GPUs, each with half of --vllm.gpu_memory_utilization."""
+
+
+def main(argv: list[str]) -> int:
+    """Verify; 0 when nothing failed, 1 when something did, 2 for bad input before anything was started."""
+    options, train_argv = _parser().parse_known_args(argv)
+    chosen = _chosen(options.only)
+    if isinstance(chosen, str):
+        return _refuse(chosen)
+    # A plain kill would leave the training run and the engines behind; this way they are ended as on Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(KILLED))
+    # They are about the libraries, not about the user's input.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    progress = report.Progress()
+    facts = gather()
+    rows: list[Row] = []
+    if INSTALLS in chosen:
+        rows += report.run_checks({INSTALLS: lambda: verify_installs.check(facts)}, progress)
+    others = [name for name in CHECKS if name in chosen]
+    lack = verify_installs.lack(facts)
+    if lack:
+        unable: dict[str, Callable[[], Outcome]] = {name: _never for name in others}
+        rows += report.run_checks(unable, progress, lambda name: f"the training stack is not complete: {lack}")
+    elif others:
+        folder = Path(tempfile.mkdtemp(prefix="rhyme-verify-"))
+        try:
+            rows += _run(others, train_argv, facts, folder, progress)
+        except _BadInputError as error:
+            return _refuse(str(error))
+        finally:
+            # What the training run printed is what explains a failure.
+            if options.keep or report.failed(rows):
+                print(f"\nlogs of the checks: {folder}")
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+    _finish(rows, facts, argv, Path(options.json))
+    return 1 if report.failed(rows) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rhyme verify",
+        usage=USAGE,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An abbreviation could swallow an option of rhyme train.
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", metavar="FILE", default="rhyme-verify.json", help="where everything measured goes")
+    parser.add_argument("--only", metavar="CHECK,CHECK", default="", help="these checks alone")
+    parser.add_argument("--keep", action="store_true", help="keep records and logs, as after a failure")
+    return parser
+
+
+def _chosen(only: str) -> tuple[str, ...] | str:
+    """The checks to run, or one sentence that says why that is no list of checks."""
+    known = (INSTALLS, *CHECKS)
+    names = tuple(name.strip() for name in only.split(",")) if only else known
+    unknown = [name for name in names if name not in known]
+    return f"--only {unknown[0]}: there is no such check; there are: {', '.join(known)}" if unknown else names
+
+
+class _BadInputError(Exception):
+    """The options of rhyme train cannot work; one sentence."""
+
+
+def _never() -> Outcome:
+    raise AssertionError("a check that is skipped was run")
+
+
+def _run(names: Sequence[str], argv: list[str], facts: Facts, folder: Path, progress: report.Progress) -> list[Row]:
+    progress.enter("prepare")
+    progress.say("arguments, model and prompts")
+    bench = _bench(argv or default_arguments(len(facts.torch.gpus), folder), folder, progress)
+    try:
+        return report.run_checks({name: _bound(CHECKS[name], bench) for name in names}, progress)
+    finally:
+        bench.close()
+
+
+def _bound(module: str, bench: Bench) -> Callable[[], Outcome]:
+    return lambda: importlib.import_module(module).run(bench)
+
+
+def default_arguments(gpus: int, folder: Path) -> list[str]:
+    """The demo's arguments; with fewer GPUs than its three (two engines, one policy), a placement that fits.
+
+    The placements for one and two GPUs have not been run on GPUs by us yet.
+    """
+    argv = demo.arguments(str(folder / "checkpoints"))
+    if gpus == 1:
+        # One GPU for both: upstream shares it when engines and policy are colocated.
+        return [*argv, "--vllm.num_engines", "1", "--train.colocate_all", "--vllm.gpu_memory_utilization", "0.4"]
+    if gpus == 2:
+        return [*argv, "--vllm.num_engines", "1"]
+    return argv
+
+
+def _bench(argv: list[str], folder: Path, progress: report.Progress) -> Bench:
+    """Check the arguments as `rhyme train` does, and load what the checks work on. Raises _BadInputError."""
+    try:
+        args = upstream.parse(argv)
+        settings = RhymeSettings.from_namespace(args)
+    except (upstream.ArgumentsError, SettingsError) as error:
+        raise _BadInputError(str(error)) from error
+    # vLLM tells of its imports otherwise, between the lines of progress.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from rhyme_openrlhf.cli import preflight
+    from rhyme_openrlhf.platform import PlatformError, gpu_present, run_has_gpus, shims
+    from rhyme_openrlhf.verify.bench import Bench, Inputs, Prompt
+
+    try:
+        if not gpu_present():
+            shims.install()
+        on_gpus = run_has_gpus()
+        if not on_gpus:
+            from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
+
+            for change in adapt_arguments(args):
+                progress.say(change)
+        preflight.check(args)
+        prompts = preflight.some_prompts(args, PROMPTS)
+        parameters = _parameters(args)
+    except (PlatformError, preflight.PreflightError) as error:
+        raise _BadInputError(str(error)) from error
+    inputs = Inputs(
+        argv=tuple(argv),
+        args=args,
+        settings=settings,
+        prompts=tuple(Prompt(text, tuple(tokens)) for text, tokens in prompts),
+        parameters=parameters,
+        on_gpus=on_gpus,
+        folder=folder,
+    )
+    return Bench(inputs, progress.say)
+
+
+def _parameters(args: SimpleNamespace) -> int:
+    """How many parameters the model has, from its configuration alone. Raises PreflightError."""
+    import torch
+    import transformers
+
+    from rhyme_openrlhf.cli.preflight import PreflightError
+
+    config = transformers.AutoConfig.from_pretrained(args.actor.model_name_or_path, trust_remote_code=True)
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        path = args.actor.model_name_or_path
+        raise PreflightError(f"--actor.model_name_or_path: {path} is no causal language model ({reason})") from error
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _finish(rows: list[Row], facts: Facts, argv: list[str], file: Path) -> None:
+    """Show the table, write the JSON file and the record."""
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    about: dict[str, Any] = {
+        "command": ["rhyme", "verify", *argv],
+        "date": date,
+        "device": facts.device,
+        "gpus": list(facts.torch.gpus),
+        "cores": facts.cores,
+        "memory_bytes": facts.ram,
+        "versions": versions(),
+    }
+    print()
+    report.show(rows)
+    try:
+        file.write_text(json.dumps(report.as_json(rows, about), indent=2, allow_nan=False) + "\n")
+        print(f"\neverything measured: {file}")
+    except OSError as error:
+        print(f"rhyme verify: {file} cannot be written: {error.strerror}", file=sys.stderr)
+    if os.environ.get("RAY_ADDRESS"):
+        print("nothing is noted for rhyme doctor: the engines of a cluster (RAY_ADDRESS) may run on other machines")
+        return
+    with contextlib.suppress(OSError):
+        # Without a place for it, the doctor goes on saying "unverified"; the report has been given all the same.
+        entries = record.update(facts.verified, facts.device, facts.versions, [row.outcome for row in rows], date)
+        record.write(record.path(), entries)
+
+
+def _refuse(reason: str) -> int:
+    print(f"rhyme verify: error: {reason}", file=sys.stderr)
+    return BAD_INPUT

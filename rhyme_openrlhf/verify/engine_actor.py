@@ -1,0 +1,113 @@
+"""The engine that the checks drive: a run's own rollout actor, which also answers requests in token ids.
+
+Invariants: a request goes the way a sample goes (weight version as cache salt, history by prompt key, final output
+only); a history is installed by hand instead of coming from a history worker, so that a check knows what is drafted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rhyme_openrlhf.history.keys import prompt_key
+from rhyme_openrlhf.rollout.engine import RhymeRolloutActor
+from rhyme_openrlhf.training.seeding import SampleIdentity, current_sample
+
+# vLLM's word for "the log-probability of every token of the vocabulary".
+ALL_TOKENS = -1
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sample to generate. `history` names the installed history it may draft from ("": none).
+
+    Without a seed of its own: vLLM 0.29.0's CPU build dies of a seeded request whose prefill is cut in two.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    history: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tokens that came, and the model's log-probability of each."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+
+
+class VerifyEngine(RhymeRolloutActor):
+    """One vLLM engine of `rhyme verify`."""
+
+    async def answer(self, requests: list[Request]) -> list[Answer]:
+        """The answer to each request, in order; all run at once."""
+        return list(await asyncio.gather(*(self._one(request) for request in requests)))
+
+    async def _one(self, request: Request) -> Answer:
+        from vllm import SamplingParams
+
+        # gather() runs each coroutine in a task with its own copy of the context.
+        current_sample.set(SampleIdentity(request.history, 0, 0) if request.history else None)
+        parameters = SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=request.max_tokens,
+            logprobs=0,
+        )
+        output = (await self.generate(list(request.prompt), parameters)).outputs[0]
+        log_probs = (at[token].logprob for token, at in zip(output.token_ids, output.logprobs, strict=True))
+        return Answer(tuple(output.token_ids), tuple(log_probs))
+
+    def seed_request(self, sampling_params: Any, prompt_tokens: int) -> None:
+        """Samples of a check differ from each other, also where the run is reproducible."""
+
+    async def next_token_log_probs(self, prompt: list[int]) -> np.ndarray:
+        """The model's log-probability of each token of the vocabulary (float64[vocabulary]) after `prompt`."""
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(temperature=0, max_tokens=1, logprobs=ALL_TOKENS)
+        (at,) = (await self.generate(list(prompt), parameters)).outputs[0].logprobs
+        table = np.full(max(at) + 1, -np.inf)
+        for token, entry in at.items():
+            table[token] = entry.logprob
+        return table
+
+    async def install(self, history: str, index: np.ndarray) -> str:
+        """Let requests of `history` draft from `index`; returns "" or one sentence that says why they cannot."""
+        return await self._history.hand_over(prompt_key(history), index)
+
+    async def forget(self, history: str) -> None:
+        """Drop an installed history."""
+        await self.call_scheduler("forget_history", prompt_key(history))
+
+    async def counters(self) -> dict[str, int | float]:
+        """Everything the engine did since it started, as EngineCounters' fields."""
+        return (await self._totals()).to_dict()
+
+    async def facts(self) -> dict[str, Any]:
+        """What this engine is: number format, scheduling, and GPU memory after its start where there is a GPU.
+
+        The GPU branch has not been run on a GPU by us yet.
+        """
+        import torch
+
+        config = self.llm.vllm_config
+        found = {
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+            "speculates": config.speculative_config is not None,
+        }
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            found |= {"gpu": torch.cuda.get_device_name(), "gpu_free_bytes": free, "gpu_total_bytes": total}
+        return found
+
+    async def stop(self) -> None:
+        """End vLLM's own processes, which outlive an actor that is killed."""
+        self.llm.shutdown()

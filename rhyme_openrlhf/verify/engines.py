@@ -1,0 +1,257 @@
+"""Two engines to compare: one that speculates and one that does not, otherwise as a run with these flags has them.
+
+Invariants: every argument of an engine is chosen by OpenRLHF's own `create_vllm_engines`, as in a run; only number
+format, GPU memory fraction and speculation are the check's. At most one pair is alive; every wait has a limit, and
+what Ray raises becomes a VerifyError. Where the cluster has GPUs for both, each engine has its own; else they share
+the GPUs of one, each with half of the fraction that one would get (not run on a GPU by us yet).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from rhyme_openrlhf.platform import gpu_present, shims
+
+if not gpu_present():
+    shims.install()
+
+import numpy as np
+import openrlhf.trainer.ray.vllm_engine as upstream
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.rollout.engine_factory import EngineFactory
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training.resources import SPARE_CPUS
+from rhyme_openrlhf.verify.engine_actor import Answer, Request, VerifyEngine
+from rhyme_openrlhf.verify.outcome import VerifyError
+
+# Loading tens of GB from a slow disk and capturing CUDA graphs; two small engines take under a minute.
+START_SECONDS = 1200
+# One batch of short requests; a CPU with a model of some hundred million parameters needs minutes for one.
+ANSWER_SECONDS = 600
+# Scheduler calls are answered between two steps.
+CALL_SECONDS = 120
+# Two engines on one GPU leave this much to CUDA contexts and whatever else runs there.
+SHARED_FRACTION = 0.9
+# vLLM reserves a KV cache beside the weights; with less than this share of room beside them it does not start.
+WEIGHTS_SHARE = 0.8
+
+VerifyActor = ray.remote(VerifyEngine)
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine said of itself (`VerifyEngine.facts`); GPU memory in bytes after its start, 0 without a GPU."""
+
+    dtype: str
+    async_scheduling: bool
+    speculates: bool
+    gpu: str = ""
+    gpu_free_bytes: int = 0
+    gpu_total_bytes: int = 0
+
+
+class Engine:
+    """One running engine; plain calls that wait."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self.facts = EngineFacts(**wait(actor.facts.remote(), CALL_SECONDS, "an engine to describe itself"))
+
+    def answer(self, requests: Sequence[Request]) -> list[Answer]:
+        """The answer to each request; all run at once."""
+        what = f"{len(requests)} answers of an engine"
+        return wait(self._actor.answer.remote(list(requests)), ANSWER_SECONDS, what)
+
+    def next_token_probabilities(self, prompt: Sequence[int]) -> np.ndarray:
+        """The model's distribution after `prompt`, float64[vocabulary]."""
+        asked = self._actor.next_token_log_probs.remote(list(prompt))
+        return np.exp(wait(asked, CALL_SECONDS, "a distribution over the vocabulary"))
+
+    def install(self, history: str, index: np.ndarray) -> None:
+        """Let requests of `history` draft from `index`. Raises VerifyError if the engine refuses it."""
+        refused = wait(self._actor.install.remote(history, index), CALL_SECONDS, "a draft index to be installed")
+        if refused:
+            raise VerifyError(refused)
+
+    def forget(self, history: str) -> None:
+        """Drop an installed history."""
+        wait(self._actor.forget.remote(history), CALL_SECONDS, "a draft index to be dropped")
+
+    def counters(self) -> EngineCounters:
+        """Everything the engine did since it started."""
+        return EngineCounters.from_dict(wait(self._actor.counters.remote(), CALL_SECONDS, "an engine's counters"))
+
+
+@dataclass(frozen=True)
+class EnginePair:
+    """The engine without speculation and the one with it."""
+
+    plain: Engine
+    speculating: Engine
+    shared_gpu: bool
+
+
+class EnginePool:
+    """Ray, and at most one pair of engines; everything is started when it is first asked for."""
+
+    def __init__(self, args: SimpleNamespace, settings: RhymeSettings, on_gpus: bool) -> None:
+        self._args = args
+        self._settings = settings
+        self._on_gpus = on_gpus
+        self._pair: EnginePair | None = None
+        self._dtype = ""
+        self._actors: list[Any] = []
+        self._groups: list[Any] = []
+
+    @property
+    def run_dtype(self) -> str:
+        """The number format of a run's engines (upstream's create_vllm_engines names bfloat16)."""
+        return "bfloat16" if self._on_gpus else self._settings.cpu.dtype
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """GPUs of one engine."""
+        return self._args.vllm.tensor_parallel_size
+
+    def start_ray(self) -> None:
+        """Connect to Ray, or start it, with room for two engines."""
+        if ray.is_initialized():
+            return
+        if self._on_gpus:
+            ray.init(log_to_driver=False, logging_level="ERROR")
+            return
+        from rhyme_openrlhf.platform.local_ray import start_local_ray
+
+        slots = 2 * self.tensor_parallel_size
+        start_local_ray(slots, slots + SPARE_CPUS, {"TOKENIZERS_PARALLELISM": "true"}, log_to_driver=False)
+
+    def object_store_bytes(self) -> int:
+        """The size of Ray's object store, of all nodes together."""
+        self.start_ray()
+        return int(ray.cluster_resources().get("object_store_memory", 0))
+
+    def pair(self, dtype: str) -> EnginePair:
+        """The two engines in a number format ("float32", "bfloat16"). Raises VerifyError when they do not start."""
+        if self._pair is None or self._dtype != dtype:
+            self.stop_engines()
+            self.start_ray()
+            shared = self._shares_gpus()
+            groups = [self._place()] * 2 if shared else [self._place(), self._place()]
+            actors = []
+            for speculate, group in zip((False, True), groups, strict=True):
+                actors.append(self._start(dtype, speculate, group, shared))
+                if shared:
+                    # One after the other: vLLM measures the free memory of a GPU while it starts.
+                    self._ready(actors[-1], dtype)
+            plain, speculating = (self._ready(actor, dtype) for actor in actors)
+            self._pair, self._dtype = EnginePair(plain, speculating, shared), dtype
+        return self._pair
+
+    def _shares_gpus(self) -> bool:
+        return ray.cluster_resources().get("GPU", 0) < 2 * self.tensor_parallel_size
+
+    def _place(self) -> Any:
+        """A placement group of the GPUs of one engine (upstream's own would be out of reach, and never given back)."""
+        group = placement_group([{"GPU": 1, "CPU": 1}] * self.tensor_parallel_size, strategy="PACK")
+        self._groups.append(group)
+        wait(group.ready(), CALL_SECONDS, f"{self.tensor_parallel_size} free GPUs")
+        return group
+
+    def _fraction(self, shared: bool) -> float:
+        own = self._args.vllm.gpu_memory_utilization
+        return min(own, SHARED_FRACTION) / 2 if shared else own
+
+    def _start(self, dtype: str, speculate: bool, group: Any, shared: bool) -> Any:
+        settings = dataclasses.replace(
+            self._settings,
+            histospec=dataclasses.replace(self._settings.histospec, enable=speculate),
+            cpu=dataclasses.replace(self._settings.cpu, dtype=dtype),
+        )
+        args = self._args
+        # Two engines of one seed could sample the same: a history would then be an answer that is still to come.
+        seed = args.train.seed + speculate
+        upstream.RolloutRayActor = _Factory(settings, dtype, seed)
+        (actor,) = upstream.create_vllm_engines(
+            1,
+            args.vllm.tensor_parallel_size,
+            args.actor.model_name_or_path,
+            seed,
+            args.train.full_determinism_enable,
+            args.vllm.enable_prefix_caching,
+            args.vllm.enforce_eager,
+            args.data.max_len,
+            group,
+            self._fraction(shared),
+            # Two engines that take turns need no sleep; and one that slept could not answer.
+            False,
+            "processed_logprobs",
+        )
+        self._actors.append(actor)
+        return actor
+
+    def _ready(self, actor: Any, dtype: str) -> Engine:
+        wait(actor.ready.remote(), START_SECONDS, f"an engine in {dtype} to start")
+        return Engine(actor)
+
+    def fits(self, weight_bytes: int) -> bool:
+        """Whether two engines with so many bytes of weights each fit; on the host everything is said to fit.
+
+        Not run on a GPU by us yet.
+        """
+        if not self._on_gpus or not gpu_present():
+            return True
+        import torch
+
+        self.start_ray()
+        memory = torch.cuda.get_device_properties(0).total_memory
+        room = memory * self._fraction(self._shares_gpus()) * WEIGHTS_SHARE
+        return weight_bytes / self.tensor_parallel_size < room
+
+    def stop_engines(self) -> None:
+        """End the pair that runs, and give its GPUs back."""
+        for actor in self._actors:
+            # vLLM's own processes by its own means, and the actor in any case.
+            with contextlib.suppress(VerifyError):
+                wait(actor.stop.remote(), CALL_SECONDS, "an engine to end")
+            ray.kill(actor)
+        self._pair, self._actors = None, []
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups = []
+
+    def close(self) -> None:
+        """End the engines and Ray, if it was started here; leave a cluster by RAY_ADDRESS alone."""
+        if ray.is_initialized():
+            self.stop_engines()
+            ray.shutdown()
+
+
+class _Factory(EngineFactory):
+    """Makes VerifyEngines in a number format that may differ from the run's."""
+
+    def __init__(self, settings: RhymeSettings, dtype: str, seed: int) -> None:
+        super().__init__(settings, (), seed, VerifyActor)
+        self._changed = {"dtype": dtype, "max_logprobs": -1}
+
+    def remote(self, **arguments: Any) -> Any:
+        """Start the next engine."""
+        return super().remote(**arguments | self._changed)
+
+
+def wait(ref: Any, timeout_s: float, what: str) -> Any:
+    """The result of a Ray call. Raises VerifyError when it takes too long or fails."""
+    try:
+        return ray.get(ref, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise VerifyError(f"waited {timeout_s:g} s for {what}") from None
+    except ray.exceptions.RayError as error:
+        lines = str(getattr(error, "cause", None) or error).strip().splitlines() or ["no message"]
+        raise VerifyError(f"waiting for {what}: {lines[-1].strip()}") from error

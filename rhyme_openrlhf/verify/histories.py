@@ -1,0 +1,53 @@
+"""Histories that a draft can be made from, good and bad ones, to show that none of them changes what is sampled. Pure.
+
+Invariants: the last `context` tokens before every piece are part of it, so that its first token is drafted; wrong
+tokens are always others than the right ones, and token ids that the text itself holds (so the model has them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rhyme_openrlhf.history.index import Piece
+
+KINDS = ("right", "stale", "adversarial", "late")
+# Every how-manieth token of a stale answer is another one: an older policy's answer, as far as drafts are concerned.
+STALE_EVERY = 9
+# As long as the longest draft by default (--histospec.window_max).
+WRONG_DRAFT = 32
+# Right tokens with which a "late" draft starts: with the smallest window (2) one is accepted and one refused.
+RIGHT_START = 1
+
+
+def history(kind: str, prompt: Sequence[int], response: Sequence[int], context: int) -> list[Piece]:
+    """Pieces of one of KINDS for the right response to a prompt.
+
+    right: the response itself. stale: with some tokens changed. adversarial: after every stretch of it, a draft that
+    is wrong from its first token on. late: the same, but wrong only after a right start.
+    """
+    if kind == "right":
+        return [Piece(list(prompt[-context:]), list(response), 1.0)]
+    others = _others([*prompt, *response])
+    if kind == "stale":
+        old = [others[token] if i % STALE_EVERY == 0 else token for i, token in enumerate(response, start=1)]
+        return [Piece(list(prompt[-context:]), old, 1.0)]
+    right = {"adversarial": 0, "late": RIGHT_START}[kind]
+    text = [*prompt, *response]
+    pieces = []
+    for at in range(len(prompt), len(text) - right):
+        wrong = [others[text[at + right]]] * WRONG_DRAFT
+        pieces.append(Piece(text[max(0, at - context) : at], text[at : at + right] + wrong, 1.0))
+    return pieces
+
+
+def draft_of(tokens: Sequence[int], prompt: Sequence[int], context: int) -> list[Piece]:
+    """A history whose draft, right after the prompt, is `tokens`."""
+    return [Piece(list(prompt[-context:]), list(tokens), 1.0)]
+
+
+def _others(text: Sequence[int]) -> dict[int, int]:
+    """For each token of the text another one of it (the next greater; of a text of one token, the token above)."""
+    tokens = sorted(set(text))
+    if len(tokens) == 1:
+        return {tokens[0]: tokens[0] + 1}
+    return dict(zip(tokens, [*tokens[1:], tokens[0]], strict=True))

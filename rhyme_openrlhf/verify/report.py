@@ -1,0 +1,134 @@
+"""Runs the checks one after the other, and shows what they found: progress, table, JSON.
+
+Invariants: a check that fails or breaks never stops the next one; every check asked for has its row; the JSON is
+strict (a figure that is not finite is a string).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rhyme_openrlhf.telemetry.wording import clock, duration
+from rhyme_openrlhf.verify.outcome import CheckSkipped, Outcome, Row
+
+COLOURS = {"ok": "green", "informative": "cyan", "skipped": "yellow", "failed": "red"}
+
+
+class Progress:
+    """One line for each phase, with the time since the start."""
+
+    def __init__(self, print_line: Callable[[str], None] | None = None) -> None:
+        # Flushed: a pipe or a log is watched too.
+        self._print = print_line or partial(print, flush=True)
+        self._started = time.monotonic()
+        self._check = ""
+
+    def enter(self, check: str) -> None:
+        """The lines that follow are of this check."""
+        self._check = check
+
+    def say(self, text: str) -> None:
+        """Show one phase."""
+        self._print(f"[{clock(time.monotonic() - self._started)}] {self._check}: {text}")
+
+
+def run_checks(
+    checks: Mapping[str, Callable[[], Outcome]], progress: Progress, stop: Callable[[str], str] = lambda name: ""
+) -> list[Row]:
+    """Run each check; `stop(name)` may give a reason to skip it."""
+    rows = []
+    for name, check in checks.items():
+        progress.enter(name)
+        started = time.monotonic()
+        outcome = skipped(name, reason) if (reason := stop(name)) else attempt(name, check)
+        rows.append(Row(name, outcome, time.monotonic() - started))
+        why = f": {outcome.why}" if outcome.result in ("failed", "skipped") else ""
+        progress.say(f"{outcome.result} after {duration(rows[-1].seconds)}{why}")
+    return rows
+
+
+def skipped(name: str, reason: str) -> Outcome:
+    """The outcome of a check that was not run."""
+    return Outcome(name, "skipped", reason)
+
+
+def attempt(name: str, check: Callable[[], Outcome]) -> Outcome:
+    """Run one check. What a broken machine or library raises is a failure of this check, no end of the others."""
+    try:
+        return check()
+    except CheckSkipped as reason:
+        return skipped(name, str(reason))
+    # What vLLM, Ray, torch and the operating system raise; a bug of ours mostly raises something else and is shown.
+    except (RuntimeError, ValueError, OSError, AssertionError, ImportError) as error:
+        text = str(error).strip().splitlines() or ["no message"]
+        return Outcome(name, "failed", f"{type(error).__name__}: {text[0]}")
+
+
+def failed(rows: Sequence[Row]) -> bool:
+    """Whether anything failed."""
+    return any(row.outcome.result == "failed" for row in rows)
+
+
+def plain(value: Any) -> Any:
+    """`value` as strict JSON can hold it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def as_json(rows: Sequence[Row], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything measured; `about` is what was measured: command, versions, devices."""
+    checks = [
+        {
+            "check": row.check,
+            "what": row.outcome.what,
+            "result": row.outcome.result,
+            "why": row.outcome.why,
+            "seconds": round(row.seconds, 2),
+            "figures": row.outcome.figures,
+        }
+        for row in rows
+    ]
+    return plain({**about, "passed": not failed(rows), "checks": checks})
+
+
+def show(rows: Sequence[Row]) -> None:
+    """The table: in colour on a terminal, as plain text elsewhere."""
+    if not sys.stdout.isatty():
+        print(as_text(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("check", "result", "measured", "took", box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    for row in rows:
+        result = row.outcome.result
+        cells = Text("\n".join(_details(row)), overflow="fold")
+        table.add_row(Text(row.check), Text(result, COLOURS[result]), cells, Text(duration(row.seconds)))
+    Console().print(table)
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """The same without colour: what was found below each check's line."""
+    width = max((len(row.check) for row in rows), default=0)
+    lines = []
+    for row in rows:
+        first, *rest = _details(row)
+        lines.append(f"{row.check:<{width}}  {row.outcome.result:<11}  {duration(row.seconds):>12}  {first}")
+        lines += [" " * (width + 29) + line for line in rest]
+    return "\n".join(lines)
+
+
+def _details(row: Row) -> list[str]:
+    outcome = row.outcome
+    return [outcome.what, *([outcome.why] if outcome.why else []), *outcome.lines]
