@@ -12,6 +12,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+# For actors that handle no tensors: with OpenRLHF's setting of 1, Ray imports torch into every worker process.
+WITHOUT_TORCH = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0"}
+
 
 def plain_class(actor_class: Any, module: str, name: str) -> Any:
     """The plain class behind a Ray ActorClass.

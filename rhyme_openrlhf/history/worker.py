@@ -28,6 +28,7 @@ from rhyme_openrlhf.history.journal import (
 )
 from rhyme_openrlhf.history.keys import owner
 from rhyme_openrlhf.history.shard import HistoryShard, Record
+from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def start_history_workers(
     resumed run saved, in their order. There may have been another number of them.
     """
     threads = str(max(1, int(settings.cpus_per_worker)))
-    caps = {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
+    variables = {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads, **WITHOUT_TORCH}
     token = secrets.token_bytes(TOKEN_BYTES)
     workers = []
     for number in range(settings.workers):
@@ -138,7 +139,7 @@ def start_history_workers(
             HistoryWorker.options(
                 num_cpus=settings.cpus_per_worker,
                 max_restarts=-1,
-                runtime_env={"env_vars": caps},
+                runtime_env={"env_vars": variables},
             ).remote(place)
         )
     return workers

@@ -52,6 +52,9 @@ def start_local_ray(pretended_gpus: int, cpus: int, variables: dict[str, str], l
     }
     if os.environ.get("RAY_ADDRESS"):
         return ray.init(log_to_driver=log_to_driver, logging_level="ERROR", runtime_env=runtime_env)
+    # Ray would start a worker process for each CPU ahead of time; our actors, whose environment differs, cannot use
+    # them, and each imports torch.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     for attempt in range(STARTS):
         try:
             return ray.init(

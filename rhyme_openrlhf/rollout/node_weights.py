@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import ray
 
+from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.training.weight_buckets import Entry, Segment, WeightVersion, place
 
 # The one in use and the one being fetched.
@@ -120,4 +121,4 @@ class PlainNodeWeights:
         self._store.close()
 
 
-NodeWeights = ray.remote(num_cpus=0)(PlainNodeWeights)
+NodeWeights = ray.remote(num_cpus=0, runtime_env={"env_vars": WITHOUT_TORCH})(PlainNodeWeights)

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event
 from rhyme_openrlhf.training.resume import Checkpoints
@@ -34,7 +35,7 @@ class PlainRecorder:
         self._log.close()
 
 
-Recorder = ray.remote(num_cpus=0)(PlainRecorder)
+Recorder = ray.remote(num_cpus=0, runtime_env={"env_vars": WITHOUT_TORCH})(PlainRecorder)
 
 
 @dataclass(frozen=True)
