@@ -70,12 +70,19 @@ engine's GPUs, each with half of --vllm.gpu_memory_utilization."""
 
 def main(argv: list[str]) -> int:
     """Verify; 0 when nothing failed, 1 when something did, 2 for bad input before anything was started."""
+    # A plain kill would leave the training run and the engines behind; this way they are ended as on Ctrl-C.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(KILLED))
+    try:
+        return _verify(argv)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _verify(argv: list[str]) -> int:
     options, train_argv = _parser().parse_known_args(argv)
     chosen = _chosen(options.only)
     if isinstance(chosen, str):
         return _refuse(chosen)
-    # A plain kill would leave the training run and the engines behind; this way they are ended as on Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(KILLED))
     # They are about the libraries, not about the user's input.
     warnings.filterwarnings("ignore", category=FutureWarning)
     progress = report.Progress()
