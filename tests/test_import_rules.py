@@ -24,6 +24,7 @@ PURE_MODULES = (
     "history/shard.py",
     "telemetry/events.py",
     "telemetry/metrics.py",
+    "training/stage_watch.py",
     "verify/chi_square.py",
     "verify/histories.py",
     "verify/outcome.py",

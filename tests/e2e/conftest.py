@@ -17,7 +17,8 @@ from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Event
 
-RUN_TIMEOUT_S = 280
+# A run takes one to two minutes on two idle cores; machines are not always idle.
+RUN_TIMEOUT_S = 480
 
 # 8 short prompts x 4 samples, two steps an epoch: enough to see history work, quick enough to do often.
 SMALL = ["--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--rollout.micro_batch_size", "8"]

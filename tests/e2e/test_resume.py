@@ -174,6 +174,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(train: Train, start: Any, tm
     assert {path.name for path in (tmp_path / "ckpt" / "_rhyme").iterdir()} == {"global_step3", "global_step4"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 def test_an_asynchronous_run_goes_on_counting(train: Train, start: Any) -> None:
     """Killed in the second of three epochs; every prompt is trained once in the rest of that epoch and in the third."""

@@ -25,7 +25,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 from .conftest import RUN_TIMEOUT_S, SMALL, FinishedRun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
 
 Train = Callable[..., FinishedRun]
 # fp32 on both sides: the same sums in another order.

@@ -69,6 +69,7 @@ def test_everything_promised_holds_on_this_machine(small_prompts: Path, tmp_path
     assert {path.name for path in Path("/dev/shm").glob("rhyme-*")} <= before
 
 
+@pytest.mark.slow
 def test_engines_that_do_not_load_are_found(
     small_prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,12 +133,13 @@ def test_a_checkpoint_brings_history_back_to_any_number_of_workers(workers: list
         started = start_history_workers(
             HistorySettings(workers=number, cpus_per_worker=0.1), tmp_path / str(number), saved
         )
+        # Waits for the processes too: starting them takes longer than a prompt waits for its index.
+        assert sum(ray.get([worker.prompts.remote() for worker in started])) == 6
         scheduler = Scheduler()
         feed = HistoryFeed(started, scheduler.call, timeout_s=30)
         for key in keys:
             asyncio.run(feed.install(key))
         assert sorted(scheduler.indexes) == sorted(keys)
-        assert sum(ray.get([worker.prompts.remote() for worker in started])) == 6
         for worker in started:
             ray.kill(worker)
 
