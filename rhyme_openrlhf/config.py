@@ -129,7 +129,7 @@ class LimitSettings(Settings):
     title: ClassVar[str] = "Limits: how long a stage may go without progress before the run is ended, saying why."
 
     reward_s: float = option(
-        45.0,
+        30.0,
         "Seconds the reward function (or reward server, with its retries) may take for one sample.",
         low=0.1,
         high=86400,

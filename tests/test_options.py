@@ -28,6 +28,9 @@ FROZEN = {
     "--run.reproducible": False,
     "--run.progress": "auto",
     "--run.worker_logs": False,
+    "--limits.reward_s": 30.0,
+    "--limits.rollout_s": 600.0,
+    "--limits.stage_s": 3600.0,
     "--cpu.kv_cache_mb": 256,
     "--cpu.dtype": "float32",
 }

@@ -1,7 +1,7 @@
 """The run's Ray actors, as Ray's control store knows them: which process each is, and which have died of what.
 
 Adapter. Ray's public state API needs its dashboard, which small clusters run without, so this reads the table behind
-it (`ray._private.state`, private; checked against Ray 2.55.0, `tests/training/test_actor_table.py` holds it).
+it (`ray._private.state`, private; checked against Ray 2.55.0, `tests/training/test_supervisor.py` holds it).
 """
 
 from __future__ import annotations
