@@ -132,9 +132,9 @@ def start_history_workers(
     token = secrets.token_bytes(TOKEN_BYTES)
     workers = []
     for number in range(settings.workers):
-        # With as many workers as before, each owns the prompts that it owned.
-        own = tuple(checkpoint) if len(checkpoint) != settings.workers else (checkpoint[number],)
-        place = WorkerPlace(number, settings.workers, journals / f"worker-{number}.journal", token, own)
+        journal = journals / f"worker-{number}.journal"
+        # All of the files: there may be as many as workers, and still be those of another number of workers.
+        place = WorkerPlace(number, settings.workers, journal, token, tuple(checkpoint))
         workers.append(
             HistoryWorker.options(
                 num_cpus=settings.cpus_per_worker,
