@@ -26,7 +26,6 @@ from pathlib import Path
 
 import psutil
 
-from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Event, RolloutStarted, RunFinished, StageStarted
@@ -315,7 +314,6 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
     parser.add_argument("--out", type=Path, default=Path("faults.json"))
     chosen = parser.parse_args()
-    assert embedded.MODEL.exists()
     rows = []
     with tempfile.TemporaryDirectory(prefix="rhyme-faults-") as folder:
         for fault in FAULTS:

@@ -17,9 +17,6 @@ from rhyme_openrlhf.platform import require_no_gpu
 # Enough for the sequences and experience of small runs; weights of the embedded model are 4 MB, of SmolLM2 270 MB.
 OBJECT_STORE_BYTES = 1024**3
 
-# A busy machine may need longer than the 30 s that Ray gives its own processes; the second time they are in memory.
-STARTS = 2
-
 # What every process of the run needs where there is no GPU.
 CPU_ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
@@ -55,19 +52,24 @@ def start_local_ray(pretended_gpus: int, cpus: int, variables: dict[str, str], l
     # Ray would start a worker process for each CPU ahead of time; our actors, whose environment differs, cannot use
     # them, and each imports torch.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    for attempt in range(STARTS):
-        try:
-            return ray.init(
-                num_cpus=cpus,
-                num_gpus=pretended_gpus,
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                logging_level="ERROR",
-                log_to_driver=log_to_driver,
-                runtime_env=runtime_env,
-            )
-        except Exception as error:  # Ray raises a bare Exception when its processes are not up within 30 s
-            ray.shutdown()
-            if attempt + 1 == STARTS:
-                raise LocalRayError(f"Ray did not start on this machine: {str(error).splitlines()[0]}") from error
-    raise AssertionError("unreachable")
+    try:
+        return _start(pretended_gpus, cpus, runtime_env, log_to_driver)
+    except LocalRayError:
+        # A busy machine was too slow; by now Ray's programs are in memory.
+        return _start(pretended_gpus, cpus, runtime_env, log_to_driver)
+
+
+def _start(pretended_gpus: int, cpus: int, runtime_env: dict[str, Any], log_to_driver: bool) -> Any:
+    try:
+        return ray.init(
+            num_cpus=cpus,
+            num_gpus=pretended_gpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            logging_level="ERROR",
+            log_to_driver=log_to_driver,
+            runtime_env=runtime_env,
+        )
+    except Exception as error:  # Ray raises a bare Exception when its own processes are not up within 30 s
+        ray.shutdown()
+        raise LocalRayError(f"Ray did not start on this machine: {str(error).splitlines()[0]}") from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Supervisor:
         self._names: dict[str, str] = {}
         self._engines: dict[str, _EngineCheck] = {}
         self._restarts: dict[str, int] = {}
-        self._deaths: list[tuple[float, str, bool]] = []
+        self._deaths: list[_Death] = []
         self._dead: set[str] = set()
         self._look_lock = threading.Lock()
         self._stop = threading.Event()
@@ -77,9 +78,9 @@ class Supervisor:
         self._stop.set()
 
     def explain(self) -> str:
-        """After the run failed: the deaths that explain it, in one sentence, or ""."""
+        """After the run failed: the first death, which explains it, in one sentence, or ""."""
         self._look()
-        return "; ".join(sentence for _, sentence, _ in self._deaths[:1])
+        return self._deaths[0].sentence if self._deaths else ""
 
     def _observe(self) -> None:
         for recorded in follow(self._events, self._stop.is_set):
@@ -95,10 +96,9 @@ class Supervisor:
 
     def _judge(self, now: float) -> str:
         if self._deaths:
-            first, sentence, final = self._deaths[0]
-            final = final or any(death[2] for death in self._deaths)
-            if now - first > (POLL_SECONDS if final else GRACE_SECONDS):
-                return sentence
+            grace = POLL_SECONDS if any(death.final for death in self._deaths) else GRACE_SECONDS
+            if now - self._deaths[0].at > grace:
+                return self._deaths[0].sentence
         return self._stage.overdue(now) or ""
 
     def _look(self) -> None:
@@ -125,7 +125,7 @@ class Supervisor:
         sentence = f"{actor.name} {where} died during {self._stage.doing}: {cause}"
         self._record(Note("error", "\n".join([sentence, *(f"  its log: {line}" for line in tail)])))
         if not actor.name.startswith(DISPENSABLE):
-            self._deaths.append((time.time(), sentence, actor.name.startswith(INDISPENSABLE)))
+            self._deaths.append(_Death(time.time(), sentence, actor.name.startswith(INDISPENSABLE)))
 
     def _check_engine(self, actor: ActorRow) -> None:
         check = self._engines[actor.key]
@@ -134,6 +134,15 @@ class Supervisor:
             self._died(actor, problem)
         elif check.quiet(QUIET_SECONDS):
             self._record(Note("warning", f"{actor.name} has not answered for {QUIET_SECONDS:.0f} s"))
+
+
+@dataclass(frozen=True)
+class _Death:
+    """A death that the run cannot go on from; `final` if nothing can be saved any more."""
+
+    at: float
+    sentence: str
+    final: bool
 
 
 class _EngineCheck:
