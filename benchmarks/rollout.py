@@ -169,12 +169,7 @@ def table(runs: list[dict[str, Any]]) -> str:
                 f"{value:{width}}" if value is not None else "-" for value, width in zip(cells, WIDTHS, strict=True)
             ]
             lines.append(f"{arm:10s}{number:5d}  " + "  ".join(shown))
-    for arm, peer, later in (
-        ("on", "openrlhf", True),
-        ("off", "openrlhf", True),
-        ("on", "off", True),
-        ("on", "off", False),
-    ):
+    for arm, peer, later in COMPARISONS:
         for what, values in ratios(runs, arm, peer, later).items():
             if values:
                 spread = f"{min(values):.2f} to {max(values):.2f}"

@@ -22,6 +22,7 @@ PURE_MODULES = (
     "history/journal.py",
     "history/keys.py",
     "history/shard.py",
+    "telemetry/event_json.py",
     "telemetry/events.py",
     "telemetry/metrics.py",
     "training/stage_watch.py",

@@ -10,8 +10,9 @@ function and the prompt. What a right reward function returns is not changed.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,6 +22,8 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor
 SHOWN_PROMPT = 60
 
 _failure: ContextVar[list[str]] = ContextVar("reward_failure")
+# Called in the thread that runs a reward function, when it starts to.
+_begin: ContextVar[Callable[[], None]] = ContextVar("reward_begin")
 
 
 class RewardError(RuntimeError):
@@ -28,11 +31,17 @@ class RewardError(RuntimeError):
 
 
 class CheckedExecutor(SingleTurnAgentExecutor):
-    """Generates one response and has it rewarded within `limit_s` seconds."""
+    """Generates one response and has it rewarded within `limit_s` seconds.
+
+    A reward function's clock starts when the function does: upstream runs it in one of asyncio's few threads, and
+    waiting for a thread while others use them is no fault. (One that never gives its thread back meets its own limit.)
+    """
 
     def __init__(self, remote_rm_url: Any, limit_s: float) -> None:
         super().__init__(remote_rm_url)
         self._limit_s = limit_s
+        if self.reward_func is not None:
+            self.reward_func = announced(self.reward_func)
 
     async def execute(self, prompt: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The response, as upstream. Raises RewardError."""
@@ -47,13 +56,23 @@ class CheckedExecutor(SingleTurnAgentExecutor):
         return output
 
     async def _fetch_rewards_via_func(self, *args: Any) -> Any:
-        return await self._limited(super()._fetch_rewards_via_func(*args))
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+
+        def start_clock() -> None:
+            if not finished:
+                limit.reschedule(loop.time() + self._limit_s)
+
+        _begin.set(lambda: loop.call_soon_threadsafe(start_clock))
+        finished = False
+        try:
+            return await self._limited(super()._fetch_rewards_via_func(*args), limit)
+        finally:
+            finished = True
 
     async def _fetch_rewards_via_http(self, *args: Any) -> Any:
-        return await self._limited(super()._fetch_rewards_via_http(*args))
+        return await self._limited(super()._fetch_rewards_via_http(*args), asyncio.timeout(self._limit_s))
 
-    async def _limited(self, rewards: Awaitable[Any]) -> Any:
-        limit = asyncio.timeout(self._limit_s)
+    async def _limited(self, rewards: Awaitable[Any], limit: asyncio.Timeout) -> Any:
         try:
             async with limit:
                 return await rewards
@@ -61,6 +80,17 @@ class CheckedExecutor(SingleTurnAgentExecutor):
             late = f"did not answer within {self._limit_s:g} s (--limits.reward_s)"
             _failure.get().append(late if limit.expired() else f"raised {type(error).__name__}: {error}")
             raise
+
+
+def announced(reward_func: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which says in its thread when it starts."""
+
+    @functools.wraps(reward_func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _begin.get()()
+        return reward_func(*args, **kwargs)
+
+    return call
 
 
 def check_finite(response: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import ray._private.state
 # Class names of actors, and what users call them; engines and history workers are told apart by a number.
 NAMES = {
     "RhymePolicyModelActor": "policy actor",
-    "CriticModelActor": "critic actor",
+    "RhymeCriticModelActor": "critic actor",
     "ReferenceModelActor": "reference actor",
     "RewardModelActor": "reward model actor",
     "RhymePPOTrainer": "trainer",
@@ -24,7 +24,7 @@ NAMES = {
     "RhymeTrainingActor": "trainer",
     "RhymeGenerateSamplesActor": "samples generator",
     "PlainRecorder": "recorder",
-    "NodeWeights": "weight store",
+    "PlainNodeWeights": "weight store",
 }
 # Deaths that end nothing: the last reference went, or the process that owned the actor did (which has its own row).
 HARMLESS = {"OUT_OF_SCOPE", "REF_DELETED", "OWNER_DIED"}

@@ -211,7 +211,6 @@ class RhymeTraining(BasePPOTrainer):
             "best_eval_metric_value": self.best_eval_metric_value,
             "latest_eval_metric_value": self._latest_eval_metric_value,
         }
-        self._stage("checkpoint", self._version)
         return self._checkpoints.save_now(best, reason)
 
     def close(self) -> None:

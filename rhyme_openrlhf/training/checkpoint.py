@@ -28,7 +28,7 @@ import ray
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
 
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState
-from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note
+from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note, StageStarted
 from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory, tag_of, write_atomically, write_json
 from rhyme_openrlhf.training.random_state import random_state, set_random_state
 from rhyme_openrlhf.training.recorder import RunServices
@@ -130,6 +130,7 @@ class RunCheckpoints:
         if self._saved_step == last.step:
             return True
         tag = tag_of(last.step)
+        self._services.record(StageStarted(last.step, "checkpoint"), SOURCE)
         try:
             with self.saving(tag):
                 states = {**copy.deepcopy(last.client_states), **best}

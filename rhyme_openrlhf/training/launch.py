@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,23 @@ class LaunchError(Exception):
     """The run cannot start; the message is one sentence for the user."""
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A run as it was asked for: checked arguments, where it resumes, its directory, when it started (unix seconds).
+
+    `prompts` are how many the data set has; `on_gpus` is `platform.run_has_gpus()`.
+    """
+
+    args: SimpleNamespace
+    settings: RhymeSettings
+    prompts: int
+    on_gpus: bool
+    command: list[str]
+    checkpoints: Checkpoints
+    run: RunDirectory
+    started: float
+
+
 def run_training(
     args: SimpleNamespace, settings: RhymeSettings, prompts: int, on_gpus: bool, command: list[str]
 ) -> int:
@@ -55,43 +73,33 @@ def run_training(
     checkpoints, notes = prepare(args, prompts)
     run = make_run_directory(settings.run.dir, settings.run.name, started)
     run.link_checkpoints(args.ckpt.path)
-    run.write_json("config.json", _config(args, settings, command))
+    job = _Job(args, settings, prompts, on_gpus, command, checkpoints, run, started)
+    run.write_json("config.json", _config(job))
     reaper = start_reaper(os.getpid())
     try:
-        return _run(args, settings, prompts, on_gpus, command, checkpoints, notes, run, started)
+        return _run(job, notes)
     finally:
         finish(reaper)
 
 
-def _run(
-    args: SimpleNamespace,
-    settings: RhymeSettings,
-    prompts: int,
-    on_gpus: bool,
-    command: list[str],
-    checkpoints: Checkpoints,
-    notes: list[str],
-    run: RunDirectory,
-    started: float,
-) -> int:
-    session = _start_ray(args, settings, on_gpus)
+def _run(job: _Job, notes: list[str]) -> int:
+    run = job.run
+    session = _start_ray(job)
     (run.logs / "ray").symlink_to(session / "logs")
     status: RunStatus = "failed"
     message, code = "", 1
     display = threading.Thread()
     recorder = supervisor = None
     try:
-        _check_gpus(args)
+        _check_gpus(job.args)
         recorder = _start_recorder(run)
-        services = _services(args, settings, prompts, on_gpus, recorder, checkpoints, run)
-        supervisor = _start_supervisor(run, session, settings, services)
-        display = _start_display(run, settings.run.progress)
-        services.record(_run_started(args, settings, services, command), SOURCE)
-        services.record(Note("info", f"run directory {run.path}"), SOURCE)
-        for note in notes:
+        services = _services(job, recorder)
+        supervisor = _start_supervisor(job, session, services)
+        display = _start_display(run, job.settings.run.progress)
+        services.record(_run_started(job, services), SOURCE)
+        for note in (f"run directory {run.path}", *notes, _starting(job)):
             services.record(Note("info", note), SOURCE)
-        services.record(Note("info", _starting(args, prompts)), SOURCE)
-        _train(args, services, run, supervisor)
+        _train(job.args, services, run, supervisor)
         status, message, code = "succeeded", "", 0
     except LaunchError as error:
         message = str(error)
@@ -106,7 +114,7 @@ def _run(
     finally:
         if supervisor is not None:
             supervisor.stop()
-        _finish(run, recorder, RunFinished(status, message, time.time() - started), display)
+        _finish(run, recorder, RunFinished(status, message, time.time() - job.started), display)
         ray.shutdown()
         _keep_logs(session, run)
     if code:
@@ -114,11 +122,11 @@ def _run(
     return code
 
 
-def _start_supervisor(run: RunDirectory, session: Path, settings: RhymeSettings, services: RunServices) -> Supervisor:
+def _start_supervisor(job: _Job, session: Path, services: RunServices) -> Supervisor:
     supervisor = Supervisor(
-        run.events,
+        job.run.events,
         session / "logs",
-        settings.limits,
+        job.settings.limits,
         lambda event: services.record(event, SOURCE),
         interrupt_main_thread,
     )
@@ -130,11 +138,11 @@ def _start_supervisor(run: RunDirectory, session: Path, settings: RhymeSettings,
     return supervisor
 
 
-def _config(args: SimpleNamespace, settings: RhymeSettings, command: list[str]) -> dict[str, Any]:
+def _config(job: _Job) -> dict[str, Any]:
     return {
-        "command": command,
-        "settings": settings.to_dict(),
-        "arguments": _plain(args),
+        "command": job.command,
+        "settings": job.settings.to_dict(),
+        "arguments": _plain(job.args),
         "versions": versions(),
         "machine": {"cpus": os.cpu_count(), "host": os.uname().nodename},
     }
@@ -147,20 +155,21 @@ def _plain(node: Any) -> Any:
     return {name: "(not recorded)" if name == "key" and value else _plain(value) for name, value in vars(node).items()}
 
 
-def _start_ray(args: SimpleNamespace, settings: RhymeSettings, on_gpus: bool) -> Path:
+def _start_ray(job: _Job) -> Path:
     """Connect to Ray, or start it; returns its session directory on this machine."""
+    settings = job.settings
     variables = {
         # Upstream's own three, with the user's values if set (openrlhf/cli/train_ppo_ray.py).
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
         "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
         "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
     }
-    if on_gpus:
+    if job.on_gpus:
         context = ray.init(runtime_env={"env_vars": variables}, log_to_driver=settings.run.worker_logs)
     else:
         from rhyme_openrlhf.platform.local_ray import LocalRayError, start_local_ray
 
-        gpus = required_gpus(args)
+        gpus = required_gpus(job.args)
         cpus = gpus + SPARE_CPUS + int(settings.history.workers * settings.history.cpus_per_worker + 1)
         try:
             context = start_local_ray(gpus, cpus, variables, settings.run.worker_logs)
@@ -185,23 +194,16 @@ def _start_recorder(run: RunDirectory) -> Any:
     return Recorder.options(scheduling_strategy=here).remote(str(run.events))
 
 
-def _services(
-    args: SimpleNamespace,
-    settings: RhymeSettings,
-    prompts: int,
-    on_gpus: bool,
-    recorder: Any,
-    checkpoints: Checkpoints,
-    run: RunDirectory,
-) -> RunServices:
+def _services(job: _Job, recorder: Any) -> RunServices:
+    args, settings = job.args, job.settings
     # Dynamic filtering draws as many prompts as it takes to fill a step.
     fixed = not args.algo.dynamic_filtering_enable
-    steps = -(-prompts // args.rollout.batch_size) if fixed else None
+    steps = -(-job.prompts // args.rollout.batch_size) if fixed else None
     workers = []
     if settings.histospec.enable:
-        saved = checkpoints.resume.history if checkpoints.resume is not None else ()
-        workers = start_history_workers(settings.history, run.history, saved)
-    return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, on_gpus, checkpoints)
+        saved = job.checkpoints.resume.history if job.checkpoints.resume is not None else ()
+        workers = start_history_workers(settings.history, job.run.history, saved)
+    return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, job.on_gpus, job.checkpoints)
 
 
 def _start_display(run: RunDirectory, mode: str) -> threading.Thread:
@@ -223,13 +225,12 @@ def _start_display(run: RunDirectory, mode: str) -> threading.Thread:
     return thread
 
 
-def _run_started(
-    args: SimpleNamespace, settings: RhymeSettings, services: RunServices, command: list[str]
-) -> RunStarted:
+def _run_started(job: _Job, services: RunServices) -> RunStarted:
+    args = job.args
     return RunStarted(
         schema_version=SCHEMA_VERSION,
-        name=settings.run.name,
-        command=command,
+        name=job.settings.run.name,
+        command=job.command,
         engines=args.vllm.num_engines,
         tensor_parallel_size=args.vllm.tensor_parallel_size,
         epochs=args.train.num_episodes,
@@ -240,10 +241,10 @@ def _run_started(
     )
 
 
-def _starting(args: SimpleNamespace, prompts: int) -> str:
-    engines = args.vllm.num_engines
+def _starting(job: _Job) -> str:
+    args, engines = job.args, job.args.vllm.num_engines
     return (
-        f"{prompts} prompts, {args.rollout.n_samples_per_prompt} samples each; starting {engines} "
+        f"{job.prompts} prompts, {args.rollout.n_samples_per_prompt} samples each; starting {engines} "
         f"engine{'s' if engines > 1 else ''} (tensor parallel {args.vllm.tensor_parallel_size}) and the trainer"
     )
 

@@ -29,17 +29,21 @@ from rhyme_openrlhf.training.trainer import PPOTrainer
 from rhyme_openrlhf.training.trainer_async import PPOTrainerAsync
 
 
+def strategy_of(args: SimpleNamespace, upstream_strategy: Callable[[SimpleNamespace], Any], on_gpus: bool) -> Any:
+    """Upstream's strategy; without a GPU the platform's."""
+    if on_gpus:
+        return upstream_strategy(args)
+    from rhyme_openrlhf.platform.cpu_strategy import cpu_strategy
+
+    return cpu_strategy(args)
+
+
 def install(services: RunServices, seed: int, engine_started: Callable[[int, Any], None]) -> None:
     """Make OpenRLHF's launcher use our actors in this process; each engine's number and handle are told."""
     upstream_strategy = launcher.get_strategy
 
     def get_strategy(args: SimpleNamespace) -> Any:
-        if services.on_gpus:
-            strategy = upstream_strategy(args)
-        else:
-            from rhyme_openrlhf.platform.cpu_strategy import cpu_strategy
-
-            strategy = cpu_strategy(args)
+        strategy = strategy_of(args, upstream_strategy, services.on_gpus)
         # Upstream hands its strategy to every actor; what they need of the run travels along.
         strategy.services = services
         return strategy

@@ -23,6 +23,8 @@ LOOK_SECONDS = 2.0
 # What Ray's shutdown has asked to end gets this long to do it.
 GRACE_SECONDS = 3.0
 KILL_TIMEOUT_SECONDS = 10.0
+# Its own limits, and as much again for a machine that is too busy to run it.
+FINISH_SECONDS = 2 * (LOOK_SECONDS + GRACE_SECONDS + KILL_TIMEOUT_SECONDS)
 
 
 def start_reaper(driver_pid: int) -> subprocess.Popen[bytes]:
@@ -38,7 +40,10 @@ def finish(reaper: subprocess.Popen[bytes]) -> None:
     """The run is over: have what is left of it ended."""
     assert reaper.stdin is not None
     reaper.stdin.close()
-    reaper.wait(GRACE_SECONDS + KILL_TIMEOUT_SECONDS + LOOK_SECONDS)
+    try:
+        reaper.wait(FINISH_SECONDS)
+    except subprocess.TimeoutExpired:
+        print(f"rhyme train: the reaper (process {reaper.pid}) is still ending processes of this run", file=sys.stderr)
 
 
 def below(root: psutil.Process) -> set[psutil.Process]:

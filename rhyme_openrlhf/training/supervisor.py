@@ -23,6 +23,7 @@ from rhyme_openrlhf.config import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import follow
 from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied
 from rhyme_openrlhf.training.actor_table import ActorRow, read_actors
+from rhyme_openrlhf.training.failure import one_sentence
 from rhyme_openrlhf.training.process_log import last_lines
 from rhyme_openrlhf.training.stage_watch import StageWatch
 
@@ -58,6 +59,7 @@ class Supervisor:
         self._restarts: dict[str, int] = {}
         self._deaths: list[_Death] = []
         self._dead: set[str] = set()
+        self._unreachable_since = 0.0
         self._look_lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -88,11 +90,23 @@ class Supervisor:
 
     def _watch(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
-            self._look()
+            try:
+                self._look()
+                self._unreachable_since = 0.0
+            except (ray.exceptions.RayError, ConnectionError, TimeoutError, RuntimeError) as error:
+                self._cannot_look(error)
             self.fault = self._judge(time.time())
             if self.fault:
                 self._interrupt()
                 return
+
+    def _cannot_look(self, error: Exception) -> None:
+        """Ray's control store does not answer: tolerated for a while (it may be restarting), then the run's end."""
+        if not self._unreachable_since:
+            self._unreachable_since = time.time()
+        elif time.time() - self._unreachable_since > GRACE_SECONDS:
+            sentence = f"Ray's control store has not answered for {GRACE_SECONDS:.0f} s during {self._stage.doing}"
+            self._deaths.append(_Death(0.0, f"{sentence}: {one_sentence(error)}", True))
 
     def _judge(self, now: float) -> str:
         if self._deaths:

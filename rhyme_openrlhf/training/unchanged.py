@@ -28,6 +28,7 @@ import ray
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.seeded_engine import SeededRolloutActor
+from rhyme_openrlhf.training.placement import strategy_of
 from rhyme_openrlhf.training.policy import PlainPolicyModelActor
 from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus
 from rhyme_openrlhf.training.seeding import in_prompt_order, seed_controller
@@ -96,12 +97,7 @@ def run(args: SimpleNamespace, status_file: str) -> None:
     upstream_strategy = launcher.get_strategy
 
     def get_strategy(args: SimpleNamespace) -> Any:
-        if gpu_present():
-            strategy = upstream_strategy(args)
-        else:
-            from rhyme_openrlhf.platform.cpu_strategy import cpu_strategy
-
-            strategy = cpu_strategy(args)
+        strategy = strategy_of(args, upstream_strategy, gpu_present())
         strategy.status_file = os.path.abspath(status_file)
         return strategy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,22 @@ def test_no_reward_is_an_error(tmp_path: Path, body: str, says: str) -> None:
         rewarded(tmp_path, body)
     assert says in str(error.value)
     assert "reward.py" in str(error.value) and "6*7=" in str(error.value)
+
+
+def test_waiting_for_a_thread_is_not_the_rewards_time(tmp_path: Path) -> None:
+    """asyncio has few threads: here one, for five rewards of a third of the limit each."""
+    reward = tmp_path / "reward.py"
+    reward.write_text("import time\ndef reward_func(q, p, l):\n    time.sleep(0.16)\n    return {'rewards': 1.0}\n")
+    executor = CheckedExecutor(str(reward), LIMIT_S)
+
+    async def run() -> list[dict[str, Any]]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        one = executor.execute
+        return await asyncio.gather(
+            *(one("6*7=", "42", SamplingParams(max_tokens=8), 64, Tokenizer(), Engine()) for _ in range(5))
+        )
+
+    assert [output["reward"] for output in asyncio.run(run())] == [1.0] * 5
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "high", [1.0, 2.0]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +29,6 @@ class Actor:
     def __init__(self) -> None:
         from rhyme_openrlhf.rollout.engine import RhymeRolloutActor
 
-        os.environ.update({"RAY_ADDRESS": "not-asked", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"})
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self.raw = RhymeRolloutActor.__new__(RhymeRolloutActor)
@@ -52,9 +50,12 @@ class Actor:
 
 @pytest.fixture(scope="module")
 def actor() -> Iterator[Actor]:
-    found = Actor()
-    yield found
-    found.raw.llm.shutdown()
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"}.items():
+            environment.setenv(name, value)
+        found = Actor()
+        yield found
+        found.raw.llm.shutdown()
 
 
 def model_with(scale: float) -> Any:

@@ -127,7 +127,7 @@ def test_the_last_completed_step_is_saved_and_comes_back(models: Any, tmp_path: 
     saved = run.newest()
     assert saved is not None and (saved.tag, saved.step) == ("global_step3", 3)
     # Once more: it is there already, and nothing is written.
-    assert run.checkpoints.save_now({}, "again") and len(run.events) == 2
+    assert run.checkpoints.save_now({}, "again") and len(run.events) == 3
 
     resumed = Run(models, tmp_path, "second", saved)
     kl = AdaptiveKLController(0.1, 6.0, 100)

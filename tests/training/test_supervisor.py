@@ -16,7 +16,7 @@ import ray
 from rhyme_openrlhf.config import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, RolloutStarted
-from rhyme_openrlhf.training.actor_table import read_actors
+from rhyme_openrlhf.training.actor_table import NAMES, read_actors
 from rhyme_openrlhf.training.failure import one_sentence
 from rhyme_openrlhf.training.process_log import TAIL_LINES, last_lines
 from rhyme_openrlhf.training.supervisor import Supervisor
@@ -151,6 +151,35 @@ def test_a_run_that_gets_nowhere_is_ended(session: Path, tmp_path: Path) -> None
     watched.supervisor.start()
     wait_until(watched.interrupted.is_set)
     assert "the rollout of step 2" in watched.supervisor.fault and "--limits.rollout_s" in watched.supervisor.fault
+
+
+def test_a_control_store_that_does_not_answer_ends_the_run_after_a_while(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(known: Any) -> None:
+        raise ray.exceptions.RaySystemError("the control store is gone")
+
+    monkeypatch.setattr("rhyme_openrlhf.training.supervisor.read_actors", fail)
+    monkeypatch.setattr("rhyme_openrlhf.training.supervisor.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("rhyme_openrlhf.training.supervisor.GRACE_SECONDS", 0.3)
+    watched.supervisor.start()
+    wait_until(watched.interrupted.is_set)
+    assert "Ray's control store has not answered" in watched.supervisor.fault
+    assert "the control store is gone" in watched.supervisor.fault
+
+
+def test_every_name_for_users_is_of_a_class_that_runs() -> None:
+    from openrlhf.trainer.ray.launcher import ReferenceModelActor, RewardModelActor
+
+    from rhyme_openrlhf.rollout.node_weights import NodeWeights
+    from rhyme_openrlhf.training import critic, policy, recorder, trainer, trainer_async
+
+    classes = [
+        policy.PolicyModelActor, critic.CriticModelActor, ReferenceModelActor, RewardModelActor, trainer.PPOTrainer,
+        trainer_async.PPOTrainerAsync, trainer_async.TrainingActor, trainer_async.GenerateSamplesActor,
+        recorder.Recorder, NodeWeights,
+    ]  # fmt: skip
+    assert {cls.__ray_metadata__.class_name for cls in classes} == set(NAMES)
 
 
 def test_an_actor_that_cannot_start_says_why(session: Path) -> None:

@@ -11,12 +11,15 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+
+from rhyme_openrlhf.config import RhymeSettings
 
 upstream = pytest.importorskip("openrlhf")
 
@@ -52,7 +55,7 @@ def _serve(monkeypatch: pytest.MonkeyPatch, suite: types.ModuleType, replacement
 
 
 def silent_services() -> Any:
-    settings = SimpleNamespace(run=SimpleNamespace(reproducible=False))
+    settings = RhymeSettings()
     return SimpleNamespace(
         record=lambda *_: None, epoch_of=lambda step: 1, settings=settings, checkpoint_path="checkpoints"
     )
@@ -100,6 +103,7 @@ def test_samples_generator_keeps_filtered_rollouts(generator_suite: Any) -> None
 def trainer_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     import openrlhf.trainer.ppo_trainer as real
 
+    from rhyme_openrlhf.rollout.samples_generator import GeneratorState
     from rhyme_openrlhf.training import base_trainer
     from rhyme_openrlhf.training.trainer import RhymePPOTrainer
 
@@ -107,6 +111,13 @@ def trainer_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         services = silent_services()
         vllm_engines: list[Any] = []
         _weights = None
+        kl_ctl = SimpleNamespace(value=0.1)
+        # tests/training/test_checkpoint.py tests ours; here upstream's saving inside of it.
+        _checkpoints = SimpleNamespace(step_completed=lambda *_: None, saving=lambda tag: nullcontext())
+
+        def generator_state(self, client_states: dict[str, Any]) -> GeneratorState:
+            """Upstream's tests have a samples generator of their own."""
+            return GeneratorState(0)
 
     fake_ray = MagicMock()
     fake_ray.get.side_effect = lambda value, **_: value
