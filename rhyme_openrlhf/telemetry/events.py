@@ -26,6 +26,9 @@ REWARD_METRIC = "reward"
 EngineState = Literal["generate", "idle", "sync", "switch"]
 BubbleCause = Literal["tail", "weights", "sync", "switch", "trainer", ""]
 NoteLevel = Literal["info", "warning", "error"]
+MoveCause = Literal["outlier_intra", "outlier_inter", "reallocation", "tp_switch", "engine_lost"]
+MoveCarrier = Literal["kv_transfer", "recompute"]
+MoveOutcome = Literal["moved", "recomputed", "cancelled", "failed"]
 Stage = Literal["experience", "train", "sync", "check", "checkpoint", "evaluate"]
 RunStatus = Literal["succeeded", "failed", "stopped"]
 
@@ -135,6 +138,59 @@ class EngineInterval(Event):
     step: int
     weight_version: int | None = None
     cause: BubbleCause = ""
+
+
+@dataclass(frozen=True)
+class EngineSample(Event):
+    """One engine about once a second during a rollout: samples running now, and what it did since its last sample."""
+
+    kind: ClassVar[str] = "engine_sample"
+    step: int
+    engine: int
+    running: int
+    seconds: float
+    response_tokens: int
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class SampleMoved(Event):
+    """An unfinished sample went from one engine to another, in `seconds`, with `tokens` tokens of context."""
+
+    kind: ClassVar[str] = "sample_moved"
+    step: int
+    sample: str
+    source_engine: int
+    destination_engine: int
+    cause: MoveCause
+    carrier: MoveCarrier
+    outcome: MoveOutcome
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class LayoutSwitched(Event):
+    """A node's unfinished samples went to engines of another tensor-parallel size."""
+
+    kind: ClassVar[str] = "layout_switched"
+    step: int
+    node: str
+    from_tp: int
+    to_tp: int
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RankStability(Event):
+    """Rank correlation (Spearman) of the prompts' median response lengths in this epoch and the one before."""
+
+    kind: ClassVar[str] = "rank_stability"
+    epoch: int
+    correlation: float
+    prompts: int
 
 
 @dataclass(frozen=True)
@@ -258,6 +314,10 @@ EVENT_CLASSES: tuple[type[Event], ...] = (
     RolloutFinished,
     EngineStep,
     EngineInterval,
+    EngineSample,
+    SampleMoved,
+    LayoutSwitched,
+    RankStability,
     WeightsPublished,
     WeightsLoaded,
     WeightsChecked,

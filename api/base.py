@@ -1,0 +1,29 @@
+"""What all tables share: the declarative base and its naming of constraints, and the portable column types.
+
+Times are unix seconds as float (UTC by definition), like the events they come from. Constraints have fixed names, so
+that a migration can drop them on both databases.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, BigInteger, Integer, MetaData
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+# SQLite only counts up an INTEGER primary key; PostgreSQL needs 8 bytes for tables that grow to many rows.
+BigId = BigInteger().with_variant(Integer(), "sqlite")
+Json = JSON().with_variant(JSONB(), "postgresql")
+
+
+class Base(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(naming_convention=NAMING)
