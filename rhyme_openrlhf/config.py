@@ -40,6 +40,11 @@ class HistoSpecSettings(Settings):
     prefix_min: int = option(
         3, "Shortest match that still drafts: the lookup shortens its prefix down to this.", low=1, high=64
     )
+    own_output: bool = option(
+        True,
+        "Also draft from the sample's own prompt and response so far, where more of its last tokens occurred there than "
+        "in the history.",
+    )
 
     def check(self) -> None:
         if self.window_start > self.window_max:

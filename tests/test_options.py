@@ -16,6 +16,7 @@ FROZEN = {
     "--histospec.window_max": 32,
     "--histospec.prefix_max": 7,
     "--histospec.prefix_min": 3,
+    "--histospec.own_output": True,
     "--history.workers": 1,
     "--history.cpus_per_worker": 0.5,
     "--history.fetch_timeout_s": 10.0,

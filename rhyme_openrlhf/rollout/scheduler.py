@@ -151,7 +151,7 @@ class HistoryScheduler(Metering, Scheduler):
         )
         if room <= 0:
             return []
-        draft = self.drafter.draft(request.request_id, request.all_token_ids[-self.histospec.prefix_max :], room)
+        draft = self.drafter.draft(request.request_id, request.all_token_ids, room)
         if draft and self.structured_output_manager.should_advance(request):
             return request.structured_output_request.grammar.validate_tokens(draft)
         return draft

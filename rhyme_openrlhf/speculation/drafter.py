@@ -1,8 +1,11 @@
 """What the inference engine's scheduler asks for drafts: indexes by prompt, windows by sample.
 
+Two sources: the history of the sample's prompt, and the sample's own text so far. The one that matches more of the
+sample's last tokens drafts; the history if both match as many, because rewards chose among its branches.
+
 Invariants:
-- A sample drafts as soon as its prompt's index is installed, whether that is before or after its start, and stops
-  when the index is forgotten. Indexes live until the caller forgets them.
+- A sample drafts from history as soon as its prompt's index is installed, whether that is before or after its start,
+  and no more when the index is forgotten. Indexes live until the caller forgets them.
 - A draft is never longer than the sample's window and the room the caller gives.
 - No call gets slower with more samples or prompts; beside the lookup of the prefix and the children at a branch, a
   draft costs time in proportion to the window only.
@@ -17,8 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.config import HistoSpecSettings
-from rhyme_openrlhf.history.index import DraftIndex, compile_lookup
+from rhyme_openrlhf.history.index import Draft, DraftIndex, compile_lookup
+from rhyme_openrlhf.speculation.own_output import OwnOutput
 from rhyme_openrlhf.speculation.window import SpeculationWindow
+
+NO_DRAFT = Draft([], 0)
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,14 @@ class SampleSpeculation:
 
 @dataclass
 class DrafterCounters:
-    """Totals since the drafter was made: index lookups, lookups that gave a draft, tokens drafted and accepted."""
+    """Totals since the drafter was made.
+
+    Index lookups, lookups that found something, drafts from samples' own text; tokens drafted and accepted.
+    """
 
     lookups: int = 0
     matches: int = 0
+    own: int = 0
     drafted: int = 0
     accepted: int = 0
 
@@ -45,6 +55,7 @@ class DrafterCounters:
 class _Sample:
     prompt_key: str | None
     window: SpeculationWindow
+    own: OwnOutput | None
     drafted: int = 0
     accepted: int = 0
     drafts: int = 0
@@ -60,6 +71,7 @@ class HistoryDrafter:
         self._samples: dict[str, _Sample] = {}
         self._counters = DrafterCounters()
         compile_lookup()
+        OwnOutput(settings.prefix_min).extend([0])
 
     def install(self, prompt_key: str, buffer: Any) -> None:
         """Draft for this prompt from `buffer` (made by `build_index`), which must not change from now on.
@@ -69,7 +81,7 @@ class HistoryDrafter:
         self._indexes[prompt_key] = DraftIndex.from_buffer(buffer)
 
     def forget(self, prompt_key: str) -> None:
-        """Drop the prompt's index, if there is one; its running samples go on without drafts."""
+        """Drop the prompt's index, if there is one; its running samples go on without drafts from it."""
         self._indexes.pop(prompt_key, None)
 
     def start(self, request_id: str, prompt_key: str | None, window: int | None = None) -> None:
@@ -79,23 +91,36 @@ class HistoryDrafter:
         """
         if request_id in self._samples:
             raise ValueError(f"request {request_id} has started already")
-        self._samples[request_id] = _Sample(prompt_key, SpeculationWindow(self._settings, window))
+        own = OwnOutput(self._settings.prefix_min) if self._settings.own_output and prompt_key is not None else None
+        self._samples[request_id] = _Sample(prompt_key, SpeculationWindow(self._settings, window), own)
 
-    def draft(self, request_id: str, last_tokens: Sequence[int], room: int) -> list[int]:
-        """Draft tokens to verify in the sample's next decode step; empty if there is no index, match or room.
+    def draft(self, request_id: str, tokens: Sequence[int], room: int) -> list[int]:
+        """Draft tokens to verify in the sample's next decode step; empty if there is no match or room.
 
-        `last_tokens`: the end of prompt and response so far, at least `prefix_max` of them where there are so many.
-        `room`: most draft tokens the engine can take. Raises KeyError for a request that has not started.
+        `tokens`: prompt and response so far, whole. `room`: most draft tokens the engine can take. Raises KeyError for
+        a request that has not started.
         """
         sample = self._sample(request_id)
-        index = self._indexes.get(sample.prompt_key) if sample.prompt_key is not None else None
         limit = min(sample.window.size, room)
-        if index is None or limit <= 0:
+        if limit <= 0:
             return []
-        tokens = index.draft(last_tokens, self._settings.prefix_max, self._settings.prefix_min, limit).tokens
+        drafted = self._from_history(sample, tokens, limit)
+        if sample.own is not None:
+            sample.own.extend(tokens[len(sample.own) :])
+            if sample.own.match_length > drafted.match_length:
+                self._counters.own += 1
+                return sample.own.draft(limit)
+        return drafted.tokens
+
+    def _from_history(self, sample: _Sample, tokens: Sequence[int], limit: int) -> Draft:
+        index = self._indexes.get(sample.prompt_key) if sample.prompt_key is not None else None
+        if index is None:
+            return NO_DRAFT
+        last_tokens = tokens[-self._settings.prefix_max :]
+        drafted = index.draft(last_tokens, self._settings.prefix_max, self._settings.prefix_min, limit)
         self._counters.lookups += 1
-        self._counters.matches += bool(tokens)
-        return tokens
+        self._counters.matches += bool(drafted.tokens)
+        return drafted
 
     def record(self, request_id: str, drafted: int, accepted: int) -> None:
         """The engine verified `drafted` tokens of a draft and accepted the first `accepted` of them.

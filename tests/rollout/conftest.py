@@ -96,6 +96,15 @@ def plain_engine() -> Iterator[RunningEngine]:
 
 @pytest.fixture(scope="session")
 def history_engine() -> Iterator[RunningEngine]:
+    """Speculation on, from history alone: what is drafted is what the test put there."""
+    settings = HistoSpecSettings(own_output=False)
+    engine = RunningEngine(RhymeSettings(histospec=settings, cpu=CpuSettings(kv_cache_mb=128)))
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="module")
+def default_engine() -> Iterator[RunningEngine]:
     """Speculation on, default settings."""
     engine = RunningEngine(RhymeSettings(cpu=CpuSettings(kv_cache_mb=128)))
     yield engine

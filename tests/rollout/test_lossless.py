@@ -84,6 +84,20 @@ def test_greedy_output_is_the_same(
         assert did.drafted > 100 and (acceptance_rate(did) or 0) < 0.05
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_greedy_output_is_the_same_with_drafts_from_itself(
+    task: str, plain_engine: Any, default_engine: Any, tokenizer: Any
+) -> None:
+    prompts = prompts_of(task, tokenizer)
+    expected = [list(out.token_ids) for out in plain_engine.generate(prompts, [greedy(p) for p in prompts])]
+    before = EngineCounters.from_dict(default_engine.scheduler("read_counters"))
+    parameters = [greedy(prompt, f"{task}-{number}") for number, prompt in enumerate(prompts)]
+    found = [list(out.token_ids) for out in default_engine.generate(prompts, parameters)]
+    did = EngineCounters.from_dict(default_engine.scheduler("read_counters")) - before
+    assert found == expected
+    assert did.drafted > 0 and did.accepted > 0
+
+
 def test_log_probabilities_equal_transformers(
     plain_engine: Any, history_engine: Any, tokenizer: Any, model: Any, tmp_path: Path
 ) -> None:

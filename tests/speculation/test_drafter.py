@@ -16,7 +16,7 @@ ROOM = 100
 
 @pytest.fixture
 def drafter() -> HistoryDrafter:
-    return HistoryDrafter(HistoSpecSettings())
+    return HistoryDrafter(HistoSpecSettings(own_output=False))
 
 
 def test_a_draft_is_as_long_as_the_window_and_the_room_allow(drafter: HistoryDrafter) -> None:
@@ -122,3 +122,25 @@ def test_unknown_and_repeated_requests_are_errors(drafter: HistoryDrafter) -> No
 def test_counters_are_a_copy(drafter: HistoryDrafter) -> None:
     drafter.counters().lookups = 9
     assert drafter.counters().lookups == 0
+
+
+def test_the_longer_match_drafts() -> None:
+    drafter = HistoryDrafter(HistoSpecSettings())
+    drafter.install("p", INDEX)
+    drafter.start("a", "p")
+    # Both match three tokens: the history.
+    assert drafter.draft("a", [1, 2, 3, 90, 91, 1, 2, 3], ROOM) == [10, 11]
+    # Four of its own.
+    drafter.start("b", "p")
+    assert drafter.draft("b", [0, 1, 2, 3, 90, 91, 0, 1, 2, 3], ROOM) == [90, 91]
+    assert drafter.counters().own == 1
+
+
+def test_without_history_a_sample_drafts_from_itself() -> None:
+    drafter = HistoryDrafter(HistoSpecSettings())
+    drafter.start("a", "p", window=4)
+    tokens = [5, 6, 7, 8, 9]
+    assert drafter.draft("a", tokens, ROOM) == []
+    assert drafter.draft("a", [*tokens, 5, 6, 7], ROOM) == [8, 9, 5, 6]
+    drafter.start("keyless", None)
+    assert drafter.draft("keyless", [*tokens, 5, 6, 7], ROOM) == []
