@@ -33,7 +33,7 @@ class Experiment(Base):
 
 
 class Run(Base):
-    """One run as people see it. `spec` is what it was started with (`api/spec.py`), None for a reported or imported one.
+    """One run as people see it. `spec` is what it was started with (`api/spec.py`), None if it was not started here.
 
     The second half is a roll-up of what its attempts reported, kept by the ingestion, so that a table of runs needs
     no other table.

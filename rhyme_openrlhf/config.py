@@ -42,8 +42,8 @@ class HistoSpecSettings(Settings):
     )
     own_output: bool = option(
         True,
-        "Also draft from the sample's own prompt and response so far, where more of its last tokens occurred there than "
-        "in the history.",
+        "Also draft from the sample's own prompt and response so far, where a longer match is found there than in the "
+        "history.",
     )
 
     def check(self) -> None:
