@@ -36,7 +36,8 @@ class HistoSpecSettings(Settings):
         low=1,
         high=VLLM_MAX_DRAFT_TOKENS,
     )
-    prefix_max: int = option(7, "Last tokens of a sample that are first looked up in the history.", low=1, high=64)
+    # RhymeRL looks up 7. With 16 the recorded runs of the embedded task give 5 to 7 % more tokens per decode step.
+    prefix_max: int = option(16, "Last tokens of a sample that are first looked up in the history.", low=1, high=64)
     prefix_min: int = option(
         3, "Shortest match that still drafts: the lookup shortens its prefix down to this.", low=1, high=64
     )

@@ -143,8 +143,8 @@ class DraftIndex:
     def draft(self, context: Tokens, prefix_max: int, prefix_min: int, limit: int) -> Draft:
         """Up to `limit` tokens that are likely to follow `context` (RhymeRL, sections 5.2 to 5.4).
 
-        The last `prefix_max` tokens of `context` are looked up, then one fewer, down to `prefix_min`, until a match
-        has a continuation; only the last `prefix_max` elements of `context` are read. From there the best child is
+        The longest end of `context`, from `prefix_max` down to `prefix_min` tokens, that occurs with a continuation is
+        the match; only the last `prefix_max` elements of `context` are read. From there the best child is
         taken at each branch (module docstring) until `limit` tokens are found or no stored response goes on.
         Negative ids in `context` (placeholders) match nothing. Raises ValueError unless 1 <= prefix_min <= prefix_max.
         """
@@ -294,12 +294,24 @@ def _draft(
     usable = 0
     while usable < pattern.size and pattern[pattern.size - 1 - usable] >= 0:
         usable += 1
-    for length in range(usable, prefix_min - 1, -1):
+    # Whatever follows a longer match follows its end too: so the longest is found by bisection, beginning with the
+    # shortest, because often there is none at all.
+    best, best_low, best_high = 0, 0, 0
+    length, shortest, longest = prefix_min, prefix_min, usable
+    while shortest <= longest:
         low, high = _match(tokens, suffixes, pattern[pattern.size - length :])
         # Separators sort first: if the last suffix goes on with one, all of them do.
         if low < high and tokens[suffixes[high - 1] + length] >= 0:
-            return _walk(tokens, suffixes, prefix_sums, low, high, length, out), length
-    return 0, 0
+            best, best_low, best_high = length, low, high
+            shortest = length + 1
+        elif not best:
+            return 0, 0
+        else:
+            longest = length - 1
+        length = (shortest + longest + 1) >> 1
+    if not best:
+        return 0, 0
+    return _walk(tokens, suffixes, prefix_sums, best_low, best_high, best, out), best
 
 
 @njit(cache=True, nogil=True)
