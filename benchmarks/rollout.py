@@ -40,7 +40,7 @@ QUANTILES = (0.66, 0.98)
 PROMPTS = 12
 EPOCHS = 6
 # A common group size of GRPO; two steps an epoch, 48 samples an engine.
-GROUPS = ("--rollout.batch_size", "6", "--rollout.n_samples_per_prompt", "16")
+PROMPT_GROUPS = ("--rollout.batch_size", "6", "--rollout.n_samples_per_prompt", "16")
 PARTS = ("rollout", "experience", "train", "sync")
 # Upstream's names of the same parts (ppo_trainer.py).
 UPSTREAM_PARTS = ("timing/generation", "timing/make_experience", "timing/ppo_train", "timing/broadcast")
@@ -70,7 +70,7 @@ def run_arm(arm: str, seed: int, prompts: Path, options: list[str], folder: Path
         "--run.reproducible",
         "--train.seed",
         str(seed),
-        *GROUPS,
+        *PROMPT_GROUPS,
         *options,
         *ARM_OPTIONS[arm],
     ]
