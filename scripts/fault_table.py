@@ -289,7 +289,7 @@ def judge(fault: Fault, run: Run, injected: float, ended: float, left: list[str]
     survived = ["record"] + ["checkpoint of the last step"] * checkpoint + ["the run itself"] * fault.heals
     return {
         "fault": fault.text,
-        "seen": said or ("(nothing: it was killed)" if killed else "a warning; the run goes on and succeeds"),
+        "seen": "a warning; the run goes on and succeeds" if fault.heals and code == 0 else said or "(nothing)",
         "code": code,
         "seconds": seconds,
         "survived": ", ".join(survived),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,22 @@ def handle_termination() -> None:
         raise Interrupted
 
     signal.signal(signal.SIGTERM, terminate)
+
+
+@contextmanager
+def unmasked_interruptions() -> Iterator[None]:
+    """Let an interruption out as itself that C code turned into a SystemError.
+
+    A signal that comes while Ray's core hands results over leaves its exception set behind a call that returns
+    normally; Python then raises a SystemError ("returned a result with an exception set") with the real one as its
+    cause. Seen with Ray 2.55.0.
+    """
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, (Interrupted, KeyboardInterrupt)):
+            raise error.__cause__ from None
+        raise
 
 
 def interrupt_main_thread() -> None:

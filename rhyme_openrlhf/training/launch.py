@@ -28,7 +28,13 @@ from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, R
 from rhyme_openrlhf.telemetry.progress import make_display
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
 from rhyme_openrlhf.telemetry.summary import render, summarize
-from rhyme_openrlhf.training.failure import Interrupted, handle_termination, interrupt_main_thread, one_sentence
+from rhyme_openrlhf.training.failure import (
+    Interrupted,
+    handle_termination,
+    interrupt_main_thread,
+    one_sentence,
+    unmasked_interruptions,
+)
 from rhyme_openrlhf.training.reaper import finish, start_reaper
 from rhyme_openrlhf.training.recorder import Recorder, RunServices
 from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus
@@ -258,7 +264,8 @@ def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory, supe
             supervisor.name(engine, f"engine {index}", engine=True)
 
         placement.install(services, args.train.seed, engine_started)
-        placement.train(args)
+        with unmasked_interruptions():
+            placement.train(args)
 
 
 def _finish(run: RunDirectory, recorder: Any, finished: RunFinished, display: threading.Thread) -> None:
