@@ -85,6 +85,8 @@ COUNTER_NAMES: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Engine
 
 
 def _as_count(value: object, name: str) -> int:
+    if type(value) is int:
+        return value
     # numbers.Integral also takes NumPy's integers; bool is one too, but a truth value is never a count.
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise CountersError(name, f"must be an integer, got {value!r}")
@@ -160,7 +162,12 @@ def bubble_fraction(intervals: Iterable[Interval], engines: int, rollout_seconds
 
     `intervals` must be cut to the rollout stage (of `rollout_seconds`) already.
     """
-    return _ratio(sum(bubble_seconds(intervals).values()), engines * rollout_seconds)
+    return bubble_share(sum(bubble_seconds(intervals).values()), engines, rollout_seconds)
+
+
+def bubble_share(bubbles: float, engines: int, rollout_seconds: float) -> float | None:
+    """`bubble_fraction` where the engine seconds of bubbles are summed already."""
+    return _ratio(bubbles, engines * rollout_seconds)
 
 
 def describe() -> dict[str, str]:
