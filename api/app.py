@@ -19,7 +19,20 @@ from rhyme_openrlhf.api import auth, openapi, problems
 from rhyme_openrlhf.api.database import Database
 from rhyme_openrlhf.api.guard import BodyLimit, HostGuard, RateGuard, RequestMetrics, SecurityHeaders
 from rhyme_openrlhf.api.limits import Limits, RateLimit
-from rhyme_openrlhf.api.routes import events, experiments, exports, health, ingest, logs, runs, series, sign_in, steps
+from rhyme_openrlhf.api.routes import (
+    events,
+    experiments,
+    exports,
+    health,
+    imports,
+    ingest,
+    live_runs,
+    logs,
+    runs,
+    series,
+    sign_in,
+    steps,
+)
 from rhyme_openrlhf.api.routes import tokens as token_routes
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import MEGABYTE, ServeSettings
@@ -38,6 +51,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     logs.router,
     exports.router,
     ingest.router,
+    imports.router,
+    live_runs.router,
     openapi.router,
 )
 # What runs beside the requests joins here; entered in this order, left in the other.
