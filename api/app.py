@@ -93,6 +93,8 @@ def create_app(
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        # A redirect would be an answer without a token.
+        redirect_slashes=False,
     )
     app.state.service = service
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
