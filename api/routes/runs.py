@@ -59,8 +59,8 @@ class RunChange(Body):
 def get_runs(
     who: auth.Viewer,
     service: ServiceDep,
-    status: Annotated[list[RunStatus], Query(description="Any of these.")] = [],  # noqa: B006 (FastAPI copies it)
-    origin: Annotated[list[Origin], Query(description="Any of these.")] = [],  # noqa: B006
+    status: Annotated[list[RunStatus], Query(max_length=20, description="Any of these.")] = [],  # noqa: B006 (FastAPI copies it)
+    origin: Annotated[list[Origin], Query(max_length=20, description="Any of these.")] = [],  # noqa: B006
     tag: Annotated[list[Tag], Query(max_length=10, description="All of these.")] = [],  # noqa: B006
     experiment: Annotated[str | None, Query(max_length=200, pattern=NO_NUL, description="Its name.")] = None,
     text: SearchText = None,

@@ -44,7 +44,9 @@ def reading(
 ) -> Iterator[Iterator[tuple[str, str, Any]]]:
     """The stream's (event, id, data)."""
     headers = {"Authorization": f"Bearer {token}", **({"Last-Event-ID": last_id} if last_id else {})}
-    with httpx.stream("GET", url + path, params=parameters, headers=headers, timeout=20) as answer:
+    # A proxy of the environment is not for this machine's own addresses.
+    client = httpx.Client(trust_env=False, timeout=20)
+    with client, client.stream("GET", url + path, params=parameters, headers=headers) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield parsed(answer.iter_lines())
