@@ -112,8 +112,14 @@ def make_api(make_settings: Callable[..., ServeSettings], tmp_path: Path) -> Ite
 
 
 @pytest.fixture
-def api(make_api: Callable[..., Api]) -> Api:
-    return make_api()
+def store(request: pytest.FixtureRequest) -> str:
+    """URL of the store, "" for the settings' own SQLite; modules mark what runs on PostgreSQL too."""
+    return request.getfixturevalue("postgresql_url") if getattr(request, "param", "") == "postgresql" else ""
+
+
+@pytest.fixture
+def api(make_api: Callable[..., Api], store: str) -> Api:
+    return make_api(database=store)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+
 CORPUS = [
     "'; DROP TABLE runs; --",
     '" OR 1=1 --',

@@ -10,6 +10,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
+pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+
 # About a minute for all operations together.
 SECONDS = 60.0
 EXAMPLES = 12
