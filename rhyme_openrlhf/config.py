@@ -19,6 +19,12 @@ from rhyme_openrlhf.options import Settings, SettingsError, from_mapping, option
 UID_DIGITS = 16
 _UID = re.compile(rf"[0-9a-f]{{{UID_DIGITS}}}")
 
+
+def new_uid() -> str:
+    """A new public id."""
+    return secrets.token_hex(UID_DIGITS // 2)
+
+
 # vLLM 0.29 refuses more draft tokens than this per request and step (config/speculative.py).
 VLLM_MAX_DRAFT_TOKENS = 128
 
@@ -204,10 +210,7 @@ class ControlSettings(Settings):
 
     def with_uids(self) -> ControlSettings:
         """These settings with the ids that were not given made up: random, so unique without asking anyone."""
-        made = {
-            name: secrets.token_hex(UID_DIGITS // 2) for name in ("run_uid", "attempt_uid") if not getattr(self, name)
-        }
-        return dataclasses.replace(self, **made)
+        return dataclasses.replace(self, run_uid=self.run_uid or new_uid(), attempt_uid=self.attempt_uid or new_uid())
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rhyme_openrlhf.rollout import engine_core_channel
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
-from rhyme_openrlhf.rollout.history_feed import HistoryFeed
 from rhyme_openrlhf.rollout.engine_samples import RUNNING
+from rhyme_openrlhf.rollout.history_feed import HistoryFeed
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
 from rhyme_openrlhf.rollout.scheduler import SETTINGS_KEY
 from rhyme_openrlhf.rollout.timeline import EngineTimeline

@@ -103,16 +103,18 @@ def batch_body(sent_at: float, batch: Batch, given_up: Mapping[str, int], alive:
 
 @dataclass
 class Outbox:
-    """How far the log is sent: `position` in bytes, events given up by source (since the run began), batch size."""
+    """How far the log is sent: `position` in bytes; before it, events sent, and given up by source; the batch size."""
 
     position: int = 0
     given_up: dict[str, int] = field(default_factory=dict)
+    sent: int = 0
     most_events: int = BATCH_EVENTS
     _whole_again_at: int = 0
 
     def accepted(self, batch: Batch) -> None:
         """The server has stored (or had stored before) all events of the batch."""
         self._count(batch.unreadable)
+        self.sent += len(batch.lines)
         self.position = batch.end
         if self.position >= self._whole_again_at:
             self.most_events = BATCH_EVENTS
@@ -136,7 +138,7 @@ class Outbox:
 
     def start_over(self) -> None:
         """The log or the server's store is not the one of before: send from the start, duplicates do no harm."""
-        self.position = 0
+        self.position, self.given_up, self.sent = 0, {}, 0
         self.most_events = BATCH_EVENTS
         self._whole_again_at = 0
 
@@ -146,17 +148,17 @@ class Outbox:
 
     def to_dict(self, attempt_uid: str) -> dict[str, Any]:
         """What is kept beside the log."""
-        return {"attempt_uid": attempt_uid, "position": self.position, "given_up": self.given_up}
+        return {"attempt_uid": attempt_uid, "position": self.position, "given_up": self.given_up, "sent": self.sent}
 
     @classmethod
     def from_dict(cls, row: Any, attempt_uid: str) -> Outbox:
         """What `to_dict` gave; from the start when that was for another attempt or is damaged (both harmless)."""
         if not isinstance(row, dict) or row.get("attempt_uid") != attempt_uid:
             return cls()
-        position, given_up = row.get("position"), row.get("given_up")
-        if not isinstance(position, int) or position < 0 or not isinstance(given_up, dict):
+        position, given_up, sent = row.get("position"), row.get("given_up"), row.get("sent")
+        if not isinstance(position, int) or position < 0 or not isinstance(given_up, dict) or not isinstance(sent, int):
             return cls()
-        return cls(position, {source: count for source, count in given_up.items() if isinstance(count, int)})
+        return cls(position, {source: count for source, count in given_up.items() if isinstance(count, int)}, sent)
 
 
 def pause(failures: int, retry_after: float | None, chance: float, ending: bool) -> float:

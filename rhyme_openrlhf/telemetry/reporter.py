@@ -49,7 +49,7 @@ from rhyme_openrlhf.telemetry.run_files import (
     CONFIG_FILE,
     EVENTS_FILE,
     REPORTER_FILE,
-    STOP_REQUEST_FILE,
+    STOP_REQUEST,
     TOKEN_VARIABLE,
     write_json,
 )
@@ -59,14 +59,14 @@ POLL_SECONDS = 0.25
 BATCH_AGE_SECONDS = 1.0
 # An idle run is heard of this often.
 HEARTBEAT_SECONDS = 5.0
-# How long the rest may take when the run is over. Beyond it, also when a name look-up or a disk hangs, the process ends.
+# How long the rest may take when the run is over; then the process ends, also when a name look-up hangs.
 FLUSH_SECONDS = 30.0
 # After a driver that was killed, its recorder may still write what was on its way; the reaper ends it within 3 s.
 SETTLE_SECONDS = 4.0
 # Training comes first (with it, Linux also ranks the disk accesses lower).
 NICENESS = 10
 LAST_EVENT = "run_finished"
-UNKNOWN_ATTEMPT = 409
+CREATED, UNKNOWN_ATTEMPT = 201, 409
 
 SENT, NOT_SENT, CANNOT_START = 0, 1, 2
 
@@ -135,6 +135,10 @@ class Reporter:
             # Asked first: what was written before the pipe closed is then seen by the look at the log.
             ending = self._ending.is_set()
             unsent = self._look()
+            if not self._announced:
+                if not self._announce():
+                    self._wait(ending)
+                continue
             idle = time.monotonic() - self._sent_at
             due = unsent and (ending or unsent >= BATCH_BYTES or idle >= BATCH_AGE_SECONDS)
             batch = self._next_batch() if due else self._nothing()
@@ -216,8 +220,6 @@ class Reporter:
 
     def _send(self, batch: Batch, alive: bool) -> bool:
         """Send a batch; True when it is dealt with and the next may follow at once."""
-        if not self._announced and not self._announce():
-            return False
         if batch.end > batch.start and not batch.lines:
             # Nothing of it is an event: there is nothing to send.
             self._outbox.accepted(batch)
@@ -245,10 +247,12 @@ class Reporter:
         return False
 
     def _announce(self) -> bool:
+        """Tell the server who reports; False when it does not listen."""
         answer = self._exchange("PUT", self._report.path, self._report.announcement())
         if answer.taken:
             self._announced = True
-            if answer.status == 201 and self._outbox.position:
+            if answer.status == CREATED and self._outbox.sent:
+                # It has lost what it had of this attempt.
                 self._outbox.start_over()
         return self._announced
 
@@ -295,7 +299,7 @@ class Reporter:
             return
 
     def _request_stop(self) -> None:
-        path = self._report.run / STOP_REQUEST_FILE
+        path = self._report.run / STOP_REQUEST
         if path.exists():
             return
         try:

@@ -14,7 +14,7 @@ EVENTS_FILE = "events.jsonl"
 # How far the reporter has sent the events.
 REPORTER_FILE = "reporter.json"
 # Somebody asked the control plane to stop the run; the trainer looks for it between two steps.
-STOP_REQUEST_FILE = "stop-request.json"
+STOP_REQUEST = "stop-request.json"
 # Where the token of --control.url comes from, if not from a file.
 TOKEN_VARIABLE = "RHYME_CONTROL_TOKEN"
 

@@ -19,7 +19,6 @@ from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.training.resume import Checkpoints
 
-
 SOURCE = "recorder"
 
 
