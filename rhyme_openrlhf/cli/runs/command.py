@@ -122,7 +122,7 @@ def login(link: str) -> int:
 
 
 def _said(error: Exception, code: int) -> int:
-    print(f"rhyme runs: {error}", file=sys.stderr)
+    print(f"rhyme runs: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 
 
