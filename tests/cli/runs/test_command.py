@@ -326,14 +326,21 @@ def test_login_keeps_a_token_that_works(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "new"))
     assert rhyme("list", "--server", service.url)[0] == 4
-    code, out, _ = rhyme("login", f"{service.url}/#token={service.tokens['viewer']}")
+
+    def typed(text: str) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text + "\n"))
+
+    typed(f"{service.url}/#token={service.tokens['viewer']}")
+    code, out, _ = rhyme("login")
     assert code == 0 and "the viewer (viewer)" in out and service.tokens["viewer"] not in out
     assert rhyme("list")[0] == 0
-    monkeypatch.setattr("sys.stdin", io.StringIO(service.tokens["operator"] + "\n"))
+    typed(service.tokens["operator"])
     code, out, _ = rhyme("login", service.url)
     assert code == 0 and "(operator)" in out
-    code, _, err = rhyme("login", f"{service.url}/#token=wrong")
-    assert code == 4
+    typed(f"{service.url}/#token=wrong")
+    assert rhyme("login")[0] == 4
+    code, _, err = rhyme("login", f"{service.url}/#token=secret")
+    assert code == 2 and "secret" not in err
     assert service.tokens["operator"] in (tmp_path / "new/.config/rhyme-openrlhf/client.json").read_text()
 
 
