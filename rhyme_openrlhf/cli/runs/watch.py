@@ -79,8 +79,8 @@ def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool
         if (row is None or row["kind"] == LAST_KIND) and has_ended(client, uid):
             # What was stored between the last event and the end.
             late = client.pages(path, {"kind": list(SHOWN_KINDS), "direction": "desc"}, PAGE)
-            for row in [row for row in late if row["id"] > newest][::-1]:
-                lines.show(row)
+            for one in [one for one in late if one["id"] > newest][::-1]:
+                lines.show(one)
             return
 
 

@@ -135,7 +135,7 @@ def new_run(rhyme: Rhyme, name: str) -> dict[str, Any]:
 def test_what_was_reported_is_listed_and_shown(rhyme: Rhyme, reported: str) -> None:
     code, out, _ = rhyme("list", "--status", "succeeded")
     (line,) = [line for line in out.splitlines() if reported in line]
-    assert code == 0 and "trial" in line and "succeeded" in line and "4/4" in line and "0.4" in line
+    assert code == 0 and "trial" in line and "succeeded" in line and "4/4" in line and "0.250" in line
     assert answer(rhyme, "list", "--text", reported)[0]["uid"] == reported
     code, out, _ = rhyme("show", reported[:6])
     assert code == 0 and "succeeded" in out and "attempt 1" in out
