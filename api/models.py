@@ -33,7 +33,7 @@ class Experiment(Base):
 
 
 class Run(Base):
-    """One run as people see it. `spec` is what it was started with (`api/spec.py`), None for a reported or imported one.
+    """One run as people see it. `spec` (`api/spec.py`) is what it was started with, None where it was not started here.
 
     The second half is a roll-up of what its attempts reported, kept by the ingestion, so that a table of runs needs
     no other table.
@@ -48,8 +48,8 @@ class Run(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     uid: Mapped[str] = mapped_column(String(UID_LENGTH), unique=True)
-    experiment_id: Mapped[int | None] = mapped_column(ForeignKey("experiments.id"), index=True)
-    parent_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
+    experiment_id: Mapped[int | None] = mapped_column(ForeignKey("experiments.id", ondelete="SET NULL"), index=True)
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", ondelete="SET NULL"), index=True)
     # "launched" by this service, "reported" by `rhyme train --control.url`, or "imported" from a run directory.
     origin: Mapped[str] = mapped_column(String(STATUS_LENGTH))
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
@@ -69,7 +69,8 @@ class Run(Base):
     finished_at: Mapped[float | None] = mapped_column(Float)
     archived_at: Mapped[float | None] = mapped_column(Float)
 
-    # Roll-up.
+    # Roll-up: `engines` to `steps_total` as the newest attempt's RunStarted says; `step` is the last one trained;
+    # rates over all steps and `reward` over the last epoch that has one, as `telemetry/summary.py` defines them.
     engines: Mapped[int | None] = mapped_column(Integer)
     tensor_parallel_size: Mapped[int | None] = mapped_column(Integer)
     epochs: Mapped[int | None] = mapped_column(Integer)
@@ -111,6 +112,8 @@ class Attempt(Base):
     submission_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
     run_directory: Mapped[str | None] = mapped_column(Text)
     checkpoint_path: Mapped[str | None] = mapped_column(Text)
+    # The lowest step it reported: from there on, its derived rows replace those of older attempts.
+    first_step: Mapped[int | None] = mapped_column(Integer)
     status: Mapped[str] = mapped_column(String(STATUS_LENGTH), index=True)
     message: Mapped[str] = mapped_column(Text, default="")
     queued_at: Mapped[float] = mapped_column(Float)

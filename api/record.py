@@ -16,6 +16,9 @@ KIND_LENGTH = 32
 SOURCE_LENGTH = 64
 METRIC_LENGTH = 128
 STATE_LENGTH = 16
+SAMPLE_LENGTH = 64
+# Host names are at most 253 characters long.
+NODE_LENGTH = 253
 
 
 def _run() -> Mapped[int]:
@@ -23,11 +26,16 @@ def _run() -> Mapped[int]:
 
 
 def _attempt() -> Mapped[int]:
-    return mapped_column(ForeignKey("attempts.id", ondelete="CASCADE"))
+    # No foreign key: each costs a look-up for every row, and without an index of its own a scan for every attempt that
+    # is deleted. These rows go with their run, and only the ingestion writes them.
+    return mapped_column(Integer)
 
 
 class EventSource(Base):
-    """How far one writer's events have arrived: the next sequence expected, and how many its outbox dropped."""
+    """How far one writer's events have arrived: the next sequence expected, and how many below it never came.
+
+    So `next_sequence - dropped` events of it are in `events`.
+    """
 
     __tablename__ = "event_sources"
 
@@ -47,8 +55,9 @@ class RawEvent(Base):
     )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    run_id: Mapped[int] = _run()
-    attempt_id: Mapped[int] = _attempt()
+    # Goes with its attempt, which goes with its run.
+    run_id: Mapped[int] = mapped_column(Integer)
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id", ondelete="CASCADE"))
     source: Mapped[str] = mapped_column(String(SOURCE_LENGTH))
     sequence: Mapped[int] = mapped_column(BigInteger)
     time: Mapped[float] = mapped_column(Float)
@@ -60,7 +69,8 @@ class Step(Base):
     """Everything about one step over all engines: the run page's curves are columns of this table.
 
     Seconds by part; counters summed over engines (`telemetry/metrics.py` says what each counts); bubbles by cause in
-    engine seconds.
+    engine seconds. Floats that are not finite (a diverged loss) are NULL here and in every derived table. Seconds that
+    are summed are whole multiples of `totals.QUANTUM`, so that sums do not depend on the order in which events arrive.
     """
 
     __tablename__ = "steps"
@@ -99,18 +109,61 @@ class Step(Base):
     finished_samples: Mapped[int] = mapped_column(Integer, default=0)
     busy_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     draft_seconds: Mapped[float] = mapped_column(Float, default=0.0)
-    # Engine seconds of idle intervals by cause (EngineInterval).
+    # Timeline segments, and engine seconds of bubbles inside the rollout stage by cause (EngineInterval); 0 until the
+    # stage's begin and end are both known.
+    intervals: Mapped[int] = mapped_column(Integer, default=0)
     bubble_tail: Mapped[float] = mapped_column(Float, default=0.0)
     bubble_weights: Mapped[float] = mapped_column(Float, default=0.0)
     bubble_sync: Mapped[float] = mapped_column(Float, default=0.0)
     bubble_switch: Mapped[float] = mapped_column(Float, default=0.0)
     bubble_trainer: Mapped[float] = mapped_column(Float, default=0.0)
+    bubble_unexplained: Mapped[float] = mapped_column(Float, default=0.0)
     moves: Mapped[int] = mapped_column(Integer, default=0)
     switches: Mapped[int] = mapped_column(Integer, default=0)
 
 
+class EpochRow(Base):
+    """Sums over the steps of one epoch; epoch 0 are the steps whose epoch has not been heard of yet.
+
+    A run's figures are computed from its epochs (`totals.run_figures`), which stay few when its steps are many.
+    """
+
+    __tablename__ = "epochs"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    epoch: Mapped[int] = mapped_column(Integer, primary_key=True)
+    # Steps with any event, and those that were trained on.
+    steps_begun: Mapped[int] = mapped_column(Integer)
+    steps: Mapped[int] = mapped_column(Integer)
+    rollout_seconds: Mapped[float] = mapped_column(Float)
+    samples: Mapped[int] = mapped_column(BigInteger)
+    response_tokens: Mapped[int] = mapped_column(BigInteger)
+    # Sum over samples of their steps' mean rewards, and how many samples those are.
+    reward_sum: Mapped[float] = mapped_column(Float)
+    rewarded_samples: Mapped[int] = mapped_column(BigInteger)
+    engine_tokens: Mapped[int] = mapped_column(BigInteger)
+    decode_tokens: Mapped[int] = mapped_column(BigInteger)
+    decode_steps: Mapped[int] = mapped_column(BigInteger)
+    sample_steps: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    drafts: Mapped[int] = mapped_column(BigInteger)
+    drafted: Mapped[int] = mapped_column(BigInteger)
+    accepted: Mapped[int] = mapped_column(BigInteger)
+    finished_samples: Mapped[int] = mapped_column(BigInteger)
+    busy_seconds: Mapped[float] = mapped_column(Float)
+    draft_seconds: Mapped[float] = mapped_column(Float)
+    # Rollout seconds of the steps that have a timeline, and the bubbles in them.
+    timeline_seconds: Mapped[float] = mapped_column(Float)
+    bubble_tail: Mapped[float] = mapped_column(Float)
+    bubble_weights: Mapped[float] = mapped_column(Float)
+    bubble_sync: Mapped[float] = mapped_column(Float)
+    bubble_switch: Mapped[float] = mapped_column(Float)
+    bubble_trainer: Mapped[float] = mapped_column(Float)
+    bubble_unexplained: Mapped[float] = mapped_column(Float)
+
+
 class EngineStepRow(Base):
-    """What one engine did in one step's rollout stage (EngineStep), and its bubbles in it."""
+    """What one engine did in one step's rollout stage (EngineStep)."""
 
     __tablename__ = "engine_steps"
 
@@ -162,7 +215,8 @@ class EngineSampleRow(Base):
     step: Mapped[int] = mapped_column(Integer)
     engine: Mapped[int] = mapped_column(Integer)
     running: Mapped[int] = mapped_column(Integer)
-    tokens_per_second: Mapped[float] = mapped_column(Float)
+    # None: its sample was over no time.
+    tokens_per_second: Mapped[float | None] = mapped_column(Float)
     drafted: Mapped[int] = mapped_column(BigInteger)
     accepted: Mapped[int] = mapped_column(BigInteger)
 
@@ -191,13 +245,13 @@ class Move(Base):
     attempt_id: Mapped[int] = _attempt()
     time: Mapped[float] = mapped_column(Float)
     step: Mapped[int] = mapped_column(Integer)
-    sample: Mapped[str] = mapped_column(String(64))
+    sample: Mapped[str] = mapped_column(String(SAMPLE_LENGTH))
     source_engine: Mapped[int] = mapped_column(Integer)
     destination_engine: Mapped[int] = mapped_column(Integer)
     cause: Mapped[str] = mapped_column(String(KIND_LENGTH))
     carrier: Mapped[str] = mapped_column(String(KIND_LENGTH))
     outcome: Mapped[str] = mapped_column(String(KIND_LENGTH))
-    seconds: Mapped[float] = mapped_column(Float)
+    seconds: Mapped[float | None] = mapped_column(Float)
     tokens: Mapped[int] = mapped_column(BigInteger)
 
 
@@ -212,11 +266,11 @@ class Switch(Base):
     attempt_id: Mapped[int] = _attempt()
     time: Mapped[float] = mapped_column(Float)
     step: Mapped[int] = mapped_column(Integer)
-    node: Mapped[str] = mapped_column(String(64))
+    node: Mapped[str] = mapped_column(String(NODE_LENGTH))
     from_tp: Mapped[int] = mapped_column(Integer)
     to_tp: Mapped[int] = mapped_column(Integer)
     samples: Mapped[int] = mapped_column(Integer)
-    seconds: Mapped[float] = mapped_column(Float)
+    seconds: Mapped[float | None] = mapped_column(Float)
 
 
 class RankStabilityRow(Base):
@@ -227,5 +281,6 @@ class RankStabilityRow(Base):
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     epoch: Mapped[int] = mapped_column(Integer, primary_key=True)
     attempt_id: Mapped[int] = _attempt()
-    correlation: Mapped[float] = mapped_column(Float)
+    # None: it has none, for instance because all lengths are equal.
+    correlation: Mapped[float | None] = mapped_column(Float)
     prompts: Mapped[int] = mapped_column(Integer)

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-RunStatus = Literal[
-    "queued", "starting", "running", "stopping", "stopped", "succeeded", "failed", "crashed", "lost"
-]
+RunStatus = Literal["queued", "starting", "running", "stopping", "stopped", "succeeded", "failed", "crashed", "lost"]
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 
 # succeeded, failed, stopped: the run itself said so. crashed: its job or process ended without a word. lost: neither

@@ -160,7 +160,12 @@ def bubble_fraction(intervals: Iterable[Interval], engines: int, rollout_seconds
 
     `intervals` must be cut to the rollout stage (of `rollout_seconds`) already.
     """
-    return _ratio(sum(bubble_seconds(intervals).values()), engines * rollout_seconds)
+    return bubble_share(sum(bubble_seconds(intervals).values()), engines, rollout_seconds)
+
+
+def bubble_share(bubbles: float, engines: int, rollout_seconds: float) -> float | None:
+    """`bubble_fraction` where the engine seconds of bubbles are summed already."""
+    return _ratio(bubbles, engines * rollout_seconds)
 
 
 def describe() -> dict[str, str]:

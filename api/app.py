@@ -1,0 +1,110 @@
+"""Puts the service together: store, middlewares, routes, background work, in this order and undone in the other.
+
+`create_app` does nothing that lasts; the lifespan opens the database, upgrades it, and makes the first token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from fastapi import APIRouter, FastAPI
+from sqlalchemy.engine import make_url
+from starlette.concurrency import run_in_threadpool
+
+from rhyme_openrlhf import __version__
+from rhyme_openrlhf.api import auth, openapi, problems
+from rhyme_openrlhf.api.database import Database
+from rhyme_openrlhf.api.guard import BodyLimit, HostGuard, RateGuard, RequestMetrics, SecurityHeaders
+from rhyme_openrlhf.api.limits import Limits, RateLimit
+from rhyme_openrlhf.api.routes import events, experiments, exports, health, ingest, logs, runs, series, sign_in, steps
+from rhyme_openrlhf.api.routes import tokens as token_routes
+from rhyme_openrlhf.api.service_metrics import ServiceMetrics
+from rhyme_openrlhf.api.settings import MEGABYTE, ServeSettings
+from rhyme_openrlhf.api.state import Background, Service
+
+PREFIX = "/api/v1"
+# A resource's routes join here.
+ROUTERS: tuple[APIRouter, ...] = (
+    sign_in.router,
+    token_routes.router,
+    experiments.router,
+    runs.router,
+    steps.router,
+    series.router,
+    events.router,
+    logs.router,
+    exports.router,
+    ingest.router,
+    openapi.router,
+)
+# What runs beside the requests joins here; entered in this order, left in the other.
+BACKGROUND: tuple[Background, ...] = ()
+
+
+def create_app(
+    settings: ServeSettings,
+    *,
+    background: Sequence[Background] = BACKGROUND,
+    show_link: Callable[[str], None] | None = None,
+) -> FastAPI:
+    """The service. When it has just made the first operator's token, `show_link` is given that, once: who starts the
+    service prints it as a link (`auth.sign_in_link`).
+
+    Raises DatabaseError for a database URL that is none.
+    """
+    database = Database(settings.database_url())
+    metrics = ServiceMetrics()
+    limits = Limits.of(settings)
+    service = Service(settings=settings, database=database, limits=limits, metrics=metrics)
+    metrics.watch(database)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            stack.callback(database.dispose)
+            await run_in_threadpool(_open, service, show_link)
+            for one in background:
+                await stack.enter_async_context(one(service))
+            yield
+
+    app = FastAPI(
+        title="rhyme-openrlhf",
+        version=__version__,
+        lifespan=lifespan,
+        # The description is a route of its own, for those who may read; its pages would need foreign scripts.
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
+    problems.install(app)
+    for router in ROUTERS:
+        app.include_router(router, prefix=PREFIX)
+    app.include_router(health.router)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimit, limit=int(settings.body_mb * MEGABYTE), batch_limit=int(settings.batch_mb * MEGABYTE))
+    app.add_middleware(RateGuard, limit=RateLimit(settings.requests_per_second, settings.request_burst))
+    app.add_middleware(HostGuard, names=settings.host_names())
+    app.add_middleware(SecurityHeaders, tls=settings.tls)
+    app.add_middleware(RequestMetrics, metrics=metrics)
+    return app
+
+
+def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
+    """Upgrade the store, and make the first token if nobody could get in."""
+    url = make_url(service.settings.database_url())
+    if service.database.is_sqlite:
+        # Whoever reads the store reads sessions and configurations: a new folder is its owner's alone.
+        Path(url.database or "").absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    service.database.upgrade()
+    if show_link is None:
+        return
+    with service.database.writing() as session:
+        issued = auth.issue_first_token(session, time.time())
+    # Shown only after it is stored.
+    if issued is not None:
+        show_link(issued.secret)

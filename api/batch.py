@@ -1,0 +1,174 @@
+"""From the events as they came (parsed JSON) to what the store takes: pure, and done before any lock is held.
+
+Invariants: a batch is whole or refused, with the position of its first bad event; what passes here is accepted by both
+databases (lengths, ranges, no NUL); an event of an unknown kind, which a newer writer sent, is kept raw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from rhyme_openrlhf.api.record import KIND_LENGTH, METRIC_LENGTH, NODE_LENGTH, SAMPLE_LENGTH, SOURCE_LENGTH
+from rhyme_openrlhf.telemetry.event_json import EventError, parse
+from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Evaluation, Event, TrainStep
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+
+ENVELOPE = ("kind", "time", "source", "sequence")
+EVALUATION_PREFIX = "eval/"
+# What both databases hold in an integer column, and in a column of counts that are also summed.
+INT32_MAX = 2**31 - 1
+COUNT_MAX = 2**53
+# About 136 years, so until 2106: sums of such seconds over many engines are exact in `totals.QUANTUM`.
+SECONDS_MAX = 2.0**32
+_BIG_COUNTS = frozenset({"response_tokens", "drafted", "accepted", "tokens", "bytes"})
+_TEXT_LENGTHS = {"sample": SAMPLE_LENGTH, "node": NODE_LENGTH}
+
+
+class BatchError(ValueError):
+    """A batch has a bad event; `position` counts from 0. The whole batch is refused."""
+
+    def __init__(self, position: int, problem: str) -> None:
+        super().__init__(f"event {position} of the batch: {problem}")
+        self.position = position
+
+
+class Arrived(NamedTuple):
+    """One event on its way into the store; `event` is None when its kind is unknown, `body` is JSON."""
+
+    kind: str
+    time: float
+    source: str
+    sequence: int
+    body: str
+    event: Event | None
+
+
+def prepare(rows: Iterable[Any]) -> list[Arrived]:
+    """The events of a batch, checked. Raises BatchError."""
+    arrived = []
+    for position, row in enumerate(rows):
+        try:
+            arrived.append(_arrived(row))
+        except EventError as error:
+            raise BatchError(position, str(error)) from error
+    return arrived
+
+
+def storable(text: str) -> bool:
+    """Whether both databases take this text: PostgreSQL has no NUL, and a lone surrogate is no UTF-8."""
+    if text.isascii():
+        return "\0" not in text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def _arrived(row: Any) -> Arrived:
+    if not isinstance(row, Mapping):
+        raise EventError("?", "event", f"must be an object, got {type(row).__name__}")
+    recorded = parse(row)
+    kind = row["kind"]
+    if recorded is None:
+        # Checked by the envelope of a known kind, so that newer kinds obey the same rules.
+        envelope = parse({**{key: row[key] for key in ENVELOPE if key in row}, **_PROBE})
+        assert envelope is not None
+        time, source, sequence, event = envelope.time, envelope.source, envelope.sequence, None
+        if len(kind) > KIND_LENGTH or not storable(kind):
+            raise EventError("?", "kind", f"must be plain text of at most {KIND_LENGTH} characters")
+    else:
+        time, source, sequence, event = recorded.time, recorded.source, recorded.sequence, recorded.event
+        _check(event)
+    if not source or len(source) > SOURCE_LENGTH or not storable(source):
+        raise EventError(kind, "source", f"must be plain text of 1 to {SOURCE_LENGTH} characters")
+    if not 0 <= sequence <= COUNT_MAX:
+        raise EventError(kind, "sequence", f"must be from 0 to {COUNT_MAX}, got {sequence}")
+    if abs(time) > SECONDS_MAX:
+        raise EventError(kind, "time", f"must be unix seconds of at most {SECONDS_MAX:.0f}, got {time}")
+    body = {key: value for key, value in row.items() if key not in ENVELOPE}
+    try:
+        return Arrived(kind, time, source, sequence, _body(body), event)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EventError(kind, "event", f"is not strict JSON: {error}") from error
+
+
+_PROBE: dict[str, Any] = {"kind": "note", "level": "info", "text": ""}
+_encode = msgspec.json.Encoder().encode
+
+
+def _body(body: dict[str, Any]) -> str:
+    # msgspec would write a float that is not finite as null, and lose it; only a lax reader of JSON makes one.
+    _refuse_not_finite(body.values())
+    return _encode(body).decode("utf-8")
+
+
+def _refuse_not_finite(values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                raise ValueError("a number is not finite")
+        elif isinstance(value, Mapping):
+            _refuse_not_finite(value.values())
+        elif isinstance(value, list):
+            _refuse_not_finite(value)
+
+
+def _check(event: Event) -> None:
+    """Raises EventError where a field is beyond what a column can hold."""
+    kind = event.kind
+    values = vars(event)
+    for name, largest in _INTEGERS[kind]:
+        value = values[name]
+        if value is not None and not -largest <= value <= largest:
+            raise EventError(kind, name, f"must be at most {largest}, got {value}")
+    for name in _SECONDS[kind]:
+        # Not finite is allowed here: it is stored as NULL.
+        if math.isfinite(values[name]) and abs(values[name]) > SECONDS_MAX:
+            raise EventError(kind, name, f"must be at most {SECONDS_MAX:.0f}, got {values[name]}")
+    for name in _TEXTS[kind]:
+        value = values[name]
+        if len(value) > _TEXT_LENGTHS.get(name, len(value)) or not storable(value):
+            raise EventError(kind, name, f"must be plain text of at most {_TEXT_LENGTHS.get(name, 'any')} characters")
+    special = _SPECIAL.get(type(event))
+    if special is not None:
+        special(event)
+
+
+def _check_counters(event: Any) -> None:
+    for name, value in vars(event.counters).items():
+        largest = SECONDS_MAX if isinstance(value, float) else COUNT_MAX
+        if not 0 <= value <= largest:
+            raise EventError(event.kind, f"counters.{name}", f"must be from 0 to {largest:.0f}, got {value}")
+
+
+def _check_metrics(event: Any) -> None:
+    longest = METRIC_LENGTH - (len(EVALUATION_PREFIX) if isinstance(event, Evaluation) else 0)
+    for name in event.metrics:
+        if len(name) > longest or not storable(name):
+            raise EventError(
+                event.kind, f"metrics.{name[:longest]!r}", f"must have a name of at most {longest} characters"
+            )
+    for name, seconds in getattr(event, "seconds_by_part", {}).items():
+        if math.isfinite(seconds) and abs(seconds) > SECONDS_MAX:
+            raise EventError(event.kind, f"seconds_by_part.{name}", f"must be at most {SECONDS_MAX:.0f}, got {seconds}")
+
+
+def _fields(event_class: type[Event], hints: Sequence[Any]) -> list[str]:
+    return [name for name, hint in get_type_hints(event_class).items() if hint in hints]
+
+
+_INTEGERS = {
+    cls.kind: [(name, COUNT_MAX if name in _BIG_COUNTS else INT32_MAX) for name in _fields(cls, (int, int | None))]
+    for cls in EVENT_CLASSES
+}
+_SECONDS = {
+    cls.kind: [name for name in _fields(cls, (float,)) if name in ("seconds", "start", "end")] for cls in EVENT_CLASSES
+}
+_TEXTS = {cls.kind: [name for name in _fields(cls, (str,))] for cls in EVENT_CLASSES}
+_SPECIAL: dict[type[Event], Any] = {TrainStep: _check_metrics, Evaluation: _check_metrics}
+_SPECIAL.update({cls: _check_counters for cls in EVENT_CLASSES if EngineCounters in get_type_hints(cls).values()})

@@ -1,0 +1,51 @@
+"""Many rows in one statement: the fastest way that each database has, behind one call.
+
+SQLite takes tuples one after the other in its own process; PostgreSQL takes one array a column, so that a batch of any
+size is one statement, parsed once and sent in one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql
+
+_POSTGRESQL = postgresql.dialect()
+
+
+class BulkInsert:
+    """An INSERT into some columns of a table, with an optional ON CONFLICT clause; made once, used by all threads."""
+
+    def __init__(self, table: Table, columns: Sequence[str], conflict: str = "") -> None:
+        """`columns` must hold everything that has no default in the database."""
+        names = ", ".join(f'"{name}"' for name in columns)
+        into = f'INSERT INTO "{table.name}" ({names})'
+        self._row = f"{into} VALUES ({', '.join('?' * len(columns))}) {conflict}"
+        arrays = ", ".join(f"%s::{table.c[name].type.compile(_POSTGRESQL)}[]" for name in columns)
+        # WHERE true: without it, the grammar takes ON CONFLICT for a join's condition.
+        self._arrays = f"{into} SELECT * FROM unnest({arrays}) WHERE true {conflict}"
+
+    def __call__(self, connection: Connection, rows: Iterable[Sequence[Any]]) -> None:
+        """Insert the rows; no two of them may conflict with each other."""
+        rows = rows if isinstance(rows, list) else list(rows)
+        if not rows:
+            return
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql(self._row, [tuple(row) for row in rows])
+        else:
+            connection.exec_driver_sql(self._arrays, tuple(map(list, zip(*rows, strict=True))))
+
+
+def replace(keys: Sequence[str], columns: Sequence[str], guard: str = "") -> str:
+    """ON CONFLICT clause: the new row's values take the place of the old one's, where `guard` (SQL) allows it."""
+    values = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name not in keys)
+    return f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {values}" + (f" WHERE {guard}" if guard else "")
+
+
+def add(table: str, keys: Sequence[str], sums: Sequence[str], replaced: Sequence[str] = ()) -> str:
+    """ON CONFLICT clause: `sums` are added to the old row's, `replaced` take their place."""
+    values = [f'"{name}" = "{table}"."{name}" + excluded."{name}"' for name in sums]
+    values += [f'"{name}" = excluded."{name}"' for name in replaced]
+    return f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {', '.join(values)}"

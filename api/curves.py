@@ -1,0 +1,106 @@
+"""The curves of a run: any column of `steps`, any figure made of them, any metric; down-sampled here, not in the page.
+
+Figures are computed by the database with the definitions of `telemetry/metrics.py` (a test compares them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Float, cast, func, select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.record import Metric, Step
+from rhyme_openrlhf.api.series import downsample
+from rhyme_openrlhf.telemetry.metrics import MS_PER_SECOND
+
+Axis = Literal["step", "time"]
+_NO_CURVES = {"run_id", "step", "attempt_id"}
+COLUMNS: tuple[str, ...] = tuple(name for name in Step.__table__.columns if name not in _NO_CURVES)
+BUBBLES: tuple[str, ...] = tuple(name for name in COLUMNS if name.startswith("bubble_"))
+
+
+def _ratio(numerator: Any, denominator: Any) -> ColumnElement[Any]:
+    return cast(numerator, Float) / func.nullif(cast(denominator, Float), 0.0)
+
+
+def _bubble_seconds() -> ColumnElement[Any]:
+    total: Any = getattr(Step, BUBBLES[0])
+    for name in BUBBLES[1:]:
+        total = total + getattr(Step, name)
+    return total
+
+
+FIGURES: dict[str, ColumnElement[Any]] = {
+    "speculation_rate": _ratio(Step.accepted, Step.engine_tokens),
+    "acceptance_rate": _ratio(Step.accepted, Step.drafted),
+    "tokens_per_step": _ratio(Step.decode_tokens, Step.sample_steps),
+    "decode_step_ms": _ratio(Step.busy_seconds * MS_PER_SECOND, Step.decode_steps),
+    "tokens_per_second": _ratio(Step.response_tokens, Step.rollout_seconds),
+    "bubble_fraction": _ratio(_bubble_seconds(), Step.engines * Step.rollout_seconds),
+    "step_seconds": Step.finished_at - Step.started_at,
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`x`: steps, or seconds since the run's first step began. `count`: points before down-sampling."""
+
+    name: str
+    x: list[float]
+    values: list[float | None]
+    count: int
+
+
+def curve_names(session: Session, run: Run) -> dict[str, list[str]]:
+    """What there is to draw: columns, figures, and this run's metrics."""
+    metrics = session.scalars(select(Metric.name).where(Metric.run_id == run.id).distinct().order_by(Metric.name))
+    return {"columns": list(COLUMNS), "figures": list(FIGURES), "metrics": list(metrics)}
+
+
+def curves(
+    session: Session, run: Run, names: Sequence[str], from_step: int, to_step: int, points: int, axis: Axis = "step"
+) -> list[Curve]:
+    """One curve a name, in this order; a name nothing is known of gives an empty one.
+
+    Columns and figures come before metrics of the same name.
+    """
+    of_steps = [name for name in names if name in COLUMNS or name in FIGURES]
+    found: dict[str, tuple[list[float], list[float | None]]] = {}
+    window = (Step.run_id == run.id, Step.step >= from_step, Step.step <= to_step)
+    if of_steps:
+        chosen = [FIGURES[name] if name in FIGURES else getattr(Step, name) for name in of_steps]
+        rows = session.execute(select(Step.step, Step.finished_at, *chosen).where(*window).order_by(Step.step)).all()
+        x = _axis([(row[0], row[1]) for row in rows], session, run, axis)
+        for i, name in enumerate(of_steps):
+            points_of = [(at, row[i + 2]) for at, row in zip(x, rows, strict=True) if at is not None]
+            found[name] = [at for at, _ in points_of], [value for _, value in points_of]
+    for name in names:
+        if name not in found:
+            found[name] = _metric(session, run, name, from_step, to_step, axis)
+    return [Curve(name, *downsample(*found[name], points), count=len(found[name][0])) for name in names]
+
+
+def _metric(
+    session: Session, run: Run, name: str, from_step: int, to_step: int, axis: Axis
+) -> tuple[list[float], list[float | None]]:
+    rows = session.execute(
+        select(Metric.step, Step.finished_at, Metric.value)
+        .outerjoin(Step, (Step.run_id == Metric.run_id) & (Step.step == Metric.step))
+        .where(Metric.run_id == run.id, Metric.name == name, Metric.step >= from_step, Metric.step <= to_step)
+        .order_by(Metric.step)
+    ).all()
+    x = _axis([(row[0], row[1]) for row in rows], session, run, axis)
+    kept = [(at, row[2]) for at, row in zip(x, rows, strict=True) if at is not None]
+    return [at for at, _ in kept], [value for _, value in kept]
+
+
+def _axis(rows: Sequence[tuple[int, float | None]], session: Session, run: Run, axis: Axis) -> list[float | None]:
+    """Where each (step, finished at) stands on the x axis; None: its time is not known yet."""
+    if axis == "step":
+        return [float(step) for step, _ in rows]
+    begin = session.scalar(select(func.min(Step.started_at)).where(Step.run_id == run.id))
+    return [None if at is None or begin is None else at - begin for _, at in rows]

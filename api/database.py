@@ -1,0 +1,178 @@
+"""The store: an SQLite file or a PostgreSQL database, its sessions, and the upgrade of its schema.
+
+`sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql+psycopg://user@host/name`.
+
+Invariants: a reading session never blocks a writer nor is blocked by one; on SQLite there is one writer at a time, who
+takes the lock when the transaction begins and not in its middle; nobody waits longer than `BUSY_SECONDS` for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry
+
+DIALECTS = ("sqlite+pysqlite", "postgresql+psycopg")
+# A batch is written in milliseconds; whoever waits longer is told to come back.
+BUSY_SECONDS = 5.0
+# For the whole of PostgreSQL: two services that start at once upgrade one after the other.
+_UPGRADE_LOCK = 0x72687970
+# SQLite's cache of pages in a connection, in KiB: what the indexes of a large store need while it grows.
+_SQLITE_CACHE_KIB = 65_536
+# Connections that may be open at once: the threads in which the service handles requests.
+_POOL_SIZE = 40
+_BEGIN = "rhyme_begin"
+
+
+class DatabaseError(Exception):
+    """The database cannot be used; the message is one sentence for the user."""
+
+
+class BusyError(DatabaseError):
+    """Another writer has had the store for `BUSY_SECONDS`: try again later."""
+
+
+class Database:
+    """One store, shared by all threads of a process."""
+
+    def __init__(self, url: str) -> None:
+        """Raises DatabaseError for a URL that is none, or of another kind of database. Connects only when used."""
+        try:
+            parsed = make_url(url)
+            dialect = f"{parsed.get_backend_name()}+{parsed.get_driver_name()}"
+        except ArgumentError as error:
+            raise DatabaseError(f"the database URL is not one: {error}") from error
+        if dialect not in DIALECTS:
+            raise DatabaseError(f"the database must be sqlite:///FILE or postgresql+psycopg://..., got {dialect}")
+        if dialect.startswith("sqlite") and not parsed.database:
+            raise DatabaseError("the database must be a file: sqlite:///FILE (each thread would see its own memory)")
+        self.is_sqlite = dialect.startswith("sqlite")
+        self.engine = _sqlite_engine(url) if self.is_sqlite else _postgresql_engine(url)
+        self._writing_engine = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+        # Threads of one process queue here instead of in SQLite, whose waiting sleeps and polls.
+        self._writer = threading.Lock()
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session on one snapshot; what it changes is rolled back at the end."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            if not self.is_sqlite:
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A session whose changes are committed at the end, or rolled back when the block raises.
+
+        Raises BusyError when another writer does not end. What must not be changed meanwhile is locked by the caller
+        (`SELECT ... FOR UPDATE`); a run before its attempts.
+        """
+        with self._turn():
+            try:
+                with Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
+                    yield session
+            except OperationalError as error:
+                if _is_busy(error):
+                    raise BusyError(f"the store is locked by another writer for {BUSY_SECONDS:g} s") from error
+                raise
+
+    def upgrade(self) -> None:
+        """Bring the schema to this version's. Raises DatabaseError when it is a newer one."""
+        with self._turn(), self._writing_engine.begin() as connection:
+            upgrade(connection)
+
+    def dispose(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self.is_sqlite:
+            yield
+            return
+        if not self._writer.acquire(timeout=BUSY_SECONDS):
+            raise BusyError(f"waited {BUSY_SECONDS:g} s for another writer of the store")
+        try:
+            yield
+        finally:
+            self._writer.release()
+
+
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Upgrade the schema inside the connection's transaction. Raises DatabaseError when it is newer than the code."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+    config = alembic_config()
+    config.attributes["connection"] = connection
+    current = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if current is not None and current not in known:
+        raise DatabaseError(
+            f"the database has schema {current!r}, which this version of rhyme-openrlhf does not know: "
+            "install the newer version that made it, or name another database"
+        )
+    command.upgrade(config, revision)
+
+
+def alembic_config() -> Config:
+    """Alembic's settings: its scripts are in the package, installed or not."""
+    config = Config()
+    config.set_main_option("script_location", str(resources.files("rhyme_openrlhf") / "migrations").replace("%", "%%"))
+    return config
+
+
+def _sqlite_engine(url: str) -> Engine:
+    engine = create_engine(
+        url, pool_size=_POOL_SIZE, max_overflow=0, connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS}
+    )
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+        # The driver's own idea of when a transaction begins is too late for reads: it is told by "begin" below.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for pragma in (
+            "journal_mode = WAL",
+            "foreign_keys = ON",
+            # In WAL mode this keeps the file whole over a loss of power; the last moment's commits may be lost then,
+            # and are not lost when a process is killed.
+            "synchronous = NORMAL",
+            f"busy_timeout = {int(BUSY_SECONDS * 1000)}",
+            f"cache_size = -{_SQLITE_CACHE_KIB}",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
+
+    return engine
+
+
+def _postgresql_engine(url: str) -> Engine:
+    # A connection that died with the server (restart) is replaced before it is used. Waiting for locks has a limit.
+    connect_args: dict[str, Any] = {
+        "connect_timeout": int(BUSY_SECONDS),
+        "options": f"-c lock_timeout={int(BUSY_SECONDS * 1000)}",
+    }
+    return create_engine(url, pool_size=_POOL_SIZE, max_overflow=0, pool_pre_ping=True, connect_args=connect_args)
+
+
+def _is_busy(error: OperationalError) -> bool:
+    """SQLITE_BUSY; PostgreSQL's lock_not_available, deadlock_detected and serialization_failure."""
+    if getattr(error.orig, "sqlstate", None) in ("55P03", "40P01", "40001"):
+        return True
+    return "database is locked" in str(error.orig)

@@ -1,0 +1,189 @@
+"""Derived rows into their tables, and out again when a newer attempt does their steps again.
+
+The run's row must be locked (`lives.lock_run`): steps are read, changed and written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table, delete, func, select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.batch import Arrived
+from rhyme_openrlhf.api.bulk import BulkInsert, add, replace
+from rhyme_openrlhf.api.models import Artifact, Attempt, Run
+from rhyme_openrlhf.api.record import (
+    EngineSampleRow,
+    EngineStepRow,
+    EpochRow,
+    Interval,
+    Metric,
+    Move,
+    RankStabilityRow,
+    RawEvent,
+    Step,
+    Switch,
+)
+from rhyme_openrlhf.api.rollup import (
+    ENGINE_STEP_COUNTERS,
+    INTERVAL_COLUMNS,
+    MOVE_COLUMNS,
+    SAMPLE_COLUMNS,
+    STEP_COLUMNS,
+    SWITCH_COLUMNS,
+    Rollup,
+    Segment,
+    StepRow,
+    planned_steps,
+    segment,
+    steps_concerned,
+)
+from rhyme_openrlhf.api.totals import EPOCH_SUMS, epoch_changes, run_figures
+
+CHECKPOINT = "checkpoint"
+
+
+def _table(model: Any) -> Table:
+    table: Table = model.__table__
+    return table
+
+
+STEPS, EPOCHS, INTERVALS = _table(Step), _table(EpochRow), _table(Interval)
+# Those whose rows belong to a step of a run.
+OF_STEPS = tuple(map(_table, (Step, EngineStepRow, Interval, EngineSampleRow, Metric, Move, Switch)))
+
+_STEP_KEYS = ("run_id", "step")
+_METRIC_COLUMNS = ("run_id", "name", "step", "attempt_id", "value")
+_STABILITY_COLUMNS = ("run_id", "epoch", "attempt_id", "correlation", "prompts")
+_ARTIFACT_COLUMNS = ("run_id", "attempt_id", "kind", "step", "path", "created_at")
+_write_steps = BulkInsert(STEPS, STEP_COLUMNS, replace(_STEP_KEYS, STEP_COLUMNS))
+_write_engine_steps = BulkInsert(
+    _table(EngineStepRow),
+    ("run_id", "step", "engine", "attempt_id", "weight_version", *ENGINE_STEP_COUNTERS),
+    add("engine_steps", ("run_id", "step", "engine"), ENGINE_STEP_COUNTERS, replaced=("weight_version",)),
+)
+_write_intervals = BulkInsert(INTERVALS, INTERVAL_COLUMNS)
+_write_samples = BulkInsert(_table(EngineSampleRow), SAMPLE_COLUMNS)
+_write_moves = BulkInsert(_table(Move), MOVE_COLUMNS)
+_write_switches = BulkInsert(_table(Switch), SWITCH_COLUMNS)
+# A resumed attempt may evaluate the step it was resumed from: the newer attempt's value stays.
+_write_metrics = BulkInsert(
+    _table(Metric),
+    _METRIC_COLUMNS,
+    replace(("run_id", "name", "step"), _METRIC_COLUMNS, "metrics.attempt_id <= excluded.attempt_id"),
+)
+_write_stability = BulkInsert(
+    _table(RankStabilityRow),
+    _STABILITY_COLUMNS,
+    replace(("run_id", "epoch"), _STABILITY_COLUMNS, "rank_stability.attempt_id <= excluded.attempt_id"),
+)
+_write_artifacts = BulkInsert(_table(Artifact), _ARTIFACT_COLUMNS, "ON CONFLICT DO NOTHING")
+_write_epochs = BulkInsert(EPOCHS, ("run_id", "epoch", *EPOCH_SUMS), add("epochs", ("run_id", "epoch"), EPOCH_SUMS))
+
+
+def derive(session: Session, run_id: int, attempt_id: int, ceiling: int | None, fresh: Sequence[Arrived]) -> Rollup:
+    """Write what the fresh events of an attempt bring to the derived tables; `ceiling` as in `Rollup`."""
+    connection = session.connection()
+    stored = _stored_steps(connection, run_id, attempt_id, steps_concerned(fresh))
+    rollup = Rollup(run_id, attempt_id, ceiling, stored)
+    rollup.add(fresh)
+    rollup.settle_bubbles(_segments(connection, run_id, rollup.needs_intervals()))
+    ids = (run_id, attempt_id)
+    _write_engine_steps(
+        connection, [(run_id, step, engine, attempt_id, *row) for (step, engine), row in rollup.engine_steps.items()]
+    )
+    _count_engines(connection, run_id, rollup)
+    changed = rollup.changed_steps()
+    _write_steps(connection, [tuple(row[name] for name in STEP_COLUMNS) for row in changed])
+    _write_intervals(connection, rollup.intervals)
+    _write_samples(connection, rollup.samples)
+    _write_moves(connection, rollup.moves)
+    _write_switches(connection, rollup.switches)
+    _write_metrics(
+        connection, [(run_id, name, step, attempt_id, value) for (name, step), value in rollup.metrics.items()]
+    )
+    _write_stability(connection, [(run_id, epoch, attempt_id, *row) for epoch, row in rollup.stability.items()])
+    _write_artifacts(
+        connection, [(*ids, CHECKPOINT, step, path, time) for (step, path), time in rollup.checkpoints.items()]
+    )
+    _change_epochs(connection, run_id, [stored[row["step"]] for row in changed if row["step"] in stored], changed)
+    return rollup
+
+
+def remove(session: Session, run_id: int, attempt_ids: Collection[int], from_step: int | None) -> None:
+    """Take out the rows of these attempts from a step on; None: all of them, with what belongs to no step."""
+    connection = session.connection()
+    mine = [STEPS.c.run_id == run_id, STEPS.c.attempt_id.in_(attempt_ids)]
+    if from_step is not None:
+        mine.append(STEPS.c.step >= from_step)
+    gone = [dict(row) for row in connection.execute(select(STEPS).where(*mine)).mappings()]
+    _change_epochs(connection, run_id, gone, [])
+    for table in OF_STEPS:
+        query = delete(table).where(table.c.run_id == run_id, table.c.attempt_id.in_(attempt_ids))
+        connection.execute(query if from_step is None else query.where(table.c.step >= from_step))
+    if from_step is None:
+        for model in (RankStabilityRow, Artifact):
+            connection.execute(delete(model).where(model.run_id == run_id, model.attempt_id.in_(attempt_ids)))
+
+
+def update_header(session: Session, run: Run, attempt: Attempt, rollup: Rollup) -> None:
+    """Bring the run's roll-up columns up to date."""
+    if rollup.started is not None and not _newer_started(session, attempt):
+        event = rollup.started[0]
+        run.engines, run.tensor_parallel_size, run.epochs = event.engines, event.tensor_parallel_size, event.epochs
+        run.steps_total = planned_steps(event)
+    elif not rollup.steps:
+        return
+    epochs = session.connection().execute(select(EPOCHS).where(EPOCHS.c.run_id == run.id)).mappings()
+    for name, value in run_figures([dict(row) for row in epochs], run.engines).items():
+        setattr(run, name, value)
+    trained = select(Step.step).where(Step.run_id == run.id, Step.finished_at.is_not(None))
+    run.step = session.execute(trained.order_by(Step.step.desc()).limit(1)).scalar_one_or_none() or 0
+
+
+def _newer_started(session: Session, attempt: Attempt) -> bool:
+    """Whether a newer attempt has said what the run is."""
+    newer = select(RawEvent.id).where(
+        RawEvent.run_id == attempt.run_id, RawEvent.kind == "run_started", RawEvent.attempt_id > attempt.id
+    )
+    return session.execute(newer.limit(1)).first() is not None
+
+
+def _stored_steps(connection: Connection, run_id: int, attempt_id: int, steps: Collection[int]) -> dict[int, StepRow]:
+    if not steps:
+        return {}
+    query = select(STEPS).where(STEPS.c.run_id == run_id, STEPS.c.step.in_(steps), STEPS.c.attempt_id == attempt_id)
+    return {row["step"]: dict(row) for row in connection.execute(query).mappings()}
+
+
+def _segments(connection: Connection, run_id: int, steps: Collection[int]) -> dict[int, list[Segment]]:
+    """Stored intervals of these steps."""
+    found: dict[int, list[Segment]] = {step: [] for step in steps}
+    if steps:
+        of = INTERVALS.c
+        query = select(of.step, of.state, of.cause, of.start, of.end).where(of.run_id == run_id, of.step.in_(steps))
+        for step, state, cause, start, end in connection.execute(query):
+            found[step].append(segment(state, cause, start, end))
+    return found
+
+
+def _count_engines(connection: Connection, run_id: int, rollup: Rollup) -> None:
+    """Set `engines` of the steps: how many engines have told what they did."""
+    steps = {step for step, _ in rollup.engine_steps}
+    if steps:
+        of = _table(EngineStepRow).c
+        query = select(of.step, func.count()).where(of.run_id == run_id, of.step.in_(steps)).group_by(of.step)
+        for step, engines in connection.execute(query):
+            rollup.steps[step]["engines"] = engines
+
+
+def _change_epochs(connection: Connection, run_id: int, before: Sequence[StepRow], after: Sequence[StepRow]) -> None:
+    changes = epoch_changes(before, after)
+    rows = [
+        (run_id, epoch, *(sums[name] for name in EPOCH_SUMS)) for epoch, sums in changes.items() if any(sums.values())
+    ]
+    _write_epochs(connection, rows)
+    if any(sums["steps_begun"] < 0 for sums in changes.values()):
+        connection.execute(delete(EPOCHS).where(EPOCHS.c.run_id == run_id, EPOCHS.c.steps_begun == 0))

@@ -1,0 +1,130 @@
+"""One batch of one attempt into the store, all or nothing, in the caller's transaction.
+
+Invariants: an event is stored once, by its source's sequence; sending again changes nothing. Derived rows follow from
+the stored events alone: not from how they were split into batches, nor from how those of different sources and attempts
+were interleaved. While a batch is written, its run's row is locked, so batches of one run wait for each other and those
+of different runs do not (on PostgreSQL; SQLite has one writer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api import lives
+from rhyme_openrlhf.api.batch import Arrived
+from rhyme_openrlhf.api.bulk import BulkInsert, replace
+from rhyme_openrlhf.api.derived import derive, remove, update_header
+from rhyme_openrlhf.api.models import Attempt, Run
+from rhyme_openrlhf.api.record import EventSource, RawEvent
+from rhyme_openrlhf.api.rollup import claimed_steps
+
+_EVENT_COLUMNS = ("run_id", "attempt_id", "source", "sequence", "time", "kind", "body")
+_SOURCE_COLUMNS = ("attempt_id", "source", "next_sequence", "dropped")
+_EVENTS: Any = RawEvent.__table__
+_SOURCES: Any = EventSource.__table__
+_write_events = BulkInsert(_EVENTS, _EVENT_COLUMNS)
+_write_sources = BulkInsert(_SOURCES, _SOURCE_COLUMNS, replace(("attempt_id", "source"), _SOURCE_COLUMNS))
+
+
+class UnknownAttemptError(LookupError):
+    """Nobody announced this attempt; the message is one sentence for the reporter."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What became of a batch. `stop`: the run is asked to end itself."""
+
+    accepted: int
+    duplicates: int
+    stop: bool
+
+
+def ingest(
+    session: Session, attempt_uid: str, arrived: Sequence[Arrived], now: float, alive: bool | None = None
+) -> Receipt:
+    """Store a batch (from `batch.prepare`, which needs no lock); an empty one is a heartbeat.
+
+    `now` in unix seconds by the server's clock; `alive` is what the reporter says of the driver's process, None when it
+    says nothing. Raises UnknownAttemptError.
+    """
+    known = session.execute(select(Attempt.id, Attempt.run_id).where(Attempt.uid == attempt_uid)).first()
+    if known is None:
+        raise UnknownAttemptError(f"attempt {attempt_uid} is unknown: announce it first")
+    attempt_id, run_id = known
+    run, attempts = lives.lock_run(session, run_id)
+    attempt = next((one for one in attempts if one.id == attempt_id), None)
+    if attempt is None:
+        raise UnknownAttemptError(f"attempt {attempt_uid} was deleted just now")
+    fresh = _store(session, run, attempt, arrived)
+    if fresh:
+        _derive(session, run, attempts, attempt, fresh)
+    lives.heard(run, attempts, attempt, alive, now)
+    stop = attempt.stop_requested_at is not None
+    return Receipt(accepted=len(fresh), duplicates=len(arrived) - len(fresh), stop=stop)
+
+
+def forget_events(session: Session, run: Run, attempt: Attempt) -> None:
+    """Take an attempt's events and all that was derived from them out, so that its whole record can be stored anew."""
+    connection = session.connection()
+    remove(session, run.id, [attempt.id], None)
+    connection.execute(_EVENTS.delete().where(_EVENTS.c.attempt_id == attempt.id))
+    connection.execute(_SOURCES.delete().where(_SOURCES.c.attempt_id == attempt.id))
+    _count_dropped(session, run)
+
+
+def _store(session: Session, run: Run, attempt: Attempt, arrived: Sequence[Arrived]) -> list[Arrived]:
+    """Write the raw events that are new, and how far their sources are; returns them."""
+    connection = session.connection()
+    rows = connection.execute(select(_SOURCES).where(_SOURCES.c.attempt_id == attempt.id)).all()
+    following = {row.source: row.next_sequence for row in rows}
+    dropped = {row.source: row.dropped for row in rows}
+    fresh = []
+    gaps = 0
+    for one in arrived:
+        expected = following.get(one.source, 0)
+        if one.sequence < expected:
+            continue
+        if one.sequence > expected:
+            gaps += one.sequence - expected
+            dropped[one.source] = dropped.get(one.source, 0) + one.sequence - expected
+        following[one.source] = one.sequence + 1
+        fresh.append(one)
+    if fresh:
+        ids = (run.id, attempt.id)
+        _write_events(connection, [(*ids, e.source, e.sequence, e.time, e.kind, e.body) for e in fresh])
+        sources = {one.source for one in fresh}
+        _write_sources(connection, [(attempt.id, name, following[name], dropped.get(name, 0)) for name in sources])
+        run.last_event_at = max(run.last_event_at or 0.0, max(one.time for one in fresh))
+    if gaps:
+        _count_dropped(session, run)
+    return fresh
+
+
+def _count_dropped(session: Session, run: Run) -> None:
+    total = select(func.sum(EventSource.dropped)).join(Attempt, Attempt.id == EventSource.attempt_id)
+    run.dropped_events = int(session.execute(total.where(Attempt.run_id == run.id)).scalar_one() or 0)
+
+
+def _derive(
+    session: Session, run: Run, attempts: Sequence[Attempt], attempt: Attempt, fresh: Sequence[Arrived]
+) -> None:
+    """Derived rows, the run's roll-up and its status."""
+    first = min(claimed_steps(fresh), default=None)
+    if first is not None and (attempt.first_step is None or first < attempt.first_step):
+        attempt.first_step = first
+        older = [one.id for one in attempts if one.number < attempt.number]
+        if older:
+            remove(session, run.id, older, first)
+    newer = [one.first_step for one in attempts if one.number > attempt.number and one.first_step is not None]
+    rollup = derive(session, run.id, attempt.id, min(newer, default=None), fresh)
+    update_header(session, run, attempt, rollup)
+    if rollup.started is not None:
+        lives.began(run, attempts, attempt, rollup.started[1])
+    if rollup.finished is not None:
+        event, time = rollup.finished
+        lives.move(run, attempts, attempt, event.status, event.message, time)

@@ -1,0 +1,47 @@
+"""JSON that clients send and both databases keep: which values are let in.
+
+Invariant: what passes has only finite numbers, text without NUL and lone surrogates, and no more than `DEPTH` levels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+# A configuration has three levels; recursive readers (ours, databases', browsers') stand far more than this.
+DEPTH = 32
+
+
+def check_json(value: Any) -> Any:
+    """`value` itself. Raises ValueError, in one sentence, for what cannot be kept."""
+    level = [value]
+    for _ in range(DEPTH):
+        following: list[Any] = []
+        for item in level:
+            _check_one(item)
+            if isinstance(item, dict):
+                following.extend(item.keys())
+                following.extend(item.values())
+            elif isinstance(item, list):
+                following.extend(item)
+        if not following:
+            return value
+        level = following
+    raise ValueError(f"must not be nested deeper than {DEPTH} levels")
+
+
+def _check_one(value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("must not have numbers that are not finite")
+    if isinstance(value, str):
+        if "\0" in value:
+            raise ValueError("must not have NUL in its text")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError("must not have lone surrogates in its text") from error
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(check_json)]

@@ -1,0 +1,163 @@
+"""Live streams (server-sent events): a run's events as they are stored, and a log as it is written.
+
+Invariants: an event's id is its row's id, a log piece's id is where it ends, so a reader that comes back with
+Last-Event-ID misses nothing and gets nothing twice (ids of one run grow in the order they are committed: ingestion
+locks the run); streams are counted, end after `STREAM_SECONDS` (browsers come back by themselves), and end when who
+opened them may no longer read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from rhyme_openrlhf.api.auth import Principal, still_holds
+from rhyme_openrlhf.api.models import Attempt
+from rhyme_openrlhf.api.problems import FieldError, ProblemError, problem_response
+from rhyme_openrlhf.api.record import RawEvent
+from rhyme_openrlhf.api.state import Service
+
+# Events of one look into the database: about 1 MB.
+BATCH = 1000
+STREAM_SECONDS = 3600.0
+# How soon a revoked token stops reading.
+CHECK_SECONDS = 5.0
+# Proxies close connections on which nothing comes, most of them after a minute.
+PING_SECONDS = 15
+# A client that reads nothing for so long is let go.
+SEND_SECONDS = 30.0
+INT64_MAX = 2**63 - 1
+
+
+class LiveResponse(EventSourceResponse):
+    """A counted stream; 503 when there are too many."""
+
+    def __init__(self, service: Service, content: AsyncIterator[ServerSentEvent]) -> None:
+        super().__init__(content, ping=PING_SECONDS, send_timeout=SEND_SECONDS)
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        streams = self._service.limits.streams
+        try:
+            streams.acquire()
+        except ProblemError as error:
+            await problem_response(error.status, error.detail, headers=error.headers)(scope, receive, send)
+            return
+        self._service.metrics.streams.inc()
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._service.metrics.streams.dec()
+            streams.release()
+
+
+def last_id(header: str | None, after: int | None) -> int | None:
+    """Where a stream begins: behind Last-Event-ID, else `after`, else None. Raises ProblemError (422)."""
+    if header is None or header == "":
+        return after
+    if not (header.isascii() and header.isdigit() and int(header[:20]) <= INT64_MAX and len(header) < 20):
+        problem = FieldError(field="header.Last-Event-ID", message="is no id of this stream")
+        raise ProblemError(422, "the request does not have its form", errors=[problem])
+    return int(header)
+
+
+async def follow_events(
+    service: Service, who: Principal, run_id: int, after: int | None, kinds: Sequence[str], sources: Sequence[str]
+) -> AsyncIterator[ServerSentEvent]:
+    """A run's events behind `after` (None: those that come from now on), each one as soon as it is stored."""
+    wake = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    unsubscribe = service.news.subscribe(run_id, lambda: loop.call_soon_threadsafe(wake.set))
+    try:
+        if after is None:
+            after = await run_in_threadpool(_newest, service, run_id)
+        # Whoever loses the connection before the first event still knows where to go on.
+        yield ServerSentEvent(event="open", id=str(after), data="{}")
+        async for _ in _looks(service, who, wake):
+            while True:
+                rows = await run_in_threadpool(_events_after, service, run_id, after, kinds, sources)
+                for row in rows:
+                    after = row["id"]
+                    yield ServerSentEvent(id=str(after), data=json.dumps(row))
+                if len(rows) < BATCH:
+                    break
+    finally:
+        unsubscribe()
+
+
+async def follow_pieces(
+    service: Service, who: Principal, start: int, read: Callable[[int], dict[str, Any] | None]
+) -> AsyncIterator[ServerSentEvent]:
+    """A file's pieces from byte `start` on. `read(offset)` gives the next piece, with its "end", or None."""
+    yield ServerSentEvent(event="open", id=str(start), data="{}")
+    offset = start
+    async for _ in _looks(service, who, asyncio.Event()):
+        while (piece := await run_in_threadpool(read, offset)) is not None:
+            offset = piece["end"]
+            yield ServerSentEvent(id=str(offset), data=json.dumps(piece))
+
+
+async def _looks(service: Service, who: Principal, wake: asyncio.Event) -> AsyncIterator[None]:
+    """One item each time it is worth looking again, until the stream's time is over or its reader's right is."""
+    end = time.monotonic() + STREAM_SECONDS
+    checked = time.monotonic()
+    while time.monotonic() < end:
+        # Cleared before the look: what is stored during it is looked for again.
+        wake.clear()
+        yield
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(wake.wait(), service.settings.live_poll_s)
+        if time.monotonic() - checked >= CHECK_SECONDS:
+            if not await run_in_threadpool(_may_read, service, who):
+                return
+            checked = time.monotonic()
+
+
+def _may_read(service: Service, who: Principal) -> bool:
+    with service.database.reading() as session:
+        return still_holds(session, who, time.time())
+
+
+def _newest(service: Service, run_id: int) -> int:
+    with service.database.reading() as session:
+        return session.scalar(select(func.max(RawEvent.id)).where(RawEvent.run_id == run_id)) or 0
+
+
+def _events_after(
+    service: Service, run_id: int, after: int, kinds: Sequence[str], sources: Sequence[str]
+) -> list[dict[str, Any]]:
+    query = (
+        select(RawEvent, Attempt.number)
+        .join(Attempt, Attempt.id == RawEvent.attempt_id)
+        .where(RawEvent.run_id == run_id, RawEvent.id > after)
+        .order_by(RawEvent.id)
+        .limit(BATCH)
+    )
+    if kinds:
+        query = query.where(RawEvent.kind.in_(kinds))
+    if sources:
+        query = query.where(RawEvent.source.in_(sources))
+    with service.database.reading() as session:
+        return [event_row(event, number) for event, number in session.execute(query)]
+
+
+def event_row(event: RawEvent, attempt: int) -> dict[str, Any]:
+    """An event as the API shows it; `attempt` is its attempt's number."""
+    return {
+        "id": event.id,
+        "attempt": attempt,
+        "source": event.source,
+        "sequence": event.sequence,
+        "time": event.time,
+        "kind": event.kind,
+        "body": json.loads(event.body),
+    }

@@ -1,0 +1,136 @@
+"""Reading a run's log files, and no other file.
+
+Invariants: a file that is read is a regular file below `<run directory>/logs`, and that directory is below one of the
+configured roots, all resolved through symbolic links; no more than `MAX_CHUNK` bytes are read at once.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+# What a page can show at once; more is fetched in pieces.
+MAX_CHUNK = 1024 * 1024
+# A run has a log a process: far more files than a cluster has processes are not listed.
+MAX_FILES = 5000
+# The longest UTF-8 character.
+UTF8_BYTES = 4
+
+
+class LogError(Exception):
+    """The file cannot be read; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """`name` is the path below logs/; size in bytes, time in unix seconds."""
+
+    name: str
+    size: int
+    modified_at: float
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Bytes `start` to `end` (exclusive) of a file of `size` bytes, as text; what is no UTF-8 is replaced."""
+
+    text: str
+    start: int
+    end: int
+    size: int
+
+
+def logs_of(run_directory: str, roots: Sequence[Path]) -> Path:
+    """The resolved logs directory of a run. Raises LogError if it is not there or not below a root."""
+    if not run_directory or "\0" in run_directory:
+        raise LogError("the run reported no run directory")
+    try:
+        run = Path(run_directory).resolve()
+        logs = (run / "logs").resolve()
+    except (OSError, RuntimeError) as error:
+        raise LogError("the run directory cannot be resolved") from error
+    if not any(run.is_relative_to(root) for root in roots) or not logs.is_relative_to(run):
+        raise LogError("the run directory is not below the service's roots (--serve.roots)")
+    if not logs.is_dir():
+        raise LogError("the run directory has no logs on this machine")
+    return logs
+
+
+def list_logs(logs: Path) -> list[LogFile]:
+    """The regular files below `logs` (as `logs_of` gave it), by name."""
+    found: list[LogFile] = []
+    for directory, _, names in os.walk(logs):
+        for name in names:
+            path = Path(directory) / name
+            try:
+                about = path.lstat()
+            except OSError:  # gone since it was listed
+                continue
+            if stat.S_ISREG(about.st_mode) and name.isprintable():
+                found.append(LogFile(path.relative_to(logs).as_posix(), about.st_size, about.st_mtime))
+        if len(found) >= MAX_FILES:
+            break
+    return sorted(found, key=lambda file: file.name)[:MAX_FILES]
+
+
+@contextmanager
+def open_log(logs: Path, name: str) -> Iterator[BinaryIO]:
+    """Open one file below `logs`. Raises LogError for everything that is not a regular file there."""
+    if not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
+        raise LogError("there is no such log")
+    try:
+        path = (logs / name).resolve()
+        if not path.is_relative_to(logs):
+            raise LogError("there is no such log")
+        # The path is resolved: a link here now was put there since. A pipe must not block before it is refused.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise LogError("there is no such log") from error
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise LogError("there is no such log")
+        yield file
+
+
+def read_range(file: BinaryIO, start: int, length: int) -> Chunk:
+    """At most `length` bytes from `start` on; a character that is cut at the end is left for the next piece."""
+    size = os.fstat(file.fileno()).st_size
+    start = min(start, size)
+    file.seek(start)
+    data = file.read(min(length, MAX_CHUNK))
+    data = _whole_characters(data)
+    return Chunk(data.decode("utf-8", "replace"), start, start + len(data), size)
+
+
+def read_tail(file: BinaryIO, lines: int) -> Chunk:
+    """The last `lines` lines, at most MAX_CHUNK bytes of them."""
+    size = os.fstat(file.fileno()).st_size
+    start = max(0, size - MAX_CHUNK)
+    file.seek(start)
+    data = file.read(MAX_CHUNK)
+    # The newline that ends the last line begins no line.
+    position = len(data) - 1 if data.endswith(b"\n") else len(data)
+    for _ in range(lines):
+        position = data.rfind(b"\n", 0, position)
+        if position < 0:
+            break
+    first = position + 1
+    data = _whole_characters(data[first:])
+    return Chunk(data.decode("utf-8", "replace"), start + first, start + first + len(data), size)
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """`data` without a last character that is cut."""
+    for back in range(1, min(UTF8_BYTES, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0b1100_0000 == 0b1000_0000:  # within a character
+            continue
+        needs = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        # A character alone is given as it is: no file of invalid bytes may stop its reader for ever.
+        return data[:-back] if needs > back and len(data) > back else data
+    return data

@@ -1,0 +1,119 @@
+"""A run's raw events: paged, and live."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+from sse_starlette import EventSourceResponse
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.fields import INT64, NO_NUL, PAGE, Cursor, Limit, RunUid
+from rhyme_openrlhf.api.live import LiveResponse, event_row, follow_events, last_id
+from rhyme_openrlhf.api.models import Attempt
+from rhyme_openrlhf.api.pagination import Direction, Order
+from rhyme_openrlhf.api.problems import documented
+from rhyme_openrlhf.api.queries import find_run, page_of
+from rhyme_openrlhf.api.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent
+from rhyme_openrlhf.api.state import ServiceDep
+
+router = APIRouter(prefix="/runs/{uid}/events", tags=["events"], responses=documented(401, 403, 404, 422, 429, 503))
+
+Kinds = Annotated[
+    list[Annotated[str, Field(max_length=KIND_LENGTH, pattern=NO_NUL)]],
+    Query(max_length=32, description="Only these kinds."),
+]
+Sources = Annotated[
+    list[Annotated[str, Field(max_length=SOURCE_LENGTH, pattern=NO_NUL)]],
+    Query(max_length=32, description="Only from these writers."),
+]
+
+
+class EventView(BaseModel):
+    """One event; `body` is what is special to its kind (docs: the events of a run)."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": 17,
+                    "attempt": 1,
+                    "source": "driver",
+                    "sequence": 3,
+                    "time": 1760000000.0,
+                    "kind": "note",
+                    "body": {"level": "info", "text": "engines are up"},
+                }
+            ]
+        }
+    )
+
+    id: int
+    attempt: int
+    source: str
+    sequence: int
+    time: float
+    kind: str
+    body: dict[str, Any]
+
+
+class EventPage(BaseModel):
+    """Events in the order they were stored."""
+
+    items: list[EventView]
+    next_cursor: str | None
+
+
+@router.get("", summary="Events")
+def get_events(
+    uid: RunUid,
+    who: auth.Viewer,
+    service: ServiceDep,
+    kind: Kinds = [],  # noqa: B006 (FastAPI copies it)
+    source: Sources = [],  # noqa: B006
+    direction: Direction = "asc",
+    limit: Limit = PAGE,
+    cursor: Cursor = None,
+) -> EventPage:
+    """A run's events of all its attempts."""
+    with service.database.reading() as session:
+        run = find_run(session, uid)
+        conditions = [RawEvent.run_id == run.id]
+        if kind:
+            conditions.append(RawEvent.kind.in_(kind))
+        if source:
+            conditions.append(RawEvent.source.in_(source))
+        order = Order("id", RawEvent.id, RawEvent.id, direction)
+        rows, following = page_of(session, RawEvent, conditions, order, limit, cursor)
+        numbers = dict(session.execute(select(Attempt.id, Attempt.number).where(Attempt.run_id == run.id)).tuples())
+        items = [EventView(**event_row(row, numbers[row.attempt_id])) for row in rows]
+    return EventPage(items=items, next_cursor=following)
+
+
+@router.get(
+    "/stream",
+    summary="Events, live",
+    response_class=EventSourceResponse,
+    responses={
+        200: {
+            "description": "Server-sent events: `id` is the event's id, `data` an EventView. First an event `open`.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
+)
+def stream_events(
+    uid: RunUid,
+    who: auth.Viewer,
+    service: ServiceDep,
+    kind: Kinds = [],  # noqa: B006
+    source: Sources = [],  # noqa: B006
+    after: Annotated[int | None, Query(ge=0, le=INT64, description="Begin behind this id, 0 for all.")] = None,
+    last_event_id: Annotated[str | None, Header(max_length=20)] = None,
+) -> Response:
+    """Events as they are stored; comes back where it was by Last-Event-ID. Without either: from now on."""
+    with service.database.reading() as session:
+        run_id = find_run(session, uid).id
+    start = last_id(last_event_id, after)
+    return LiveResponse(service, follow_events(service, who, run_id, start, tuple(kind), tuple(source)))

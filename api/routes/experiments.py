@@ -1,0 +1,126 @@
+"""Experiments: named sets of runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.fields import INT32, PAGE, Body, Cursor, Limit, Name, Notes
+from rhyme_openrlhf.api.models import Experiment, Run
+from rhyme_openrlhf.api.pagination import Order
+from rhyme_openrlhf.api.problems import ProblemError, documented, not_found
+from rhyme_openrlhf.api.queries import page_of
+from rhyme_openrlhf.api.state import ServiceDep
+
+router = APIRouter(prefix="/experiments", tags=["experiments"], responses=documented(401, 403, 422, 429, 503))
+
+ExperimentId = Annotated[int, Path(ge=1, le=INT32)]
+
+
+class ExperimentView(BaseModel):
+    """An experiment and how many runs it has."""
+
+    id: int
+    name: str
+    description: str
+    created_at: float
+    runs: int
+
+
+class ExperimentPage(BaseModel):
+    """Experiments by name."""
+
+    items: list[ExperimentView]
+    next_cursor: str | None
+
+
+class NewExperiment(Body):
+    """What to make."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "ablation", "description": "Window sizes."}]})
+
+    name: Name
+    description: Notes = ""
+
+
+class ExperimentChange(Body):
+    """What to change; what is not given stays."""
+
+    name: Name | None = None
+    description: Notes | None = None
+
+
+@router.get("", summary="List experiments")
+def list_experiments(
+    who: auth.Viewer, service: ServiceDep, limit: Limit = PAGE, cursor: Cursor = None
+) -> ExperimentPage:
+    """Experiments by name."""
+    with service.database.reading() as session:
+        order = Order("name", Experiment.name, Experiment.id)
+        rows, following = page_of(session, Experiment, [], order, limit, cursor)
+        counts = _run_counts(session, [row.id for row in rows])
+        return ExperimentPage(items=[_view(row, counts.get(row.id, 0)) for row in rows], next_cursor=following)
+
+
+@router.post("", status_code=201, responses=documented(409), summary="Make an experiment")
+def make_experiment(body: NewExperiment, who: auth.Operator, service: ServiceDep) -> ExperimentView:
+    """Make an experiment; its name is its own."""
+    try:
+        with service.database.writing() as session:
+            row = Experiment(name=body.name, description=body.description, created_at=time.time())
+            session.add(row)
+            session.flush()
+            return _view(row, 0)
+    except IntegrityError as error:
+        raise ProblemError(409, "there is an experiment of this name already") from error
+
+
+@router.patch("/{experiment_id}", responses=documented(404, 409), summary="Change an experiment")
+def change_experiment(
+    experiment_id: ExperimentId, body: ExperimentChange, who: auth.Operator, service: ServiceDep
+) -> ExperimentView:
+    """Change name or description."""
+    try:
+        with service.database.writing() as session:
+            row = _find(session, experiment_id)
+            if body.name is not None:
+                row.name = body.name
+            if body.description is not None:
+                row.description = body.description
+            session.flush()
+            return _view(row, _run_counts(session, [row.id]).get(row.id, 0))
+    except IntegrityError as error:
+        raise ProblemError(409, "there is an experiment of this name already") from error
+
+
+@router.delete("/{experiment_id}", status_code=204, responses=documented(404), summary="Delete an experiment")
+def delete_experiment(experiment_id: ExperimentId, who: auth.Operator, service: ServiceDep) -> Response:
+    """Delete an experiment; its runs stay, and belong to none."""
+    with service.database.writing() as session:
+        row = _find(session, experiment_id)
+        session.execute(update(Run).where(Run.experiment_id == row.id).values(experiment_id=None))
+        session.delete(row)
+    return Response(status_code=204)
+
+
+def _find(session: Session, experiment_id: int) -> Experiment:
+    row = session.get(Experiment, experiment_id)
+    if row is None:
+        raise not_found("experiment", experiment_id)
+    return row
+
+
+def _run_counts(session: Session, ids: list[int]) -> dict[int, int]:
+    query = select(Run.experiment_id, func.count()).where(Run.experiment_id.in_(ids)).group_by(Run.experiment_id)
+    return {experiment: count for experiment, count in session.execute(query) if experiment is not None}
+
+
+def _view(row: Experiment, runs: int) -> ExperimentView:
+    return ExperimentView(id=row.id, name=row.name, description=row.description, created_at=row.created_at, runs=runs)

@@ -1,0 +1,58 @@
+"""For machines: alive, ready, metrics. The first two are open to all and say nothing but that."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.problems import ProblemError, documented
+from rhyme_openrlhf.api.readiness import schema_is_current
+from rhyme_openrlhf.api.state import ServiceDep
+
+router = APIRouter(tags=["health"])
+logger = logging.getLogger(__name__)
+
+
+class Health(BaseModel):
+    """All is well; otherwise the answer is a problem."""
+
+    status: Literal["ok"] = "ok"
+
+
+@router.get("/healthz", summary="Alive")
+async def healthz() -> Health:
+    """The process answers."""
+    return Health()
+
+
+@router.get("/readyz", responses=documented(503), summary="Ready")
+def readyz(service: ServiceDep) -> Health:
+    """The database answers and has this version's schema."""
+    try:
+        current = schema_is_current(service.database)
+    except SQLAlchemyError as error:
+        logger.error("not ready: the database does not answer", exc_info=error)
+        raise ProblemError(503, "the database does not answer") from error
+    if not current:
+        raise ProblemError(503, "the database has another version's schema")
+    return Health()
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+        **documented(401, 403, 429, 503),
+    },
+    summary="Metrics",
+)
+def metrics(who: auth.Viewer, service: ServiceDep) -> Response:
+    """Counts of the service and the state of runs that have not ended, for Prometheus (with a viewer's token)."""
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,167 @@
+"""What reporters send: who an attempt is, and batches of its events. The answer says whether the run shall stop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
+from rhyme_openrlhf.api.batch import BatchError, prepare
+from rhyme_openrlhf.api.batch_body import UNPACKED_RATIO, parse_batch, unpack
+from rhyme_openrlhf.api.fields import NO_NUL, Body, Name, UidText
+from rhyme_openrlhf.api.ingest import Receipt, UnknownAttemptError, ingest
+from rhyme_openrlhf.api.json_values import JsonObject
+from rhyme_openrlhf.api.models import UID_LENGTH, Attempt, Run
+from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
+from rhyme_openrlhf.api.settings import MEGABYTE
+from rhyme_openrlhf.api.state import Service, ServiceDep
+
+router = APIRouter(
+    prefix="/ingest/attempts/{uid}", tags=["ingest"], responses=documented(401, 403, 409, 413, 415, 422, 429, 503)
+)
+logger = logging.getLogger(__name__)
+
+AttemptUid = Annotated[str, Path(alias="uid", pattern=rf"^[0-9a-f]{{{UID_LENGTH}}}$", examples=["9f8e7d6c5b4a3928"])]
+
+_EXAMPLE = {
+    "sent_at": 1760000001.0,
+    "dropped": {},
+    "heartbeat": {"alive": True},
+    "events": [
+        {"kind": "note", "time": 1760000000.0, "source": "driver", "sequence": 0, "level": "info", "text": "starting"}
+    ],
+}
+_BATCH: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "example": _EXAMPLE,
+                "schema": {
+                    "type": "object",
+                    "required": ["events"],
+                    "properties": {
+                        "sent_at": {"type": "number", "nullable": True},
+                        "dropped": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
+                        "heartbeat": {"type": "object", "properties": {"alive": {"type": "boolean"}}},
+                        "events": {"type": "array", "items": {"type": "object"}},
+                    },
+                },
+            }
+        },
+    }
+}
+
+
+class AnnouncementBody(Body):
+    """Who an attempt is."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "run": "0f3a5b7c9d1e2f40",
+                    "name": "math-7b",
+                    "run_directory": "/home/me/runs/20251009-math-7b",
+                    "config": {"command": ["rhyme", "train"], "settings": {"histospec": {"enable": True}}},
+                }
+            ]
+        }
+    )
+
+    run: UidText = Field(description="The run's uid, made by whoever started it.")
+    name: Name
+    run_directory: Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
+    config: JsonObject = Field(description="The content of the run directory's config.json.")
+
+
+class Announced(BaseModel):
+    """What it is known as."""
+
+    run: str
+    attempt: int = Field(description="Number of the attempt.")
+
+
+class BatchReceipt(BaseModel):
+    """What became of a batch; `stop`: somebody wants the run to end itself."""
+
+    accepted: int
+    duplicates: int
+    stop: bool
+
+
+@router.put("", summary="Announce an attempt")
+def put_attempt(uid: AttemptUid, body: AnnouncementBody, who: auth.Reporter, service: ServiceDep) -> Announced:
+    """Make run and attempt known; the same again changes nothing."""
+    try:
+        announcement = Announcement(uid, body.run, body.name, body.run_directory, body.config)
+    except AnnouncementError as error:
+        raise ProblemError(422, str(error)) from error
+    try:
+        with service.database.writing() as session:
+            if who.run_id is not None:
+                own = session.scalar(select(Run.uid).where(Run.id == who.run_id))
+                if own != body.run:
+                    raise ProblemError(403, "this token may report for another run only")
+            attempt = announce(session, announcement, time.time())
+            return Announced(run=body.run, attempt=attempt.number)
+    except AnnouncementConflictError as error:
+        raise ProblemError(409, str(error)) from error
+
+
+@router.post("/batches", summary="Send events", openapi_extra=_BATCH)
+async def post_batch(uid: AttemptUid, request: Request, who: auth.Reporter, service: ServiceDep) -> BatchReceipt:
+    """A batch of an attempt's events, in order per source: taken as a whole or refused. An empty one is a heartbeat."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ProblemError(415, "a batch is application/json")
+    limits = service.limits.batches
+    # Before the body is read: what is refused for now costs neither side the sending of it twice.
+    with limits.one():
+        service.metrics.batches_in_flight.inc()
+        began = time.perf_counter()
+        outcome = "refused"
+        try:
+            body = await request.body()
+            receipt = await run_in_threadpool(_take, service, who, uid, body, request.headers.get("content-encoding"))
+            outcome = "stored"
+        finally:
+            service.metrics.batches_in_flight.dec()
+            service.metrics.batches.labels(outcome).inc()
+            service.metrics.batch_seconds.observe(time.perf_counter() - began)
+    service.metrics.events.inc(receipt.accepted)
+    service.metrics.duplicates.inc(receipt.duplicates)
+    return BatchReceipt(accepted=receipt.accepted, duplicates=receipt.duplicates, stop=receipt.stop)
+
+
+def _take(service: Service, who: auth.Principal, uid: str, body: bytes, encoding: str | None) -> Receipt:
+    limit = int(service.settings.batch_mb * MEGABYTE * UNPACKED_RATIO)
+    batch = parse_batch(unpack(body, encoding, limit))
+    try:
+        arrived = prepare(batch.events)
+    except BatchError as error:
+        place = FieldError(field=f"body.events[{error.position}]", message=str(error))
+        raise ProblemError(422, "the batch has an event that has not its form", errors=[place]) from error
+    if batch.dropped:
+        logger.warning("the reporter of attempt %s dropped %d events", uid, sum(batch.dropped.values()))
+    alive = batch.heartbeat.alive if batch.heartbeat else None
+    with service.database.reading() as session:
+        run_id = session.scalar(select(Attempt.run_id).where(Attempt.uid == uid))
+    if run_id is None:
+        raise ProblemError(409, f"attempt {uid} is unknown: announce it first")
+    if who.run_id is not None and who.run_id != run_id:
+        raise ProblemError(403, "this token may report for another run only")
+    try:
+        with service.database.writing() as session:
+            receipt = ingest(session, uid, arrived, time.time(), alive)
+    except UnknownAttemptError as error:
+        raise ProblemError(409, str(error)) from error
+    service.news.publish(run_id)
+    return receipt

@@ -1,0 +1,129 @@
+"""Logs of a run's attempts: list, read a part, follow. `log_files.py` says which files those are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi import Path as PathParameter
+from pydantic import Field
+from sse_starlette import EventSourceResponse
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.fields import INT64, NO_NUL, AttemptNumber, RunUid, View
+from rhyme_openrlhf.api.live import LiveResponse, follow_pieces, last_id
+from rhyme_openrlhf.api.log_files import MAX_CHUNK, LogError, list_logs, logs_of, open_log, read_range, read_tail
+from rhyme_openrlhf.api.problems import ProblemError, documented
+from rhyme_openrlhf.api.queries import find_attempt, find_run
+from rhyme_openrlhf.api.state import Service, ServiceDep
+
+router = APIRouter(
+    prefix="/runs/{uid}/attempts/{number}", tags=["logs"], responses=documented(401, 403, 404, 422, 429, 503)
+)
+
+# A terminal's page, several times over.
+TAIL_LINES = 200
+
+LogName = Annotated[
+    str,
+    PathParameter(max_length=1000, pattern=NO_NUL, description="As the list gives it.", examples=["driver.log"]),
+]
+
+
+class LogFileView(View):
+    """A log file."""
+
+    name: str = Field(description="Path below the run directory's logs/.")
+    size: int = Field(description="Bytes.")
+    modified_at: float
+
+
+class LogChunk(View):
+    """A part of a log: bytes `start` to `end` (exclusive) of `size`."""
+
+    text: str
+    start: int
+    end: int
+    size: int
+
+
+@router.get("/logs", summary="List logs")
+def get_logs(uid: RunUid, number: AttemptNumber, who: auth.Viewer, service: ServiceDep) -> list[LogFileView]:
+    """The log files of one attempt, by name."""
+    return [LogFileView.model_validate(file) for file in list_logs(_directory(service, uid, number))]
+
+
+@router.get("/logs/{name:path}", summary="Read a log")
+def get_log(
+    uid: RunUid,
+    number: AttemptNumber,
+    name: LogName,
+    who: auth.Viewer,
+    service: ServiceDep,
+    start: Annotated[int | None, Query(ge=0, le=INT64, description="First byte; without it: the last lines.")] = None,
+    length: Annotated[int, Query(ge=1, le=MAX_CHUNK, description="Most bytes from `start` on.")] = MAX_CHUNK,
+    tail: Annotated[int, Query(ge=1, le=100_000, description="How many last lines.")] = TAIL_LINES,
+) -> LogChunk:
+    """The last lines of a log, or a range of its bytes."""
+    logs = _directory(service, uid, number)
+    try:
+        with open_log(logs, name) as file:
+            chunk = read_tail(file, tail) if start is None else read_range(file, start, length)
+    except LogError as error:
+        raise ProblemError(404, str(error)) from error
+    return LogChunk.model_validate(chunk)
+
+
+@router.get(
+    "/log-stream/{name:path}",
+    summary="Follow a log",
+    response_class=EventSourceResponse,
+    responses={
+        200: {
+            "description": "Server-sent events: `id` is where a piece ends, `data` a LogChunk. First an event `open`.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
+)
+def stream_log(
+    uid: RunUid,
+    number: AttemptNumber,
+    name: LogName,
+    who: auth.Viewer,
+    service: ServiceDep,
+    start: Annotated[int | None, Query(ge=0, le=INT64, description="First byte; without it: the last lines.")] = None,
+    tail: Annotated[int, Query(ge=1, le=100_000)] = TAIL_LINES,
+    last_event_id: Annotated[str | None, Header(max_length=20)] = None,
+) -> Response:
+    """A log as it is written; a file that was cut short is read from its start again."""
+    logs = _directory(service, uid, number)
+    begin = last_id(last_event_id, start)
+    try:
+        with open_log(logs, name) as file:
+            if begin is None:
+                begin = read_tail(file, tail).start
+    except LogError as error:
+        raise ProblemError(404, str(error)) from error
+    return LiveResponse(service, follow_pieces(service, who, begin, lambda offset: _piece(logs, name, offset)))
+
+
+def _piece(logs: Path, name: str, offset: int) -> dict[str, Any] | None:
+    try:
+        with open_log(logs, name) as file:
+            chunk = read_range(file, offset, MAX_CHUNK)
+            if chunk.size < offset:
+                chunk = read_range(file, 0, MAX_CHUNK)
+    except LogError:  # gone meanwhile; it may come again
+        return None
+    return asdict(chunk) if chunk.end > chunk.start else None
+
+
+def _directory(service: Service, uid: str, number: int) -> Path:
+    with service.database.reading() as session:
+        directory = find_attempt(session, find_run(session, uid), number).run_directory
+    try:
+        return logs_of(directory or "", service.settings.root_paths())
+    except LogError as error:
+        raise ProblemError(404, str(error)) from error

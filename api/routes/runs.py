@@ -1,0 +1,171 @@
+"""Runs: list, show, describe, archive, delete. Starting and stopping them is in `launch.py`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.fields import NO_NUL, PAGE, Body, Cursor, Limit, Moment, Name, Notes, RunUid, Tag, Tags
+from rhyme_openrlhf.api.models import Artifact, Attempt, Run, RunTag
+from rhyme_openrlhf.api.pagination import Direction
+from rhyme_openrlhf.api.problems import ProblemError, documented
+from rhyme_openrlhf.api.queries import (
+    Archived,
+    RunFilter,
+    RunSort,
+    find_experiment,
+    find_run,
+    list_runs,
+    names_around,
+)
+from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.status import ENDED, RunStatus
+from rhyme_openrlhf.api.views import ArtifactView, AttemptView, RunDetail, RunSummary, artifact_view, attempt_view
+from rhyme_openrlhf.api.views import run_detail as detail_of
+
+router = APIRouter(prefix="/runs", tags=["runs"], responses=documented(401, 403, 422, 429, 503))
+
+SearchText = Annotated[
+    str | None, Query(max_length=200, pattern=NO_NUL, description="In name, notes or uid; case does not matter.")
+]
+
+
+class RunPage(BaseModel):
+    """A page of runs."""
+
+    items: list[RunSummary]
+    next_cursor: str | None = Field(description="For the next page; None on the last.")
+
+
+class RunChange(Body):
+    """What to change; what is not given stays. `experiment` null takes the run out of its experiment."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "math-7b", "tags": ["baseline"]}]})
+
+    name: Name | None = None
+    notes: Notes | None = None
+    tags: Tags | None = None
+    experiment: Name | None = None
+
+
+@router.get("", summary="List runs")
+def get_runs(
+    who: auth.Viewer,
+    service: ServiceDep,
+    status: Annotated[list[RunStatus], Query(description="Any of these.")] = [],  # noqa: B006 (FastAPI copies it)
+    origin: Annotated[list[str], Query(max_length=10, description="launched, reported, imported: any.")] = [],  # noqa: B006
+    tag: Annotated[list[Tag], Query(max_length=10, description="All of these.")] = [],  # noqa: B006
+    experiment: Annotated[str | None, Query(max_length=200, description="Its name.")] = None,
+    text: SearchText = None,
+    archived: Archived = "no",
+    created_from: Moment = None,
+    created_to: Moment = None,
+    sort: RunSort = "created_at",
+    direction: Direction = "desc",
+    limit: Limit = PAGE,
+    cursor: Cursor = None,
+) -> RunPage:
+    """A page of the runs that meet all conditions. Runs without a value in the sorted column come last."""
+    wanted = RunFilter(
+        statuses=tuple(status),
+        origins=tuple(origin),
+        tags=tuple(tag),
+        experiment=experiment,
+        text=text,
+        archived=archived,
+        created_from=created_from,
+        created_to=created_to,
+    )
+    with service.database.reading() as session:
+        items, following = list_runs(session, wanted, sort, direction, limit, cursor)
+    return RunPage(items=items, next_cursor=following)
+
+
+@router.get("/{uid}", responses=documented(404), summary="Show a run")
+def get_run(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> RunDetail:
+    """A run with its configuration and attempts."""
+    with service.database.reading() as session:
+        return _detail(session, find_run(session, uid))
+
+
+@router.patch("/{uid}", responses=documented(404), summary="Describe a run")
+def change_run(uid: RunUid, body: RunChange, who: auth.Operator, service: ServiceDep) -> RunDetail:
+    """Change name, notes, tags or experiment."""
+    given = body.model_fields_set
+    with service.database.writing() as session:
+        run = find_run(session, uid, lock=True)
+        if body.name is not None:
+            run.name = body.name
+        if body.notes is not None:
+            run.notes = body.notes
+        if body.tags is not None:
+            kept = {tag.tag: tag for tag in run.tags}
+            run.tags = [kept.get(word) or RunTag(tag=word) for word in sorted(set(body.tags))]
+        if "experiment" in given:
+            run.experiment_id = find_experiment(session, body.experiment).id if body.experiment else None
+        session.flush()
+        return _detail(session, run)
+
+
+@router.post("/{uid}/archive", responses=documented(404), summary="Archive a run")
+def archive_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDetail:
+    """Take a run out of the usual list; nothing is lost."""
+    with service.database.writing() as session:
+        run = find_run(session, uid, lock=True)
+        run.archived_at = run.archived_at or time.time()
+        return _detail(session, run)
+
+
+@router.post("/{uid}/unarchive", responses=documented(404), summary="Bring a run back")
+def unarchive_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDetail:
+    """Bring a run back into the usual list."""
+    with service.database.writing() as session:
+        run = find_run(session, uid, lock=True)
+        run.archived_at = None
+        return _detail(session, run)
+
+
+@router.delete("/{uid}", status_code=204, responses=documented(404, 409), summary="Delete a run")
+def delete_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> Response:
+    """Delete a run that has ended and is archived, with everything it reported. Its run directory stays."""
+    with service.database.writing() as session:
+        run = find_run(session, uid, lock=True)
+        if run.status not in ENDED:
+            raise ProblemError(409, f"the run is {run.status}: stop it first")
+        if run.archived_at is None:
+            raise ProblemError(409, "archive the run first: deleting cannot be taken back")
+        # Clones stay, without a parent. What the run reported goes with it (ON DELETE CASCADE).
+        session.execute(update(Run).where(Run.parent_id == run.id).values(parent_id=None))
+        session.execute(delete(Run).where(Run.id == run.id))
+    return Response(status_code=204)
+
+
+@router.get("/{uid}/attempts", responses=documented(404), summary="Attempts of a run")
+def get_attempts(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[AttemptView]:
+    """Every start and resume of the run, oldest first."""
+    with service.database.reading() as session:
+        return [attempt_view(attempt) for attempt in find_run(session, uid).attempts]
+
+
+@router.get("/{uid}/artifacts", responses=documented(404), summary="Artifacts of a run")
+def get_artifacts(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[ArtifactView]:
+    """Checkpoints and other files that the run left, in the order they came."""
+    with service.database.reading() as session:
+        run = find_run(session, uid)
+        rows = session.execute(
+            select(Artifact, Attempt.number)
+            .join(Attempt, Attempt.id == Artifact.attempt_id)
+            .where(Artifact.run_id == run.id)
+            .order_by(Artifact.created_at, Artifact.id)
+        )
+        return [artifact_view(artifact, number) for artifact, number in rows]
+
+
+def _detail(session: Session, run: Run) -> RunDetail:
+    return detail_of(run, *names_around(session, run))

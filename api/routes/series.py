@@ -1,0 +1,251 @@
+"""Curves of a run and of several runs side by side; the difference of two configurations; the bubble timeline."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.curves import FIGURES, Axis, Curve, curve_names, curves
+from rhyme_openrlhf.api.fields import INT32, FromStep, RunUid, ToStep, UidText, View
+from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
+from rhyme_openrlhf.api.queries import find_run, flatten, names_around
+from rhyme_openrlhf.api.record import METRIC_LENGTH, Step
+from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.timeline import MAX_LANES, timeline
+from rhyme_openrlhf.api.views import RunSummary, run_summary
+
+router = APIRouter(tags=["series"], responses=documented(401, 403, 404, 422, 429, 503))
+
+# Curves of a page, and runs that can be told apart in one chart.
+MAX_NAMES = 32
+MAX_COMPARED = 8
+# A chart's width in pixels, and more than any has.
+POINTS = 500
+MOST_POINTS = 5000
+# Intervals of one answer: about 2 MB of JSON.
+INTERVALS = 5000
+MOST_INTERVALS = 20_000
+# Figures whose ratio to the first run's says how much faster or better a run is.
+COMPARED = ("tokens_per_second", "speculation_rate", "bubble_fraction", "reward", "step", "seconds_per_step")
+
+Names = Annotated[
+    str,
+    Query(
+        max_length=MAX_NAMES * METRIC_LENGTH,
+        pattern=r"^[^\x00]+$",
+        description=f"Up to {MAX_NAMES} names, separated by commas: columns of a step, figures, or metrics.",
+        examples=["reward,tokens_per_second"],
+    ),
+]
+Points = Annotated[int, Query(ge=4, le=MOST_POINTS, description="Most points of a curve.")]
+
+
+class CurveNames(BaseModel):
+    """What there is to draw."""
+
+    columns: list[str]
+    figures: list[str]
+    metrics: list[str]
+
+
+class CurveView(View):
+    """One curve; a value is null where there was none or it was not finite."""
+
+    name: str
+    x: list[float]
+    values: list[float | None]
+    count: int = Field(description="Points before down-sampling.")
+
+
+class SeriesView(BaseModel):
+    """Curves of one run."""
+
+    run: str
+    axis: Axis
+    curves: list[CurveView]
+
+
+class IntervalView(View):
+    """An engine was in one state from `start` to `end` (unix seconds)."""
+
+    step: int
+    state: str
+    cause: str
+    start: float
+    end: float
+    weight_version: int | None
+
+
+class LaneView(View):
+    """One engine's lane."""
+
+    engine: int
+    bubble_seconds: float
+    intervals: list[IntervalView]
+
+
+class TimelineView(View):
+    """A window of the bubble timeline."""
+
+    lanes: list[LaneView]
+    engines: int = Field(description="Engines with intervals in the window.")
+    truncated: bool = Field(description="There were more intervals than asked for.")
+
+
+class Compared(BaseModel):
+    """One run of a comparison; ratios are to the first run, null where either has no value."""
+
+    run: RunSummary
+    figures: dict[str, float | None]
+    ratios: dict[str, float | None]
+    curves: list[CurveView]
+
+
+class Comparison(BaseModel):
+    """Runs side by side."""
+
+    axis: Axis
+    runs: list[Compared]
+
+
+class Difference(BaseModel):
+    """One setting that the two runs do not share; `in_a` and `in_b` say where it is there at all."""
+
+    name: str = Field(examples=["settings.histospec.window_max"])
+    a: Any
+    b: Any
+    in_a: bool
+    in_b: bool
+
+
+class ConfigDiff(BaseModel):
+    """How the configurations of two runs differ."""
+
+    a: str
+    b: str
+    differences: list[Difference]
+
+
+@router.get("/runs/{uid}/series/names", summary="Names of curves")
+def get_names(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> CurveNames:
+    """Every name that `series` takes for this run."""
+    with service.database.reading() as session:
+        return CurveNames(**curve_names(session, find_run(session, uid)))
+
+
+@router.get("/runs/{uid}/series", summary="Curves")
+def get_series(
+    uid: RunUid,
+    who: auth.Viewer,
+    service: ServiceDep,
+    names: Names,
+    from_step: FromStep = 0,
+    to_step: ToStep = INT32,
+    points: Points = POINTS,
+    axis: Axis = "step",
+) -> SeriesView:
+    """Down-sampled curves; the extremes of every stretch stay. A name nothing is known of gives an empty curve."""
+    with service.database.reading() as session:
+        run = find_run(session, uid)
+        found = curves(session, run, _split(names), from_step, to_step, points, axis)
+    return SeriesView(run=uid, axis=axis, curves=[_curve(curve) for curve in found])
+
+
+@router.get("/runs/{uid}/timeline", summary="Bubble timeline")
+def get_timeline(
+    uid: RunUid,
+    who: auth.Viewer,
+    service: ServiceDep,
+    from_step: FromStep,
+    to_step: ToStep,
+    engine: Annotated[list[Annotated[int, Query(ge=0, le=INT32)]] | None, Query(max_length=MAX_LANES)] = None,
+    worst: Annotated[int, Query(ge=1, le=MAX_LANES, description="Most lanes, most bubble time first.")] = 16,
+    limit: Annotated[int, Query(ge=1, le=MOST_INTERVALS, description="Most intervals, earliest first.")] = INTERVALS,
+) -> TimelineView:
+    """What engines did in a window of steps: those chosen by `engine`, else the ones with most bubble time."""
+    with service.database.reading() as session:
+        run = find_run(session, uid)
+        lanes = len(engine) if engine else worst
+        return TimelineView.model_validate(timeline(session, run, from_step, to_step, engine, lanes, limit))
+
+
+@router.get("/compare", summary="Compare runs")
+def compare(
+    who: auth.Viewer,
+    service: ServiceDep,
+    run: Annotated[list[UidText], Query(min_length=2, max_length=MAX_COMPARED, description="2 to 8 runs.")],
+    names: Names = "reward,tokens_per_second",
+    points: Points = POINTS,
+    axis: Axis = "step",
+) -> Comparison:
+    """Runs side by side: curves by step or by time, figures, and their ratios to the first run's."""
+    compared: list[Compared] = []
+    with service.database.reading() as session:
+        for uid in run:
+            row = find_run(session, uid)
+            figures = _figures(session, row)
+            first = compared[0].figures if compared else figures
+            found = curves(session, row, _split(names), 0, INT32, points, axis)
+            compared.append(
+                Compared(
+                    run=_summary(session, row),
+                    figures=figures,
+                    ratios={name: _ratio(figures[name], first[name]) for name in COMPARED},
+                    curves=[_curve(curve) for curve in found],
+                )
+            )
+    return Comparison(axis=axis, runs=compared)
+
+
+@router.get("/config-diff", summary="Configuration difference")
+def config_diff(
+    who: auth.Viewer, service: ServiceDep, a: Annotated[UidText, Query()], b: Annotated[UidText, Query()]
+) -> ConfigDiff:
+    """What the configurations and versions of two runs do not share, by dotted name."""
+    with service.database.reading() as session:
+        flat = [flatten(_configuration(find_run(session, uid))) for uid in (a, b)]
+    names = sorted({*flat[0], *flat[1]})
+    differences = [
+        Difference(name=name, a=flat[0].get(name), b=flat[1].get(name), in_a=name in flat[0], in_b=name in flat[1])
+        for name in names
+        if name not in flat[0] or name not in flat[1] or flat[0][name] != flat[1][name]
+    ]
+    return ConfigDiff(a=a, b=b, differences=differences)
+
+
+def _split(names: str) -> list[str]:
+    found = list(dict.fromkeys(name for name in names.split(",") if name))
+    if not 1 <= len(found) <= MAX_NAMES:
+        problem = FieldError(field="query.names", message=f"must name 1 to {MAX_NAMES} curves")
+        raise ProblemError(422, "the request does not have its form", errors=[problem])
+    return found
+
+
+def _curve(curve: Curve) -> CurveView:
+    return CurveView.model_validate(curve)
+
+
+def _summary(session: Session, run: Run) -> RunSummary:
+    return run_summary(run, *names_around(session, run))
+
+
+def _configuration(run: Run) -> dict[str, Any]:
+    return {"config": run.config, "versions": run.versions}
+
+
+def _figures(session: Session, run: Run) -> dict[str, float | None]:
+    figures: dict[str, float | None] = {name: getattr(run, name, None) for name in COMPARED}
+    # Of the steps that are whole: a run that waits, or was stopped for a night, is not slower for it.
+    seconds = FIGURES["step_seconds"]
+    figures["seconds_per_step"] = session.scalar(select(func.avg(seconds)).where(Step.run_id == run.id))
+    return figures
+
+
+def _ratio(value: float | None, first: float | None) -> float | None:
+    return value / first if value is not None and first else None

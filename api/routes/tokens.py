@@ -1,0 +1,113 @@
+"""Access tokens: list, make, revoke. Operators only."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.fields import INT32, LARGEST_PAGE, Body, Cursor, Limit, Name, UidText
+from rhyme_openrlhf.api.models import Run, Token
+from rhyme_openrlhf.api.pagination import Order
+from rhyme_openrlhf.api.problems import ProblemError, documented, not_found
+from rhyme_openrlhf.api.queries import find_run, page_of
+from rhyme_openrlhf.api.state import ServiceDep
+
+router = APIRouter(prefix="/tokens", tags=["tokens"], responses=documented(401, 403, 422, 429, 503))
+
+TokenId = Annotated[int, Path(ge=1, le=INT32)]
+
+
+class TokenView(BaseModel):
+    """A token without its secret."""
+
+    id: int
+    name: str
+    role: auth.Role
+    prefix: str = Field(description="How it begins.", examples=["rhyme_Ab3d"])
+    run: str | None = Field(description="The one run that a reporter's token may report for.")
+    created_at: float
+    last_used_at: float | None
+    revoked_at: float | None
+
+
+class TokenPage(BaseModel):
+    """Tokens, newest first."""
+
+    items: list[TokenView]
+    next_cursor: str | None
+
+
+class NewToken(Body):
+    """What to make."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "grafana", "role": "viewer"}]})
+
+    name: Name
+    role: auth.Role
+    run: UidText | None = Field(default=None, description="With role reporter: the only run it may report for.")
+
+
+class IssuedToken(TokenView):
+    """A new token; `token` is shown this once."""
+
+    token: str
+
+
+@router.get("", summary="List tokens")
+def list_tokens(
+    who: auth.Operator,
+    service: ServiceDep,
+    limit: Limit = LARGEST_PAGE,
+    cursor: Cursor = None,
+    revoked: Annotated[bool, Query(description="Show revoked ones too.")] = False,
+) -> TokenPage:
+    """All tokens, newest first."""
+    with service.database.reading() as session:
+        conditions = [] if revoked else [Token.revoked_at.is_(None)]
+        rows, following = page_of(session, Token, conditions, Order("id", Token.id, Token.id, "desc"), limit, cursor)
+        uids = dict(
+            session.execute(select(Run.id, Run.uid).where(Run.id.in_({row.run_id for row in rows if row.run_id})))
+            .tuples()
+            .all()
+        )
+        return TokenPage(items=[_view(row, uids.get(row.run_id)) for row in rows], next_cursor=following)
+
+
+@router.post("", status_code=201, responses=documented(404), summary="Make a token")
+def make_token(body: NewToken, who: auth.Operator, service: ServiceDep) -> IssuedToken:
+    """Make a token; its secret is in this answer and nowhere else."""
+    if body.run is not None and body.role != "reporter":
+        raise ProblemError(422, "only a reporter's token can belong to one run")
+    with service.database.writing() as session:
+        run_id = find_run(session, body.run).id if body.run else None
+        issued = auth.issue_token(session, body.name, body.role, time.time(), run_id)
+        return IssuedToken(**_view(issued.row, body.run).model_dump(), token=issued.secret)
+
+
+@router.delete("/{token_id}", status_code=204, responses=documented(404), summary="Revoke a token")
+def revoke_token(token_id: TokenId, who: auth.Operator, service: ServiceDep) -> Response:
+    """Close a token, and every browser session that was opened with it, now."""
+    with service.database.writing() as session:
+        token = session.get(Token, token_id)
+        if token is None:
+            raise not_found("token", token_id)
+        auth.revoke_token(session, token, time.time())
+    return Response(status_code=204)
+
+
+def _view(row: Token, run: str | None) -> TokenView:
+    return TokenView(
+        id=row.id,
+        name=row.name,
+        role=auth.role_of(row),
+        prefix=row.prefix,
+        run=run,
+        created_at=row.created_at,
+        last_used_at=row.last_used_at,
+        revoked_at=row.revoked_at,
+    )

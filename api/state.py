@@ -1,0 +1,72 @@
+"""What the parts of one running service share: settings, store, limits, counts, and the news of events that came.
+
+One `Service` a FastAPI app, at `app.state.service`; routes get it by `Depends(service)`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from rhyme_openrlhf.api.database import Database
+from rhyme_openrlhf.api.limits import Limits
+from rhyme_openrlhf.api.service_metrics import ServiceMetrics
+from rhyme_openrlhf.api.settings import ServeSettings
+
+
+class News:
+    """Wakes those who wait for events of a run. A hint only: whoever waits looks into the database anyway, later."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, set[Callable[[], None]]] = {}
+
+    def publish(self, run_id: int) -> None:
+        """Events of this run were committed. Any thread may call it."""
+        with self._lock:
+            callbacks = list(self._waiting.get(run_id, ()))
+        for callback in callbacks:
+            callback()
+
+    def subscribe(self, run_id: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback`, from any thread, at every publish; what is returned ends that."""
+        with self._lock:
+            self._waiting.setdefault(run_id, set()).add(callback)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                waiting = self._waiting.get(run_id, set())
+                waiting.discard(callback)
+                if not waiting:
+                    self._waiting.pop(run_id, None)
+
+        return unsubscribe
+
+
+@dataclass
+class Service:
+    """Everything that lives as long as the app."""
+
+    settings: ServeSettings
+    database: Database
+    limits: Limits
+    metrics: ServiceMetrics
+    news: News = field(default_factory=News)
+
+
+# Something that runs beside the requests: entered when the database is ready, left at shutdown.
+Background = Callable[[Service], AbstractAsyncContextManager[None]]
+
+
+async def service(request: Request) -> Service:
+    """The service of this request (a dependency)."""
+    found: Service = request.app.state.service
+    return found
+
+
+ServiceDep = Annotated[Service, Depends(service)]
