@@ -97,7 +97,7 @@ def start_local_cluster(data: Path) -> LocalCluster:
     state = _State(started.pid, process.create_time(), address)
     (data / STATE_FILE).write_text(json.dumps(asdict(state)))
     try:
-        _wait(started, cluster)
+        _wait(started, cluster, data / LOG_FILE)
     except LocalClusterError:
         cluster.stop()
         raise
@@ -126,6 +126,9 @@ def _environment(data: Path) -> Mapping[str, str]:
         "PATH": path,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(data / TOKEN_FILE),
+        # Ray's only switch (meant for other systems' firewalls) that makes 127.0.0.1 the node's address; otherwise it
+        # turns --node-ip-address=127.0.0.1 back into the outer one, and its control store listens for everybody.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         # Ray would start a worker for each CPU slot ahead of time, and each imports torch.
         "RAY_prestart_worker_first_driver": "0",
     }
@@ -167,19 +170,21 @@ def _left_running(data: Path, token: str) -> LocalCluster | None:
     return cluster
 
 
-def _wait(started: subprocess.Popen[bytes], cluster: LocalCluster) -> None:
+def _wait(started: subprocess.Popen[bytes], cluster: LocalCluster, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     launcher = cluster.launcher()
-    while True:
+    said = "its node has not come up"
+    while time.monotonic() < deadline:
         if started.poll() is not None:
-            raise LocalClusterError(f"Ray ended with code {started.returncode} when it was started")
+            raise LocalClusterError(f"Ray ended with code {started.returncode} when it was started: see {log}")
         try:
-            launcher.gpus()
-            return
+            # The dashboard answers before its node is there.
+            if launcher.gpus():
+                return
         except ClusterUnreachable as error:
-            if time.monotonic() > deadline:
-                raise LocalClusterError(f"waited {START_SECONDS} s for Ray: {error}") from error
+            said = str(error)
         time.sleep(0.5)
+    raise LocalClusterError(f"waited {START_SECONDS} s for Ray: {said} (log: {log})")
 
 
 def _end(process: psutil.Process) -> None:

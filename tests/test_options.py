@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from rhyme_openrlhf.config import SETTINGS_CLASSES, HistoSpecSettings, RhymeSettings, RunSettings
+from rhyme_openrlhf.config import SETTINGS_CLASSES, ControlSettings, HistoSpecSettings, RhymeSettings, RunSettings
 from rhyme_openrlhf.options import OPTION, SettingsError, add_options, from_mapping
 
 # Our command line is a promise: an option that comes, goes or changes its default is a decision, made here.
@@ -31,6 +31,11 @@ FROZEN = {
     "--limits.reward_s": 30.0,
     "--limits.rollout_s": 600.0,
     "--limits.stage_s": 3600.0,
+    "--control.url": "",
+    "--control.token_file": "",
+    "--control.run_uid": "",
+    "--control.attempt_uid": "",
+    "--control.outbox_mb": 1024,
     "--cpu.kv_cache_mb": 256,
     "--cpu.dtype": "float32",
 }
@@ -88,3 +93,32 @@ def test_a_switch_can_be_turned_off() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser, SETTINGS_CLASSES)
     assert vars(parser.parse_args(["--no-histospec.enable"]))["histospec.enable"] is False
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"url": "localhost:8700"}, "--control.url must be http://HOST:PORT"),
+        ({"url": "ftp://host"}, "--control.url must be http://HOST:PORT"),
+        ({"url": "http://"}, "--control.url must be http://HOST:PORT"),
+        ({"url": "http://host:port"}, "--control.url must be http://HOST:PORT"),
+        ({"url": "http://me:secret@host"}, "must hold no user, password"),
+        ({"url": "https://host/?token=secret"}, "must hold no user, password"),
+        ({"run_uid": "../../etc"}, "--control.run_uid must be 16 hexadecimal digits"),
+        ({"attempt_uid": "0" * 15}, "--control.attempt_uid must be 16 hexadecimal digits"),
+        ({"outbox_mb": 0}, "--control.outbox_mb must be from 1 to 100000, got 0"),
+    ],
+)
+def test_where_to_report_is_checked(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        from_mapping(ControlSettings, values)
+    assert message in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_ids_are_made_where_none_were_given() -> None:
+    made = ControlSettings(run_uid="0123456789abcdef").with_uids()
+    assert made.run_uid == "0123456789abcdef"
+    assert (
+        ControlSettings(attempt_uid=made.attempt_uid) and made.attempt_uid != ControlSettings().with_uids().attempt_uid
+    )

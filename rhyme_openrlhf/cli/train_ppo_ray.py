@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 
 from rhyme_openrlhf.cli import upstream
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.options import SettingsError
+from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
+from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
 
 BAD_INPUT = 2
 
@@ -19,7 +22,9 @@ def main(argv: list[str]) -> int:
     try:
         args = upstream.parse(argv)
         settings = RhymeSettings.from_namespace(args)
-    except (upstream.ArgumentsError, SettingsError) as error:
+        if settings.control.url:
+            read_token(settings.control.token_file, os.environ.get(TOKEN_VARIABLE, ""))
+    except (upstream.ArgumentsError, SettingsError, TokenError) as error:
         return _refuse(error)
 
     # Imported only now: --help and argument errors must not wait for torch and Ray.

@@ -34,6 +34,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rhyme_openrlhf.rollout import engine_core_channel
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
+from rhyme_openrlhf.rollout.engine_samples import RUNNING
 from rhyme_openrlhf.rollout.history_feed import HistoryFeed
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
 from rhyme_openrlhf.rollout.scheduler import SETTINGS_KEY
@@ -221,8 +222,9 @@ class RhymeRolloutActor(SeededRolloutActor):
     # --- what the run record asks
 
     async def progress(self) -> dict[str, int | float]:
-        """Counters since the last rollout report."""
-        return (await self._totals() - self._reported).to_dict()
+        """Counters since the last rollout report, and RUNNING: the samples that run now."""
+        done = (await self._totals() - self._reported).to_dict()
+        return {**done, RUNNING: len(self._running)}
 
     async def _totals(self) -> EngineCounters:
         return EngineCounters.from_dict(await self.call_scheduler("read_counters"))

@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
+from rhyme_openrlhf.rollout.engine_samples import EngineSampler
 from rhyme_openrlhf.telemetry.events import (
     EngineInterval,
     EngineStep,
@@ -201,12 +202,14 @@ class RolloutWatch:
         self._thread.join(POLL_TIMEOUT_SECONDS + POLL_SECONDS)
 
     def _watch(self) -> None:
+        sampler = EngineSampler(self._step, len(self._engines), time.monotonic())
         while not self._stop.wait(POLL_SECONDS):
             try:
-                done = self._look()
+                answers = ray.get([engine.progress.remote() for engine in self._engines], timeout=POLL_TIMEOUT_SECONDS)
             except (ray.exceptions.RayError, TimeoutError):
                 # The rollout itself meets the same engine and reports what is wrong with it.
                 continue
+            done = sum((EngineCounters.from_dict(answer) for answer in answers), EngineCounters())
             progress = RolloutProgress(
                 self._step,
                 done.finished_samples,
@@ -216,8 +219,5 @@ class RolloutWatch:
                 done.drafted,
                 done.accepted,
             )
-            self._services.record(progress, SOURCE)
-
-    def _look(self) -> EngineCounters:
-        answers = ray.get([engine.progress.remote() for engine in self._engines], timeout=POLL_TIMEOUT_SECONDS)
-        return sum((EngineCounters.from_dict(answer) for answer in answers), EngineCounters())
+            samples = sampler.samples(answers, time.monotonic())
+            self._services.record_all([progress, *samples], SOURCE)

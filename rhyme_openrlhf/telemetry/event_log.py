@@ -11,6 +11,7 @@ import json
 import threading
 import time as clock
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -34,13 +35,16 @@ class EventLog:
             _remove_torn_line(self.path)
             for recorded in read_events(self.path):
                 self._next_sequence[recorded.source] = recorded.sequence + 1
-        self._file = self.path.open("ab")
+        # Unbuffered: what a full disk takes of a line must be known, so that the next one does not begin inside it.
+        self._file = self.path.open("ab", buffering=0)
+        self._torn = b""
 
     def write(self, event: Event, source: str, time: float | None = None) -> Recorded:
         """Append one event and return it as recorded; `time` in unix seconds, now if not given.
 
         It is handed to the operating system before this returns: a killed process loses nothing that was written.
-        Raises EventError when a field has the wrong type, OSError when the disk refuses, ValueError after `close`.
+        Raises EventError when a field has the wrong type, ValueError after `close`, and OSError when the disk refuses:
+        the event is then lost and its number with it, so that readers see the gap.
         """
         with self._lock:
             recorded = Recorded(
@@ -50,16 +54,30 @@ class EventLog:
                 sequence=self._next_sequence.get(source, 0),
             )
             row = to_json(event, recorded.time, source, recorded.sequence)
-            # json escapes newlines and everything beyond ASCII, so a line is one line to every reader.
-            self._file.write((json.dumps(row, allow_nan=False) + "\n").encode("ascii"))
-            # Counted before the flush: a line that a full disk refuses stays in the buffer and goes out with the next.
             self._next_sequence[source] = recorded.sequence + 1
-            self._file.flush()
+            self._finish_torn()
+            # json escapes newlines and everything beyond ASCII, so a line is one line to every reader.
+            line = (json.dumps(row, allow_nan=False) + "\n").encode("ascii")
+            self._torn = line[self._append(line) :]
+            # A line that has begun is not lost: what is missing of it goes out before the next one.
+            with suppress(OSError):
+                self._finish_torn()
         return recorded
+
+    def _append(self, data: bytes) -> int:
+        """Bytes of `data` that the file took, at least one. Raises OSError when the disk refuses them all."""
+        return self._file.write(data) or 0
+
+    def _finish_torn(self) -> None:
+        while self._torn:
+            self._torn = self._torn[self._append(self._torn) :]
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         with self._lock:
+            if not self._file.closed:
+                with suppress(OSError):
+                    self._finish_torn()
             self._file.close()
 
     def __enter__(self) -> EventLog:

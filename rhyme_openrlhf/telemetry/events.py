@@ -32,6 +32,7 @@ MoveOutcome = Literal["moved", "recomputed", "cancelled", "failed"]
 Stage = Literal["experience", "train", "sync", "check", "checkpoint", "evaluate"]
 RunStatus = Literal["succeeded", "failed", "stopped"]
 
+
 @dataclass(frozen=True)
 class Event:
     """Base of all kinds. A kind is a frozen dataclass whose field names differ from the envelope's."""

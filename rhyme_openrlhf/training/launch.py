@@ -6,6 +6,7 @@ processes' logs; what was started here is stopped here, also when this process i
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -38,6 +39,7 @@ from rhyme_openrlhf.training.failure import (
 )
 from rhyme_openrlhf.training.reaper import finish, start_reaper
 from rhyme_openrlhf.training.recorder import Recorder, RunServices
+from rhyme_openrlhf.training.reporting import Reporting
 from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus
 from rhyme_openrlhf.training.resume import Checkpoints, prepare
 from rhyme_openrlhf.training.supervisor import Supervisor
@@ -79,16 +81,20 @@ def run_training(
     Raises LaunchError, ResumeError or RunDirectoryError before anything of the run is started.
     """
     started = time.time()
+    settings = dataclasses.replace(settings, control=settings.control.with_uids())
     checkpoints, notes = prepare(args, prompts)
     run = make_run_directory(settings.run.dir, settings.run.name, started)
     run.link_checkpoints(args.ckpt.path)
     job = _Job(args, settings, prompts, on_gpus, command, checkpoints, run, started)
     run.write_json("config.json", _config(job))
     reaper = start_reaper(os.getpid())
+    reporting = Reporting(run, settings.control, reaper)
     try:
         return _run(job, notes)
     finally:
+        reporting.close()
         finish(reaper)
+        reporting.wait()
 
 
 def _run(job: _Job, notes: list[str]) -> int:
@@ -106,7 +112,7 @@ def _run(job: _Job, notes: list[str]) -> int:
         supervisor = _start_supervisor(job, session, services)
         display = _start_display(run, job.settings.run.progress)
         services.record(_run_started(job, services), SOURCE)
-        for note in (f"run directory {run.path}", *notes, _starting(job)):
+        for note in (f"run directory {run.path}", *_reported(job), *notes, _starting(job)):
             services.record(Note("info", note), SOURCE)
         _train(job.args, services, run, supervisor)
         status, message, code = "succeeded", "", 0
@@ -259,6 +265,11 @@ def _starting(job: _Job) -> str:
         f"{job.prompts} prompts, {args.rollout.n_samples_per_prompt} samples each; starting {engines} "
         f"engine{'s' if engines > 1 else ''} (tensor parallel {args.vllm.tensor_parallel_size}) and the trainer"
     )
+
+
+def _reported(job: _Job) -> list[str]:
+    control = job.settings.control
+    return [f"reported to {control.url} as run {control.run_uid}"] if control.url else []
 
 
 def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory, supervisor: Supervisor) -> None:

@@ -4,18 +4,21 @@
 
 A process of its own, in a session of its own. While the driver lives it notes every process below it (Ray's, their
 workers, and the engine cores below those). When its standard input closes, because the driver closed it or died, it
-kills those that are left.
+kills those that are left. A line `spare PID` on the pipe names a process that gets SPARED_SECONDS more than the others:
+the one that still sends the last events.
 
 Invariants: only processes that were seen below the driver are killed, and only while they still are the same process
-(start time); nothing is killed while the driver holds the pipe.
+(start time); nothing is killed while the driver holds the pipe; the driver never waits for a spared one.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 
@@ -23,6 +26,10 @@ LOOK_SECONDS = 2.0
 # What Ray's shutdown has asked to end gets this long to do it.
 GRACE_SECONDS = 3.0
 KILL_TIMEOUT_SECONDS = 10.0
+PIPE_BYTES = 4096
+# The reporter ends by itself after 30 s (telemetry/reporter.py); this is for one that hangs.
+SPARED_SECONDS = 45.0
+SPARE = b"spare "
 # Its own limits, and as much again for a machine that is too busy to run it.
 FINISH_SECONDS = 2 * (LOOK_SECONDS + GRACE_SECONDS + KILL_TIMEOUT_SECONDS)
 
@@ -46,6 +53,14 @@ def finish(reaper: subprocess.Popen[bytes]) -> None:
         print(f"rhyme train: the reaper (process {reaper.pid}) is still ending processes of this run", file=sys.stderr)
 
 
+def spare(reaper: subprocess.Popen[bytes], pid: int) -> None:
+    """Have a process that sends the last events killed later than the others, if at all."""
+    assert reaper.stdin is not None
+    with suppress(OSError):  # the reaper is gone, and with it what could end that process too early
+        reaper.stdin.write(SPARE + f"{pid}\n".encode())
+        reaper.stdin.flush()
+
+
 def below(root: psutil.Process) -> set[psutil.Process]:
     """The processes below `root` (psutil compares them by pid and start time), without this one."""
     try:
@@ -58,6 +73,18 @@ def reap(seen: set[psutil.Process]) -> None:
     """Kill those of `seen`, and what is below them, that do not end by themselves within the grace time."""
     everything = seen.union(*(below(process) for process in seen))
     _, left = psutil.wait_procs(everything, timeout=GRACE_SECONDS)
+    _kill(left)
+
+
+def reap_spared(spared: set[psutil.Process]) -> None:
+    """Kill what was spared, in time, in a process of its own: nobody waits for that."""
+    if not any(process.is_running() for process in spared) or os.fork():
+        return
+    _, left = psutil.wait_procs(spared, timeout=SPARED_SECONDS)
+    _kill(left)
+
+
+def _kill(left: list[psutil.Process]) -> None:
     for process in left:
         try:
             process.kill()
@@ -70,6 +97,8 @@ def main(driver_pid: int) -> None:
     """Watch until standard input closes, then reap."""
     driver = psutil.Process(driver_pid)
     seen: set[psutil.Process] = set()
+    spared: set[psutil.Process] = set()
+    told = b""
     deadline = 0.0
     while True:
         if time.monotonic() >= deadline:
@@ -78,8 +107,23 @@ def main(driver_pid: int) -> None:
             deadline = time.monotonic() + LOOK_SECONDS
         readable, _, _ = select.select([sys.stdin], [], [], LOOK_SECONDS)
         if readable:
-            break
-    reap(seen | below(driver))
+            # Not through sys.stdin, whose buffer select does not know.
+            received = os.read(sys.stdin.fileno(), PIPE_BYTES)
+            if not received:
+                break
+            *lines, told = (told + received).split(b"\n")
+            for line in lines:
+                spared |= _named(line)
+    reap((seen | below(driver)) - spared)
+    reap_spared(spared)
+
+
+def _named(line: bytes) -> set[psutil.Process]:
+    """The process of a `spare` line, if it is still there."""
+    try:
+        return {psutil.Process(int(line.removeprefix(SPARE)))}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 The `Recorder` actor runs on the driver's node and appends to the run directory's event log; writers do not wait for
 it. `RunServices` travels to every actor inside OpenRLHF's strategy object, which upstream hands to all of them.
-Invariant: losing the recorder loses the record, never the run.
+Invariant: losing the recorder, or the disk it writes to, loses the record, never the run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import ray
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.telemetry.event_log import EventLog
-from rhyme_openrlhf.telemetry.events import Event
-from rhyme_openrlhf.telemetry.run_directory import STOP_REQUEST
+from rhyme_openrlhf.telemetry.events import Event, Note
+from rhyme_openrlhf.telemetry.run_files import STOP_REQUEST
 from rhyme_openrlhf.training.resume import Checkpoints
 
-
+SOURCE = "recorder"
 # Asked once a step. The recorder only looks for a file, but on its node, which may be busy; no answer means "go on".
 STOP_ANSWER_SECONDS = 10
 
@@ -32,10 +32,22 @@ class PlainRecorder:
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
         self._stop_request = Path(path).with_name(STOP_REQUEST)
+        self._lost = 0
 
     def write(self, event: Event, source: str, at: float) -> None:
-        """Append one event that `source` says happened at unix time `at`."""
-        self._log.write(event, source, at)
+        """Append one event that `source` says happened at unix time `at`.
+
+        A disk that refuses it loses the event, not the run; how many were lost is noted once it takes events again.
+        """
+        if self._written(event, source, at) and self._lost:
+            text = f"{self._lost} events could not be written to {self._log.path} (disk full?) and are lost"
+            if self._written(Note("warning", text), SOURCE, time.time()):
+                self._lost = 0
+
+    def write_all(self, events: list[Event], source: str, at: float) -> None:
+        """`write` for several events of the same moment."""
+        for event in events:
+            self.write(event, source, at)
 
     def stop_requested(self) -> bool:
         """Whether somebody put a stop request into the run directory."""
@@ -44,6 +56,15 @@ class PlainRecorder:
     def close(self) -> None:
         """Everything written so far is in the file when this returns."""
         self._log.close()
+
+    def _written(self, event: Event, source: str, at: float) -> bool:
+        try:
+            self._log.write(event, source, at)
+        except OSError:
+            # Only this one's: a note that is refused says nothing that a later one does not say.
+            self._lost += source != SOURCE
+            return False
+        return True
 
 
 Recorder = ray.remote(num_cpus=0, runtime_env={"env_vars": WITHOUT_TORCH})(PlainRecorder)
@@ -64,6 +85,10 @@ class RunServices:
     def record(self, event: Event, source: str) -> None:
         """Send an event to the record, without waiting."""
         self.recorder.write.remote(event, source, time.time())
+
+    def record_all(self, events: list[Event], source: str) -> None:
+        """Send events of one moment to the record, without waiting: one message, however many engines there are."""
+        self.recorder.write_all.remote(events, source, time.time())
 
     def stop_requested(self) -> bool:
         """Whether the run is asked to end; False where nobody answers."""

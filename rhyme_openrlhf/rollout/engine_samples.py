@@ -1,0 +1,44 @@
+"""From what engines answer about once a second to one EngineSample each: pure.
+
+Invariant: an engine's samples add up to what it did since the rollout stage began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rhyme_openrlhf.telemetry.events import EngineSample
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+
+# Beside the counters in an engine's answer: the samples that run now.
+RUNNING = "running"
+Answer = Mapping[str, int | float]
+
+
+class EngineSampler:
+    """The engines of one rollout stage, which began at `started` (seconds of any clock)."""
+
+    def __init__(self, step: int, engines: int, started: float) -> None:
+        self._step = step
+        self._before = [EngineCounters()] * engines
+        self._at = started
+
+    def samples(self, answers: Sequence[Answer], now: float) -> list[EngineSample]:
+        """One sample of each engine, from what each answered at `now`, on the clock of `started`."""
+        seconds, self._at = now - self._at, now
+        found = []
+        for engine, answer in enumerate(answers):
+            counters = EngineCounters.from_dict(answer)
+            since, self._before[engine] = counters - self._before[engine], counters
+            found.append(
+                EngineSample(
+                    self._step,
+                    engine,
+                    int(answer[RUNNING]),
+                    seconds,
+                    since.response_tokens,
+                    since.drafted,
+                    since.accepted,
+                )
+            )
+        return found

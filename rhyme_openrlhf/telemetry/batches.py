@@ -1,0 +1,174 @@
+"""What the reporter sends next, when it tries again, and what it gives up: pure decisions, no file and no network.
+
+Invariants: the position only grows, except when the log itself became shorter; every line before it was accepted by
+the server or is counted by its source in `given_up`; a batch that the server refuses for its content is halved until
+the one bad event is found, so it costs that event and nothing else, and never loops.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# One batch: small enough to be taken in well under a second, large enough that a request's cost does not count.
+BATCH_EVENTS = 2000
+BATCH_BYTES = 1024 * 1024
+# First pause after a failure, and the longest: a server that is back is noticed before it takes the run for dead.
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 15.0
+# While the run has ended and waits for its last events to be sent, patience has a limit: try more often.
+LONGEST_LAST_PAUSE_SECONDS = 2.0
+# A Retry-After beyond this is taken for a mistake.
+LONGEST_RETRY_AFTER_SECONDS = 600.0
+# Where a line names no source: it cannot have been written by an EventLog.
+UNKNOWN_SOURCE = "unknown"
+
+# Answers that refuse what was sent, not who sent it or when: too large, and not of its form.
+REFUSED_CONTENT = frozenset({413, 422})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Whole lines of the log from byte `start` to `end`: those that are events, and what others there were by source.
+
+    `last_kind` is the kind of its last event, "" without one.
+    """
+
+    start: int
+    end: int
+    lines: tuple[bytes, ...] = ()
+    unreadable: Mapping[str, int] = field(default_factory=dict)
+    last_kind: str = ""
+
+
+def cut_batch(lines: Iterable[bytes], start: int, most_events: int, most_bytes: int = BATCH_BYTES) -> Batch:
+    """The next batch of `lines`, which begin at byte `start` of the log.
+
+    At most `most_events` events and `most_bytes` bytes, but at least one line if a whole one is there; a last line
+    without its newline is still being written and belongs to no batch yet.
+    """
+    taken: list[bytes] = []
+    unreadable: dict[str, int] = {}
+    end, last_kind = start, ""
+    for line in lines:
+        if not line.endswith(b"\n"):
+            break
+        if end > start and end + len(line) - start > most_bytes:
+            break
+        end += len(line)
+        kind = event_kind(line)
+        if kind is None:
+            unreadable[UNKNOWN_SOURCE] = unreadable.get(UNKNOWN_SOURCE, 0) + 1
+            continue
+        taken.append(line.rstrip(b"\n"))
+        last_kind = kind
+        if len(taken) >= most_events:
+            break
+    return Batch(start, end, tuple(taken), unreadable, last_kind)
+
+
+def event_kind(line: bytes) -> str | None:
+    """The kind of a line's event, None if it is no JSON object with a kind and a source."""
+    row = _object(line)
+    kind = row.get("kind")
+    return kind if isinstance(kind, str) and isinstance(row.get("source"), str) else None
+
+
+def event_source(line: bytes) -> str:
+    """Who wrote a line's event."""
+    source = _object(line).get("source")
+    return source if isinstance(source, str) else UNKNOWN_SOURCE
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def excess(unsent: int, bound: int) -> int:
+    """How many of `unsent` bytes must be given up so that at most `bound` stay."""
+    return max(0, unsent - bound)
+
+
+def batch_body(sent_at: float, batch: Batch, given_up: Mapping[str, int], alive: bool) -> bytes:
+    """A batch as the server takes it. The events go as the bytes that the log has."""
+    head = json.dumps({"sent_at": sent_at, "dropped": dict(given_up), "heartbeat": {"alive": alive}})
+    return head[:-1].encode() + b', "events": [' + b", ".join(batch.lines) + b"]}"
+
+
+@dataclass
+class Outbox:
+    """How far the log is sent: `position` in bytes; before it, events sent, and given up by source; the batch size."""
+
+    position: int = 0
+    given_up: dict[str, int] = field(default_factory=dict)
+    sent: int = 0
+    most_events: int = BATCH_EVENTS
+    _whole_again_at: int = 0
+
+    def accepted(self, batch: Batch) -> None:
+        """The server has stored (or had stored before) all events of the batch."""
+        self._count(batch.unreadable)
+        self.sent += len(batch.lines)
+        self.position = batch.end
+        if self.position >= self._whole_again_at:
+            self.most_events = BATCH_EVENTS
+
+    def refused(self, batch: Batch) -> bool:
+        """The server will never take the batch as it is; True when that was one single event, which is given up."""
+        if len(batch.lines) > 1:
+            self.most_events = len(batch.lines) // 2
+            self._whole_again_at = max(self._whole_again_at, batch.end)
+            return False
+        self._count(batch.unreadable)
+        self._count({event_source(line): 1 for line in batch.lines})
+        self.position = batch.end
+        self.most_events = BATCH_EVENTS
+        return True
+
+    def gave_up(self, counts: Mapping[str, int], position: int) -> None:
+        """The events before `position` will not be sent; `counts` says whose they were."""
+        self._count(counts)
+        self.position = position
+
+    def start_over(self) -> None:
+        """The log or the server's store is not the one of before: send from the start, duplicates do no harm."""
+        self.position, self.given_up, self.sent = 0, {}, 0
+        self.most_events = BATCH_EVENTS
+        self._whole_again_at = 0
+
+    def _count(self, counts: Mapping[str, int]) -> None:
+        for source, count in counts.items():
+            self.given_up[source] = self.given_up.get(source, 0) + count
+
+    def to_dict(self, attempt_uid: str) -> dict[str, Any]:
+        """What is kept beside the log."""
+        return {"attempt_uid": attempt_uid, "position": self.position, "given_up": self.given_up, "sent": self.sent}
+
+    @classmethod
+    def from_dict(cls, row: Any, attempt_uid: str) -> Outbox:
+        """What `to_dict` gave; from the start when that was for another attempt or is damaged (both harmless)."""
+        if not isinstance(row, dict) or row.get("attempt_uid") != attempt_uid:
+            return cls()
+        position, given_up, sent = row.get("position"), row.get("given_up"), row.get("sent")
+        if not isinstance(position, int) or position < 0 or not isinstance(given_up, dict) or not isinstance(sent, int):
+            return cls()
+        return cls(position, {source: count for source, count in given_up.items() if isinstance(count, int)}, sent)
+
+
+def pause(failures: int, retry_after: float | None, chance: float, ending: bool) -> float:
+    """Seconds until the next try after `failures` (from 1) in a row.
+
+    Doubles each time; `chance` from [0, 1) spreads it over its upper half, so that the reporters of many runs do not
+    come back at the same moment. What the server asked for (`retry_after`) is the least.
+    """
+    longest = LONGEST_LAST_PAUSE_SECONDS if ending else LONGEST_PAUSE_SECONDS
+    # The exponent is bounded: 2.0 ** 2000 is an OverflowError.
+    grown = min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 32))
+    asked = 0.0 if retry_after is None else min(max(retry_after, 0.0), LONGEST_RETRY_AFTER_SECONDS)
+    return max(asked, grown * (0.5 + chance / 2))
