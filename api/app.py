@@ -19,7 +19,7 @@ from rhyme_openrlhf.api import auth, openapi, problems
 from rhyme_openrlhf.api.database import Database
 from rhyme_openrlhf.api.guard import BodyLimit, HostGuard, RateGuard, RequestMetrics, SecurityHeaders
 from rhyme_openrlhf.api.limits import Limits, RateLimit
-from rhyme_openrlhf.api.routes import events, experiments, exports, health, ingest, logs, runs, series, sign_in, steps
+from rhyme_openrlhf.api.routes import events, experiments, exports, health, ingest, launch, logs, runs, series, sign_in, steps
 from rhyme_openrlhf.api.routes import tokens as token_routes
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import MEGABYTE, ServeSettings
@@ -32,6 +32,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     token_routes.router,
     experiments.router,
     runs.router,
+    launch.router,
     steps.router,
     series.router,
     events.router,

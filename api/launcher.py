@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from rhyme_openrlhf.api.launch_file import ENTRYPOINT
+from rhyme_openrlhf.api.queueing import Job, JobState
 
 # Ray's dashboard answers in milliseconds; a busy head node takes seconds.
 CALL_SECONDS = 10.0
@@ -22,7 +22,6 @@ CALL_SECONDS = 10.0
 STOP_WAIT_SECONDS = 30
 LOG_LINES = 200
 
-JobState = Literal["pending", "running", "succeeded", "failed", "stopped", "missing"]
 _STATES: dict[str, JobState] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -38,15 +37,6 @@ class ClusterUnreachable(Exception):
 
 class SubmitRefused(Exception):
     """The cluster says that this job cannot be started; the message is for people."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What Ray says of a job. `exit_code` is the driver's, where it has ended by itself; negative: by a signal."""
-
-    state: JobState
-    message: str = ""
-    exit_code: int | None = None
 
 
 class Launcher(Protocol):
