@@ -96,11 +96,13 @@ def start_local_cluster(data: Path) -> LocalCluster:
     cluster = LocalCluster(data, process, address, token, adopted=False)
     state = _State(started.pid, process.create_time(), address)
     (data / STATE_FILE).write_text(json.dumps(asdict(state)))
+    up = False
     try:
         _wait(started, cluster, data / LOG_FILE)
-    except LocalClusterError:
-        cluster.stop()
-        raise
+        up = True
+    finally:
+        if not up:  # it failed, or somebody pressed Ctrl-C
+            cluster.stop()
     return cluster
 
 
@@ -140,7 +142,8 @@ def _temp_dir() -> Path:
     path.mkdir(mode=0o700, exist_ok=True)
     if path.is_symlink() or path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o077:
         raise LocalClusterError(f"{path} is not this user's alone: remove it")
-    return path
+    # Ray opens its own folder to everybody.
+    return path / "ray"
 
 
 def _token(data: Path) -> str:
