@@ -19,7 +19,19 @@ from rhyme_openrlhf.api import auth, openapi, problems
 from rhyme_openrlhf.api.database import Database
 from rhyme_openrlhf.api.guard import BodyLimit, HostGuard, RateGuard, RequestMetrics, SecurityHeaders
 from rhyme_openrlhf.api.limits import Limits, RateLimit
-from rhyme_openrlhf.api.routes import events, experiments, exports, health, ingest, launch, logs, runs, series, sign_in, steps
+from rhyme_openrlhf.api.routes import (
+    events,
+    experiments,
+    exports,
+    health,
+    ingest,
+    launch,
+    logs,
+    runs,
+    series,
+    sign_in,
+    steps,
+)
 from rhyme_openrlhf.api.routes import tokens as token_routes
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import MEGABYTE, ServeSettings

@@ -126,7 +126,9 @@ class Dispatcher:
             Attempt.id, Attempt.run_id, Attempt.uid, Attempt.submission_id, Attempt.status, Attempt.heartbeat_at,
             Attempt.stop_requested_at, Run.spec,
         )  # fmt: skip
-        query = select(*columns).join(Run).where(Attempt.status.in_(ACTIVE) | lost).order_by(Attempt.queued_at, Attempt.id)
+        query = (
+            select(*columns).join(Run).where(Attempt.status.in_(ACTIVE) | lost).order_by(Attempt.queued_at, Attempt.id)
+        )
         with self._database.reading() as session:
             return [
                 _Row(key, run_id, uid, submission is not None, status, heartbeat, stop is not None, spec)

@@ -1,4 +1,4 @@
-"""Runs that the service itself starts, as rows: made from specs, stopped, resumed, cloned. The dispatcher does the rest.
+"""Runs that the service starts, as rows: made from specs, stopped, resumed, cloned. The dispatcher does the rest.
 
     <launch dir>/runs/<run uid>/attempt-<n>    run directories
     <launch dir>/checkpoints/<run uid>         checkpoints and the trained model, where the spec names no other place
@@ -37,7 +37,9 @@ class LaunchSettings(Settings):
     """How the service starts runs."""
 
     group: ClassVar[str] = "launch"
-    title: ClassVar[str] = "Starting runs: how many at once, where they keep what they write, how long they are waited for."
+    title: ClassVar[str] = (
+        "Starting runs: how many at once, where they keep what they write, how long they are waited for."
+    )
 
     dir: str = option(
         "",
@@ -199,9 +201,7 @@ def arguments_of(run: Run) -> Arguments:
     }
 
 
-def _add_attempt(
-    session: Session, launching: Launching, run: Run, attempts: Sequence[Attempt], now: float
-) -> Attempt:
+def _add_attempt(session: Session, launching: Launching, run: Run, attempts: Sequence[Attempt], now: float) -> Attempt:
     assert run.spec is not None
     number = len(attempts) + 1
     uid = _new_uid()

@@ -149,7 +149,7 @@ def _temp_dir() -> Path:
 def _token(data: Path) -> str:
     """The cluster's token; made at the first start, for this user's eyes alone."""
     path = data / TOKEN_FILE
-    with contextlib.suppress(FileExistsError):
+    if not path.exists():
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
     return path.read_text().strip()

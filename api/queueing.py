@@ -1,4 +1,4 @@
-"""What to do about each attempt, decided from what three witnesses say: the store, Ray, the reporter's heartbeats. Pure.
+"""What to do about each attempt, from what three witnesses say: the store, Ray, the reporter's heartbeats. Pure.
 
 Invariants: a decision to set a status is a legal change (`api/status.py`); an attempt whose job Ray knows to be over,
 or does not know any more, ends; one that neither Ray nor its reporter answers for becomes lost, and nothing else; what

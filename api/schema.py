@@ -1,4 +1,4 @@
-"""Every option of a run, typed, in one view: OpenRLHF's and ours. The API, `rhyme runs` and the web form are made of it.
+"""Every option of a run, typed, in one view: OpenRLHF's and ours. API and web form are made of it.
 
 OpenRLHF's come from `upstream_options.json` (written by scripts/write_upstream_schema.py, because upstream's parser
 needs torch to import), ours from the settings dataclasses. Invariant: an option has exactly one (group, name), and its

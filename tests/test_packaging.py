@@ -44,6 +44,10 @@ def test_the_embedded_model_and_data_travel_along(names: list[str]) -> None:
     assert {"reward.py", "tasks.py"} <= shipped
 
 
+def test_upstreams_options_travel_along(names: list[str]) -> None:
+    assert "rhyme_openrlhf/upstream_options.json" in names
+
+
 def test_the_type_marker_and_the_licence_are_there(names: list[str]) -> None:
     assert "rhyme_openrlhf/py.typed" in names
     assert any(name.endswith("LICENSE") for name in names)

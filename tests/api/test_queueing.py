@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rhyme_openrlhf.api.queueing import (
     LAST_WORD_SECONDS,
     NOTHING,
-    OVER,
     SUBMIT_SECONDS,
     Action,
     Job,
@@ -263,7 +262,3 @@ def test_the_queue_keeps_its_limits_and_its_order(waiting: list[int], running: l
         first = waiting[possible[len(start.now)]]
         used = sum(running) + sum(waiting[number] for number in start.now)
         assert len(start.now) + len(running) >= runs or used + first > gpus
-
-
-def test_states_of_jobs_are_all_thought_of() -> None:
-    assert OVER == {"succeeded", "failed", "stopped"}

@@ -83,9 +83,10 @@ def test_all_faults_come_at_once(root: Path) -> None:
 
 
 def test_rules_that_tie_options_together(root: Path) -> None:
-    assert "must be at most" in faults(spec(root, histospec={"window_start": 64}), root)[
-        "arguments.histospec.window_start"
-    ]
+    assert (
+        "must be at most"
+        in faults(spec(root, histospec={"window_start": 64}), root)["arguments.histospec.window_start"]
+    )
     assert "arguments.rollout.n_samples_per_prompt" in faults(
         spec(root, algo={"advantage.estimator": "group_norm"}), root
     )
@@ -180,7 +181,9 @@ def test_gpus_are_counted_as_the_run_will(root: Path) -> None:
 
 
 def test_edits_change_add_and_take_back(root: Path) -> None:
-    edited = merged(spec(root), {"vllm": {"num_engines": 4}, "reward": {"remote_url": None}, "run": {"progress": "off"}})
+    edited = merged(
+        spec(root), {"vllm": {"num_engines": 4}, "reward": {"remote_url": None}, "run": {"progress": "off"}}
+    )
     assert edited["vllm"] == {"num_engines": 4} and "reward" not in edited and edited["run"] == {"progress": "off"}
 
 

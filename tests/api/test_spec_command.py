@@ -75,7 +75,7 @@ def test_upstreams_own_parser_reads_the_same(arguments: Arguments) -> None:
         "rhyme train --train.seed 7 --actor.adam.lr=1e-5",
         "python -m rhyme_openrlhf.cli.train_ppo_ray --train.seed 7 \\\n   --actor.adam.lr 1e-5",
         "/venv/bin/python3.11 -m openrlhf.cli.train_ppo_ray --train.seed=7 --actor.adam.lr 1e-5",
-        "ray job submit --address=http://127.0.0.1:8265 --runtime-env-json='{\"working_dir\": \"/x\"}' "
+        'ray job submit --address=http://127.0.0.1:8265 --runtime-env-json=\'{"working_dir": "/x"}\' '
         "-- python3 -m openrlhf.cli.train_ppo_ray --train.seed 7 --actor.adam.lr 1e-5",
     ],
 )
@@ -113,6 +113,6 @@ def test_what_is_no_such_command_is_refused_with_its_field(command: str, field: 
 
 
 def test_a_shell_reads_the_command_as_we_do() -> None:
-    arguments: Arguments = {"data": {"input_template": "it's $HOME; `id` \"{}\"\n-- x"}}
+    arguments: Arguments = {"data": {"input_template": 'it\'s $HOME; `id` "{}"\n-- x'}}
     words = shlex.split(to_command("n", arguments))
     assert from_argv(words[2:]) == ("n", arguments)
