@@ -145,7 +145,9 @@ def _serve(options: Options) -> None:
         background = (*BACKGROUND, dispatching(launching, launcher, ended))
 
         def show_link(secret: str) -> None:
-            print(f"Sign in (this link is shown once): {auth.sign_in_link(settings.base_url(port), secret)}")
+            print(
+                f"Sign in (this link is shown once): {auth.sign_in_link(settings.base_url(port), secret)}", flush=True
+            )
 
         try:
             app = create_app(settings, background=background, show_link=show_link)
