@@ -82,6 +82,7 @@ class Database:
         with self._turn():
             try:
                 with Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
+                    session.connection()  # so that the lock is taken now
                     yield session
             except OperationalError as error:
                 if _is_busy(error):

@@ -8,7 +8,8 @@ of different runs do not (on PostgreSQL; SQLite has one writer).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from rhyme_openrlhf.api.record import EventSource, RawEvent
 from rhyme_openrlhf.api.rollup import claimed_steps
 
 _EVENT_COLUMNS = ("run_id", "attempt_id", "source", "sequence", "time", "kind", "body")
-_SOURCE_COLUMNS = ("attempt_id", "source", "next_sequence", "dropped")
+_SOURCE_COLUMNS = ("attempt_id", "source", "next_sequence", "gaps", "dropped")
 _EVENTS: Any = RawEvent.__table__
 _SOURCES: Any = EventSource.__table__
 _write_events = BulkInsert(_EVENTS, _EVENT_COLUMNS)
@@ -45,27 +46,29 @@ class Receipt:
 
 
 def ingest(
-    session: Session, attempt_uid: str, arrived: Sequence[Arrived], now: float, alive: bool | None = None
+    session: Session,
+    attempt_uid: str,
+    arrived: Sequence[Arrived],
+    now: float,
+    alive: bool | None = None,
+    given_up: Mapping[str, int] | None = None,
 ) -> Receipt:
     """Store a batch (from `batch.prepare`, which needs no lock); an empty one is a heartbeat.
 
     `now` in unix seconds by the server's clock; `alive` is what the reporter says of the driver's process, None when it
-    says nothing. Raises UnknownAttemptError.
+    says nothing; `given_up` how many events of each source it will not send, since the attempt began (those with events
+    after them are seen as gaps too, and not counted twice). Raises UnknownAttemptError.
     """
-    known = session.execute(select(Attempt.id, Attempt.run_id).where(Attempt.uid == attempt_uid)).first()
-    if known is None:
-        raise UnknownAttemptError(f"attempt {attempt_uid} is unknown: announce it first")
-    attempt_id, run_id = known
-    run, attempts = lives.lock_run(session, run_id)
-    attempt = next((one for one in attempts if one.id == attempt_id), None)
-    if attempt is None:
-        raise UnknownAttemptError(f"attempt {attempt_uid} was deleted just now")
-    fresh = _store(session, run, attempt, arrived)
-    if fresh:
-        _derive(session, run, attempts, attempt, fresh)
+    run, attempts, attempt = _locked(session, attempt_uid)
+    fresh = _add(session, run, attempts, attempt, arrived, given_up or {})
     lives.heard(run, attempts, attempt, alive, now)
     stop = attempt.stop_requested_at is not None
     return Receipt(accepted=len(fresh), duplicates=len(arrived) - len(fresh), stop=stop)
+
+
+def add_events(session: Session, attempt_uid: str, arrived: Sequence[Arrived]) -> list[Arrived]:
+    """Store events from elsewhere than a reporter; returns those that are new. Raises UnknownAttemptError."""
+    return _add(session, *_locked(session, attempt_uid), arrived, {})
 
 
 def forget_events(session: Session, run: Run, attempt: Attempt) -> None:
@@ -77,31 +80,50 @@ def forget_events(session: Session, run: Run, attempt: Attempt) -> None:
     _count_dropped(session, run)
 
 
-def _store(session: Session, run: Run, attempt: Attempt, arrived: Sequence[Arrived]) -> list[Arrived]:
-    """Write the raw events that are new, and how far their sources are; returns them."""
+def _locked(session: Session, attempt_uid: str) -> tuple[Run, list[Attempt], Attempt]:
+    """Run, its attempts and the one of that uid, locked."""
+    run_id = session.execute(select(Attempt.run_id).where(Attempt.uid == attempt_uid)).scalar_one_or_none()
+    if run_id is None:
+        raise UnknownAttemptError(f"attempt {attempt_uid} is unknown: announce it first")
+    run, attempts = lives.lock_run(session, run_id)
+    for attempt in attempts:
+        if attempt.uid == attempt_uid:
+            return run, attempts, attempt
+    raise UnknownAttemptError(f"attempt {attempt_uid} was deleted just now")
+
+
+def _add(
+    session: Session,
+    run: Run,
+    attempts: Sequence[Attempt],
+    attempt: Attempt,
+    arrived: Sequence[Arrived],
+    given_up: Mapping[str, int],
+) -> list[Arrived]:
+    """Write the raw events that are new, and what follows from them; returns them."""
     connection = session.connection()
-    rows = connection.execute(select(_SOURCES).where(_SOURCES.c.attempt_id == attempt.id)).all()
-    following = {row.source: row.next_sequence for row in rows}
-    dropped = {row.source: row.dropped for row in rows}
+    stored = connection.execute(select(_SOURCES).where(_SOURCES.c.attempt_id == attempt.id)).all()
+    following = defaultdict(int, {row.source: row.next_sequence for row in stored})
+    gaps = defaultdict(int, {row.source: row.gaps for row in stored})
+    dropped = {row.source: row.dropped for row in stored}
     fresh = []
-    gaps = 0
     for one in arrived:
-        expected = following.get(one.source, 0)
-        if one.sequence < expected:
-            continue
-        if one.sequence > expected:
-            gaps += one.sequence - expected
-            dropped[one.source] = dropped.get(one.source, 0) + one.sequence - expected
-        following[one.source] = one.sequence + 1
-        fresh.append(one)
+        if one.sequence >= following[one.source]:
+            gaps[one.source] += one.sequence - following[one.source]
+            following[one.source] = one.sequence + 1
+            fresh.append(one)
+    lost = {
+        source: max(dropped.get(source, 0), gaps[source], given_up.get(source, 0)) for source in {*following, *given_up}
+    }
+    changed = {one.source for one in fresh} | {source for source in lost if lost[source] != dropped.get(source, 0)}
+    _write_sources(connection, [(attempt.id, name, following[name], gaps[name], lost[name]) for name in changed])
+    if sum(lost.values()) != sum(dropped.values()):
+        _count_dropped(session, run)
     if fresh:
         ids = (run.id, attempt.id)
         _write_events(connection, [(*ids, e.source, e.sequence, e.time, e.kind, e.body) for e in fresh])
-        sources = {one.source for one in fresh}
-        _write_sources(connection, [(attempt.id, name, following[name], dropped.get(name, 0)) for name in sources])
         run.last_event_at = max(run.last_event_at or 0.0, max(one.time for one in fresh))
-    if gaps:
-        _count_dropped(session, run)
+        _derive(session, run, attempts, attempt, fresh)
     return fresh
 
 

@@ -32,9 +32,10 @@ def _attempt() -> Mapped[int]:
 
 
 class EventSource(Base):
-    """How far one writer's events have arrived: the next sequence expected, and how many below it never came.
+    """How far one writer's events have arrived: the next sequence expected, and how many below it never came (`gaps`).
 
-    So `next_sequence - dropped` events of it are in `events`.
+    So `next_sequence - gaps` events of it are in `events`. `dropped` is what is shown: the larger of the gaps and what
+    the reporter said it gave up, which may be its latest events.
     """
 
     __tablename__ = "event_sources"
@@ -42,6 +43,7 @@ class EventSource(Base):
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id", ondelete="CASCADE"), primary_key=True)
     source: Mapped[str] = mapped_column(String(SOURCE_LENGTH), primary_key=True)
     next_sequence: Mapped[int] = mapped_column(BigInteger, default=0)
+    gaps: Mapped[int] = mapped_column(BigInteger, default=0)
     dropped: Mapped[int] = mapped_column(BigInteger, default=0)
 
 

@@ -82,12 +82,12 @@ def segment(state: str, cause: str, start: float, end: float) -> Segment:
 
 def claimed_steps(arrived: Iterable[Arrived]) -> set[int]:
     """The steps that these events say their attempt does."""
-    return {event.step for one in arrived if isinstance(event := one.event, CLAIMING)}  # type: ignore[attr-defined]
+    return {event.step for one in arrived if isinstance(event := one.event, CLAIMING)}
 
 
 def steps_concerned(arrived: Iterable[Arrived]) -> set[int]:
     """The steps whose rows these events change."""
-    return {event.step for one in arrived if isinstance(event := one.event, _OF_STEP)}  # type: ignore[attr-defined]
+    return {event.step for one in arrived if isinstance(event := one.event, _OF_STEP)}
 
 
 class Rollup:

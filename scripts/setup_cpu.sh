@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Set up everything that trial runs and tests need on a Linux machine WITHOUT a GPU, in a virtual environment.
 #
-#   scripts/setup_cpu.sh [--venv DIR] [--extras test,demo] [--force]
+#   scripts/setup_cpu.sh [--venv DIR] [--extras test,demo,server] [--force]
 #
 #   --venv DIR     the virtual environment to make or complete (default: .venv in the repository)
-#   --extras LIST  this project's extras to install too, separated by commas: test, demo (default: none)
+#   --extras LIST  this project's extras to install too, separated by commas: test, demo, server (default: none);
+#                  test brings server along, and PostgreSQL's programs, which some tests start a server with
 #   --force        go on although a GPU is present
 #   PYTHON=FILE    (environment) the Python to use, 3.11 or 3.12; otherwise the first fitting one on PATH
 #
@@ -40,7 +41,9 @@ while (($#)); do
         *) die "unknown argument '$1'; there are --venv DIR, --extras LIST, --force and --help" ;;
     esac
 done
-[[ $EXTRAS =~ ^((test|demo)(,(test|demo))*)?$ ]] || die "--extras takes test, demo or both with a comma, got '$EXTRAS'"
+[[ $EXTRAS =~ ^((test|demo|server)(,(test|demo|server))*)?$ ]] ||
+    die "--extras takes test, demo and server, separated by commas, got '$EXTRAS'"
+[[ ,$EXTRAS, != *,test,* ]] || EXTRAS=$EXTRAS,server
 
 if [[ $FORCE = no ]] && command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
     die "this machine has a GPU: run  pip install \"rhyme-openrlhf[gpu]\"  instead (or pass --force to set up for CPU only)."
@@ -101,6 +104,10 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || ec
     fi
     # The compiler for both; ninja comes as a Python package.
     command -v g++ >/dev/null || echo g++
+    # scripts/temporary_postgresql.py; Debian keeps its programs off PATH.
+    if [[ ,$EXTRAS, = *,test,* ]] && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
+        command -v initdb >/dev/null || echo postgresql
+    fi
 }
 
 apt_install() { # [--sudo] packages...

@@ -1,6 +1,7 @@
 """What an installed wheel puts where."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import zipfile
@@ -12,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Names of the files in the project's wheel."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [
         sys.executable,
@@ -29,7 +30,13 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("*.whl")
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> list[str]:
+    """Names of the files in it."""
     return zipfile.ZipFile(wheel).namelist()
 
 
@@ -46,6 +53,36 @@ def test_the_embedded_model_and_data_travel_along(names: list[str]) -> None:
 
 def test_upstreams_options_travel_along(names: list[str]) -> None:
     assert "rhyme_openrlhf/upstream_options.json" in names
+
+
+def test_the_control_plane_and_its_migrations_are_real_packages_in_it(names: list[str]) -> None:
+    """`rhyme_openrlhf/api` and `rhyme_openrlhf/migrations` are links in the source tree."""
+    for folder in ("api", "migrations"):
+        source = {f"rhyme_openrlhf/{folder}/{p.relative_to(ROOT / folder)}" for p in (ROOT / folder).rglob("*.py")}
+        assert source and source <= set(names)
+    assert {"rhyme_openrlhf/migrations/env.py", "rhyme_openrlhf/migrations/script.py.mako"} <= set(names)
+
+
+def test_an_installed_wheel_makes_its_database(wheel: Path, tmp_path: Path) -> None:
+    """Alembic finds its scripts where pip puts them, without the source tree."""
+    pytest.importorskip("alembic")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    program = (
+        "import rhyme_openrlhf.api.database as d; "
+        f"s = d.Database('sqlite:///{tmp_path}/a.db'); s.upgrade(); print(d.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "site"))
+    assert (tmp_path / "a.db").stat().st_size > 0
 
 
 def test_the_type_marker_and_the_licence_are_there(names: list[str]) -> None:

@@ -63,9 +63,11 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "status IN ('queued', 'starting', 'running', 'stopping', 'stopped', 'succeeded', 'failed', 'crashed', "
             "'lost')",
-            name="ck_runs_status",
+            name=op.f("ck_runs_status"),
         ),
-        sa.ForeignKeyConstraint(["experiment_id"], ["experiments.id"], name="fk_runs_experiment_id", ondelete="SET NULL"),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name="fk_runs_experiment_id", ondelete="SET NULL"
+        ),
         sa.ForeignKeyConstraint(["parent_id"], ["runs.id"], name="fk_runs_parent_id", ondelete="SET NULL"),
         sa.PrimaryKeyConstraint("id", name="pk_runs"),
         sa.UniqueConstraint("idempotency_key", name="uq_runs_idempotency_key"),
@@ -301,7 +303,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("last_used_at", sa.Float(), nullable=True),
         sa.Column("revoked_at", sa.Float(), nullable=True),
-        sa.CheckConstraint("role IN ('viewer', 'operator', 'reporter')", name="ck_tokens_role"),
+        sa.CheckConstraint("role IN ('viewer', 'operator', 'reporter')", name=op.f("ck_tokens_role")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_tokens_run_id", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name="pk_tokens"),
         sa.UniqueConstraint("digest", name="uq_tokens_digest"),
@@ -337,6 +339,7 @@ def upgrade() -> None:
         sa.Column("attempt_id", sa.Integer(), nullable=False),
         sa.Column("source", sa.String(length=64), nullable=False),
         sa.Column("next_sequence", sa.BigInteger(), nullable=False),
+        sa.Column("gaps", sa.BigInteger(), nullable=False),
         sa.Column("dropped", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["attempt_id"], ["attempts.id"], name="fk_event_sources_attempt_id", ondelete="CASCADE"

@@ -1,0 +1,187 @@
+"""A whole run directory into the store: the same rows as if the run had reported them live.
+
+Invariants: importing again changes nothing; what is stored of the attempt already is kept when it has no gaps, and
+replaced whole, in one transaction, when it has; a directory that holds less than is stored is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api import lives
+from rhyme_openrlhf.api.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
+from rhyme_openrlhf.api.batch import BatchError, prepare
+from rhyme_openrlhf.api.database import Database
+from rhyme_openrlhf.api.ingest import add_events, forget_events
+from rhyme_openrlhf.api.models import NAME_LENGTH, UID_LENGTH, Attempt
+from rhyme_openrlhf.api.record import EventSource
+from rhyme_openrlhf.api.status import ACTIVE
+
+# Events a transaction: it takes a tenth of a second, and others can write in between.
+CHUNK = 5_000
+UNHEARD = "imported from a run directory that has no end"
+
+
+class ImportingError(Exception):
+    """The directory cannot be imported; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import did; `replaced` when events that had been dropped were filled in."""
+
+    run_uid: str
+    attempt_uid: str
+    accepted: int
+    duplicates: int
+    replaced: bool
+
+
+@dataclass
+class _SourceFile:
+    """What a file has of one source: the sequence after its last event, and the ranges before it that are missing."""
+
+    following: int = 0
+    missing: list[tuple[int, int]] = field(default_factory=list)
+
+    def missing_below(self, sequence: int) -> int:
+        """How many events before `sequence` the file does not have."""
+        return sum(max(0, min(end, sequence) - begin) for begin, end in self.missing)
+
+
+class _Envelope(msgspec.Struct):
+    """As much of an event as says where it belongs."""
+
+    source: str
+    sequence: int
+
+
+def import_directory(database: Database, directory: Path, now: float) -> Imported:
+    """Import a run directory; of a run that was resumed, the attempts in the order in which they were started.
+
+    `now` in unix seconds. Raises ImportingError, BusyError.
+    """
+    directory = directory.absolute()
+    events = directory / "events.jsonl"
+    try:
+        config = (directory / "config.json").read_bytes()
+        sources, first_line = _scan(events)
+        announcement = _announcement(directory, config, first_line)
+        return _import(database, announcement, events, sources, now)
+    except (AnnouncementError, AnnouncementConflictError, BatchError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ImportingError(f"{directory} cannot be imported: {error}") from error
+    except OSError as error:
+        raise ImportingError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _import(
+    database: Database, announcement: Announcement, events: Path, sources: Mapping[str, _SourceFile], now: float
+) -> Imported:
+    uid = announcement.attempt_uid
+    accepted = duplicates = 0
+    with database.writing() as session:
+        attempt = announce(session, announcement, now)
+        replaced = _fills_gaps(session, attempt, sources)
+        if replaced:
+            run, _ = lives.lock_run(session, attempt.run_id)
+            forget_events(session, run, attempt)
+            accepted = sum(len(add_events(session, uid, prepare(chunk))) for chunk in _chunks(events))
+    if not replaced:
+        for chunk in _chunks(events):
+            arrived = prepare(chunk)
+            with database.writing() as session:
+                fresh = len(add_events(session, uid, arrived))
+            accepted, duplicates = accepted + fresh, duplicates + len(arrived) - fresh
+    with database.writing() as session:
+        _end_unheard(session, uid, now)
+    return Imported(announcement.run_uid, uid, accepted, duplicates, replaced)
+
+
+def _fills_gaps(session: Session, attempt: Attempt, sources: Mapping[str, _SourceFile]) -> bool:
+    """Whether the file has events that are stored as missing. Raises ImportingError when it has less than is stored."""
+    fills = False
+    for stored in session.execute(select(EventSource).where(EventSource.attempt_id == attempt.id)).scalars():
+        ours = sources.get(stored.source, _SourceFile())
+        if ours.following < stored.next_sequence or ours.missing_below(stored.next_sequence) > stored.gaps:
+            raise ImportingError(
+                f"the directory holds less than is stored of attempt {attempt.uid}: of source {stored.source!r} its "
+                f"events end before number {ours.following}, and {stored.next_sequence} are known"
+            )
+        fills = fills or stored.dropped > ours.missing_below(ours.following)
+    return fills
+
+
+def _end_unheard(session: Session, attempt_uid: str, now: float) -> None:
+    """An imported run without an end, of which no reporter and no job tells anything, is lost."""
+    run_id = session.execute(select(Attempt.run_id).where(Attempt.uid == attempt_uid)).scalar_one()
+    run, attempts = lives.lock_run(session, run_id)
+    attempt = next(one for one in attempts if one.uid == attempt_uid)
+    if attempt.status in ACTIVE and attempt.heartbeat_at is None and attempt.submission_id is None:
+        lives.move(run, attempts, attempt, "lost", UNHEARD, run.last_event_at or now)
+
+
+def _announcement(directory: Path, text: bytes, first_line: bytes) -> Announcement:
+    """Who the run is: as it was reported, if its settings say so; else told by its content, wherever it lies."""
+    config = json.loads(text)
+    if not isinstance(config, dict):
+        raise ImportingError(f"{directory}/config.json is not a JSON object")
+    digest = hashlib.sha256(text + first_line).hexdigest()
+    control, run = _object(config, "settings", "control"), _object(config, "settings", "run")
+    return Announcement(
+        attempt_uid=control.get("attempt_uid") or digest[:UID_LENGTH],
+        run_uid=control.get("run_uid") or digest[UID_LENGTH : 2 * UID_LENGTH],
+        name=str(run.get("name") or directory.name)[:NAME_LENGTH],
+        run_directory=str(directory),
+        config=config,
+        origin="imported",
+    )
+
+
+def _object(value: Any, *names: str) -> Mapping[str, Any]:
+    """An object inside of others, empty where there is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _scan(events: Path) -> tuple[dict[str, _SourceFile], bytes]:
+    """What the file has by source, and its first line."""
+    decode = msgspec.json.Decoder(_Envelope).decode
+    sources: dict[str, _SourceFile] = {}
+    first = b""
+    for number, line in _lines(events):
+        try:
+            row = decode(line)
+        except msgspec.DecodeError as error:
+            raise ImportingError(f"{events}, line {number} is no event: {error}") from error
+        first = first or line
+        source = sources.setdefault(row.source, _SourceFile())
+        if row.sequence > source.following:
+            source.missing.append((source.following, row.sequence))
+        source.following = max(source.following, row.sequence + 1)
+    return sources, first
+
+
+def _chunks(events: Path) -> Iterator[list[Any]]:
+    lines = _lines(events)
+    decode = msgspec.json.Decoder().decode
+    while chunk := [decode(line) for _, line in itertools.islice(lines, CHUNK)]:
+        yield chunk
+
+
+def _lines(events: Path) -> Iterator[tuple[int, bytes]]:
+    """Whole lines with their numbers; one that a killed writer left torn at the end is none."""
+    with events.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield number, line

@@ -1,0 +1,183 @@
+"""Schema and sessions on both databases."""
+
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import MetaData, func, insert, inspect, select, text
+
+from rhyme_openrlhf.api import database as database_module
+from rhyme_openrlhf.api import models, record
+from rhyme_openrlhf.api.base import Base
+from rhyme_openrlhf.api.database import BusyError, Database, DatabaseError, alembic_config, upgrade
+from rhyme_openrlhf.api.models import Attempt, Experiment, Run
+
+# Of the last release: every schema from the first one to it is upgraded below. All until there is a release.
+REVISIONS = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()]
+
+
+def test_the_migrations_make_exactly_the_models(empty_url: str) -> None:
+    assert models and record
+    store = Database(empty_url)
+    store.upgrade()
+    with store.engine.connect() as connection:
+        differences = compare_metadata(MigrationContext.configure(connection), Base.metadata)
+        checks = {c["name"] for c in inspect(connection).get_check_constraints("runs")}
+    assert differences == []
+    assert checks == {"ck_runs_status"}
+    store.dispose()
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_every_schema_is_upgraded_with_its_rows(empty_url: str, revision: str) -> None:
+    store = Database(empty_url)
+    with store._writing_engine.begin() as connection:
+        upgrade(connection, revision)
+        tables = MetaData()
+        tables.reflect(connection)
+        fill(connection, tables)
+        before = {
+            name: connection.execute(select(func.count()).select_from(t)).scalar_one()
+            for name, t in tables.tables.items()
+        }
+    assert before["runs"] == before["events"] == 1
+    store.upgrade()
+    store.upgrade()
+    with store.reading() as session:
+        for name, rows in before.items():
+            assert session.execute(text(f'SELECT count(*) FROM "{name}"')).scalar_one() == rows, name
+        run = session.execute(select(Run)).scalar_one()
+        assert (run.name, run.config) == ("text", {"a": [1]})
+    store.dispose()
+
+
+def fill(connection, tables: MetaData) -> None:  # type: ignore[no-untyped-def]
+    """One row in every table, made of its columns' types, whatever they are in that version."""
+    for table in tables.sorted_tables:
+        if table.name == "alembic_version":
+            continue
+        values = {}
+        for column in table.columns:
+            kind = str(column.type).upper()
+            if column.name == "parent_id":
+                values[column.name] = None
+            elif "JSON" in kind:
+                values[column.name] = {"a": [1]}
+            elif "CHAR" in kind or "TEXT" in kind:
+                values[column.name] = {"role": "viewer", "status": "running"}.get(column.name, "text")
+            elif "BOOL" in kind:
+                values[column.name] = True
+            else:
+                values[column.name] = 1
+        connection.execute(insert(table), values)
+
+
+def test_a_newer_schema_is_refused(empty_url: str) -> None:
+    store = Database(empty_url)
+    store.upgrade()
+    with store.writing() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(DatabaseError, match="schema '9999'.*newer version"):
+        store.upgrade()
+    store.dispose()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("mysql://h/x", "must be sqlite:///FILE or postgresql"),
+        ("postgresql+psycopg2://h/x", "must be sqlite"),
+        ("nonsense", "is not one"),
+        ("sqlite://", "must be a file"),
+    ],
+)
+def test_other_urls_are_refused_in_words(url: str, says: str) -> None:
+    with pytest.raises(DatabaseError, match=says):
+        Database(url)
+
+
+def test_two_services_upgrade_at_once(empty_url: str) -> None:
+    stores = [Database(empty_url) for _ in range(2)]
+    errors: list[Exception] = []
+
+    def run(store: Database) -> None:
+        try:
+            store.upgrade()
+        except DatabaseError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    for store in stores:
+        store.dispose()
+
+
+def test_sqlite_is_set_up(tmp_path: Path) -> None:
+    store = Database(f"sqlite:///{tmp_path}/a.db")
+    with store.reading() as session:
+        pragmas = [
+            session.execute(text(f"PRAGMA {p}")).scalar() for p in ("journal_mode", "foreign_keys", "synchronous")
+        ]
+    assert pragmas == ["wal", 1, 1]
+    store.dispose()
+
+
+def test_what_fails_is_rolled_back(database: Database) -> None:
+    with pytest.raises(RuntimeError), database.writing() as session:
+        session.add(Experiment(name="a", created_at=0.0))
+        session.flush()
+        raise RuntimeError
+    with database.reading() as session:
+        assert session.execute(select(func.count()).select_from(Experiment)).scalar_one() == 0
+
+
+def test_a_reader_sees_one_snapshot_while_a_writer_commits(database: Database) -> None:
+    count = select(func.count()).select_from(Experiment)
+    with database.reading() as session:
+        assert session.execute(count).scalar_one() == 0
+        with database.writing() as writer:
+            writer.add(Experiment(name="a", created_at=0.0))
+        assert session.execute(count).scalar_one() == 0
+    with database.reading() as session:
+        assert session.execute(count).scalar_one() == 1
+
+
+def test_a_writer_that_does_not_end_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.2)
+    path = tmp_path / "a.db"
+    store = Database(f"sqlite:///{path}")
+    store.upgrade()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    begin = time.monotonic()
+    with pytest.raises(BusyError, match="locked by another writer"), store.writing():
+        pass
+    assert time.monotonic() - begin < 5
+    other.execute("ROLLBACK")
+    with store.writing(), pytest.raises(BusyError, match="waited 0.2 s"), store.writing():
+        pass
+    other.close()
+    store.dispose()
+
+
+def test_a_deleted_run_takes_everything_along(database: Database) -> None:
+    with database.writing() as session:
+        connection = session.connection()
+        tables = MetaData()
+        tables.reflect(connection)
+        fill(connection, tables)
+    with database.writing() as session:
+        session.execute(text("DELETE FROM runs"))
+    with database.reading() as session:
+        left = {name for name in tables.tables if session.execute(text(f'SELECT 1 FROM "{name}"')).first()}
+        assert session.execute(select(Attempt)).first() is None
+    assert left == {"alembic_version", "experiments"}
