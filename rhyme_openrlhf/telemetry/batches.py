@@ -95,9 +95,9 @@ def excess(unsent: int, bound: int) -> int:
     return max(0, unsent - bound)
 
 
-def batch_body(sent_at: float, batch: Batch, given_up: Mapping[str, int], alive: bool) -> bytes:
-    """A batch as the server takes it. The events go as the bytes that the log has."""
-    head = json.dumps({"sent_at": sent_at, "dropped": dict(given_up), "heartbeat": {"alive": alive}})
+def batch_body(sent_at: float, batch: Batch, dropped: Mapping[str, int], alive: bool) -> bytes:
+    """A batch as the server takes it; `dropped`: given up since the last one. Events go as the log's own bytes."""
+    head = json.dumps({"sent_at": sent_at, "dropped": dict(dropped), "heartbeat": {"alive": alive}})
     return head[:-1].encode() + b', "events": [' + b", ".join(batch.lines) + b"]}"
 
 

@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 REQUEST_SECONDS = 10.0
 # What a batch is answered with has a hundred bytes; a longer answer is from something else and is cut.
 ANSWER_BYTES = 65536
+# Of what a server says is wrong, this much is shown.
+PROBLEM_CHARS = 500
 # Events are repetitive: the fastest level already takes away nine tenths.
 GZIP_LEVEL = 1
 # Below this, compressing saves no packet.
@@ -79,10 +81,10 @@ class ControlConnection:
         self._connection = kind(parts.hostname or "", parts.port, timeout=REQUEST_SECONDS)
         self._used = False
 
-    def send(self, method: str, path: str, body: bytes, token: str) -> Answer:
-        """One request with a JSON body to `path` below the server's address."""
+    def send(self, method: str, path: str, body: bytes, token: str, pack: bool) -> Answer:
+        """One request with a JSON body, compressed if `pack` and it is worth it, to `path` below the address."""
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Accept": "application/json"}
-        if len(body) >= GZIP_FROM_BYTES:
+        if pack and len(body) >= GZIP_FROM_BYTES:
             body = gzip.compress(body, GZIP_LEVEL)
             headers["Content-Encoding"] = "gzip"
         try:
@@ -128,8 +130,11 @@ def _answer(name: str, response: http.client.HTTPResponse, text: bytes) -> Answe
             return Answer(response.status, content, retry_after)
         return Answer(0, {}, retry_after, f"{name} answered {response.status} without a JSON object: no control plane")
     said = content if isinstance(content, dict) else {}
-    detail = said.get("detail") or said.get("title") or response.reason
-    return Answer(response.status, said, retry_after, f"{name} answered {response.status}: {str(detail)[:500]}")
+    detail = str(said.get("detail") or said.get("title") or response.reason)
+    errors = said.get("errors")
+    if isinstance(errors, list) and errors and isinstance(errors[0], dict):
+        detail += f" ({errors[0].get('field')}: {errors[0].get('message')})"
+    return Answer(response.status, said, retry_after, f"{name} answered {response.status}: {detail[:PROBLEM_CHARS]}")
 
 
 def _seconds(header: str | None) -> float | None:

@@ -66,7 +66,7 @@ SETTLE_SECONDS = 4.0
 # Training comes first (with it, Linux also ranks the disk accesses lower).
 NICENESS = 10
 LAST_EVENT = "run_finished"
-CREATED, UNKNOWN_ATTEMPT = 201, 409
+UNKNOWN_ATTEMPT = 409
 
 SENT, NOT_SENT, CANNOT_START = 0, 1, 2
 
@@ -91,8 +91,8 @@ class Report:
     def announcement(self) -> bytes:
         """Who reports: what a server that did not start the run must know to show it."""
         name = str(self.config["settings"]["run"]["name"])
-        who = {"run_uid": self.settings.run_uid, "name": name, "run_directory": str(self.run)}
-        return json.dumps({**self.config, **who}).encode()
+        who = {"run": self.settings.run_uid, "name": name, "run_directory": str(self.run), "config": self.config}
+        return json.dumps(who).encode()
 
 
 def read_report(run: Path) -> Report:
@@ -120,7 +120,8 @@ class Reporter:
         self._connection = ControlConnection(report.settings.url)
         self._log = report.run / EVENTS_FILE
         self._outbox = self._load()
-        self._announced = False
+        self._announced = self._forgotten = False
+        self._told: dict[str, int] = {}
         self._failures = 0
         self._retry_after: float | None = None
         self._problem = ""
@@ -225,9 +226,12 @@ class Reporter:
             self._outbox.accepted(batch)
             self._save()
             return True
-        body = batch_body(time.time(), batch, self._outbox.given_up, alive)
-        answer = self._exchange("POST", self._report.path + "/batches", body)
+        given_up = dict(self._outbox.given_up)
+        news = {source: count - self._told.get(source, 0) for source, count in given_up.items()}
+        body = batch_body(time.time(), batch, {source: count for source, count in news.items() if count > 0}, alive)
+        answer = self._exchange("POST", self._report.path + "/batches", body, pack=True)
         if answer.taken:
+            self._told = given_up
             self._outbox.accepted(batch)
             self._last_kind = batch.last_kind or self._last_kind
             if batch.end > batch.start:
@@ -236,8 +240,8 @@ class Reporter:
                 self._request_stop()
             return True
         if answer.status == UNKNOWN_ATTEMPT:
-            # The server's store is not the one it was: it is told again who reports.
-            self._announced = False
+            # The server's store is not the one it was: it is told again who reports, and everything since.
+            self._announced, self._forgotten = False, True
         elif answer.status in REFUSED_CONTENT and batch.lines:
             self._failures = 0
             if self._outbox.refused(batch):
@@ -248,16 +252,16 @@ class Reporter:
 
     def _announce(self) -> bool:
         """Tell the server who reports; False when it does not listen."""
-        answer = self._exchange("PUT", self._report.path, self._report.announcement())
+        answer = self._exchange("PUT", self._report.path, self._report.announcement(), pack=False)
         if answer.taken:
             self._announced = True
-            if answer.status == CREATED and self._outbox.sent:
-                # It has lost what it had of this attempt.
+            if self._forgotten and self._outbox.sent:
                 self._outbox.start_over()
+            self._forgotten = False
         return self._announced
 
-    def _exchange(self, method: str, path: str, body: bytes) -> Answer:
-        answer = self._connection.send(method, path, body, self._token)
+    def _exchange(self, method: str, path: str, body: bytes, pack: bool) -> Answer:
+        answer = self._connection.send(method, path, body, self._token, pack)
         self._sent_at = time.monotonic()
         if answer.taken:
             if self._problem:

@@ -80,6 +80,10 @@ def reap_spared(spared: set[psutil.Process]) -> None:
     """Kill what was spared, in time, in a process of its own: nobody waits for that."""
     if not any(process.is_running() for process in spared) or os.fork():
         return
+    # Whoever reads the driver's output must see its end, not this one's.
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
     _, left = psutil.wait_procs(spared, timeout=SPARED_SECONDS)
     _kill(left)
 

@@ -30,7 +30,7 @@ class ControlServer:
         self.known = False
         self.stored: dict[tuple[str, int], dict[str, Any]] = {}
         self.times: Counter[tuple[str, int]] = Counter()
-        self.dropped: dict[str, int] = {}
+        self.dropped: Counter[str] = Counter()
         self.heartbeats: list[bool] = []
         self.announced: list[dict[str, Any]] = []
         self.batches = 0
@@ -66,7 +66,7 @@ class ControlServer:
                 key = (event["source"], event["sequence"])
                 assert self.stored.setdefault(key, event) == event, "another event with the same number"
                 self.times[key] += 1
-            self.dropped = body["dropped"]
+            self.dropped.update(body["dropped"])
             self.heartbeats.append(body["heartbeat"]["alive"])
             return 200
 
@@ -84,8 +84,8 @@ class Handler(BaseHTTPRequestHandler):
         if not self._authorised():
             return self._answer(401, {"title": "who are you?"})
         self.control.announced.append(body)
-        status, self.control.known = (200 if self.control.known else 201), True
-        self._answer(status, {"run": RUN})
+        self.control.known = True
+        self._answer(200, {"run": RUN, "attempt": 1})
 
     def do_POST(self) -> None:
         body = self._body()

@@ -86,8 +86,8 @@ def test_everything_arrives_once_and_the_end_is_told(tmp_path: Path, server: Con
     assert set(server.times.values()) == {1}
     assert server.heartbeats[-1] is False and all(server.heartbeats[:-1])
     (announced,) = server.announced
-    assert (announced["run_uid"], announced["name"]) == (RUN, "trial")
-    assert announced["run_directory"] == str(run) and announced["command"] == ["rhyme", "train"]
+    assert (announced["run"], announced["name"], announced["run_directory"]) == (RUN, "trial", str(run))
+    assert announced["config"] == json.loads((run / "config.json").read_text())
     assert running.reporter.unsent() == ""
 
 

@@ -17,7 +17,7 @@ from rhyme_openrlhf.training.recorder import PlainRecorder
 
 @pytest.fixture
 def limit() -> Callable[[int], None]:
-    """Sets how large a file may become (-1: any), as a full disk would: the kernel takes a part of a line, then none."""
+    """Sets how large a file may become (-1: any): like a full disk, the kernel takes a part of a line, then none."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # type: ignore[misc]
     resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,0 +1,1 @@
+"""`rhyme runs`: the command-line client of the control plane."""

@@ -1,0 +1,260 @@
+"""`rhyme runs`: list, show, start, stop, resume, clone, follow, compare, export and import runs of a control plane."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import sys
+from collections.abc import Callable
+
+from rhyme_openrlhf.cli.runs import access, actions
+from rhyme_openrlhf.cli.runs.client import NO_ACCESS, Client, ClientError
+
+BROKEN_PIPE_CODE = 141
+INTERRUPTED_CODE = 130
+
+EPILOG = """\
+a first time:
+  rhyme serve --local                          start a control plane here (prints a sign-in link)
+  rhyme runs login 'http://127.0.0.1:8420/#token=...'      keep its token on this machine
+  rhyme runs start -- rhyme demo               start a run there
+  rhyme runs logs -f last                      watch it
+
+A RUN is its id, the beginning of the id, its name, or `last` for the newest one.
+
+where to: --server, else RHYME_CONTROL_URL, else the address last signed in to, else http://127.0.0.1:8420
+token:    --token-file, else RHYME_CONTROL_TOKEN, else what `rhyme runs login` kept for that address
+
+exit codes: 0 done, 1 refused (unknown run, wrong status, bad values), 2 wrong usage,
+            3 no control plane answers, 4 the token is missing or refused"""
+
+Action = Callable[[Client, argparse.Namespace], int]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; each command's `action` is in its defaults."""
+    parser = argparse.ArgumentParser(
+        prog="rhyme runs",
+        description="Start, see and stop runs on a control plane (rhyme serve).",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _list(commands)
+    one = _command(commands, "show", actions.show, "everything about one run", "rhyme runs show last")
+    _run(one)
+    _start(commands)
+    stopping = _command(
+        commands,
+        "stop",
+        actions.stop,
+        "end a run after its current step, with a checkpoint",
+        "rhyme runs stop last --wait",
+    )
+    _run(stopping)
+    stopping.add_argument("--wait", action="store_true", help="return when it has ended")
+    resuming = _command(
+        commands, "resume", actions.resume, "go on with a run from its last checkpoint", "rhyme runs resume math-7b -f"
+    )
+    _run(resuming)
+    _follow(resuming)
+    _clone(commands)
+    _logs(commands)
+    comparing = _command(
+        commands, "compare", actions.compare, "figures of runs side by side", "rhyme runs compare baseline last"
+    )
+    comparing.add_argument("run", nargs="+", metavar="RUN", help="2 to 8 runs; ratios are to the first")
+    comparing.add_argument("--points", type=int, default=500, metavar="N", help="with --json: points of each curve")
+    _export(commands)
+    importing = _command(
+        commands,
+        "import",
+        actions.import_run,
+        "bring in a run directory that lies on the control plane's machine",
+        "rhyme runs import runs/20261121-math-7b",
+    )
+    importing.add_argument("directory", metavar="RUN_DIRECTORY", help="its path there")
+    login = _command(
+        commands,
+        "login",
+        None,
+        "keep an access token for an address",
+        "rhyme runs login 'http://127.0.0.1:8420/#token=...'",
+    )
+    login.add_argument("link", metavar="URL", help="the link that `rhyme serve` printed, or an address")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run one command; its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        if args.action is None:
+            return login(args.link)
+        with Client(access.find_access(args.server, args.token_file, os.environ)) as client:
+            return int(args.action(client, args))
+    except access.AccessError as error:
+        return _said(error, NO_ACCESS)
+    except ClientError as error:
+        return _said(error, error.code)
+    except KeyboardInterrupt:
+        return INTERRUPTED_CODE
+    except BrokenPipeError:
+        # `rhyme runs logs | head`: Python would complain once more when it closes standard output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE_CODE
+
+
+def login(link: str) -> int:
+    """Keep a token after the server has said that it is one. Raises AccessError, ClientError."""
+    address, token = access.split_link(link)
+    url = access.checked_url(address)
+    if not token:
+        # Never from the command line: other users of this machine see it, and the shell keeps it.
+        token = getpass.getpass(f"access token for {url}: ") if sys.stdin.isatty() else sys.stdin.readline()
+    given = access.Access(url, access.checked_token(token))
+    with Client(given) as client:
+        who = client.get("/session")
+    path = access.keep(given, os.environ)
+    print(f"signed in to {url} as {who['name']} ({who['role']}); kept in {path}")
+    return 0
+
+
+def _said(error: Exception, code: int) -> int:
+    print(f"rhyme runs: {error}", file=sys.stderr)
+    return code
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    action: Action | None,
+    help: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print the server's JSON instead of a table")
+    parser.add_argument("--server", default="", metavar="URL", help="address of the control plane")
+    parser.add_argument("--token-file", default="", metavar="FILE", help="file with the access token")
+    parser.set_defaults(action=action)
+    return parser
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="id, beginning of the id, name, or 'last'")
+
+
+def _follow(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--follow", action="store_true", help="show what it does until it ends")
+
+
+def _list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(
+        commands, "list", actions.list_runs, "the runs, newest first", "rhyme runs list --status running --tag baseline"
+    )
+    parser.add_argument("--status", action="append", metavar="STATUS", help="only these (repeat for several)")
+    parser.add_argument("--tag", action="append", metavar="TAG", help="only with all of these tags")
+    parser.add_argument("--experiment", metavar="NAME", help="only of this experiment")
+    parser.add_argument("--text", metavar="TEXT", help="only with this in name, notes or id")
+    parser.add_argument("--archived", action="store_true", help="archived ones too")
+    parser.add_argument(
+        "--sort", default="created_at", metavar="COLUMN", help="created_at (default), reward, step, ..."
+    )
+    parser.add_argument("--ascending", action="store_true", help="smallest or oldest first")
+    parser.add_argument("--limit", type=_count, default=50, metavar="N", help="at most this many (default: 50)")
+
+
+def _start(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(
+        commands,
+        "start",
+        actions.start,
+        "start a run there, from a command or a file",
+        "rhyme runs start --name trial -f -- rhyme demo --train.num_episodes 2\n  rhyme runs start --file spec.json",
+    )
+    parser.add_argument("--file", metavar="FILE", help="JSON with name and arguments by group ('-': standard input)")
+    _described(parser)
+    _set(parser)
+    parser.add_argument("--key", metavar="KEY", help="the same key again starts no second run (scripts)")
+    _follow(parser)
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command line, as you have it"
+    )
+
+
+def _clone(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(
+        commands,
+        "clone",
+        actions.clone,
+        "start a run with another one's settings, some of them changed",
+        "rhyme runs clone last --name wide --set histospec.window_max=64 --unset actor.adam.lr",
+    )
+    _run(parser)
+    _described(parser)
+    _set(parser)
+    parser.add_argument(
+        "--unset", action="append", default=[], metavar="GROUP.OPTION", help="back to the default (repeat for several)"
+    )
+    _follow(parser)
+
+
+def _described(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", metavar="NAME", help="short name of the run")
+    parser.add_argument("--experiment", metavar="NAME", help="the experiment it belongs to")
+    parser.add_argument("--tag", action="append", metavar="TAG", help="a word to find it by (repeat for several)")
+    parser.add_argument("--notes", metavar="TEXT", help="what it is for")
+
+
+def _set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="GROUP.OPTION=VALUE",
+        help="change a setting; lists are JSON (repeat for several)",
+    )
+
+
+def _logs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(
+        commands,
+        "logs",
+        actions.logs,
+        "what a run does, as `rhyme train` prints it; or one of its log files",
+        "rhyme runs logs -f last\n  rhyme runs logs last --list\n  rhyme runs logs last --file driver.log --tail 50",
+    )
+    _run(parser)
+    _follow(parser)
+    parser.add_argument("--tail", type=_count, default=200, metavar="N", help="begin with the last N lines (200)")
+    parser.add_argument("--list", action="store_true", help="which log files there are")
+    parser.add_argument("--file", metavar="NAME", help="show this log file")
+    parser.add_argument("--attempt", type=_count, metavar="N", help="of this attempt (default: the newest)")
+
+
+def _export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(
+        commands,
+        "export",
+        actions.export,
+        "a table as CSV, JSON or Parquet",
+        "rhyme runs export > runs.csv\n  rhyme runs export last --table steps --format parquet --output steps.parquet",
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run; without one: the table of all runs")
+    parser.add_argument("--table", default="steps", choices=("steps", "metrics", "intervals", "engine_steps"))
+    parser.add_argument("--format", default="csv", choices=("csv", "json", "parquet"))
+    parser.add_argument("--output", metavar="FILE", help="default: standard output")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number

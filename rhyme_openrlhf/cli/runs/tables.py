@@ -1,0 +1,186 @@
+"""How runs are shown on a terminal: pure, from the API's JSON to rich tables.
+
+Invariants: whatever the server sends is shown as text, never as markup or control characters; a figure that is not
+there is "-"; a field that an older or newer server does not send is like one that is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from rhyme_openrlhf.telemetry import wording
+
+Json = Mapping[str, Any]
+
+STYLES = {
+    "running": "green",
+    "succeeded": "blue",
+    "failed": "red",
+    "crashed": "bold red",
+    "lost": "magenta",
+    "stopped": "yellow",
+    "stopping": "yellow",
+}
+# How much of a long value a table shows.
+VALUE_WIDTH = 60
+_SECONDS_PER_DAY = 86400
+
+
+def runs_table(runs: Sequence[Json], now: float) -> Table:
+    """The table of runs. `now` in unix seconds."""
+    table = _table("run", "name", "status", "step", "reward", "tokens/s", "speculation", "bubbles", "age", "tags")
+    for run in runs:
+        _row(
+            table,
+            text(run.get("uid")),
+            text(run.get("name")),
+            status(run),
+            step(run),
+            wording.number(run.get("reward"), 3),
+            wording.number(run.get("tokens_per_second"), 0),
+            wording.percent(run.get("speculation_rate")),
+            wording.percent(run.get("bubble_fraction")),
+            age(run.get("created_at"), now),
+            text(", ".join(map(str, run.get("tags") or []))),
+        )
+    return table
+
+
+def run_table(run: Json, now: float) -> Table:
+    """One run, a line for each thing that is known of it."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    lines: list[tuple[str, Text | str]] = [
+        ("run", text(run.get("uid"))),
+        ("name", text(run.get("name"))),
+        ("status", status(run)),
+        ("step", step(run)),
+        ("reward", wording.number(run.get("reward"), 3)),
+        ("tokens/s", wording.number(run.get("tokens_per_second"), 0)),
+        ("speculation", wording.percent(run.get("speculation_rate"))),
+        ("bubbles", wording.percent(run.get("bubble_fraction"))),
+        ("created", moment(run.get("created_at"), now)),
+        ("started", moment(run.get("started_at"), now)),
+        ("finished", moment(run.get("finished_at"), now)),
+        ("origin", text(run.get("origin"))),
+    ]
+    for name in ("experiment", "parent", "notes"):
+        if run.get(name):
+            lines.append((name, text(run[name])))
+    if run.get("tags"):
+        lines.append(("tags", text(", ".join(map(str, run["tags"])))))
+    if run.get("dropped_events"):
+        lines.append(("dropped", f"{run['dropped_events']:,} events never arrived (rhyme runs import brings them in)"))
+    if run.get("command"):
+        lines.append(("command", text(" ".join(map(str, run["command"])))))
+    for attempt in run.get("attempts") or []:
+        lines.append((f"attempt {attempt.get('number')}", _attempt(attempt, now)))
+    for name, content in lines:
+        _row(table, name, content)
+    return table
+
+
+def comparison_table(comparison: Json) -> Table:
+    """Figures of runs side by side, with the ratio to the first one's."""
+    runs = comparison["runs"]
+    table = _table("figure", *(f"{one['run'].get('name')} ({str(one['run'].get('uid'))[:8]})" for one in runs))
+    for figure in runs[0]["figures"]:
+        cells = []
+        for number, one in enumerate(runs):
+            cell = value(one["figures"].get(figure))
+            ratio = one["ratios"].get(figure)
+            cells.append(f"{cell} (x{ratio:.2f})" if number and ratio is not None else cell)
+        _row(table, text(figure.replace("_", " ")), *cells)
+    return table
+
+
+def differences_table(difference: Json, names: Sequence[str]) -> Table:
+    """The settings that two runs do not share."""
+    table = _table("setting", *names)
+    for row in difference["differences"]:
+        _row(table, text(row["name"]), *(value(row[side]) if row[f"in_{side}"] else "" for side in ("a", "b")))
+    return table
+
+
+def logs_table(files: Sequence[Json], now: float) -> Table:
+    """The log files of an attempt."""
+    table = _table("file", "size", "changed")
+    for file in files:
+        _row(table, text(file.get("name")), f"{file.get('size', 0):,}", age(file.get("modified_at"), now) + " ago")
+    return table
+
+
+def status(run: Json) -> Text:
+    """The status in its colour, and the message if there is one."""
+    word = str(run.get("status"))
+    shown = Text(word, style=STYLES.get(word, ""))
+    if run.get("message"):
+        shown.append_text(Text(" ") + text(run["message"], VALUE_WIDTH))
+    return shown
+
+
+def step(run: Json) -> str:
+    """`42/500`, or `42` where the number of steps is not known beforehand."""
+    total = run.get("steps_total")
+    return f"{run.get('step') or 0}" + (f"/{total}" if total else "")
+
+
+def age(then: float | None, now: float) -> str:
+    """How long ago: `3 min 12 s`, `2 d 4 h`."""
+    if then is None:
+        return wording.NO_VALUE
+    seconds = max(0.0, now - then)
+    if seconds < _SECONDS_PER_DAY:
+        return wording.duration(seconds)
+    return f"{int(seconds // _SECONDS_PER_DAY)} d {int(seconds % _SECONDS_PER_DAY // 3600)} h"
+
+
+def moment(then: float | None, now: float) -> str:
+    """Local date and time, and how long ago."""
+    if then is None:
+        return wording.NO_VALUE
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(then))} ({age(then, now)} ago)"
+
+
+def value(content: Any) -> str:
+    """A setting or figure in one short line."""
+    if isinstance(content, float):
+        return f"{content:.4g}"
+    shown = content if isinstance(content, str) else json.dumps(content)
+    return text(wording.NO_VALUE if content is None else shown, VALUE_WIDTH).plain
+
+
+def text(content: Any, width: int = 0) -> Text:
+    """Anything as one line without control characters; cut to `width` characters if given."""
+    plain = "".join(c if c.isprintable() else " " for c in str("" if content is None else content))
+    if width and len(plain) > width:
+        plain = plain[: width - 1] + "…"
+    return Text(plain)
+
+
+def _attempt(attempt: Json, now: float) -> Text:
+    shown = Text("resumed, " if attempt.get("resumes") else "")
+    shown.append_text(status(attempt))
+    shown.append(f", queued {age(attempt.get('queued_at'), now)} ago")
+    if attempt.get("run_directory"):
+        shown.append_text(Text(", ") + text(attempt["run_directory"]))
+    return shown
+
+
+def _row(table: Table, *cells: Text | str) -> None:
+    """A plain string given to rich is markup; what others wrote must not be."""
+    table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(text(column), no_wrap=number == 0)
+    return table

@@ -1,0 +1,133 @@
+"""What a run does, on the terminal: its events as the lines that `rhyme train` prints, or one of its log files.
+
+Both can be followed; a broken connection is taken up again where it was. Following ends with the run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO
+from urllib.parse import quote
+
+from rhyme_openrlhf.cli.runs.client import Client
+from rhyme_openrlhf.telemetry.event_json import EventError, parse
+from rhyme_openrlhf.telemetry.progress_lines import LinesDisplay
+
+# What `rhyme train` makes lines of.
+SHOWN_KINDS = (
+    "run_started",
+    "rollout_started",
+    "rollout_progress",
+    "rollout_finished",
+    "weights_published",
+    "train_step",
+    "evaluation",
+    "checkpoint_saved",
+    "note",
+    "run_finished",
+)
+LAST_KIND = "run_finished"
+# How the API's statuses say that nothing more will come (api/status.py; this must not import the service).
+ENDED = frozenset({"stopped", "succeeded", "failed", "crashed", "lost"})
+POLL_SECONDS = 2.0
+
+
+class EventLines:
+    """Prints events as lines, or as JSON."""
+
+    def __init__(self, stream: TextIO, as_json: bool) -> None:
+        self._stream = stream
+        self._as_json = as_json
+        self._display = LinesDisplay(stream)
+
+    def show(self, row: dict[str, Any]) -> None:
+        """One event as the API gives it; one of a newer kind or form is passed over."""
+        if self._as_json:
+            print(json.dumps(row), file=self._stream, flush=True)
+            return
+        envelope = {name: row[name] for name in ("kind", "time", "source", "sequence")}
+        try:
+            recorded = parse({**row["body"], **envelope})
+        except EventError:
+            return
+        if recorded is not None:
+            self._display.show(recorded)
+
+
+def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool, stream: TextIO) -> None:
+    """The last `last` events of a run that make a line, then those that come, if `follow`. Raises ClientError."""
+    path = f"/runs/{uid}/events"
+    lines = EventLines(stream, as_json)
+    # The run's first event says how many steps there are, and when it began.
+    first = list(client.pages(path, {"kind": "run_started", "direction": "asc"}, 1))
+    rows = list(client.pages(path, {"kind": list(SHOWN_KINDS), "direction": "desc"}, last))[::-1]
+    if first and rows and rows[0]["id"] > first[0]["id"]:
+        rows.insert(0, first[0])
+    for row in rows:
+        lines.show(row)
+    if not follow:
+        return
+    newest = rows[-1]["id"] if rows else 0
+    for event in client.follow(f"{path}/stream", {"kind": list(SHOWN_KINDS), "after": newest}):
+        row = json.loads(event.data) if event.kind == "message" else None
+        if row is not None:
+            lines.show(row)
+        # At a ping too: a run that was killed has no last word, and another one may have ended before.
+        if (row is None or row["kind"] == LAST_KIND) and has_ended(client, uid):
+            return
+
+
+def show_log(
+    client: Client, uid: str, attempt: int, name: str, last: int, follow: bool, as_json: bool, stream: TextIO
+) -> None:
+    """The last `last` lines of a log file, then what is written to it, if `follow`. Raises ClientError."""
+    base, file = f"/runs/{uid}/attempts/{attempt}", quote(name)
+    chunk = client.get(f"{base}/logs/{file}", {"tail": last})
+    _print_piece(chunk, as_json, stream)
+    if not follow:
+        return
+    ended = False
+    for event in client.follow(f"{base}/log-stream/{file}", {"start": chunk["end"]}):
+        if event.kind == "message":
+            _print_piece(json.loads(event.data), as_json, stream)
+            ended = False
+        elif ended:
+            # A whole ping after the run's end, nothing came any more.
+            return
+        else:
+            ended = has_ended(client, uid)
+
+
+def wait_for(client: Client, uid: str, statuses: Iterable[str], limit_s: float, told: Callable[[str], None]) -> str:
+    """Wait until the run has one of `statuses`, `limit_s` seconds at most; the status it has then. Raises ClientError.
+
+    `told` gets each status on the way.
+    """
+    wanted = frozenset(statuses)
+    end = time.monotonic() + limit_s
+    shown = ""
+    while True:
+        status = str(client.get(f"/runs/{uid}")["status"])
+        if status != shown:
+            told(status)
+            shown = status
+        if status in wanted or time.monotonic() >= end:
+            return status
+        time.sleep(POLL_SECONDS)
+
+
+def has_ended(client: Client, uid: str) -> bool:
+    """Whether a run has ended."""
+    return client.get(f"/runs/{uid}")["status"] in ENDED
+
+
+def _print_piece(chunk: dict[str, Any], as_json: bool, stream: TextIO) -> None:
+    if as_json:
+        print(json.dumps(chunk), file=stream, flush=True)
+        return
+    # A log may hold anything; what moves cursors or changes colours does not go to a terminal.
+    text = chunk["text"]
+    stream.write("".join(c if c.isprintable() or c in "\n\t" else "?" for c in text) if stream.isatty() else text)
+    stream.flush()
