@@ -19,7 +19,7 @@ from rhyme_openrlhf.telemetry.metrics import MS_PER_SECOND
 
 Axis = Literal["step", "time"]
 _NO_CURVES = {"run_id", "step", "attempt_id"}
-COLUMNS: tuple[str, ...] = tuple(name for name in Step.__table__.columns if name not in _NO_CURVES)
+COLUMNS: tuple[str, ...] = tuple(column.name for column in Step.__table__.columns if column.name not in _NO_CURVES)
 BUBBLES: tuple[str, ...] = tuple(name for name in COLUMNS if name.startswith("bubble_"))
 
 

@@ -82,7 +82,8 @@ def run_source(table: RunTable, run_id: int) -> Source:
     }
     found, key = tables[table]
     inside = ("id", "run_id", "attempt_id")
-    return Source(found, tuple(name for name in found.__table__.columns if name not in inside), key, run_id)
+    columns = tuple(column.name for column in found.__table__.columns if column.name not in inside)
+    return Source(found, columns, key, run_id)
 
 
 def runs_source() -> Source:

@@ -1,0 +1,77 @@
+"""Importing a run directory that nobody reported, or whose reporter dropped events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.fields import NO_NUL, Body
+from rhyme_openrlhf.api.importer import ImportingError, import_directory
+from rhyme_openrlhf.api.models import Attempt
+from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
+from rhyme_openrlhf.api.state import ServiceDep
+
+router = APIRouter(prefix="/imports", tags=["ingest"], responses=documented(401, 403, 422, 429, 503))
+
+
+class Import(Body):
+    """What to import."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"directory": "/home/me/runs/20251009-math-7b"}]})
+
+    directory: Annotated[str, Field(min_length=1, max_length=4096, pattern=NO_NUL)]
+
+
+class ImportReceipt(BaseModel):
+    """What became of it; `replaced`: events that had been dropped were filled in."""
+
+    run: str
+    attempt: str
+    accepted: int
+    duplicates: int
+    replaced: bool
+
+
+@router.post("", summary="Import a run directory")
+def make_import(body: Import, who: auth.Operator, service: ServiceDep) -> ImportReceipt:
+    """Read a run directory on the service's machine, below its roots; again changes nothing."""
+    directory = _below_roots(body.directory, service.settings.root_paths())
+    # As heavy as a batch, many times over: it has a place among them.
+    with service.limits.batches.one():
+        try:
+            done = import_directory(service.database, directory, time.time())
+        except ImportingError as error:
+            raise ProblemError(422, str(error)) from error
+    with service.database.reading() as session:
+        run_id = session.scalar(select(Attempt.run_id).where(Attempt.uid == done.attempt_uid))
+    if run_id is not None:
+        service.news.publish(run_id)
+    return ImportReceipt(
+        run=done.run_uid,
+        attempt=done.attempt_uid,
+        accepted=done.accepted,
+        duplicates=done.duplicates,
+        replaced=done.replaced,
+    )
+
+
+def _below_roots(directory: str, roots: Sequence[Path]) -> Path:
+    problem = "is not a directory below the service's roots (--serve.roots)"
+    refused = ProblemError(
+        422, "the request does not have its form", errors=[FieldError(field="body.directory", message=problem)]
+    )
+    try:
+        path = Path(directory).resolve()
+        # Asked in this order, so that nothing outside is learned of: whether it is there, or what it is.
+        if not any(path.is_relative_to(root) for root in roots) or not path.is_dir():
+            raise refused
+    except (OSError, RuntimeError, ValueError) as error:
+        raise refused from error
+    return path
