@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,9 +15,6 @@ import psutil
 import pytest
 from launch_service import LaunchService, launch_service
 
-pytest.importorskip("ray")
-pytestmark = pytest.mark.e2e
-
 from rhyme_openrlhf.api.launcher import ClusterUnreachable, RayLauncher
 from rhyme_openrlhf.api.local_cluster import (
     PRETENDED_GPUS,
@@ -27,6 +25,9 @@ from rhyme_openrlhf.api.local_cluster import (
     start_local_cluster,
 )
 from rhyme_openrlhf.api.queueing import Job
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.e2e
 
 BUSY = "exec {python} -c 'import os, time; print(os.getpid(), flush=True); time.sleep(600)' # {{attempt}}"
 
@@ -68,7 +69,7 @@ def folder(path: Path) -> Path:
 
 
 def test_nothing_listens_for_other_machines_and_the_token_is_private(cluster: LocalCluster, data: Path) -> None:
-    head = psutil.Process(int(__import__("json").loads((data / STATE_FILE).read_text())["pid"]))
+    head = psutil.Process(int(json.loads((data / STATE_FILE).read_text())["pid"]))
     addresses = {
         connection.laddr.ip
         for process in [head, *head.children(recursive=True)]
@@ -158,7 +159,7 @@ def test_another_cluster_in_the_environment_is_not_touched(tmp_path: Path, monke
 
 
 def test_stopping_leaves_no_process(cluster: LocalCluster, data: Path) -> None:
-    head = psutil.Process(int(__import__("json").loads((data / STATE_FILE).read_text())["pid"]))
+    head = psutil.Process(int(json.loads((data / STATE_FILE).read_text())["pid"]))
     everything = [head, *head.children(recursive=True)]
     cluster.stop()
     assert not [process for process in everything if process.is_running() and process.status() != "zombie"]
