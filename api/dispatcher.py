@@ -14,10 +14,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import or_, select
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from rhyme_openrlhf.api import auth, lives
@@ -42,6 +43,8 @@ TIDY_TURNS = 30
 # The turn in progress may wait for Ray (launcher.CALL_SECONDS a request).
 STOP_SECONDS = 30.0
 TOKEN_NAME = "attempt {uid}"
+# How many runs are under way when the store does not say.
+UNKNOWN = -1
 
 logger = logging.getLogger(__name__)
 # What a turn may meet; the next one tries again.
@@ -122,18 +125,14 @@ class Dispatcher:
     def _read(self) -> list[_Row]:
         recent = Attempt.finished_at > time.time() - LOST_SECONDS
         lost = (Attempt.status == "lost") & or_(recent, Attempt.stop_requested_at.is_not(None))
-        columns = (
-            Attempt.id, Attempt.run_id, Attempt.uid, Attempt.submission_id, Attempt.status, Attempt.heartbeat_at,
-            Attempt.stop_requested_at, Run.spec,
-        )  # fmt: skip
         query = (
-            select(*columns).join(Run).where(Attempt.status.in_(ACTIVE) | lost).order_by(Attempt.queued_at, Attempt.id)
+            select(Attempt, Run.spec)
+            .join(Run, Run.id == Attempt.run_id)
+            .where(Attempt.status.in_(ACTIVE) | lost)
+            .order_by(Attempt.queued_at, Attempt.id)
         )
         with self._database.reading() as session:
-            return [
-                _Row(key, run_id, uid, submission is not None, status, heartbeat, stop is not None, spec)
-                for key, run_id, uid, submission, status, heartbeat, stop, spec in session.execute(query)
-            ]
+            return [_row(attempt, spec) for attempt, spec in session.execute(query).tuples()]
 
     # --- attempts that have started
 
@@ -226,7 +225,7 @@ class Dispatcher:
         except (SubmitRefused, ValueError, OSError) as error:
             self._set(started, "failed", f"it could not be started: {error}")
 
-    def _new_token(self, session: Any, run: Run, attempt: Attempt) -> str:
+    def _new_token(self, session: Session, run: Run, attempt: Attempt) -> str:
         """The reporter's token, for this run alone; one of an earlier try opens nothing any more."""
         now = time.time()
         name = TOKEN_NAME.format(uid=attempt.uid)
@@ -253,6 +252,19 @@ class Dispatcher:
             remove_files(self._launching.data, uid)
 
 
+def _row(attempt: Attempt, spec: dict[str, Any] | None) -> _Row:
+    return _Row(
+        attempt_id=attempt.id,
+        run_id=attempt.run_id,
+        uid=attempt.uid,
+        launched=attempt.submission_id is not None,
+        status=cast(RunStatus, attempt.status),
+        heartbeat_at=attempt.heartbeat_at,
+        stop_requested=attempt.stop_requested_at is not None,
+        spec=spec,
+    )
+
+
 def _gpus(row: _Row) -> int:
     return gpus_needed(row.spec["arguments"]) if row.spec is not None else 0
 
@@ -260,7 +272,7 @@ def _gpus(row: _Row) -> int:
 def dispatching(
     launching: Launching, launcher: Launcher | None, at_end: Callable[[int], None] = lambda active: None
 ) -> Callable[[Service], AbstractAsyncContextManager[None]]:
-    """The dispatcher as the app's background work. `at_end` is told how many runs are under way when it ends."""
+    """The dispatcher as the app's background work. `at_end` is told how many runs are under way then (or UNKNOWN)."""
 
     @asynccontextmanager
     async def background(service: Service) -> AsyncIterator[None]:
@@ -270,6 +282,9 @@ def dispatching(
             yield
         finally:
             await run_in_threadpool(dispatcher.stop)
-            at_end(await run_in_threadpool(dispatcher.active))
+            try:
+                at_end(await run_in_threadpool(dispatcher.active))
+            except (SQLAlchemyError, DatabaseError):
+                at_end(UNKNOWN)
 
     return background

@@ -86,7 +86,9 @@ class RayLauncher:
             except RuntimeError as error:  # what Ray's client raises for any status but 200
                 if "already exists" in str(error):
                     return
-                raise SubmitRefused(_last_line(error)) from error
+                if "status code 400" in str(error):
+                    raise SubmitRefused(_last_line(error)) from error
+                raise  # 500: for example no agent is there yet to start it
 
     def job(self, attempt_uid: str) -> Job:
         """See Launcher."""

@@ -7,6 +7,7 @@ same values out of `to_argv(arguments)`.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -14,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
 from rhyme_openrlhf.api.schema import TypedOption, by_flag, options
-from rhyme_openrlhf.api.spec import Arguments, Fault, SpecError
+from rhyme_openrlhf.api.spec import NAME_PATTERN, Arguments, Fault, SpecError
 from rhyme_openrlhf.embedded.demo import demo_arguments
 
 TRAIN_MODULES = ("openrlhf.cli.train_ppo_ray", "rhyme_openrlhf.cli.train_ppo_ray")
@@ -62,6 +63,8 @@ def from_argv(argv: Sequence[str]) -> tuple[str | None, Arguments]:
         option = by_flag()[flag]
         if option.flag == "--run.name":
             name = text
+            if not re.fullmatch(NAME_PATTERN, text):
+                faults.append(Fault("name", "must be a short name of letters, digits, '.', '_' and '-'"))
             continue
         try:
             arguments.setdefault(option.group, {})[option.name] = _value(option, text)

@@ -307,7 +307,7 @@ def _create_once(
 
 def _change(service: Service, uid: str, change: Callable[[Session, Run], None]) -> RunDetail:
     with service.database.writing() as session, _as_problem():
-        run = find_run(session, uid)
+        run = find_run(session, uid, lock=True)
         change(session, run)
         session.flush()
         session.expire(run)

@@ -127,7 +127,7 @@ def _serve(options: Options) -> None:
 
     settings = options.serve
     data = settings.data_path()
-    under_way = 0
+    under_way: int | None = None
 
     def ended(active: int) -> None:
         nonlocal under_way
@@ -207,9 +207,10 @@ def _cluster(options: Options, data: Path) -> tuple[RayLauncher | None, LocalClu
     return launcher, None
 
 
-def _leave(cluster: LocalCluster, under_way: int) -> None:
-    if under_way:
-        print(f"rhyme serve: {under_way} runs go on; `rhyme serve` with the same data directory watches them again")
+def _leave(cluster: LocalCluster, under_way: int | None) -> None:
+    """Stop Ray, unless runs are under way or may be (None: the service has not come up)."""
+    if under_way or (under_way is None and cluster.adopted):
+        print("rhyme serve: runs go on; `rhyme serve` with the same data directory watches them again")
         return
     cluster.stop()
 

@@ -102,6 +102,7 @@ def test_the_demo_is_a_spec_without_a_place_for_checkpoints() -> None:
         ("rhyme train --train.seed $(id)", "arguments.train.seed", "must be a whole number"),
         ("rhyme train --train.see 3", "command", "there is no option '--train.see'"),
         ("rhyme train --actor.adam.betas 1", "command", "expected 2 arguments"),
+        ("rhyme train --run.name 'a b'", "name", "must be a short name"),
         ("rhyme train --train.seed", "command", "expected one argument"),
         ("rhyme train " + "x" * 100_000, "command", "must have at most"),
     ],
