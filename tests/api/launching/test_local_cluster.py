@@ -60,7 +60,7 @@ def until(what: Callable[[], Any], seconds: float = 60) -> Any:
 
 
 def ended(jobs: RayLauncher, attempt: str) -> Job:
-    return until(lambda: (job := jobs.job(attempt)) and job.state not in ("pending", "running") and job)
+    return until(lambda: (job := jobs.job(attempt)) and job.state not in ("pending", "running") and job, 150)
 
 
 def folder(path: Path) -> Path:
@@ -109,6 +109,39 @@ def test_the_real_entrypoint_is_found_and_refuses_a_bad_file(cluster: LocalClust
     job = ended(jobs, attempt)
     assert (job.state, job.exit_code) == ("failed", 2)
     assert "the run cannot be started: spec.json" in job.message
+
+
+CONNECT = """
+from rhyme_openrlhf.platform import run_has_gpus, shims
+shims.install()
+assert not run_has_gpus()
+import ray
+from rhyme_openrlhf.platform.local_ray import start_local_ray
+context = start_local_ray(3, 12, {"A_VARIABLE": "set"}, False)
+@ray.remote(num_gpus=1)
+def asked():
+    import os
+    return os.environ["A_VARIABLE"], os.environ["DS_ACCELERATOR"]
+print(ray.get(asked.remote(), timeout=120), int(ray.cluster_resources()["GPU"]))
+"""
+
+
+def test_a_run_in_a_job_connects_and_pretends(cluster: LocalCluster, tmp_path: Path) -> None:
+    """What `rhyme train` does with Ray, without a run: both of its connections, its environment, its setup hook."""
+    pytest.importorskip("torch")
+    from rhyme_openrlhf.platform import gpu_present
+
+    if gpu_present():
+        pytest.skip("only without a GPU")
+    program = tmp_path / "connect.py"
+    program.write_text(CONNECT)
+    attempt = "a4" * 8
+    jobs = launcher(cluster, f"{sys.executable} {program} {{attempt}}")
+    (tmp_path / "upload").mkdir()
+    jobs.submit(attempt, folder(tmp_path / "upload"))
+    job = ended(jobs, attempt)
+    assert job.state == "succeeded", job.message
+    assert f"('set', 'cpu') {PRETENDED_GPUS}" in jobs.log_tail(attempt)
 
 
 def test_a_stop_ends_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
