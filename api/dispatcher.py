@@ -24,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from rhyme_openrlhf.api import auth, lives
 from rhyme_openrlhf.api.database import Database, DatabaseError
 from rhyme_openrlhf.api.launch_file import remove_files, write_launch_file, write_token
-from rhyme_openrlhf.api.launcher import ClusterUnreachable, Launcher, SubmitRefused
+from rhyme_openrlhf.api.launcher import ClusterUnreachable, SubmitRefused
 from rhyme_openrlhf.api.launching import Launching
 from rhyme_openrlhf.api.models import Attempt, Run, Token
 from rhyme_openrlhf.api.queueing import Job, Queued, Waits, Watch, choose, decide
@@ -72,14 +72,13 @@ class Dispatcher:
         self,
         database: Database,
         launching: Launching,
-        launcher: Launcher | None,
         changed: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`changed` is told the run (row number) whose status has changed; `clock` only goes forward."""
         self._database = database
         self._launching = launching
-        self._launcher = launcher
+        self._launcher = launching.launcher
         self._changed = changed
         self._clock = clock
         self._waits = Waits(launching.settings.stop_grace_s, launching.settings.lost_after_s)
@@ -234,7 +233,7 @@ class Dispatcher:
         return auth.issue_token(session, name, "reporter", now, run.id).secret
 
     def _tidy(self) -> None:
-        """Close tokens and remove files of attempts that ended long enough ago."""
+        """Close tokens, remove files and have Ray forget the jobs of attempts that ended long enough ago."""
         now = time.time()
         open_tokens = select(Token.name).where(Token.role == "reporter", Token.revoked_at.is_(None))
         with self._database.reading() as session:
@@ -250,6 +249,8 @@ class Dispatcher:
                 for token in session.scalars(select(Token).where(Token.name == TOKEN_NAME.format(uid=uid))):
                     auth.revoke_token(session, token, now)
             remove_files(self._launching.data, uid)
+            if self._launcher is not None:
+                self._launcher.delete(uid)
 
 
 def _row(attempt: Attempt, spec: dict[str, Any] | None) -> _Row:
@@ -270,13 +271,13 @@ def _gpus(row: _Row) -> int:
 
 
 def dispatching(
-    launching: Launching, launcher: Launcher | None, at_end: Callable[[int], None] = lambda active: None
+    launching: Launching, at_end: Callable[[int], None] = lambda active: None
 ) -> Callable[[Service], AbstractAsyncContextManager[None]]:
     """The dispatcher as the app's background work. `at_end` is told how many runs are under way then (or UNKNOWN)."""
 
     @asynccontextmanager
     async def background(service: Service) -> AsyncIterator[None]:
-        dispatcher = Dispatcher(service.database, launching, launcher, service.news.publish)
+        dispatcher = Dispatcher(service.database, launching, service.news.publish)
         dispatcher.start()
         try:
             yield

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api import lives
 from rhyme_openrlhf.api.launch_file import LaunchFile
+from rhyme_openrlhf.api.launcher import Launcher
 from rhyme_openrlhf.api.models import UID_LENGTH, Attempt, Experiment, Run, RunTag
 from rhyme_openrlhf.api.schema import by_flag
 from rhyme_openrlhf.api.spec import Arguments, RunSpec, merged
@@ -67,12 +68,16 @@ class LaunchConflict(Exception):
 
 @dataclass(frozen=True)
 class Launching:
-    """What starting runs needs to know of the service. `data` is its own directory, for what nobody else reads."""
+    """What starting runs needs to know of the service. `data` is its own directory, for what nobody else reads.
+
+    `launcher` is the cluster; None where the service starts no runs.
+    """
 
     settings: LaunchSettings
     data: Path
     roots: tuple[Path, ...]
     control_url: str
+    launcher: Launcher | None = None
 
     @property
     def directory(self) -> Path:

@@ -14,11 +14,12 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api import launching as launches
-from rhyme_openrlhf.api.fields import NO_NUL, Body, Name, Notes, RunUid, Tags
-from rhyme_openrlhf.api.launching import LaunchConflict, Launching
+from rhyme_openrlhf.api.fields import NO_NUL, AttemptNumber, Body, Name, Notes, RunUid, Tags
+from rhyme_openrlhf.api.launcher import ClusterUnreachable
+from rhyme_openrlhf.api.launching import LaunchConflict, Launching, LaunchSettings
 from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
-from rhyme_openrlhf.api.queries import find_run, names_around
+from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented, not_found
+from rhyme_openrlhf.api.queries import find_attempt, find_run, names_around
 from rhyme_openrlhf.api.schema import options, upstream_version
 from rhyme_openrlhf.api.spec import (
     EXAMPLE,
@@ -138,6 +139,12 @@ class OptionView(BaseModel):
     allowed: str = Field(description="The allowed values in words.")
 
 
+class JobLog(BaseModel):
+    """The end of a job's output."""
+
+    text: str
+
+
 class OptionList(BaseModel):
     """Every option, upstream's first."""
 
@@ -146,14 +153,24 @@ class OptionList(BaseModel):
 
 
 async def _launching(request: Request) -> Launching:
-    """What starting runs needs. Raises ProblemError where this service starts none."""
+    """What starting runs needs; where nobody has said (a test's app), a service that starts none."""
     found: Launching | None = getattr(request.app.state, "launching", None)
     if found is None:
+        settings = request.app.state.service.settings
+        found = Launching(LaunchSettings(), settings.data_path(), settings.root_paths(), settings.base_url())
+    return found
+
+
+async def _starting(request: Request) -> Launching:
+    """The same, where runs can be started. Raises ProblemError."""
+    found = await _launching(request)
+    if found.launcher is None:
         raise ProblemError(503, "this service starts no runs: it was started without a Ray cluster")
     return found
 
 
 LaunchingDep = Annotated[Launching, Depends(_launching)]
+StartingDep = Annotated[Launching, Depends(_starting)]
 
 
 @router.get("/schema", summary="Options of a run")
@@ -196,7 +213,7 @@ def start_run(
     response: Response,
     who: auth.Operator,
     service: ServiceDep,
-    launching: LaunchingDep,
+    launching: StartingDep,
     key: IdempotencyKey = None,
 ) -> RunDetail:
     """Put a run into the queue. Everything is checked before, field by field."""
@@ -225,7 +242,7 @@ def clone_run(
     response: Response,
     who: auth.Operator,
     service: ServiceDep,
-    launching: LaunchingDep,
+    launching: StartingDep,
     key: IdempotencyKey = None,
 ) -> RunDetail:
     """A new run like this one, with edits. It starts at the beginning, with checkpoints of its own."""
@@ -258,9 +275,25 @@ def stop_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDetail:
 
 
 @router.post("/runs/{uid}/resume", responses=documented(404, 409), summary="Resume a run")
-def resume_run(uid: RunUid, who: auth.Operator, service: ServiceDep, launching: LaunchingDep) -> RunDetail:
+def resume_run(uid: RunUid, who: auth.Operator, service: ServiceDep, launching: StartingDep) -> RunDetail:
     """A new attempt that goes on from the run's last checkpoint (or begins anew if it has none)."""
     return _change(service, uid, lambda session, run: launches.resume_run(session, launching, run.id, time.time()))
+
+
+@router.get("/runs/{uid}/attempts/{number}/job-log", responses=documented(404), summary="What an attempt's job printed")
+def get_job_log(
+    uid: RunUid, number: AttemptNumber, who: auth.Viewer, service: ServiceDep, launching: StartingDep
+) -> JobLog:
+    """The last lines of the job's own output, from Ray: all there is of a run that failed before it had a directory."""
+    assert launching.launcher is not None
+    with service.database.reading() as session:
+        submission = find_attempt(session, find_run(session, uid), number).submission_id
+    if submission is None:
+        raise not_found("job of attempt", number)
+    try:
+        return JobLog(text=launching.launcher.log_tail(submission))
+    except ClusterUnreachable as error:
+        raise ProblemError(503, str(error)) from error
 
 
 def _read(name: str | None, command: str | None, given: Arguments) -> tuple[str | None, Arguments]:

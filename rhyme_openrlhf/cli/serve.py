@@ -141,8 +141,8 @@ def _serve(options: Options) -> None:
         launcher, cluster = _cluster(options, data)
         if cluster is not None:
             stack.callback(lambda: _leave(cluster, under_way))
-        launching = Launching(options.launch, data, settings.root_paths(), _control_url(options, port))
-        background = (*BACKGROUND, dispatching(launching, launcher, ended))
+        launching = Launching(options.launch, data, settings.root_paths(), _control_url(options, port), launcher)
+        background = (*BACKGROUND, dispatching(launching, ended))
 
         def show_link(secret: str) -> None:
             print(
@@ -153,7 +153,7 @@ def _serve(options: Options) -> None:
             app = create_app(settings, background=background, show_link=show_link)
         except DatabaseError as error:
             raise ServeError(str(error)) from error
-        app.state.launching = launching if launcher is not None else None
+        app.state.launching = launching
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

@@ -35,6 +35,7 @@ class Cluster:
     argv: dict[str, list[str]] = field(default_factory=dict)
     submitted: list[str] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
+    logs: dict[str, str] = field(default_factory=dict)
 
     def _answer(self) -> None:
         if not self.reachable:
@@ -60,7 +61,7 @@ class Cluster:
 
     def log_tail(self, attempt_uid: str, lines: int = 200) -> str:
         self._answer()
-        return ""
+        return self.logs.get(attempt_uid, "")
 
     def delete(self, attempt_uid: str) -> None:
         self._answer()
@@ -88,9 +89,7 @@ class LaunchService:
 
     def restart(self) -> None:
         """A dispatcher that knows nothing, as after a restart of the service."""
-        self.dispatcher = Dispatcher(
-            self.service.database, self.launching, self.cluster, lambda run: None, lambda: self.now
-        )
+        self.dispatcher = Dispatcher(self.service.database, self.launching, lambda run: None, lambda: self.now)
 
     def turn(self, seconds: float = 2.0) -> None:
         self.now += seconds
@@ -126,7 +125,8 @@ def launch_service(tmp_path: Path, **changes: Any) -> Iterator[LaunchService]:
     root.mkdir()
     settings = ServeSettings(data_dir=str(tmp_path / "data"), roots=str(root))
     app = create_app(settings, background=())
-    launching = Launching(LaunchSettings(**changes), settings.data_path(), settings.root_paths(), BASE)
+    cluster = Cluster()
+    launching = Launching(LaunchSettings(**changes), settings.data_path(), settings.root_paths(), BASE, cluster)
     app.state.launching = launching
     with TestClient(app, base_url=BASE) as client:
         service: Service = app.state.service
@@ -141,4 +141,4 @@ def launch_service(tmp_path: Path, **changes: Any) -> Iterator[LaunchService]:
             return one
 
         assert client.get("/healthz").status_code == 200
-        yield LaunchService(service, speaking("operator"), speaking("viewer"), Cluster(), launching, root)
+        yield LaunchService(service, speaking("operator"), speaking("viewer"), cluster, launching, root)

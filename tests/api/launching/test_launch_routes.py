@@ -154,5 +154,16 @@ def test_specs_are_checked_and_turned_into_commands(launched: Any) -> None:
 
 def test_a_service_without_a_cluster_starts_nothing_and_says_so(launched: Any) -> None:
     launched.operator.app.state.launching = None
+    assert launched.viewer.post("/api/v1/specs/validate", json={"command": "rhyme demo"}).json()["valid"]
     answer = launched.operator.post("/api/v1/runs", json=SPEC)
     assert answer.status_code == 503 and "without a Ray cluster" in answer.json()["detail"]
+
+
+def test_what_the_job_printed_is_shown_even_without_a_run_directory(launched: Any) -> None:
+    run = launched.start()
+    at = f"/api/v1/runs/{run['uid']}/attempts"
+    launched.cluster.logs[run["attempts"][0]["uid"]] = "rhyme train: error: no such model\n"
+    assert "no such model" in launched.viewer.get(f"{at}/1/job-log").json()["text"]
+    assert launched.viewer.get(f"{at}/2/job-log").status_code == 404
+    launched.cluster.reachable = False
+    assert launched.viewer.get(f"{at}/1/job-log").status_code == 503

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,8 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
-from launch_service import LaunchService, launch_service
+from launch_service import launch_service
 
+from rhyme_openrlhf.api.dispatcher import Dispatcher
 from rhyme_openrlhf.api.launcher import ClusterUnreachable, RayLauncher
 from rhyme_openrlhf.api.local_cluster import (
     PRETENDED_GPUS,
@@ -156,9 +158,8 @@ def test_a_stop_ends_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
 def test_a_killed_job_is_crashed_within_a_minute(cluster: LocalCluster, tmp_path: Path) -> None:
     with launch_service(tmp_path) as service:
         jobs = launcher(cluster, BUSY.format(python=sys.executable))
-        service.cluster = jobs  # type: ignore[assignment]
-        service.restart()
-        dispatcher = _real_clock(service)
+        launching = dataclasses.replace(service.launching, launcher=jobs)
+        dispatcher = Dispatcher(service.service.database, launching, lambda run: None)
         dispatcher.start()
         run = service.start()
         attempt = run["attempts"][0]["uid"]
@@ -170,12 +171,6 @@ def test_a_killed_job_is_crashed_within_a_minute(cluster: LocalCluster, tmp_path
         assert time.monotonic() - killed < 60
         assert service.run(run["uid"])["message"] == "its process was ended by signal 9"
         dispatcher.stop()
-
-
-def _real_clock(service: LaunchService) -> Any:
-    from rhyme_openrlhf.api.dispatcher import Dispatcher
-
-    return Dispatcher(service.service.database, service.launching, service.cluster, lambda run: None)
 
 
 def test_the_next_service_takes_the_cluster_over(cluster: LocalCluster, data: Path) -> None:
