@@ -94,7 +94,7 @@ class Launching:
             name=run.spec["name"],
             arguments=arguments,
             resumes=attempt.resumes,
-            roots=[*map(str, self.roots), str(self.directory)],
+            roots=[*map(str, self.roots), str(self.directory / CHECKPOINTS)],
             run_directory=attempt.run_directory,
             control_url=self.control_url,
             token_file=str(token_file),
