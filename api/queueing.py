@@ -121,8 +121,8 @@ def _over(sight: Sight, job: Job) -> Action:
     if job.state == "succeeded":
         return Action("set", "stopped" if sight.stop_requested else "succeeded")
     if job.state == "stopped":
-        forced = sight.stop_requested and "it did not end by itself in time: Ray stopped its job"
-        return Action("set", "stopped", forced or "its job was stopped in Ray")
+        forced = "it did not end by itself in time: Ray stopped its job"
+        return Action("set", "stopped", forced if sight.stop_requested else "its job was stopped in Ray")
     if job.exit_code in STOPPED_CODES:
         return Action("set", "stopped", "its process was told to end")
     if job.exit_code in FAILED_CODES:
