@@ -62,8 +62,12 @@ def read_launch_file(folder: Path, attempt_uid: str) -> LaunchFile:
     """The file in a job's working directory. Raises SpecError if it is not the attempt's."""
     try:
         found = LaunchFile.model_validate_json((folder / FILE).read_bytes())
-    except (OSError, ValidationError) as error:
-        raise SpecError([Fault(FILE, f"cannot be read: {error}")]) from error
+    except OSError as error:
+        raise SpecError([Fault(FILE, f"cannot be read: {error.strerror}")]) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise SpecError([Fault(FILE, f"cannot be read: {where}: {first['msg']}")]) from error
     if found.attempt_uid != attempt_uid:
         raise SpecError([Fault(FILE, f"is of attempt {found.attempt_uid}, not of {attempt_uid}")])
     return found

@@ -112,10 +112,13 @@ class RayLauncher:
     def log_tail(self, attempt_uid: str, lines: int = LOG_LINES) -> str:
         """See Launcher."""
         with self._answering() as client:
+            job = client._do_request("GET", f"/api/jobs/{attempt_uid}")
+            node = job.json().get("driver_node_id") if job.status_code == 200 else None
+            if node is None:  # its driver has not begun
+                return ""
             # Not the Jobs API's own call, which sends the whole log.
-            query = f"submission_id={attempt_uid}&lines={lines}&timeout={int(CALL_SECONDS)}"
+            query = f"node_id={node}&filename=job-driver-{attempt_uid}.log&lines={lines}&timeout={int(CALL_SECONDS)}"
             answer = client._do_request("GET", f"/api/v0/logs/file?{query}")
-            # A job that has printed nothing yet has no file.
             return str(answer.text) if answer.status_code == 200 else ""
 
     def delete(self, attempt_uid: str) -> None:
@@ -160,7 +163,7 @@ def _connect(address: str, token: str) -> Any:
             raise ClusterUnreachable(f"the environment variable {name} is set in the service: unset it")
     from ray.job_submission import JobSubmissionClient
 
-    class BoundedClient(JobSubmissionClient):  # type: ignore[misc]
+    class BoundedClient(JobSubmissionClient):
         def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
             return super()._do_request(method, endpoint, timeout=CALL_SECONDS, **options)
 

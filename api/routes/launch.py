@@ -58,10 +58,14 @@ Given = Annotated[
 Command = Annotated[str, Field(min_length=1, max_length=MAX_COMMAND, pattern=NO_NUL)]
 
 
+# A JSON object; its nested dictionaries are too deep for pydantic's own type.
+_NEW_RUN: dict[str, Any] = {"examples": [{"name": "grpo-gsm8k", "arguments": EXAMPLE}]}
+
+
 class NewRun(Body):
     """A run to start: by `arguments`, or by `command` with `arguments` over it."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "grpo-gsm8k", "arguments": EXAMPLE}]})
+    model_config = ConfigDict(json_schema_extra=_NEW_RUN)
 
     name: RunName | None = None
     experiment: Name | None = None

@@ -196,6 +196,7 @@ def test_a_lost_run_can_be_given_up(launched: Any) -> None:
     run = launched.start()
     launched.turn()
     launched.cluster.reachable = False
+    launched.turn()
     launched.turn(400)
     assert launched.run(run["uid"])["status"] == "lost"
     launched.operator.post(f"/api/v1/runs/{run['uid']}/stop")

@@ -65,6 +65,12 @@ def ended(jobs: RayLauncher, attempt: str) -> Job:
     return until(lambda: (job := jobs.job(attempt)) and job.state not in ("pending", "running") and job, 150)
 
 
+def process_of(jobs: RayLauncher, attempt: str) -> int:
+    """The number that a BUSY job printed, or 0."""
+    lines = jobs.log_tail(attempt).splitlines()
+    return int(lines[-1]) if lines and lines[-1].isdigit() else 0
+
+
 def folder(path: Path) -> Path:
     (path / "spec.json").write_text("{}")
     return path
@@ -150,7 +156,7 @@ def test_a_stop_ends_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
     attempt = "a3" * 8
     jobs = launcher(cluster, BUSY.format(python=sys.executable))
     jobs.submit(attempt, folder(tmp_path))
-    until(lambda: jobs.log_tail(attempt).strip()[-1:].isdigit())
+    until(lambda: process_of(jobs, attempt))
     jobs.stop(attempt)
     assert ended(jobs, attempt).state == "stopped"
 
@@ -163,9 +169,9 @@ def test_a_killed_job_is_crashed_within_a_minute(cluster: LocalCluster, tmp_path
         dispatcher.start()
         run = service.start()
         attempt = run["attempts"][0]["uid"]
-        until(lambda: jobs.job(attempt).state == "running" and jobs.log_tail(attempt).strip()[-1:].isdigit())
+        until(lambda: jobs.job(attempt).state == "running" and process_of(jobs, attempt))
         service.started(run)
-        os.kill(int(jobs.log_tail(attempt).split()[-1]), signal.SIGKILL)
+        os.kill(process_of(jobs, attempt), signal.SIGKILL)
         killed = time.monotonic()
         until(lambda: service.run(run["uid"])["status"] == "crashed")
         assert time.monotonic() - killed < 60
