@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from rhyme_openrlhf.cli.runs import access, actions
+from rhyme_openrlhf.cli.runs.actions import BAD_INPUT
 from rhyme_openrlhf.cli.runs.client import NO_ACCESS, Client, ClientError
 
 BROKEN_PIPE_CODE = 141
@@ -17,7 +18,7 @@ INTERRUPTED_CODE = 130
 EPILOG = """\
 a first time:
   rhyme serve --local                          start a control plane here (prints a sign-in link)
-  rhyme runs login 'http://127.0.0.1:8420/#token=...'      keep its token on this machine
+  rhyme runs login                             paste the link: its token is kept on this machine
   rhyme runs start -- rhyme demo               start a run there
   rhyme runs logs -f last                      watch it
 
@@ -75,14 +76,14 @@ def build_parser() -> argparse.ArgumentParser:
         "rhyme runs import runs/20261121-math-7b",
     )
     importing.add_argument("directory", metavar="RUN_DIRECTORY", help="its path there")
-    login = _command(
+    keeping = _command(
         commands,
         "login",
         None,
         "keep an access token for an address",
-        "rhyme runs login 'http://127.0.0.1:8420/#token=...'",
+        "rhyme runs login\n  rhyme runs login https://rhyme.example.org < token-file",
     )
-    login.add_argument("link", metavar="URL", help="the link that `rhyme serve` printed, or an address")
+    keeping.add_argument("address", nargs="?", default="", metavar="URL", help="then it asks for the token alone")
     return parser
 
 
@@ -91,7 +92,7 @@ def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     try:
         if args.action is None:
-            return login(args.link)
+            return login(args.address)
         with Client(access.find_access(args.server, args.token_file, os.environ)) as client:
             return int(args.action(client, args))
     except access.AccessError as error:
@@ -106,23 +107,29 @@ def main(argv: list[str]) -> int:
         return BROKEN_PIPE_CODE
 
 
-def login(link: str) -> int:
-    """Keep a token after the server has said that it is one. Raises AccessError, ClientError."""
-    address, token = access.split_link(link)
-    url = access.checked_url(address)
+def login(address: str) -> int:
+    """Ask for a sign-in link, or for the token of `address`, and keep it once the server has said that it is one.
+
+    Raises AccessError, ClientError.
+    """
+    if access.split_link(address)[1]:
+        # Other users of this machine see it there, and the shell keeps it.
+        raise ClientError("give no token on the command line: `rhyme runs login` asks for the link", BAD_INPUT)
+    asked = f"access token for {address}" if address else "link that `rhyme serve` printed"
+    given = getpass.getpass(f"{asked}: ") if sys.stdin.isatty() else sys.stdin.readline()
+    found, token = access.split_link(given.strip())
     if not token:
-        # Never from the command line: other users of this machine see it, and the shell keeps it.
-        token = getpass.getpass(f"access token for {url}: ") if sys.stdin.isatty() else sys.stdin.readline()
-    given = access.Access(url, access.checked_token(token))
-    with Client(given) as client:
+        found, token = "", given
+    signed_in = access.Access(access.checked_url(found or address), access.checked_token(token))
+    with Client(signed_in) as client:
         who = client.get("/session")
-    path = access.keep(given, os.environ)
-    print(f"signed in to {url} as {who['name']} ({who['role']}); kept in {path}")
+    path = access.keep(signed_in, os.environ)
+    print(f"signed in to {signed_in.url} as {who['name']} ({who['role']}); kept in {path}")
     return 0
 
 
 def _said(error: Exception, code: int) -> int:
-    print(f"rhyme runs: {error}", file=sys.stderr)
+    print(f"rhyme runs: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 
 

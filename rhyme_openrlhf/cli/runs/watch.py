@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 from urllib.parse import quote
 
-from rhyme_openrlhf.cli.runs.client import Client
+from rhyme_openrlhf.cli.runs.client import PAGE, Client
 from rhyme_openrlhf.telemetry.event_json import EventError, parse
 from rhyme_openrlhf.telemetry.progress_lines import LinesDisplay
 
@@ -74,8 +74,13 @@ def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool
         row = json.loads(event.data) if event.kind == "message" else None
         if row is not None:
             lines.show(row)
+            newest = row["id"]
         # At a ping too: a run that was killed has no last word, and another one may have ended before.
         if (row is None or row["kind"] == LAST_KIND) and has_ended(client, uid):
+            # What was stored between the last event and the end.
+            late = client.pages(path, {"kind": list(SHOWN_KINDS), "direction": "desc"}, PAGE)
+            for row in [row for row in late if row["id"] > newest][::-1]:
+                lines.show(row)
             return
 
 

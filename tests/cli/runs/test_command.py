@@ -1,0 +1,369 @@
+"""`rhyme runs` against the real service over a real socket: what is shown, what is said, and the exit codes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rhyme_openrlhf.api.app")
+
+import uvicorn
+from rhyme_openrlhf.api.app import create_app
+from rhyme_openrlhf.api.launching import Launching, LaunchSettings
+from rhyme_openrlhf.api.settings import ServeSettings
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.cli.runs import client as client_module
+from rhyme_openrlhf.cli.runs.access import Access, keep
+from rhyme_openrlhf.cli.runs.command import build_parser, main
+from rhyme_openrlhf.telemetry.event_log import EventLog
+from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RolloutFinished, RunFinished, RunStarted, TrainStep
+from rhyme_openrlhf.telemetry.reporter import Reporter, read_report
+from tests.telemetry.control_server import make_run
+
+DEADLINE_S = 60.0
+RUN_STARTED = RunStarted(SCHEMA_VERSION, "trial", ["rhyme", "train"], 2, 1, 2, 2, 12, 8, False)
+
+
+@dataclass
+class Service:
+    """A running service: where, its tokens by role, and below which directory runs may lie."""
+
+    url: str
+    tokens: dict[str, str]
+    root: Path
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    root = tmp_path_factory.mktemp("service")
+    settings = ServeSettings(
+        data_dir=str(root / "data"),
+        roots=f"{root}:{embedded.MODEL.parent}",
+        requests_per_second=100_000.0,
+        request_burst=100_000,
+        live_poll_s=0.05,
+    )
+    app = create_app(settings)
+    app.state.launching = Launching(LaunchSettings(), settings.data_path(), settings.root_paths(), "http://127.0.0.1:1")
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    end = time.monotonic() + DEADLINE_S
+    while not server.started:
+        assert time.monotonic() < end and thread.is_alive(), "the service did not start"
+        time.sleep(0.02)
+    with app.state.service.database.writing() as session:
+        roles = ("operator", "viewer", "reporter")
+        tokens = {role: auth.issue_token(session, f"the {role}", role, time.time()).secret for role in roles}  # type: ignore[arg-type]
+    yield Service(f"http://127.0.0.1:{bound.getsockname()[1]}", tokens, root)
+    server.should_exit = True
+    thread.join(DEADLINE_S)
+
+
+@pytest.fixture(autouse=True)
+def signed_in(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RHYME_CONTROL_URL", "RHYME_CONTROL_TOKEN", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keep(Access(service.url, service.tokens["operator"]), {"HOME": str(tmp_path)})
+
+
+@pytest.fixture
+def rhyme(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = main(list(argv))
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+Rhyme = Callable[..., tuple[int, str, str]]
+
+
+def answer(rhyme: Rhyme, *argv: str) -> Any:
+    code, out, err = rhyme(*argv, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def write_steps(run: Path, first: int, last: int) -> None:
+    with EventLog(run / "events.jsonl") as log:
+        for step in range(first, last + 1):
+            log.write(RolloutFinished(step, 1, 2.0, 96, 9600, 0.1 * step, 100.0, 98.0, 180.0, 256, 3), "rollout")
+            log.write(TrainStep(step, 1, {"rollout": 2.0, "train": 1.0}, {"policy_loss": 0.1}), "trainer")
+
+
+@pytest.fixture(scope="module")
+def reported(service: Service) -> str:
+    """A finished run that the real reporter sent."""
+    uid, attempt = "1" * 16, "2" * 16
+    run = make_run(service.root / "reported", service.url, run_uid=uid, attempt_uid=attempt)
+    with EventLog(run / "events.jsonl") as log:
+        log.write(RUN_STARTED, "driver")
+    write_steps(run, 1, 4)
+    with EventLog(run / "events.jsonl") as log:
+        log.write(Note("warning", "a note with [red]markup[/red]"), "driver")
+        log.write(RunFinished("succeeded", "", 12.0), "driver")
+    (run / "logs" / "driver.log").write_text("".join(f"line {number}\n" for number in range(1000)))
+    ending = threading.Event()
+    ending.set()
+    Reporter(read_report(run), service.tokens["reporter"], ending).run()
+    return uid
+
+
+def new_run(rhyme: Rhyme, name: str) -> dict[str, Any]:
+    command = ["rhyme", "demo", "--train.num_episodes", "2"]
+    started: dict[str, Any] = answer(rhyme, "start", "--name", name, "--tag", "t1", "--json", "--", *command)
+    return started
+
+
+def test_what_was_reported_is_listed_and_shown(rhyme: Rhyme, reported: str) -> None:
+    code, out, _ = rhyme("list", "--status", "succeeded")
+    (line,) = [line for line in out.splitlines() if reported in line]
+    assert code == 0 and "trial" in line and "succeeded" in line and "4/4" in line and "0.4" in line
+    assert answer(rhyme, "list", "--text", reported)[0]["uid"] == reported
+    code, out, _ = rhyme("show", reported[:6])
+    assert code == 0 and "succeeded" in out and "attempt 1" in out
+    assert answer(rhyme, "show", "trial")["config"]["settings"]["control"]["run_uid"] == reported
+
+
+def test_events_are_shown_as_lines(rhyme: Rhyme, reported: str) -> None:
+    code, out, _ = rhyme("logs", reported)
+    lines = out.splitlines()
+    assert code == 0
+    assert "run trial: 2 epochs of 2 steps" in lines[0]
+    assert any("step 4/4 (epoch 1/2)  reward 0.40" in line for line in lines)
+    assert "warning: a note with [red]markup[/red]" in lines[-2] and "run succeeded" in lines[-1]
+    code, out, _ = rhyme("logs", reported, "--tail", "1")
+    assert [line.split("] ")[1][:9] for line in out.splitlines()] == ["run trial", "run succe"]
+    code, out, _ = rhyme("logs", reported, "--json")
+    assert [json.loads(line)["kind"] for line in out.splitlines()][-1] == "run_finished"
+    # Following a run that has ended ends.
+    assert rhyme("logs", "-f", reported)[0] == 0
+
+
+def test_log_files(rhyme: Rhyme, reported: str) -> None:
+    code, out, _ = rhyme("logs", reported, "--list")
+    assert code == 0 and "driver.log" in out
+    code, out, _ = rhyme("logs", reported, "--file", "driver.log", "--tail", "2")
+    assert (code, out) == (0, "line 998\nline 999\n")
+    code, _, err = rhyme("logs", reported, "--file", "../config.json")
+    assert code == 1 and len(err.splitlines()) == 1
+
+
+def test_a_run_is_followed_until_it_ends(
+    rhyme: Rhyme, service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through a connection that breaks after every few events: nothing is missed, nothing is shown twice."""
+    uid, attempt = "3" * 16, "4" * 16
+    run = make_run(service.root / "followed", service.url, run_uid=uid, attempt_uid=attempt)
+    with EventLog(run / "events.jsonl") as log:
+        log.write(RUN_STARTED, "driver")
+    ending = threading.Event()
+    reporter = threading.Thread(target=Reporter(read_report(run), service.tokens["reporter"], ending).run)
+    reporter.start()
+    feed = client_module.SseParser.feed
+    fed = 0
+
+    def breaking(self: Any, line: str) -> Any:
+        nonlocal fed
+        fed += 1
+        if fed % 10 == 0:
+            raise client_module.httpx.ReadError("made to break")
+        return feed(self, line)
+
+    monkeypatch.setattr(client_module.SseParser, "feed", breaking)
+
+    def write() -> None:
+        for step in range(1, 5):
+            write_steps(run, step, step)
+            time.sleep(0.3)
+        with EventLog(run / "events.jsonl") as log:
+            log.write(RunFinished("stopped", "stopped on request", 3.0), "driver")
+        ending.set()
+
+    writer = threading.Thread(target=write)
+    end = time.monotonic() + DEADLINE_S
+    while not answer(rhyme, "list", "--text", uid):
+        assert time.monotonic() < end
+    writer.start()
+    code, out, err = rhyme("logs", "-f", uid)
+    writer.join()
+    reporter.join()
+    assert (code, err) == (0, "")
+    assert [line.split()[2] for line in out.splitlines() if " step " in line] == ["1/4", "2/4", "3/4", "4/4"]
+    assert "stopped on request" in out.splitlines()[-1]
+    assert fed > 20
+
+
+def test_a_run_is_started_stopped_resumed_and_cloned(rhyme: Rhyme) -> None:
+    started = new_run(rhyme, "mine")
+    assert (started["name"], started["status"], started["tags"]) == ("mine", "queued", ["t1"])
+    assert started["spec"]["arguments"]["train"]["num_episodes"] == 2
+    code, out, _ = rhyme("stop", "mine", "--wait")
+    assert code == 0 and "stopped" in out
+    assert answer(rhyme, "resume", started["uid"])["status"] == "queued"
+    clone = [
+        "clone",
+        started["uid"],
+        "--name",
+        "wide",
+        "--set",
+        "histospec.window_max=64",
+        "--unset",
+        "train.num_episodes",
+    ]
+    cloned = answer(rhyme, *clone)
+    assert cloned["parent"] == started["uid"] and cloned["name"] == "wide"
+    assert cloned["spec"]["arguments"]["histospec"]["window_max"] == 64
+    assert "num_episodes" not in cloned["spec"]["arguments"]["train"]
+    assert answer(rhyme, "show", "last")["uid"] == cloned["uid"]
+
+
+def test_a_spec_is_started_from_a_file_once(rhyme: Rhyme, tmp_path: Path) -> None:
+    spec = new_run(rhyme, "first")["spec"]
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps({"name": "again", "arguments": spec["arguments"]}))
+    argv = ["start", "--file", str(file), "--set", "train.num_episodes=3", "--key", "a-key"]
+    one, two = answer(rhyme, *argv), answer(rhyme, *argv)
+    assert one["uid"] == two["uid"] and one["name"] == "again"
+    assert one["spec"]["arguments"]["train"]["num_episodes"] == 3
+    code, _, err = rhyme(*argv[:-2], "--name", "other", "--key", "a-key")
+    assert code == 1 and len(err.splitlines()) == 1
+
+
+def test_bad_values_are_said_field_by_field(rhyme: Rhyme) -> None:
+    code, out, err = rhyme("start", "--", "rhyme", "demo", "--histospec.window_max", "900")
+    assert (code, out) == (1, "")
+    assert "histospec.window_max" in err and "from 1 to 128" in err and len(err.splitlines()) == 1
+
+
+def test_runs_are_compared(rhyme: Rhyme, reported: str) -> None:
+    other = new_run(rhyme, "compared")["uid"]
+    code, out, _ = rhyme("compare", reported, other)
+    assert code == 0 and "reward" in out and "trial (11111111)" in out
+    assert "settings.control.run_uid" in out or "settings.run.name" in out
+    found = answer(rhyme, "compare", reported, other)
+    assert [one["run"]["uid"] for one in found["comparison"]["runs"]] == [reported, other]
+    code, _, err = rhyme("compare", reported)
+    assert code == 2 and "two runs at least" in err
+
+
+def test_tables_are_exported(rhyme: Rhyme, reported: str, tmp_path: Path, capfdbinary: Any) -> None:
+    assert main(["export", reported, "--table", "steps"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capfdbinary.readouterr().out.decode())))
+    assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
+    target = tmp_path / "steps.parquet"
+    assert main(["export", reported, "--format", "parquet", "--output", str(target)]) == 0
+    assert target.read_bytes()[:4] == b"PAR1"
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+    assert main(["export", reported, "--output", "/nowhere/steps.csv"]) == 1
+    assert b"/nowhere/steps.csv cannot be written" in capfdbinary.readouterr().err
+
+
+def test_a_run_directory_is_imported(rhyme: Rhyme, service: Service, tmp_path: Path) -> None:
+    run = make_run(service.root / "imported", "", run_uid="5" * 16, attempt_uid="6" * 16)
+    with EventLog(run / "events.jsonl") as log:
+        log.write(RUN_STARTED, "driver")
+    write_steps(run, 1, 2)
+    code, out, err = rhyme("import", str(run))
+    assert code == 0, err
+    assert "5 events brought in" in out
+    assert answer(rhyme, "show", "5" * 16)["origin"] == "imported"
+    code, _, err = rhyme("import", str(tmp_path))
+    assert code == 1 and "--serve.roots" in err
+
+
+def test_an_unknown_run_is_one_sentence(rhyme: Rhyme) -> None:
+    for name in ("nonsense", "f" * 16):
+        code, out, err = rhyme("show", name)
+        assert (code, out) == (1, "") and name in err and len(err.splitlines()) == 1
+
+
+def test_an_ambiguous_name_is_said(rhyme: Rhyme) -> None:
+    for _ in range(2):
+        new_run(rhyme, "twin")
+    code, _, err = rhyme("show", "twin")
+    assert code == 1 and "several runs are called 'twin'" in err
+
+
+def test_no_server_is_one_sentence(rhyme: Rhyme, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RHYME_CONTROL_TOKEN", "t")
+    code, _, err = rhyme("list", "--server", "http://127.0.0.1:9")
+    assert code == 3 and "no control plane answers at http://127.0.0.1:9" in err and len(err.splitlines()) == 1
+
+
+def test_a_token_that_is_missing_or_refused_is_one_sentence(
+    rhyme: Rhyme, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = rhyme("list", "--server", "http://127.0.0.1:9")
+    assert code == 4 and "no access token" in err
+    monkeypatch.setenv("RHYME_CONTROL_TOKEN", "rhyme_wrong")
+    code, _, err = rhyme("list")
+    assert code == 4 and "does not know this access token" in err and "rhyme_wrong" not in err
+    monkeypatch.setenv("RHYME_CONTROL_TOKEN", service.tokens["viewer"])
+    code, _, err = rhyme("stop", "f" * 16)
+    assert code == 4 and "may not do that" in err
+
+
+def test_login_keeps_a_token_that_works(
+    rhyme: Rhyme, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "new"))
+    assert rhyme("list", "--server", service.url)[0] == 4
+
+    def typed(text: str) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text + "\n"))
+
+    typed(f"{service.url}/#token={service.tokens['viewer']}")
+    code, out, _ = rhyme("login")
+    assert code == 0 and "the viewer (viewer)" in out and service.tokens["viewer"] not in out
+    assert rhyme("list")[0] == 0
+    typed(service.tokens["operator"])
+    code, out, _ = rhyme("login", service.url)
+    assert code == 0 and "(operator)" in out
+    typed(f"{service.url}/#token=wrong")
+    assert rhyme("login")[0] == 4
+    code, _, err = rhyme("login", f"{service.url}/#token=secret")
+    assert code == 2 and "secret" not in err
+    assert service.tokens["operator"] in (tmp_path / "new/.config/rhyme-openrlhf/client.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["list", "show", "start", "stop", "resume", "clone", "logs", "compare", "export", "import", "login"]
+)
+def test_help_teaches_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        build_parser().parse_args([name, "--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"rhyme runs {name}" in shown.partition("example:")[2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["start"], "give either a command"),
+        (["start", "--file", "/nowhere.json"], "/nowhere.json cannot be read"),
+        (["clone", "f" * 16, "--set", "x"], "--set needs GROUP.OPTION=VALUE"),
+        (["clone", "f" * 16, "--unset", "x"], "an option is GROUP.OPTION"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(rhyme: Rhyme, argv: list[str], said: str) -> None:
+    code, _, err = rhyme(*argv)
+    assert code == 2 and said in err and len(err.splitlines()) == 1
