@@ -24,8 +24,10 @@ from rhyme_openrlhf.api.routes import (
     experiments,
     exports,
     health,
+    imports,
     ingest,
     launch,
+    live_runs,
     logs,
     runs,
     series,
@@ -51,6 +53,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     logs.router,
     exports.router,
     ingest.router,
+    imports.router,
+    live_runs.router,
     openapi.router,
 )
 # What runs beside the requests joins here; entered in this order, left in the other.
@@ -91,6 +95,8 @@ def create_app(
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        # A redirect would be an answer without a token.
+        redirect_slashes=False,
     )
     app.state.service = service
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]

@@ -10,11 +10,19 @@ from typing import Annotated, Any
 
 import msgspec
 
+from rhyme_openrlhf.api.batch import storable
+from rhyme_openrlhf.api.fields import INT32
 from rhyme_openrlhf.api.problems import FieldError, ProblemError
+from rhyme_openrlhf.api.record import SOURCE_LENGTH
 
 # How much larger than its packed form a batch may be: events pack about ten times, but a bomb packs a thousand times.
 UNPACKED_RATIO = 4
+# Writers of one run: the driver, the trainer, and an engine a device of the largest cluster, several times over.
+MOST_SOURCES = 10_000
 _GZIP = 16 + zlib.MAX_WBITS
+
+
+SourceName = Annotated[str, msgspec.Meta(min_length=1, max_length=SOURCE_LENGTH)]
 
 
 class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
@@ -28,7 +36,8 @@ class BatchBody(msgspec.Struct):
 
     events: list[Any]
     sent_at: float | None = None
-    dropped: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    # Events of each source that will never be sent, since the attempt began.
+    dropped: dict[SourceName, Annotated[int, msgspec.Meta(ge=0, le=INT32)]] = {}
     heartbeat: Heartbeat | None = None
 
 
@@ -56,7 +65,7 @@ def unpack(body: bytes, encoding: str | None, limit: int) -> bytes:
 def parse_batch(data: bytes) -> BatchBody:
     """Raises ProblemError (422) with the place."""
     try:
-        return _decoder.decode(data)
+        batch = _decoder.decode(data)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         problem = FieldError(field=f"body{place.strip('`').removeprefix('$')}", message=message)
@@ -65,3 +74,7 @@ def parse_batch(data: bytes) -> BatchBody:
         raise ProblemError(422, "the body is not JSON") from error
     except UnicodeDecodeError as error:
         raise ProblemError(422, "the body is not UTF-8") from error
+    if len(batch.dropped) > MOST_SOURCES or not all(storable(source) for source in batch.dropped):
+        problem = FieldError(field="body.dropped", message=f"must name at most {MOST_SOURCES} writers, in plain text")
+        raise ProblemError(422, "the batch does not have its form", errors=[problem])
+    return batch

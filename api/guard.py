@@ -15,29 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rhyme_openrlhf.api.limits import RateLimit
 from rhyme_openrlhf.api.problems import problem_response
+from rhyme_openrlhf.api.security_headers import SECURITY_HEADERS
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
 
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'self'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data:",
-        "connect-src 'self'",
-        "object-src 'none'",
-        "base-uri 'none'",
-        "form-action 'self'",
-        "frame-ancestors 'none'",
-    )
-)
-SECURITY_HEADERS = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 # A year, as browsers' preload lists want it; only said over TLS.
 HSTS = "max-age=31536000"
 # Batches of events have a limit of their own.
@@ -190,13 +170,23 @@ class RequestMetrics:
             await self.app(scope, receive, send)
             return
         began = time.perf_counter()
+        started = False
+
+        def observe(status: int) -> None:
+            route = getattr(scope.get("route"), "path", "none")
+            self._metrics.observe_request(scope["method"], route, status, time.perf_counter() - began)
 
         async def send_seen(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
                 # Observed at the answer's start: a stream is open for hours.
-                route = getattr(scope.get("route"), "path", "none")
-                seconds = time.perf_counter() - began
-                self._metrics.observe_request(scope["method"], route, message["status"], seconds)
+                started = True
+                observe(message["status"])
             await send(message)
 
-        await self.app(scope, receive, send_seen)
+        try:
+            await self.app(scope, receive, send_seen)
+        finally:
+            if not started:
+                # A defect: its answer is given outside of all middlewares.
+                observe(500)

@@ -1,4 +1,4 @@
-"""Live streams (server-sent events): a run's events as they are stored, and a log as it is written.
+"""Live streams (server-sent events): a run's events as they are stored, a log as it is written, runs as they change.
 
 Invariants: an event's id is its row's id, a log piece's id is where it ends, so a reader that comes back with
 Last-Event-ID misses nothing and gets nothing twice (ids of one run grow in the order they are committed: ingestion
@@ -23,12 +23,15 @@ from starlette.types import Receive, Scope, Send
 from rhyme_openrlhf.api.auth import Principal, still_holds
 from rhyme_openrlhf.api.models import Attempt
 from rhyme_openrlhf.api.problems import FieldError, ProblemError, problem_response
+from rhyme_openrlhf.api.queries import RunFilter, list_runs
 from rhyme_openrlhf.api.record import RawEvent
 from rhyme_openrlhf.api.state import Service
 
 # Events of one look into the database: about 1 MB.
 BATCH = 1000
 STREAM_SECONDS = 3600.0
+# Runs that a page of the table watches: those it shows, and room for new ones.
+WATCHED_RUNS = 200
 # How soon a revoked token stops reading.
 CHECK_SECONDS = 5.0
 # Proxies close connections on which nothing comes, most of them after a minute.
@@ -106,6 +109,20 @@ async def follow_pieces(
             yield ServerSentEvent(id=str(offset), data=json.dumps(piece))
 
 
+async def follow_runs(service: Service, who: Principal) -> AsyncIterator[ServerSentEvent]:
+    """The newest runs as they are, then each one again whenever it has changed. Its id is the run's uid.
+
+    It is a state and no history: a reader that comes back gets all of it, and has missed nothing.
+    """
+    shown: dict[str, str] = {}
+    async for _ in _looks(service, who, asyncio.Event()):
+        rows = await run_in_threadpool(_newest_runs, service)
+        for uid, text in rows.items():
+            if shown.get(uid) != text:
+                yield ServerSentEvent(id=uid, data=text)
+        shown = rows
+
+
 async def _looks(service: Service, who: Principal, wake: asyncio.Event) -> AsyncIterator[None]:
     """One item each time it is worth looking again, until the stream's time is over or its reader's right is."""
     end = time.monotonic() + STREAM_SECONDS
@@ -125,6 +142,12 @@ async def _looks(service: Service, who: Principal, wake: asyncio.Event) -> Async
 def _may_read(service: Service, who: Principal) -> bool:
     with service.database.reading() as session:
         return still_holds(session, who, time.time())
+
+
+def _newest_runs(service: Service) -> dict[str, str]:
+    with service.database.reading() as session:
+        page, _ = list_runs(session, RunFilter(), "created_at", "desc", WATCHED_RUNS, None)
+    return {run.uid: run.model_dump_json() for run in page}
 
 
 def _newest(service: Service, run_id: int) -> int:

@@ -20,6 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from rhyme_openrlhf.api.database import BusyError
+from rhyme_openrlhf.api.security_headers import SECURITY_HEADERS
 
 MEDIA_TYPE = "application/problem+json"
 # Seconds after which to come again when the database is away or locked: its own wait for a lock is over by then.
@@ -136,7 +137,8 @@ def install(app: FastAPI) -> None:
 
     async def on_defect(request: Request, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return problem_response(500, "the service failed; its log says why")
+        # This answer is given outside of all middlewares.
+        return problem_response(500, "the service failed; its log says why", headers=SECURITY_HEADERS)
 
     app.add_exception_handler(ProblemError, on_problem)
     app.add_exception_handler(HTTPException, on_http)

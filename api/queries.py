@@ -34,6 +34,7 @@ RunSort = Literal[
 ]
 RUN_SORTS: tuple[str, ...] = get_args(RunSort)
 Archived = Literal["no", "yes", "all"]
+Origin = Literal["launched", "reported", "imported"]
 # LIKE gives these a meaning that somebody who searches does not.
 _LIKE_ESCAPE = "\\"
 

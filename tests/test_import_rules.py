@@ -51,6 +51,8 @@ PURE_MODULES = (
 
 def pure_files() -> list[Path]:
     rooms = [path for room in PURE_ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))]
+    # The control plane runs without the training stack; its one module that starts Ray jobs imports it when it does.
+    rooms += [path for path in sorted((PACKAGE / "api").rglob("*.py")) if path.name != "launcher.py"]
     return rooms + [path for name in PURE_MODULES if (path := PACKAGE / name).exists()]
 
 

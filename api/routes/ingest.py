@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Annotated, Any
 
@@ -26,7 +25,6 @@ from rhyme_openrlhf.api.state import Service, ServiceDep
 router = APIRouter(
     prefix="/ingest/attempts/{uid}", tags=["ingest"], responses=documented(401, 403, 409, 413, 415, 422, 429, 503)
 )
-logger = logging.getLogger(__name__)
 
 AttemptUid = Annotated[str, Path(alias="uid", pattern=rf"^[0-9a-f]{{{UID_LENGTH}}}$", examples=["9f8e7d6c5b4a3928"])]
 
@@ -149,8 +147,6 @@ def _take(service: Service, who: auth.Principal, uid: str, body: bytes, encoding
     except BatchError as error:
         place = FieldError(field=f"body.events[{error.position}]", message=str(error))
         raise ProblemError(422, "the batch has an event that has not its form", errors=[place]) from error
-    if batch.dropped:
-        logger.warning("the reporter of attempt %s dropped %d events", uid, sum(batch.dropped.values()))
     alive = batch.heartbeat.alive if batch.heartbeat else None
     with service.database.reading() as session:
         run_id = session.scalar(select(Attempt.run_id).where(Attempt.uid == uid))
@@ -160,7 +156,7 @@ def _take(service: Service, who: auth.Principal, uid: str, body: bytes, encoding
         raise ProblemError(403, "this token may report for another run only")
     try:
         with service.database.writing() as session:
-            receipt = ingest(session, uid, arrived, time.time(), alive)
+            receipt = ingest(session, uid, arrived, time.time(), alive, batch.dropped)
     except UnknownAttemptError as error:
         raise ProblemError(409, str(error)) from error
     service.news.publish(run_id)

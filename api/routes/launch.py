@@ -166,10 +166,10 @@ async def _launching(request: Request) -> Launching:
 
 
 async def _starting(request: Request) -> Launching:
-    """The same, where runs can be started. Raises ProblemError."""
+    """The same, where runs can be started. Raises ProblemError (409: trying again does not help)."""
     found = await _launching(request)
     if found.launcher is None:
-        raise ProblemError(503, "this service starts no runs: it was started without a Ray cluster")
+        raise ProblemError(409, "this service starts no runs: it was started without a Ray cluster")
     return found
 
 
@@ -284,7 +284,9 @@ def resume_run(uid: RunUid, who: auth.Operator, service: ServiceDep, launching: 
     return _change(service, uid, lambda session, run: launches.resume_run(session, launching, run.id, time.time()))
 
 
-@router.get("/runs/{uid}/attempts/{number}/job-log", responses=documented(404), summary="What an attempt's job printed")
+@router.get(
+    "/runs/{uid}/attempts/{number}/job-log", responses=documented(404, 409), summary="What an attempt's job printed"
+)
 def get_job_log(
     uid: RunUid, number: AttemptNumber, who: auth.Viewer, service: ServiceDep, launching: StartingDep
 ) -> JobLog:

@@ -7,16 +7,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import delete, select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api import auth, deletion
 from rhyme_openrlhf.api.fields import NO_NUL, PAGE, Body, Cursor, Limit, Moment, Name, Notes, RunUid, Tag, Tags
 from rhyme_openrlhf.api.models import Artifact, Attempt, Run, RunTag
 from rhyme_openrlhf.api.pagination import Direction
-from rhyme_openrlhf.api.problems import ProblemError, documented
+from rhyme_openrlhf.api.problems import documented
 from rhyme_openrlhf.api.queries import (
     Archived,
+    Origin,
     RunFilter,
     RunSort,
     find_experiment,
@@ -25,7 +26,7 @@ from rhyme_openrlhf.api.queries import (
     names_around,
 )
 from rhyme_openrlhf.api.state import ServiceDep
-from rhyme_openrlhf.api.status import ENDED, RunStatus
+from rhyme_openrlhf.api.status import RunStatus
 from rhyme_openrlhf.api.views import ArtifactView, AttemptView, RunDetail, RunSummary, artifact_view, attempt_view
 from rhyme_openrlhf.api.views import run_detail as detail_of
 
@@ -58,10 +59,10 @@ class RunChange(Body):
 def get_runs(
     who: auth.Viewer,
     service: ServiceDep,
-    status: Annotated[list[RunStatus], Query(description="Any of these.")] = [],  # noqa: B006 (FastAPI copies it)
-    origin: Annotated[list[str], Query(max_length=10, description="launched, reported, imported: any.")] = [],  # noqa: B006
+    status: Annotated[list[RunStatus], Query(max_length=20, description="Any of these.")] = [],  # noqa: B006 (FastAPI copies it)
+    origin: Annotated[list[Origin], Query(max_length=20, description="Any of these.")] = [],  # noqa: B006
     tag: Annotated[list[Tag], Query(max_length=10, description="All of these.")] = [],  # noqa: B006
-    experiment: Annotated[str | None, Query(max_length=200, description="Its name.")] = None,
+    experiment: Annotated[str | None, Query(max_length=200, pattern=NO_NUL, description="Its name.")] = None,
     text: SearchText = None,
     archived: Archived = "no",
     created_from: Moment = None,
@@ -134,15 +135,7 @@ def unarchive_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDe
 @router.delete("/{uid}", status_code=204, responses=documented(404, 409), summary="Delete a run")
 def delete_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> Response:
     """Delete a run that has ended and is archived, with everything it reported. Its run directory stays."""
-    with service.database.writing() as session:
-        run = find_run(session, uid, lock=True)
-        if run.status not in ENDED:
-            raise ProblemError(409, f"the run is {run.status}: stop it first")
-        if run.archived_at is None:
-            raise ProblemError(409, "archive the run first: deleting cannot be taken back")
-        # Clones stay, without a parent. What the run reported goes with it (ON DELETE CASCADE).
-        session.execute(update(Run).where(Run.parent_id == run.id).values(parent_id=None))
-        session.execute(delete(Run).where(Run.id == run.id))
+    deletion.delete_run(service.database, uid)
     return Response(status_code=204)
 
 

@@ -85,6 +85,8 @@ COUNTER_NAMES: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Engine
 
 
 def _as_count(value: object, name: str) -> int:
+    if type(value) is int:
+        return value
     # numbers.Integral also takes NumPy's integers; bool is one too, but a truth value is never a count.
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise CountersError(name, f"must be an integer, got {value!r}")

@@ -112,8 +112,14 @@ def make_api(make_settings: Callable[..., ServeSettings], tmp_path: Path) -> Ite
 
 
 @pytest.fixture
-def api(make_api: Callable[..., Api]) -> Api:
-    return make_api()
+def store(request: pytest.FixtureRequest) -> str:
+    """URL of the store, "" for the settings' own SQLite; modules mark what runs on PostgreSQL too."""
+    return request.getfixturevalue("postgresql_url") if getattr(request, "param", "") == "postgresql" else ""
+
+
+@pytest.fixture
+def api(make_api: Callable[..., Api], store: str) -> Api:
+    return make_api(database=store)
 
 
 @pytest.fixture
@@ -150,7 +156,9 @@ def record(numbered: Numbered) -> Callable[..., list[dict[str, Any]]]:
                 idle = EngineInterval(engine, "idle", begin + 2 + engine, begin + 4, step, step - 1, "tail")
                 rows += [(begin + 4, f"engine-{engine}", one) for one in (busy, idle)]
                 rows.append((begin + 1, f"engine-{engine}", EngineSample(step, engine, 4, 1.0, 50, 20, 10)))
-            rows.append((begin + 2, "driver", SampleMoved(step, "s1", 0, 1, "reallocation", "recompute", "moved", 0.5, 7)))
+            rows.append(
+                (begin + 2, "driver", SampleMoved(step, "s1", 0, 1, "reallocation", "recompute", "moved", 0.5, 7))
+            )
             rows.append((begin + 2, "driver", LayoutSwitched(step, "node", 1, 2, 3, 0.25)))
             rows.append((begin + 4, "driver", RolloutFinished(step, 1, 4.0, 8, 200, 0.5, 25.0, 24.0, 40.0, 50, 0)))
             parts = {"rollout": 4.0, "train": 3.0}

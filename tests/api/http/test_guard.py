@@ -18,7 +18,9 @@ from rhyme_openrlhf.api.problems import ProblemError
 RUNS = "/api/v1/runs"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost:8420@evil.example", "", "[::1]x"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost:8420@evil.example", "", "[::1]x"]
+)
 def test_a_foreign_host_is_refused(api: Any, host: str) -> None:
     answer = api.viewer.get(RUNS, headers={"Host": host})
     assert answer.status_code == 400
@@ -50,9 +52,7 @@ def test_further_names_can_be_allowed(make_api: Any) -> None:
 )
 def test_pages_of_other_origins_are_refused(api: Any, origin: str, status: int) -> None:
     assert api.viewer.get(RUNS, headers={"Origin": origin}).status_code == status
-    signing_in = api.nobody.post(
-        "/api/v1/session", json={"token": api.tokens["viewer"]}, headers={"Origin": origin}
-    )
+    signing_in = api.nobody.post("/api/v1/session", json={"token": api.tokens["viewer"]}, headers={"Origin": origin})
     assert signing_in.status_code == status
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+
 URL = f"/api/v1/ingest/attempts/{'b' * 16}"
 BATCHES = f"{URL}/batches"
 NOTE = {"kind": "note", "time": 1.0, "source": "driver", "sequence": 0, "level": "info", "text": "x"}
@@ -22,6 +24,13 @@ def test_a_batch_is_taken_once_and_a_packed_one_too(api: Any) -> None:
     assert answer.json() == {"accepted": 0, "duplicates": 1, "stop": False}
     text = api.viewer.get("/metrics").text
     assert "rhyme:ingest_events_total 1.0" in text and "rhyme:ingest_duplicates_total 1.0" in text
+
+
+def test_what_the_reporter_gave_up_is_counted(api: Any) -> None:
+    api.announce()
+    answer = api.reporter.post(BATCHES, json={"events": [NOTE], "dropped": {"driver": 7}})
+    assert answer.status_code == 200
+    assert api.viewer.get(f"/api/v1/runs/{'a' * 16}").json()["dropped_events"] == 7
 
 
 def test_an_unknown_attempt_is_a_conflict(api: Any) -> None:
@@ -57,6 +66,9 @@ def test_a_bad_event_is_named_by_its_position_and_nothing_is_stored(api: Any) ->
         (b'{"events": 3}', {"Content-Type": "application/json"}, 422),
         (b'{"events": [3]}', {"Content-Type": "application/json"}, 422),
         (b'{"events": [], "dropped": {"a": -1}}', {"Content-Type": "application/json"}, 422),
+        (b'{"events": [], "dropped": {"a\\u0000": 1}}', {"Content-Type": "application/json"}, 422),
+        (b'{"events": [], "dropped": {"a": 99999999999}}', {"Content-Type": "application/json"}, 422),
+        (b'{"events": [], "heartbeat": {"alive": 3}}', {"Content-Type": "application/json"}, 422),
         (b'{"events": ' + b"[" * 5000 + b"]" * 5000 + b"}", {"Content-Type": "application/json"}, 422),
         (b'{"events": [{"kind": "note", "time": 1e999}]}', {"Content-Type": "application/json"}, 422),
     ],

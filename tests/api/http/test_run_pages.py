@@ -13,6 +13,8 @@ import pytest
 from rhyme_openrlhf.telemetry import metrics
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
+pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+
 ONE = f"/api/v1/runs/{'a' * 16}"
 EXPORT = f"/api/v1/export/runs/{'a' * 16}"
 

@@ -13,6 +13,8 @@ from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.queries import RUN_SORTS
 from rhyme_openrlhf.api.status import RUN_STATUSES
 
+pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+
 RUNS = "/api/v1/runs"
 ONE = f"{RUNS}/{'a' * 16}"
 

@@ -156,7 +156,7 @@ def test_a_service_without_a_cluster_starts_nothing_and_says_so(launched: Any) -
     launched.operator.app.state.launching = None
     assert launched.viewer.post("/api/v1/specs/validate", json={"command": "rhyme demo"}).json()["valid"]
     answer = launched.operator.post("/api/v1/runs", json=SPEC)
-    assert answer.status_code == 503 and "without a Ray cluster" in answer.json()["detail"]
+    assert answer.status_code == 409 and "without a Ray cluster" in answer.json()["detail"]
 
 
 def test_what_the_job_printed_is_shown_even_without_a_run_directory(launched: Any) -> None:

@@ -1,0 +1,29 @@
+"""The table of runs, live."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from sse_starlette import EventSourceResponse
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.live import LiveResponse, follow_runs
+from rhyme_openrlhf.api.problems import documented
+from rhyme_openrlhf.api.state import ServiceDep
+
+router = APIRouter(prefix="/live", tags=["runs"], responses=documented(401, 403, 429, 503))
+
+
+@router.get(
+    "/runs",
+    summary="Runs, live",
+    response_class=EventSourceResponse,
+    responses={
+        200: {
+            "description": "Server-sent events: `id` is a run's uid, `data` its RunSummary.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
+)
+async def stream_runs(who: auth.Viewer, service: ServiceDep) -> Response:
+    """The newest runs that are not archived, and each again when it has changed."""
+    return LiveResponse(service, follow_runs(service, who))

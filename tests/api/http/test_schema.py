@@ -1,0 +1,77 @@
+"""The description of the API is true: Schemathesis calls every operation with what the schema allows, and what not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+
+pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+
+# About a minute for all operations together.
+SECONDS = 60.0
+EXAMPLES = 12
+# Streams do not end by themselves; their tests read them over a socket.
+STREAMS = r"stream|/live/"
+
+
+@pytest.fixture
+def described(reported: Any) -> Any:
+    """The schema as the service serves it, and a service with something in it."""
+    reported.operator.post("/api/v1/experiments", json={"name": "ablation"})
+    headers = {"Authorization": f"Bearer {reported.tokens['operator']}"}
+    return schemathesis.openapi.from_asgi("/api/v1/openapi.json", reported.app, headers=headers)
+
+
+@pytest.mark.timeout(400)
+def test_every_operation_answers_as_described(described: Any, reported: Any) -> None:
+    headers = {"Authorization": f"Bearer {reported.tokens['operator']}"}
+    operations = [result.ok() for result in described.exclude(path_regex=STREAMS).get_all_operations()]
+    # What ends the others' world comes last.
+    operations.sort(key=lambda operation: operation.method.upper() == "DELETE")
+    assert len(operations) > 35
+    began = time.monotonic()
+    called = 0
+    for operation in operations:
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or operation.path_parameters):
+                continue
+
+            @settings(
+                max_examples=EXAMPLES,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def check(case: Any) -> None:
+                nonlocal called
+                called += 1
+                # The operator's own token must outlive the test.
+                if case.path_parameters and case.path_parameters.get("token_id") in range(4):
+                    return
+                case.call_and_validate(headers=headers)
+
+            check()
+    assert called > 5 * len(operations)
+    assert time.monotonic() - began < 5 * SECONDS
+
+
+def test_every_operation_says_what_it_needs_and_gives_an_example(described: Any) -> None:
+    schema = described.raw_schema
+    assert set(schema["components"]["securitySchemes"]) == {"HTTPBearer", "APIKeyCookie"}
+    open_to_all = set()
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            assert operation["summary"] and operation["description"], (method, path)
+            if "security" not in operation:
+                open_to_all.add((method.upper(), path))
+            for status, response in operation["responses"].items():
+                if int(status) >= 400:
+                    assert list(response["content"]) == ["application/problem+json"], (method, path, status)
+    assert open_to_all == {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/api/v1/session")}
