@@ -17,6 +17,15 @@ HEAVY = {"ray", "vllm", "torch", "deepspeed", "openrlhf"}
 PURE_ROOMS = ("speculation", "latency", "scheduling", "simulation")
 PURE_MODULES = (
     "config.py",
+    "api/launch_file.py",
+    "api/queueing.py",
+    "api/schema.py",
+    "api/spec.py",
+    "api/spec_command.py",
+    "api/spec_paths.py",
+    "api/status.py",
+    "cli/run_spec.py",
+    "embedded/demo.py",
     "options.py",
     "history/index.py",
     "history/journal.py",
@@ -30,6 +39,7 @@ PURE_MODULES = (
     "telemetry/metrics.py",
     "telemetry/reporter.py",
     "telemetry/run_files.py",
+    "training/resources.py",
     "training/stage_watch.py",
     "verify/chi_square.py",
     "verify/histories.py",

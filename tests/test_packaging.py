@@ -51,6 +51,10 @@ def test_the_embedded_model_and_data_travel_along(names: list[str]) -> None:
     assert {"reward.py", "tasks.py"} <= shipped
 
 
+def test_upstreams_options_travel_along(names: list[str]) -> None:
+    assert "rhyme_openrlhf/upstream_options.json" in names
+
+
 def test_the_control_plane_and_its_migrations_are_real_packages_in_it(names: list[str]) -> None:
     """`rhyme_openrlhf/api` and `rhyme_openrlhf/migrations` are links in the source tree."""
     for folder in ("api", "migrations"):

@@ -6,12 +6,11 @@ option can be changed.
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 from pathlib import Path
 
-from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import train_ppo_ray
+from rhyme_openrlhf.embedded.demo import demo_arguments
 
 USAGE = """\
 usage: rhyme demo [options of rhyme train]
@@ -28,25 +27,7 @@ OpenRLHF, Ray, DeepSpeed and vLLM, two engines, no GPU, nothing downloaded. A fe
 
 def arguments(checkpoints: str) -> list[str]:
     """The demo's `rhyme train` arguments; checkpoints and the trained model go below `checkpoints`."""
-    return shlex.split(
-        f"""
-        --actor.model_name_or_path {shlex.quote(str(embedded.MODEL))}
-        --data.prompt_dataset {shlex.quote(str(embedded.DATA / "mixed_train.jsonl"))}
-        --data.input_key input --data.label_key label
-        --reward.remote_url {shlex.quote(str(embedded.REWARD))}
-        --run.name demo
-        --ckpt.path {shlex.quote(checkpoints)} --ckpt.output_dir {shlex.quote(checkpoints)}/trained
-        --vllm.num_engines 2 --vllm.enforce_eager
-        --actor.num_gpus_per_node 1 --ds.zero_stage 2 --ds.attn_implementation sdpa
-        --data.max_len 768 --rollout.max_new_tokens 512
-        --rollout.batch_size 12 --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 8
-        --train.batch_size 96 --train.micro_batch_size 8 --train.num_episodes 6
-        --algo.advantage.estimator group_norm --algo.kl.init_coef 0
-        --algo.advantage.is_correction_level token --algo.advantage.is_correction_mode clip
-        --algo.advantage.is_correction_threshold 0.0 5.0
-        --actor.adam.lr 4e-4 --actor.lr_scheduler constant --actor.lr_warmup_ratio 0
-        """
-    )
+    return [*demo_arguments(), "--ckpt.path", checkpoints, "--ckpt.output_dir", f"{checkpoints}/trained"]
 
 
 def main(argv: list[str]) -> int:

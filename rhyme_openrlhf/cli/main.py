@@ -47,6 +47,7 @@ class Command:
 COMMANDS = {
     "train": Command("rhyme_openrlhf.cli.train_ppo_ray", "train a model: OpenRLHF's options and ours (train --help)"),
     "demo": Command("rhyme_openrlhf.cli.demo", "train the embedded model and show what speculation saves"),
+    "serve": Command("rhyme_openrlhf.cli.serve", "start, see and stop runs: the control plane"),
     "doctor": Command("rhyme_openrlhf.cli.doctor", "check this machine and say what will run on it"),
     "verify": Command("rhyme_openrlhf.cli.verify", "measure here whether what is promised holds, with your flags"),
     "runs": Command("rhyme_openrlhf.cli.runs.command", "start, see, follow, stop and compare runs of a control plane"),

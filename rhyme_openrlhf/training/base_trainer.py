@@ -28,6 +28,7 @@ from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Note, S
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
 from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
+from rhyme_openrlhf.training.failure import STOPPED_ON_REQUEST, StopRequested
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.seeding import in_prompt_order
 from rhyme_openrlhf.training.weight_check import WeightCheck
@@ -177,16 +178,29 @@ class RhymeTraining(BasePPOTrainer):
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
     ) -> None:
-        """Upstream's logs and checkpoints, after every step; with a checkpoint goes what upstream does not save."""
+        """Upstream's logs and checkpoints, after every step; with a checkpoint goes what upstream does not save.
+
+        Here, between two steps, the run ends if it is asked to. Raises StopRequested.
+        """
         states = client_states if client_states is not None else {}
         generator = self.generator_state(states)
         self._checkpoints.step_completed(global_step, states, generator, self.kl_ctl.value)
         if global_step % self.args.ckpt.save_steps:
             super().save_logs_and_checkpoints(global_step, logs_dict, states)
-            return
-        self._stage("checkpoint", global_step)
-        with self._checkpoints.saving(tag_of(global_step)):
-            super().save_logs_and_checkpoints(global_step, logs_dict, states)
+        else:
+            self._stage("checkpoint", global_step)
+            with self._checkpoints.saving(tag_of(global_step)):
+                super().save_logs_and_checkpoints(global_step, logs_dict, states)
+        self.stop_if_requested()
+
+    def stop_if_requested(self) -> None:
+        """Between two steps: raise StopRequested if the run is asked to end; what can be saved is."""
+        if self.services.stop_requested():
+            self.save_now(STOPPED_ON_REQUEST)
+            # As upstream at its end: what trackers hold back is written.
+            for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+                tracker.close()
+            raise StopRequested(STOPPED_ON_REQUEST)
 
     def save_best_checkpoint(
         self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None

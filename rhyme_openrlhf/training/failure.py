@@ -1,4 +1,4 @@
-"""How a run's failure reaches the driver's main thread, and how it is said in one sentence."""
+"""How a run's failure, or the wish that it stops, reaches the driver, and how it is said in one sentence."""
 
 from __future__ import annotations
 
@@ -22,6 +22,18 @@ TERMINATED_CODE = 128 + signal.SIGTERM
 
 # What a dead actor, a limit or a user's reward function raises in a trainer that waits for it.
 FAULTS = (ray.exceptions.RayError, RuntimeError, OSError, ValueError)
+
+
+class StopRequested(Exception):
+    """Raised by a trainer between two steps when the run directory has a stop request; nothing is wrong.
+
+    What can be saved is saved by then. Not one of FAULTS, but Ray wraps it into an error that is: ask
+    `is_stop_request` first.
+    """
+
+
+# What the record says of a run that ended because it was asked to. Its exit code is 0: it did what it was told.
+STOPPED_ON_REQUEST = "stopped on request"
 
 
 class Interrupted(BaseException):
@@ -66,11 +78,21 @@ def interrupt_main_thread() -> None:
     _thread.interrupt_main(signal.SIGTERM)
 
 
-def one_sentence(error: BaseException) -> str:
-    """The innermost cause in one line: type and message."""
+def is_stop_request(error: BaseException) -> bool:
+    """Whether `error` is a trainer's StopRequested, in however many actors' wrappings."""
+    return isinstance(_innermost(error), StopRequested)
+
+
+def _innermost(error: BaseException) -> BaseException:
     cause: BaseException = error
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None and cause.cause is not cause:
         cause = cause.cause
+    return cause
+
+
+def one_sentence(error: BaseException) -> str:
+    """The innermost cause in one line: type and message."""
+    cause = _innermost(error)
     lines = str(cause).strip().splitlines()
     # A RayTaskError's text is a traceback that ends with the message.
     return f"{type(cause).__name__}: {lines[-1].strip() if lines else 'no message'}"

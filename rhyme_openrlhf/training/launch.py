@@ -30,9 +30,11 @@ from rhyme_openrlhf.telemetry.progress import make_display
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
 from rhyme_openrlhf.telemetry.summary import render, summarize
 from rhyme_openrlhf.training.failure import (
+    STOPPED_ON_REQUEST,
     Interrupted,
     handle_termination,
     interrupt_main_thread,
+    is_stop_request,
     one_sentence,
     unmasked_interruptions,
 )
@@ -73,6 +75,8 @@ def run_training(
     args: SimpleNamespace, settings: RhymeSettings, prompts: int, on_gpus: bool, command: list[str]
 ) -> int:
     """Train; returns the process's exit code: 0, 1 when the run failed, 130 or 143 when Ctrl-C or SIGTERM ended it.
+
+    A run that stops because its directory has a stop request ends in order, with a checkpoint of its last step: 0.
 
     `prompts` are how many the data set has; `on_gpus` is `platform.run_has_gpus()`.
     Raises LaunchError, ResumeError or RunDirectoryError before anything of the run is started.
@@ -121,15 +125,18 @@ def _run(job: _Job, notes: list[str]) -> int:
     except KeyboardInterrupt:
         status, message, code = "stopped", "interrupted", 130
     except (ray.exceptions.RayError, RuntimeError, ValueError, OSError, AssertionError) as error:
-        message = (supervisor.explain() if supervisor is not None else "") or one_sentence(error)
-        (run.logs / "driver-error.log").write_text(traceback.format_exc())
+        if is_stop_request(error):
+            status, message, code = "stopped", STOPPED_ON_REQUEST, 0
+        else:
+            message = (supervisor.explain() if supervisor is not None else "") or one_sentence(error)
+            (run.logs / "driver-error.log").write_text(traceback.format_exc())
     finally:
         if supervisor is not None:
             supervisor.stop()
         _finish(run, recorder, RunFinished(status, message, time.time() - job.started), display)
         ray.shutdown()
         _keep_logs(session, run)
-    if code:
+    if status != "succeeded":
         print(f"rhyme train: {status}: {message} (logs: {run.logs})", file=sys.stderr)
     return code
 

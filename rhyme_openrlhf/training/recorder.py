@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,9 +18,12 @@ from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
+from rhyme_openrlhf.telemetry.run_files import STOP_REQUEST
 from rhyme_openrlhf.training.resume import Checkpoints
 
 SOURCE = "recorder"
+# Asked once a step. The recorder only looks for a file, but on its node, which may be busy; no answer means "go on".
+STOP_ANSWER_SECONDS = 10
 
 
 class PlainRecorder:
@@ -27,6 +31,7 @@ class PlainRecorder:
 
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
+        self._stop_request = Path(path).with_name(STOP_REQUEST)
         self._lost = 0
 
     def write(self, event: Event, source: str, at: float) -> None:
@@ -43,6 +48,10 @@ class PlainRecorder:
         """`write` for several events of the same moment."""
         for event in events:
             self.write(event, source, at)
+
+    def stop_requested(self) -> bool:
+        """Whether somebody put a stop request into the run directory."""
+        return self._stop_request.exists()
 
     def close(self) -> None:
         """Everything written so far is in the file when this returns."""
@@ -80,6 +89,13 @@ class RunServices:
     def record_all(self, events: list[Event], source: str) -> None:
         """Send events of one moment to the record, without waiting: one message, however many engines there are."""
         self.recorder.write_all.remote(events, source, time.time())
+
+    def stop_requested(self) -> bool:
+        """Whether the run is asked to end; False where nobody answers."""
+        try:
+            return bool(ray.get(self.recorder.stop_requested.remote(), timeout=STOP_ANSWER_SECONDS))
+        except ray.exceptions.RayError:
+            return False
 
     def epoch_of(self, step: int) -> int:
         """The epoch (from 1) that training step `step` (from 1) belongs to; 1 where steps per epoch can vary."""

@@ -62,6 +62,7 @@ class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, val
         """Train to the end."""
         try:
             wait_for_engines(self.vllm_engines, self.services)
+            self.stop_if_requested()
             super().fit(global_step)
         except FAULTS as error:
             self.save_now(f"the run failed ({one_sentence(error)})")

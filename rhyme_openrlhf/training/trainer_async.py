@@ -21,7 +21,7 @@ from ray.util.queue import Full
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState, RhymeSamplesGenerator
 from rhyme_openrlhf.telemetry.events import Evaluation, StageStarted
-from rhyme_openrlhf.training.failure import FAULTS, one_sentence
+from rhyme_openrlhf.training.failure import FAULTS, is_stop_request, one_sentence
 from rhyme_openrlhf.training.seeding import seed_controller
 from rhyme_openrlhf.training.trainer import with_record
 
@@ -73,8 +73,9 @@ class RhymeTrainingActor(PlainTrainingActor, RhymeTraining):  # type: ignore[mis
         return client_states.pop(GENERATOR)
 
     def fit(self, global_step: int = 0) -> None:
-        """Train until the generator is done."""
+        """Train until the generator is done, or the run is asked to end."""
         try:
+            self.stop_if_requested()
             super().fit(global_step)
         finally:
             self.close()
@@ -128,6 +129,8 @@ class RhymePPOTrainerAsync(PlainPPOTrainerAsync):  # type: ignore[misc, valid-ty
         try:
             super().fit()
         except FAULTS as error:
+            if is_stop_request(error):  # the trainer saved what can be saved
+                raise
             self._save(f"the run failed ({one_sentence(error)})")
             raise
 

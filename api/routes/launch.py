@@ -1,0 +1,375 @@
+"""Start, stop, resume and clone runs; what options there are; specs and command lines checked beforehand."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api import launching as launches
+from rhyme_openrlhf.api.fields import NO_NUL, AttemptNumber, Body, Name, Notes, RunUid, Tags
+from rhyme_openrlhf.api.launcher import ClusterUnreachable
+from rhyme_openrlhf.api.launching import LaunchConflict, Launching, LaunchSettings
+from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented, not_found
+from rhyme_openrlhf.api.queries import find_attempt, find_run, names_around
+from rhyme_openrlhf.api.schema import options, upstream_version
+from rhyme_openrlhf.api.spec import (
+    EXAMPLE,
+    NAME_PATTERN,
+    Arguments,
+    Fault,
+    RunSpec,
+    SpecError,
+    check,
+    gpus_needed,
+    merged,
+)
+from rhyme_openrlhf.api.spec_command import MAX_COMMAND, from_command, to_command
+from rhyme_openrlhf.api.state import Service, ServiceDep
+from rhyme_openrlhf.api.views import RunDetail, run_detail
+
+router = APIRouter(tags=["launching"], responses=documented(401, 403, 422, 429, 503))
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        pattern=r"^[\x21-\x7e]+$",
+        description="Any text that is new for each run. Sent again with the same request, it gives the same run.",
+    ),
+]
+RunName = Annotated[
+    str, Field(pattern=NAME_PATTERN, description="Letters, digits, '.', '_' and '-'.", examples=["grpo-gsm8k"])
+]
+Given = Annotated[
+    dict[str, dict[str, Any]],
+    Field(description="Options by group and name; GET /api/v1/schema lists them.", examples=[EXAMPLE]),
+]
+Command = Annotated[str, Field(min_length=1, max_length=MAX_COMMAND, pattern=NO_NUL)]
+
+
+# A JSON object; its nested dictionaries are too deep for pydantic's own type.
+_NEW_RUN: dict[str, Any] = {"examples": [{"name": "grpo-gsm8k", "arguments": EXAMPLE}]}
+
+
+class NewRun(Body):
+    """A run to start: by `arguments`, or by `command` with `arguments` over it."""
+
+    model_config = ConfigDict(json_schema_extra=_NEW_RUN)
+
+    name: RunName | None = None
+    experiment: Name | None = None
+    notes: Notes = ""
+    tags: Tags = []
+    command: Command | None = Field(default=None, description="A command line to take the options from.")
+    arguments: Given = {}
+
+
+class Clone(Body):
+    """What is different from the run that is cloned; an option of null goes back to its default."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"edits": {"histospec": {"enable": False}}}]})
+
+    name: RunName | None = None
+    experiment: Name | None = Field(default=None, description="If not given, the same.")
+    notes: Notes = ""
+    tags: Tags = []
+    edits: Given = {}
+
+
+class SpecText(Body):
+    """A spec, or the command line of one."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"command": "rhyme train --train.seed 7"}]})
+
+    name: RunName = "run"
+    command: Command | None = None
+    arguments: Given = {}
+
+
+class OptionFault(BaseModel):
+    """What is wrong with one option, and the allowed values in words."""
+
+    field: str = Field(examples=["arguments.histospec.window_max"])
+    message: str
+    allowed: str
+
+
+class SpecVerdict(BaseModel):
+    """Whether a run can be started like this."""
+
+    valid: bool
+    errors: list[OptionFault]
+    arguments: dict[str, dict[str, Any]] | None = Field(description="In normal form, where valid.")
+    gpus: int | None = Field(description="GPUs the run asks for, where valid.")
+    command: str | None = Field(description="The same as a command line, where valid.")
+
+
+class SpecForms(BaseModel):
+    """One spec in both forms."""
+
+    name: str
+    arguments: dict[str, dict[str, Any]]
+    command: str
+
+
+class OptionView(BaseModel):
+    """One option of a run."""
+
+    source: str = Field(description="openrlhf or rhyme.")
+    group: str
+    name: str
+    flag: str
+    type: str = Field(description="bool, int, float or str; of each value, where `items` is given.")
+    default: Any
+    help: str
+    choices: list[str] | None
+    low: float | None
+    high: float | None
+    items: tuple[int, int | None] | None = Field(description="Least and most values of a list; null for one value.")
+    off_flag: str | None
+    path: str | None = Field(description="What it names, if it names a file or directory.")
+    refused: str = Field(description="Why a spec may not set it; empty where it may.")
+    allowed: str = Field(description="The allowed values in words.")
+
+
+class JobLog(BaseModel):
+    """The end of a job's output."""
+
+    text: str
+
+
+class OptionList(BaseModel):
+    """Every option, upstream's first."""
+
+    openrlhf: str = Field(description="The OpenRLHF version whose options these are.")
+    options: list[OptionView]
+
+
+async def _launching(request: Request) -> Launching:
+    """What starting runs needs; where nobody has said (a test's app), a service that starts none."""
+    found: Launching | None = getattr(request.app.state, "launching", None)
+    if found is None:
+        settings = request.app.state.service.settings
+        found = Launching(LaunchSettings(), settings.data_path(), settings.root_paths(), settings.base_url())
+    return found
+
+
+async def _starting(request: Request) -> Launching:
+    """The same, where runs can be started. Raises ProblemError (409: trying again does not help)."""
+    found = await _launching(request)
+    if found.launcher is None:
+        raise ProblemError(409, "this service starts no runs: it was started without a Ray cluster")
+    return found
+
+
+LaunchingDep = Annotated[Launching, Depends(_launching)]
+StartingDep = Annotated[Launching, Depends(_starting)]
+
+
+@router.get("/schema", summary="Options of a run")
+def get_schema(who: auth.Viewer) -> OptionList:
+    """Every option with type, default, help and limits: OpenRLHF's and ours."""
+    listed = [OptionView.model_validate(option.to_json()) for option in options().values()]
+    return OptionList(openrlhf=upstream_version(), options=listed)
+
+
+@router.post("/specs/validate", summary="Check a spec")
+def validate_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> SpecVerdict:
+    """What would be said if this were started; nothing is."""
+    try:
+        name, arguments = _read(body.name, body.command, body.arguments)
+        arguments = check(arguments, launching.roots)
+    except SpecError as error:
+        faults = [OptionFault(field=one.field, message=one.message, allowed=one.allowed) for one in error.faults]
+        return SpecVerdict(valid=False, errors=faults, arguments=None, gpus=None, command=None)
+    command = to_command(name or "run", arguments)
+    return SpecVerdict(valid=True, errors=[], arguments=arguments, gpus=gpus_needed(arguments), command=command)
+
+
+@router.post("/specs/command", summary="A spec as a command line, and back")
+def convert_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> SpecForms:
+    """Both forms of a spec that can be started."""
+    with _as_problem():
+        name, arguments = _read(body.name, body.command, body.arguments)
+        arguments = check(arguments, launching.roots)
+    return SpecForms(name=name or "run", arguments=arguments, command=to_command(name or "run", arguments))
+
+
+@router.post(
+    "/runs",
+    status_code=201,
+    responses={200: {"model": RunDetail, "description": "The run that this key made before"}, **documented(409)},
+    summary="Start a run",
+)
+def start_run(
+    body: NewRun,
+    response: Response,
+    who: auth.Operator,
+    service: ServiceDep,
+    launching: StartingDep,
+    key: IdempotencyKey = None,
+) -> RunDetail:
+    """Put a run into the queue. Everything is checked before, field by field."""
+    with _as_problem():
+        name, arguments = _read(body.name, body.command, body.arguments)
+        spec = RunSpec(
+            name=name or "run",
+            experiment=body.experiment,
+            notes=body.notes,
+            tags=body.tags,
+            arguments=check(arguments, launching.roots),
+        )
+    asked = launches.Request(who.name, time.time(), key, launches.digest_of("run", body.model_dump()))
+    return _create(service, launching, spec, asked, None, response)
+
+
+@router.post(
+    "/runs/{uid}/clone",
+    status_code=201,
+    responses={200: {"model": RunDetail, "description": "The run that this key made before"}, **documented(404, 409)},
+    summary="Clone a run",
+)
+def clone_run(
+    uid: RunUid,
+    body: Clone,
+    response: Response,
+    who: auth.Operator,
+    service: ServiceDep,
+    launching: StartingDep,
+    key: IdempotencyKey = None,
+) -> RunDetail:
+    """A new run like this one, with edits. It starts at the beginning, with checkpoints of its own."""
+    with service.database.reading() as session, _as_problem():
+        parent = find_run(session, uid)
+        base = launches.arguments_of(parent)
+        experiment, _ = names_around(session, parent)
+        arguments = check(merged(base, body.edits), launching.roots)
+        # A run that was not started here may have any name.
+        same = parent.spec["name"] if parent.spec is not None else "clone"
+    place = arguments.get("ckpt", {}).get("path")
+    if place is not None and place == base.get("ckpt", {}).get("path"):
+        message = "the clone would write over this run's checkpoints: give another path, or null"
+        raise _invalid([Fault("edits.ckpt.path", message)])
+    spec = RunSpec(
+        name=body.name or same,
+        experiment=body.experiment or experiment,
+        notes=body.notes,
+        tags=body.tags,
+        arguments=arguments,
+    )
+    asked = launches.Request(who.name, time.time(), key, launches.digest_of(f"clone {uid}", body.model_dump()))
+    return _create(service, launching, spec, asked, parent, response)
+
+
+@router.post("/runs/{uid}/stop", responses=documented(404, 409), summary="Stop a run")
+def stop_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDetail:
+    """Ask the run to end after its step, with a checkpoint; one that takes too long is ended. Again: no change."""
+    return _change(service, uid, lambda session, run: launches.stop_run(session, run.id, time.time()))
+
+
+@router.post("/runs/{uid}/resume", responses=documented(404, 409), summary="Resume a run")
+def resume_run(uid: RunUid, who: auth.Operator, service: ServiceDep, launching: StartingDep) -> RunDetail:
+    """A new attempt that goes on from the run's last checkpoint (or begins anew if it has none)."""
+    return _change(service, uid, lambda session, run: launches.resume_run(session, launching, run.id, time.time()))
+
+
+@router.get(
+    "/runs/{uid}/attempts/{number}/job-log", responses=documented(404, 409), summary="What an attempt's job printed"
+)
+def get_job_log(
+    uid: RunUid, number: AttemptNumber, who: auth.Viewer, service: ServiceDep, launching: StartingDep
+) -> JobLog:
+    """The last lines of the job's own output, from Ray: all there is of a run that failed before it had a directory."""
+    assert launching.launcher is not None
+    with service.database.reading() as session:
+        submission = find_attempt(session, find_run(session, uid), number).submission_id
+    if submission is None:
+        raise not_found("job of attempt", number)
+    try:
+        return JobLog(text=launching.launcher.log_tail(submission))
+    except ClusterUnreachable as error:
+        raise ProblemError(503, str(error)) from error
+
+
+def _read(name: str | None, command: str | None, given: Arguments) -> tuple[str | None, Arguments]:
+    """Name and arguments of a request. Raises SpecError."""
+    if command is None:
+        return name, given
+    named, arguments = from_command(command)
+    return (named if name in (None, "run") else name), merged(arguments, given)
+
+
+def _create(
+    service: Service,
+    launching: Launching,
+    spec: RunSpec,
+    asked: launches.Request,
+    parent: Run | None,
+    response: Response,
+) -> RunDetail:
+    with _as_problem():
+        try:
+            return _create_once(service, launching, spec, asked, parent, response)
+        except IntegrityError:
+            # Another request with the same key, or experiment, was faster: now it is there.
+            return _create_once(service, launching, spec, asked, parent, response)
+
+
+def _create_once(
+    service: Service,
+    launching: Launching,
+    spec: RunSpec,
+    asked: launches.Request,
+    parent: Run | None,
+    response: Response,
+) -> RunDetail:
+    with service.database.writing() as session:
+        found = None
+        if asked.key is not None and asked.digest is not None:
+            found = launches.find_by_key(session, asked.key, asked.digest)
+        if found is not None:
+            response.status_code = 200
+        run = found or launches.create_run(session, launching, spec, asked, parent)
+        return _detail(session, run)
+
+
+def _change(service: Service, uid: str, change: Callable[[Session, Run], None]) -> RunDetail:
+    with service.database.writing() as session, _as_problem():
+        run = find_run(session, uid, lock=True)
+        change(session, run)
+        session.flush()
+        session.expire(run)
+        detail = _detail(session, run)
+    service.news.publish(run.id)
+    return detail
+
+
+@contextlib.contextmanager
+def _as_problem() -> Iterator[None]:
+    """What specs and launching refuse becomes a problem."""
+    try:
+        yield
+    except SpecError as error:
+        raise _invalid(error.faults) from error
+    except LaunchConflict as error:
+        raise ProblemError(409, str(error)) from error
+
+
+def _invalid(faults: Sequence[Fault]) -> ProblemError:
+    errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in faults]
+    return ProblemError(422, "the run cannot be started like this", errors=errors)
+
+
+def _detail(session: Session, run: Run) -> RunDetail:
+    return run_detail(run, *names_around(session, run))

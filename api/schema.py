@@ -1,0 +1,235 @@
+"""Every option of a run, typed, in one view: OpenRLHF's and ours. API and web form are made of it.
+
+OpenRLHF's come from `upstream_options.json` (written by scripts/write_upstream_schema.py, because upstream's parser
+needs torch to import), ours from the settings dataclasses. Invariant: an option has exactly one (group, name), and its
+flag is `--<group>.<name>` (but for two of upstream's that stand in no group, and may not be set).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import rhyme_openrlhf
+from rhyme_openrlhf.config import SETTINGS_CLASSES
+from rhyme_openrlhf.options import OPTION, Option
+
+UPSTREAM_FILE = Path(rhyme_openrlhf.__file__).parent / "upstream_options.json"
+
+ValueType = Literal["bool", "int", "float", "str"]
+PathKind = Literal["model", "data", "reward", "agent", "output"]
+# Longer is no option's value; --data.input_template is the longest there is reason for.
+MAX_TEXT = 10_000
+MAX_ITEMS = 1_000
+# What a database and a browser's JSON still hold exactly.
+MAX_INTEGER = 2**53
+
+_TYPE_OF_JSON: dict[str, ValueType] = {"boolean": "bool", "integer": "int", "number": "float", "string": "str"}
+_TYPE_OF_PYTHON: dict[type, ValueType] = {bool: "bool", int: "int", float: "float", str: "str"}
+TYPE_WORDS: dict[str, str] = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}
+
+# What a spec may not set, and why. The service sets the first kind itself.
+_SERVER = "the service sets it"
+_SECRET = "a secret has no place in a spec, which is kept and shown"
+_REFUSED = {
+    "--run.dir": _SERVER,
+    "--run.name": "it is the spec's own name",
+    "--openrlhf.local_rank": "it is for launchers that start one process a GPU; here Ray does",
+    "--openrlhf.use_ms": "it takes models and data from another hub, whose code would run unseen",
+    "--logger.wandb.key": _SECRET,
+}
+_REFUSED_GROUPS = {"control": _SERVER}
+
+# Options that name files or directories, and what they name.
+PATHS: dict[str, PathKind] = {
+    "--actor.model_name_or_path": "model",
+    "--critic.model_name_or_path": "model",
+    "--reward.model_name_or_path": "model",
+    "--reward.remote_url": "reward",
+    "--train.agent_func_path": "agent",
+    "--data.prompt_dataset": "data",
+    "--eval.dataset": "data",
+    "--ckpt.path": "output",
+    "--ckpt.output_dir": "output",
+    "--logger.tensorboard_dir": "output",
+}
+
+# Upstream also takes the name of a kernel repository here, and then runs code from the hub.
+_FEWER_CHOICES = {"--ds.attn_implementation": ("eager", "sdpa", "flash_attention_2", "flash_attention_3")}
+# Upstream's parser takes any number; with less than these its runs end in a traceback, and GPUs cannot be counted.
+_MODELS = ("actor", "critic", "ref", "reward")
+_LOWEST = {
+    **{f"--{model}.num_nodes": 0 for model in _MODELS},
+    **{f"--{model}.num_gpus_per_node": 0 for model in _MODELS},
+    "--vllm.num_engines": 1,
+    "--vllm.tensor_parallel_size": 1,
+    "--rollout.batch_size": 1,
+    "--rollout.n_samples_per_prompt": 1,
+    "--rollout.micro_batch_size": 1,
+    "--train.batch_size": 1,
+    "--train.micro_batch_size": 1,
+    "--train.num_episodes": 1,
+}
+
+
+@dataclass(frozen=True)
+class TypedOption:
+    """One option. `items` is None for one value, else the least and most (None: any) values of a list.
+
+    `refused` says why a spec may not set it ("" where it may). `off_flag` switches a bool off.
+    """
+
+    source: Literal["openrlhf", "rhyme"]
+    group: str
+    name: str
+    flag: str
+    type: ValueType
+    default: Any
+    help: str
+    choices: tuple[str, ...] | None = None
+    low: float | None = None
+    high: float | None = None
+    items: tuple[int, int | None] | None = None
+    off_flag: str | None = None
+    path: PathKind | None = None
+    refused: str = ""
+
+    @property
+    def field(self) -> str:
+        """Where it stands in a spec, as errors name it."""
+        return f"arguments.{self.group}.{self.name}"
+
+    def allowed(self) -> str:
+        """The allowed values in words."""
+        if self.type in ("int", "float") and (self.low is not None or self.high is not None):
+            return f"{TYPE_WORDS[self.type]} {Option('', self.low, self.high).allowed()}"
+        one = f"one of {', '.join(self.choices)}" if self.choices else TYPE_WORDS[self.type]
+        if self.items is None:
+            return one
+        least, most = self.items
+        count = f"{least}" if least == most else f"at least {least}"
+        return f"a list of {count} values, each {one}"
+
+    def check(self, value: Any) -> str | None:
+        """What is wrong with `value`, in one clause, or None."""
+        if self.items is None:
+            return self._check_one(value)
+        least, most = self.items
+        if not isinstance(value, list) or not least <= len(value) <= (MAX_ITEMS if most is None else most):
+            return f"must be {self.allowed()}"
+        return next(filter(None, map(self._check_one, value)), None)
+
+    def _check_one(self, value: Any) -> str | None:
+        if not _fits(value, self.type):
+            return f"must be {self.allowed()}"
+        if isinstance(value, str):
+            if len(value) > MAX_TEXT or "\0" in value or _has_surrogates(value):
+                return f"must be at most {MAX_TEXT} characters of valid text"
+            if self.items is not None and value.startswith("-"):
+                return "must not begin with '-': on a command line that begins an option"
+        if self.choices and value not in self.choices:
+            return f"must be {self.allowed()}"
+        if self.low is not None and value < self.low or self.high is not None and value > self.high:
+            return f"must be {self.allowed()}"
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """What the API answers."""
+        return {**dataclasses.asdict(self), "allowed": self.allowed()}
+
+
+def _fits(value: Any, wanted: ValueType) -> bool:
+    if wanted == "bool" or isinstance(value, bool):
+        return wanted == "bool" and isinstance(value, bool)
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        return False
+    if wanted == "int":
+        return isinstance(value, int)
+    if wanted == "float":
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, str)
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+@functools.cache
+def options() -> dict[tuple[str, str], TypedOption]:
+    """Every option by (group, name), upstream's first, in the order of its parser."""
+    found = {(option.group, option.name): option for option in (*_upstream(), *_ours())}
+    return found
+
+
+@functools.cache
+def by_flag() -> dict[str, TypedOption]:
+    """Every option by its flags."""
+    flags = {option.flag: option for option in options().values()}
+    return flags | {option.off_flag: option for option in options().values() if option.off_flag}
+
+
+def upstream_version() -> str:
+    """The OpenRLHF version whose options these are."""
+    return str(json.loads(UPSTREAM_FILE.read_text())["x-openrlhf-version"])
+
+
+def _upstream() -> list[TypedOption]:
+    found = []
+    for group, content in json.loads(UPSTREAM_FILE.read_text())["properties"].items():
+        for name, said in content["properties"].items():
+            item = said.get("items", said)
+            many = (said.get("minItems", 0), said.get("maxItems")) if said["type"] == "array" else None
+            flag = said["x-flag"]
+            choices = _FEWER_CHOICES.get(flag) or (tuple(item["enum"]) if "enum" in item else None)
+            found.append(
+                TypedOption(
+                    source="openrlhf",
+                    group=group,
+                    name=name,
+                    flag=flag,
+                    type=_TYPE_OF_JSON[item["type"]],
+                    default=said["default"],
+                    help=said["description"],
+                    choices=choices,
+                    low=_LOWEST.get(flag),
+                    items=many,
+                    off_flag=said.get("x-off-flag"),
+                    path=PATHS.get(flag),
+                    refused=_refused(group, name),
+                )
+            )
+    return found
+
+
+def _ours() -> list[TypedOption]:
+    found = []
+    for cls in SETTINGS_CLASSES:
+        for field in dataclasses.fields(cls):
+            rule: Option = field.metadata[OPTION]
+            kind = _TYPE_OF_PYTHON[type(field.default)]
+            found.append(
+                TypedOption(
+                    source="rhyme",
+                    group=cls.group,
+                    name=field.name,
+                    flag=cls.flag(field.name),
+                    type=kind,
+                    default=field.default,
+                    help=rule.help,
+                    choices=rule.choices,
+                    low=rule.low,
+                    high=rule.high,
+                    off_flag=f"--no-{cls.group}.{field.name}" if kind == "bool" else None,
+                    refused=_refused(cls.group, field.name),
+                )
+            )
+    return found
+
+
+def _refused(group: str, name: str) -> str:
+    return _REFUSED_GROUPS.get(group) or _REFUSED.get(f"--{group}.{name}", "")

@@ -1,0 +1,280 @@
+"""`rhyme serve`: the control plane. Starts Ray on this machine or uses a cluster, and serves until Ctrl-C.
+
+Invariants: one service a data directory; the token of the first link is printed once, and nowhere else; Ray that was
+started here is stopped at the end, unless runs are under way: those go on, and the next `rhyme serve` watches them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rhyme_openrlhf.options import SettingsError, add_options, from_mapping
+
+if TYPE_CHECKING:
+    from rhyme_openrlhf.api.launcher import RayLauncher
+    from rhyme_openrlhf.api.launching import LaunchSettings
+    from rhyme_openrlhf.api.local_cluster import LocalCluster
+    from rhyme_openrlhf.api.settings import ServeSettings
+
+BAD_INPUT = 2
+DESCRIPTION = """\
+Start, see and stop runs: the control plane, for a browser and for `rhyme runs`. Without options it starts Ray on this
+machine (for this machine only) and keeps everything in the data directory."""
+# Live streams are open until their clients go; at the end they are not waited for longer.
+GOODBYE_SECONDS = 5
+# What `pip install 'rhyme-openrlhf[server]'` brings.
+SERVER_PACKAGES = frozenset(
+    {"alembic", "fastapi", "prometheus_client", "psycopg", "pyarrow", "pydantic", "ray", "sqlalchemy", "sse_starlette",
+     "starlette", "uvicorn"}
+)  # fmt: skip
+
+
+class ServeError(Exception):
+    """The service cannot be started; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for. `local`: start Ray here; `ray_address`: the dashboard of a cluster, or "" for none."""
+
+    serve: ServeSettings
+    launch: LaunchSettings
+    local: bool
+    ray_address: str
+    ray_token_file: str
+
+
+def main(argv: list[str]) -> int:
+    """Serve until Ctrl-C or SIGTERM. Returns the exit code: 2 when it cannot start."""
+    try:
+        options = read_options(argv)
+        _serve(options)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in SERVER_PACKAGES:
+            raise
+        return _refuse(f"the package '{package}' is not installed here: pip install 'rhyme-openrlhf[server]'")
+    except (ServeError, SettingsError) as error:
+        return _refuse(str(error))
+    return 0
+
+
+def read_options(argv: Sequence[str]) -> Options:
+    """Raises SettingsError and ServeError; exits as argparse does."""
+    from rhyme_openrlhf.api.launching import LaunchSettings
+    from rhyme_openrlhf.api.settings import ServeSettings
+
+    parser = argparse.ArgumentParser(
+        prog="rhyme serve",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--local",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="Start Ray on this machine (the default); without a GPU, with pretended ones. --no-local without "
+        "--ray-address shows runs, but starts none.",
+    )
+    parser.add_argument(
+        "--ray-address",
+        default="",
+        metavar="URL",
+        help="Dashboard of a Ray cluster to start runs on, as http://HOST:8265; nothing is started or pretended there.",
+    )
+    parser.add_argument(
+        "--ray-token-file", default="", metavar="FILE", help="File with the token of that cluster, if it wants one."
+    )
+    add_options(parser, (ServeSettings, LaunchSettings))
+    given = vars(parser.parse_args(argv))
+    if given["local"] and given["ray_address"]:
+        raise ServeError("--local starts Ray here, --ray-address uses another: give one of them")
+    if given["ray_address"] and not given["ray_address"].startswith(("http://", "https://")):
+        raise ServeError("--ray-address must be the cluster's dashboard, as http://HOST:8265")
+
+    def of(group: str) -> dict[str, object]:
+        return {name.removeprefix(f"{group}."): value for name, value in given.items() if name.startswith(f"{group}.")}
+
+    return Options(
+        serve=from_mapping(ServeSettings, of("serve")),
+        launch=from_mapping(LaunchSettings, of("launch")),
+        local=given["local"] is True or (given["local"] is None and not given["ray_address"]),
+        ray_address=given["ray_address"],
+        ray_token_file=given["ray_token_file"],
+    )
+
+
+def _serve(options: Options) -> None:
+    import uvicorn
+
+    from rhyme_openrlhf.api import auth
+    from rhyme_openrlhf.api.app import BACKGROUND, create_app
+    from rhyme_openrlhf.api.database import DatabaseError
+    from rhyme_openrlhf.api.dispatcher import dispatching
+    from rhyme_openrlhf.api.launching import Launching
+
+    settings = options.serve
+    data = settings.data_path()
+    under_way: int | None = None
+
+    def ended(active: int) -> None:
+        nonlocal under_way
+        under_way = active
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_interrupted_by_sigterm())
+        stack.enter_context(_alone_in(data))
+        bound = stack.enter_context(_listen(settings))
+        port = bound.getsockname()[1]
+        launcher, cluster = _cluster(options, data)
+        if cluster is not None:
+            stack.callback(lambda: _leave(cluster, under_way))
+        launching = Launching(options.launch, data, settings.root_paths(), _control_url(options, port), launcher)
+        background = (*BACKGROUND, dispatching(launching, ended))
+
+        def show_link(secret: str) -> None:
+            print(
+                f"Sign in (this link is shown once): {auth.sign_in_link(settings.base_url(port), secret)}", flush=True
+            )
+
+        try:
+            app = create_app(settings, background=background, show_link=show_link)
+        except DatabaseError as error:
+            raise ServeError(str(error)) from error
+        app.state.launching = launching
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                ws="none",
+                lifespan="on",
+                timeout_graceful_shutdown=GOODBYE_SECONDS,
+                ssl_certfile=settings.tls_cert or None,
+                ssl_keyfile=settings.tls_key or None,
+            )
+        )
+        print(f"rhyme serve: {settings.base_url(port)} (data: {data}); Ctrl-C ends it", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[bound])
+        if not server.started:
+            raise ServeError("the service did not start: see above")
+
+
+def _cluster(options: Options, data: Path) -> tuple[RayLauncher | None, LocalCluster | None]:
+    """How runs are started, and the cluster that is ours to stop."""
+    from rhyme_openrlhf.api.launcher import ClusterUnreachable, RayLauncher
+    from rhyme_openrlhf.api.local_cluster import LocalClusterError, start_local_cluster
+
+    if options.local:
+        print("rhyme serve: starting Ray on this machine ...", flush=True)
+        try:
+            cluster = start_local_cluster(data)
+        except LocalClusterError as error:
+            raise ServeError(str(error)) from error
+        if cluster.adopted:
+            print("rhyme serve: Ray was still running, with its runs: taken over", flush=True)
+        return cluster.launcher(), cluster
+    if not options.ray_address:
+        return None, None
+    # Ray's client would follow them instead of --ray-address.
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        os.environ.pop(name, None)
+    try:
+        token = Path(options.ray_token_file).read_text().strip() if options.ray_token_file else ""
+    except OSError as error:
+        raise ServeError(f"--ray-token-file {options.ray_token_file} cannot be read: {error.strerror}") from error
+    launcher = RayLauncher(options.ray_address, token)
+    try:
+        print(f"rhyme serve: Ray at {launcher.address} has {launcher.gpus()} GPUs", flush=True)
+    except ClusterUnreachable as error:
+        # It may come later; runs wait in the queue until then.
+        print(f"rhyme serve: warning: {error}", file=sys.stderr, flush=True)
+    return launcher, None
+
+
+def _leave(cluster: LocalCluster, under_way: int | None) -> None:
+    """Stop Ray, unless runs are under way or may be (None: the service has not come up)."""
+    if under_way or (under_way is None and cluster.adopted):
+        print("rhyme serve: runs go on; `rhyme serve` with the same data directory watches them again")
+        return
+    cluster.stop()
+
+
+def _control_url(options: Options, port: int) -> str:
+    """Where the runs report to."""
+    if options.launch.control_url:
+        return options.launch.control_url
+    host = options.serve.host
+    if host in ("0.0.0.0", "::"):  # this machine by any of its addresses; the runs here by the nearest
+        return f"{'https' if options.serve.tls else 'http'}://127.0.0.1:{port}"
+    if options.ray_address and not options.serve.insecure_public and not options.serve.tls:
+        print(
+            f"rhyme serve: runs report to {options.serve.base_url(port)}: on other machines that is not this one, so "
+            "give --launch.control_url if the cluster is not here",
+            file=sys.stderr,
+        )
+    return options.serve.base_url(port)
+
+
+@contextlib.contextmanager
+def _alone_in(data: Path) -> Iterator[None]:
+    """Hold the data directory: two services would start every run twice. Raises ServeError."""
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (data / "serve.lock").open("w")
+    except OSError as error:
+        raise ServeError(f"the data directory {data} cannot be used: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServeError(f"another `rhyme serve` uses {data}: end it, or give another --serve.data_dir") from None
+        yield
+
+
+@contextlib.contextmanager
+def _listen(settings: ServeSettings) -> Iterator[socket.socket]:
+    """The bound socket: taken before anything is started. Raises ServeError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((settings.host, settings.port))
+        except OSError as error:
+            raise ServeError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
+        yield bound
+
+
+@contextlib.contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the service as Ctrl-C does, so that what was started is stopped."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _refuse(message: str) -> int:
+    print(f"rhyme serve: error: {message}", file=sys.stderr)
+    return BAD_INPUT

@@ -1,0 +1,144 @@
+"""For tests of launching: a service on real SQLite, and a cluster whose jobs do what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.app import create_app
+from rhyme_openrlhf.api.dispatcher import Dispatcher
+from rhyme_openrlhf.api.launch_file import read_launch_file
+from rhyme_openrlhf.api.launcher import ClusterUnreachable, SubmitRefused
+from rhyme_openrlhf.api.launching import Launching, LaunchSettings
+from rhyme_openrlhf.api.queueing import Job
+from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.state import Service
+
+BASE = "http://127.0.0.1:8420"
+
+
+@dataclass
+class Cluster:
+    """A Launcher in memory. Jobs are pending when submitted; tests set what becomes of them."""
+
+    total_gpus: int = 8
+    reachable: bool = True
+    refuses: str = ""
+    forgets: bool = False
+    jobs: dict[str, Job] = field(default_factory=dict)
+    argv: dict[str, list[str]] = field(default_factory=dict)
+    submitted: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    logs: dict[str, str] = field(default_factory=dict)
+
+    def _answer(self) -> None:
+        if not self.reachable:
+            raise ClusterUnreachable("Ray does not answer")
+
+    def submit(self, attempt_uid: str, folder: Path) -> None:
+        self._answer()
+        if self.refuses:
+            raise SubmitRefused(self.refuses)
+        self.submitted.append(attempt_uid)
+        self.argv[attempt_uid] = read_launch_file(folder, attempt_uid).argv()
+        if not self.forgets:
+            self.jobs.setdefault(attempt_uid, Job("pending"))
+
+    def job(self, attempt_uid: str) -> Job:
+        self._answer()
+        return self.jobs.get(attempt_uid, Job("missing"))
+
+    def stop(self, attempt_uid: str) -> None:
+        self._answer()
+        self.stopped.append(attempt_uid)
+        self.jobs[attempt_uid] = Job("stopped")
+
+    def log_tail(self, attempt_uid: str, lines: int = 200) -> str:
+        self._answer()
+        return self.logs.get(attempt_uid, "")
+
+    def delete(self, attempt_uid: str) -> None:
+        self._answer()
+        self.jobs.pop(attempt_uid, None)
+
+    def gpus(self) -> int:
+        self._answer()
+        return self.total_gpus
+
+
+@dataclass
+class LaunchService:
+    """The service, its clients, its dispatcher (whose turns tests take), and a clock that tests set."""
+
+    service: Service
+    operator: TestClient
+    viewer: TestClient
+    cluster: Cluster
+    launching: Launching
+    root: Path
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """A dispatcher that knows nothing, as after a restart of the service."""
+        self.dispatcher = Dispatcher(self.service.database, self.launching, lambda run: None, lambda: self.now)
+
+    def turn(self, seconds: float = 2.0) -> None:
+        self.now += seconds
+        self.dispatcher.turn()
+
+    def start(self, name: str = "demo", **more: Any) -> dict[str, Any]:
+        answer = self.operator.post("/api/v1/runs", json={"command": f"rhyme demo --run.name {name}", **more})
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    def run(self, uid: str) -> dict[str, Any]:
+        return self.viewer.get(f"/api/v1/runs/{uid}").json()
+
+    def report(self, run: dict[str, Any], kind: str, sequence: int = 0, **fields: Any) -> bool:
+        """One event of the run's newest attempt, as its reporter sends it; whether the answer says stop."""
+        attempt = self.run(run["uid"])["attempts"][-1]["uid"]
+        event = {"kind": kind, "time": 1.0 + sequence, "source": "driver", "sequence": sequence, **fields}
+        body = {"events": [event], "heartbeat": {"alive": True}}
+        answer = self.operator.post(f"/api/v1/ingest/attempts/{attempt}/batches", json=body)
+        assert answer.status_code == 200, answer.text
+        return bool(answer.json()["stop"])
+
+    def started(self, run: dict[str, Any]) -> None:
+        self.report(
+            run, "run_started", schema_version=1, name="demo", command=[], engines=2, tensor_parallel_size=1, epochs=1,
+            steps_per_epoch=None, prompts_per_step=1, samples_per_prompt=1, asynchronous=False,
+        )  # fmt: skip
+
+
+@contextmanager
+def launch_service(tmp_path: Path, **changes: Any) -> Iterator[LaunchService]:
+    root = tmp_path / "root"
+    root.mkdir()
+    settings = ServeSettings(data_dir=str(tmp_path / "data"), roots=str(root))
+    app = create_app(settings, background=())
+    cluster = Cluster()
+    launching = Launching(LaunchSettings(**changes), settings.data_path(), settings.root_paths(), BASE, cluster)
+    app.state.launching = launching
+    with TestClient(app, base_url=BASE) as client:
+        service: Service = app.state.service
+        with service.database.writing() as session:
+            secrets = {
+                role: auth.issue_token(session, role, role, 1.0).secret  # type: ignore[arg-type]
+                for role in ("operator", "viewer")
+            }
+
+        def speaking(role: str) -> TestClient:
+            one = TestClient(app, base_url=BASE, headers={"Authorization": f"Bearer {secrets[role]}"})
+            return one
+
+        assert client.get("/healthz").status_code == 200
+        yield LaunchService(service, speaking("operator"), speaking("viewer"), cluster, launching, root)

@@ -1,0 +1,109 @@
+"""`rhyme serve`: what it refuses, and that it serves, shows its link once, and ends when it is told to."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+import httpx
+
+import rhyme_openrlhf
+from rhyme_openrlhf.cli.serve import ServeError, main, read_options
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rhyme_openrlhf.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+
+
+def serve(tmp_path: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "serve", "--serve.port=0"]
+    command += [f"--serve.data_dir={tmp_path / 'data'}", *more]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT, cwd=tmp_path
+    )
+
+
+def test_local_is_the_default_and_the_options_are_typed(tmp_path: Path) -> None:
+    assert read_options([]).local and read_options(["--local"]).local
+    remote = read_options(["--ray-address", "http://head:8265", "--launch.max_runs", "7"])
+    assert not remote.local and remote.launch.max_runs == 7
+    assert not read_options(["--no-local"]).local
+    with pytest.raises(ServeError, match="give one of them"):
+        read_options(["--local", "--ray-address", "http://head:8265"])
+    with pytest.raises(ServeError, match="must be the cluster's dashboard"):
+        read_options(["--ray-address", "head:6379"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--serve.host", "0.0.0.0"], "can be reached by other machines"),
+        (["--launch.max_runs", "0"], "--launch.max_runs must be from 1 to 1000"),
+        (["--no-local", "--serve.database", "mysql://x/y"], "the database must be"),
+        (["--ray-address", "http://127.0.0.1:1", "--ray-token-file", "/nowhere"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_served_costs_one_sentence(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, f"--serve.data_dir={tmp_path}", "--serve.port=0"]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.startswith("rhyme serve: error: ")
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert main(["--no-local", f"--serve.port={port}", f"--serve.data_dir={tmp_path}"]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_shows_its_link_once_and_ends(tmp_path: Path, end: signal.Signals) -> None:
+    links = []
+    for _ in range(2):
+        process = serve(tmp_path, "--no-local")
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]
+        address = re.search(r"http://127\.0\.0\.1:\d+", lines[0])
+        assert address, lines
+        with httpx.Client(base_url=address[0], transport=httpx.HTTPTransport(retries=20)) as client:
+            assert client.get("/healthz").status_code == 200
+            assert client.get("/api/v1/runs").status_code == 401
+        second = serve(tmp_path, "--no-local")
+        said, _ = second.communicate(timeout=30)
+        assert second.returncode == 2 and "another `rhyme serve` uses" in said
+        process.send_signal(end)
+        rest, _ = process.communicate(timeout=30)
+        assert process.returncode == 0, rest
+        links += re.findall(r"#token=(\S+)", "".join(lines) + rest)
+    assert len(links) == 1
+
+
+@pytest.mark.e2e
+def test_local_starts_ray_and_stops_it_again(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    process = serve(tmp_path, "--local")
+    assert process.stdout is not None
+    assert "starting Ray" in process.stdout.readline()
+    address = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+    assert address
+    link = re.search(r"#token=(\S+)", process.stdout.readline())
+    assert link
+    headers = {"Authorization": f"Bearer {link[1]}"}
+    with httpx.Client(base_url=address[0], headers=headers, transport=httpx.HTTPTransport(retries=20)) as client:
+        verdict = client.post("/api/v1/specs/validate", json={"command": "rhyme demo"}).json()
+        assert verdict["valid"], verdict
+    assert (tmp_path / "data" / "ray.json").exists()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0 and not (tmp_path / "data" / "ray.json").exists()
