@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
@@ -177,10 +177,11 @@ def _note_use(service: Service, who: Principal, now: float) -> None:
 
 def role_of(token: Token) -> Role:
     """The role of a token."""
-    text = token.role
-    if text == "viewer" or text == "operator" or text == "reporter":
-        return text
-    raise ValueError(f"{text!r} is no role")
+    for role in get_args(Role):
+        if token.role == role:
+            known: Role = role
+            return known
+    raise ValueError(f"{token.role!r} is no role")
 
 
 def _authenticate(service: Service, request: Request, bearer: str | None, cookie: str | None) -> Principal:

@@ -24,7 +24,7 @@ class News:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[int, set[Callable[[], None]]] = {}
+        self._waiting: dict[int, set[Callable[[], object]]] = {}
 
     def publish(self, run_id: int) -> None:
         """Events of this run were committed. Any thread may call it."""
@@ -33,7 +33,7 @@ class News:
         for callback in callbacks:
             callback()
 
-    def subscribe(self, run_id: int, callback: Callable[[], None]) -> Callable[[], None]:
+    def subscribe(self, run_id: int, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback`, from any thread, at every publish; what is returned ends that."""
         with self._lock:
             self._waiting.setdefault(run_id, set()).add(callback)

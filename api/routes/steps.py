@@ -39,7 +39,7 @@ EngineStepView = _view_of(EngineStepRow, "EngineStepView")
 EngineSampleView = _view_of(EngineSampleRow, "EngineSampleView")
 MoveView = _view_of(Move, "MoveView")
 SwitchView = _view_of(Switch, "SwitchView")
-RankStabilityView = _view_of(RankStabilityRow, "RankStabilityView")
+RankStabilityView: Any = _view_of(RankStabilityRow, "RankStabilityView")
 
 
 def _page_model(name: str, view: Any) -> Any:

@@ -23,7 +23,7 @@ SHOWN_PROMPT = 60
 
 _failure: ContextVar[list[str]] = ContextVar("reward_failure")
 # Called in the thread that runs a reward function, when it starts to.
-_begin: ContextVar[Callable[[], None]] = ContextVar("reward_begin")
+_begin: ContextVar[Callable[[], object]] = ContextVar("reward_begin")
 
 
 class RewardError(RuntimeError):
@@ -40,8 +40,8 @@ class CheckedExecutor(SingleTurnAgentExecutor):
     def __init__(self, remote_rm_url: Any, limit_s: float) -> None:
         super().__init__(remote_rm_url)
         self._limit_s = limit_s
-        if self.reward_func is not None:
-            self.reward_func = announced(self.reward_func)
+        # Upstream leaves it None where the reward comes from elsewhere than a Python function.
+        self.reward_func: Any = self.reward_func and announced(self.reward_func)
 
     async def execute(self, prompt: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The response, as upstream. Raises RewardError."""

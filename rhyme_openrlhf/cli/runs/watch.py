@@ -71,8 +71,8 @@ def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool
         return
     newest = rows[-1]["id"] if rows else 0
     for event in client.follow(f"{path}/stream", {"kind": list(SHOWN_KINDS), "after": newest}):
-        row = json.loads(event.data) if event.kind == "message" else None
-        if row is not None:
+        if event.kind == "message":
+            row = json.loads(event.data)
             lines.show(row)
             newest = row["id"]
         # At a ping too: a run that was killed has no last word, and another one may have ended before.
