@@ -5,7 +5,6 @@ Invariants: the same announcement again is the same run and attempt; an attempt 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ def announce(session: Session, announcement: Announcement, now: float) -> Attemp
     attempt.run_directory = announcement.run_directory
     # The newest attempt says what the run is.
     if attempt is attempts[-1]:
-        config = _strict(dict(announcement.config))
+        config = strict(dict(announcement.config))
         run.command, run.versions = config.pop("command", []), dict(config.pop("versions", {}))
         run.config = config
     session.flush()
@@ -125,15 +124,6 @@ def _run_id(session: Session, announcement: Announcement, now: float) -> int:
     except IntegrityError:
         return session.execute(query).scalar_one()
     return run.id
-
-
-def _strict(value: Any) -> Any:
-    """A JSON value with its floats that are not finite as strings, as in events: a limit may be infinite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _strict(item) for key, item in value.items()}
-    return [_strict(item) for item in value] if isinstance(value, list) else value
 
 
 def _storable(value: Any) -> bool:

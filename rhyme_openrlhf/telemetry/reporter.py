@@ -51,6 +51,7 @@ from rhyme_openrlhf.telemetry.run_files import (
     REPORTER_FILE,
     STOP_REQUEST,
     TOKEN_VARIABLE,
+    strict,
     write_json,
 )
 
@@ -98,7 +99,8 @@ class Report:
 def read_report(run: Path) -> Report:
     """The report of a run directory. Raises ReporterError."""
     try:
-        config = json.loads((run / CONFIG_FILE).read_text())
+        # Strict also where an earlier version wrote it.
+        config = strict(json.loads((run / CONFIG_FILE).read_text()))
         settings = from_mapping(ControlSettings, config["settings"]["control"])
         config["settings"]["run"]["name"]
     except (OSError, ValueError, KeyError, TypeError) as error:

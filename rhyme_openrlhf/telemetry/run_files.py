@@ -6,6 +6,8 @@ Only the standard library, so that the reporter starts at once. `run_directory.p
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,16 @@ TOKEN_VARIABLE = "RHYME_CONTROL_TOKEN"
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `path` in one piece: a reader sees the old content or the new. Raises OSError."""
+    """Write `path` in one piece, as strict JSON: a reader sees the old content or the new. Raises OSError."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2, default=str) + "\n")
+    partial.write_text(json.dumps(strict(content), indent=2, default=str, allow_nan=False) + "\n")
     partial.replace(path)
+
+
+def strict(value: Any) -> Any:
+    """A JSON value with its floats that are not finite as strings, as in events: a limit may be infinite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: strict(item) for key, item in value.items()}
+    return [strict(item) for item in value] if isinstance(value, (list, tuple)) else value
