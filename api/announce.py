@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api import lives
 from rhyme_openrlhf.api.batch import storable
 from rhyme_openrlhf.api.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
+from rhyme_openrlhf.telemetry.run_files import strict
 
 _UID = re.compile(rf"[0-9a-f]{{{UID_LENGTH}}}")
 ORIGINS = ("reported", "imported")
