@@ -87,7 +87,8 @@ def get_events(
             conditions.append(RawEvent.source.in_(source))
         order = Order("id", RawEvent.id, RawEvent.id, direction)
         rows, following = page_of(session, RawEvent, conditions, order, limit, cursor)
-        numbers = dict(session.execute(select(Attempt.id, Attempt.number).where(Attempt.run_id == run.id)).tuples())
+        attempts = select(Attempt.id, Attempt.number).where(Attempt.run_id == run.id)
+        numbers = dict(session.execute(attempts).tuples().all())
         items = [EventView(**event_row(row, numbers[row.attempt_id])) for row in rows]
     return EventPage(items=items, next_cursor=following)
 

@@ -84,14 +84,20 @@ def make_settings(tmp_path: Path) -> Callable[..., ServeSettings]:
 
 
 @pytest.fixture
-def make_api(make_settings: Callable[..., ServeSettings], tmp_path: Path) -> Iterator[Callable[..., Api]]:
+def store(request: pytest.FixtureRequest) -> str:
+    """URL of the store, "" for the settings' own SQLite; modules mark what runs on PostgreSQL too."""
+    return request.getfixturevalue("postgresql_url") if getattr(request, "param", "") == "postgresql" else ""
+
+
+@pytest.fixture
+def make_api(make_settings: Callable[..., ServeSettings], tmp_path: Path, store: str) -> Iterator[Callable[..., Api]]:
     """Start services; each is stopped at the end."""
     open_clients: list[TestClient] = []
     root = tmp_path / "runs"
     root.mkdir()
 
     def make(**more: Any) -> Api:
-        app = create_app(make_settings(**more))
+        app = create_app(make_settings(database=store, **more))
         nobody = TestClient(app, base_url=BASE, raise_server_exceptions=False)
         nobody.__enter__()
         open_clients.append(nobody)
@@ -112,14 +118,8 @@ def make_api(make_settings: Callable[..., ServeSettings], tmp_path: Path) -> Ite
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest) -> str:
-    """URL of the store, "" for the settings' own SQLite; modules mark what runs on PostgreSQL too."""
-    return request.getfixturevalue("postgresql_url") if getattr(request, "param", "") == "postgresql" else ""
-
-
-@pytest.fixture
-def api(make_api: Callable[..., Api], store: str) -> Api:
-    return make_api(database=store)
+def api(make_api: Callable[..., Api]) -> Api:
+    return make_api()
 
 
 @pytest.fixture
