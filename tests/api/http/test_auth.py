@@ -19,7 +19,7 @@ from rhyme_openrlhf.api.models import BrowserSession, Run
 PUBLIC = {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/api/v1/session")}
 FORBIDDEN_TO_VIEWERS = {"POST", "PATCH", "DELETE", "PUT"}
 # A viewer ends its own session.
-VIEWERS_OWN = {("DELETE", "/api/v1/session")}
+VIEWERS_OWN = {("POST", "/api/v1/specs/validate"), ("POST", "/api/v1/specs/command"), ("DELETE", "/api/v1/session")}
 
 
 def routes(app: Any) -> Iterator[tuple[str, str]]:
