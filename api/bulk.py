@@ -1,7 +1,7 @@
 """Many rows in one statement: the fastest way that each database has, behind one call.
 
-SQLite takes tuples one after the other in its own process; PostgreSQL takes one array a column, so that a batch of any
-size is one statement, parsed once and sent in one message.
+SQLite takes tuples one after the other in its own process. PostgreSQL takes plain rows by COPY, and rows that may
+conflict as one array a column: either way a batch of any size is one statement, parsed once.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import psycopg
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import OperationalError
 
 _POSTGRESQL = postgresql.dialect()
 
@@ -25,7 +27,8 @@ class BulkInsert:
         self._row = f"{into} VALUES ({', '.join('?' * len(columns))}) {conflict}"
         arrays = ", ".join(f"%s::{table.c[name].type.compile(_POSTGRESQL)}[]" for name in columns)
         # WHERE true: without it, the grammar takes ON CONFLICT for a join's condition.
-        self._arrays = f"{into} SELECT * FROM unnest({arrays}) WHERE true {conflict}"
+        self._arrays = f"{into} SELECT * FROM unnest({arrays}) WHERE true {conflict}" if conflict else ""
+        self._copy = f'COPY "{table.name}" ({names}) FROM STDIN'
 
     def __call__(self, connection: Connection, rows: Iterable[Sequence[Any]]) -> None:
         """Insert the rows; no two of them may conflict with each other."""
@@ -34,8 +37,19 @@ class BulkInsert:
             return
         if connection.dialect.name == "sqlite":
             connection.exec_driver_sql(self._row, [tuple(row) for row in rows])
-        else:
+        elif self._arrays:
             connection.exec_driver_sql(self._arrays, tuple(map(list, zip(*rows, strict=True))))
+        else:
+            self._copy_rows(connection, rows)
+
+    def _copy_rows(self, connection: Connection, rows: Iterable[Sequence[Any]]) -> None:
+        driver: Any = connection.connection.driver_connection
+        try:
+            with driver.cursor() as cursor, cursor.copy(self._copy) as copy:
+                for row in rows:
+                    copy.write_row(row)
+        except psycopg.OperationalError as error:  # as SQLAlchemy reports it of every other statement
+            raise OperationalError(self._copy, None, error) from error
 
 
 def replace(keys: Sequence[str], columns: Sequence[str], guard: str = "") -> str:

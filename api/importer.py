@@ -29,6 +29,7 @@ from rhyme_openrlhf.api.status import ACTIVE
 
 # Events a transaction: it takes a tenth of a second, and others can write in between.
 CHUNK = 5_000
+BAD_JSON = (json.JSONDecodeError, UnicodeDecodeError, msgspec.DecodeError)
 UNHEARD = "imported from a run directory that has no end"
 
 
@@ -78,7 +79,7 @@ def import_directory(database: Database, directory: Path, now: float) -> Importe
         sources, first_line = _scan(events)
         announcement = _announcement(directory, config, first_line)
         return _import(database, announcement, events, sources, now)
-    except (AnnouncementError, AnnouncementConflictError, BatchError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (AnnouncementError, AnnouncementConflictError, BatchError, *BAD_JSON) as error:
         raise ImportingError(f"{directory} cannot be imported: {error}") from error
     except OSError as error:
         raise ImportingError(f"{error.filename} cannot be read: {error.strerror}") from error
