@@ -19,6 +19,7 @@ pytest.importorskip("rhyme_openrlhf.api.app")
 
 import uvicorn
 from rhyme_openrlhf.api.app import create_app
+from rhyme_openrlhf.api.launcher import RayLauncher
 from rhyme_openrlhf.api.launching import Launching, LaunchSettings
 from rhyme_openrlhf.api.settings import ServeSettings
 
@@ -56,7 +57,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         live_poll_s=0.05,
     )
     app = create_app(settings)
-    app.state.launching = Launching(LaunchSettings(), settings.data_path(), settings.root_paths(), "http://127.0.0.1:1")
+    # A cluster that nobody reaches, and no dispatcher that would try: what is started stays in the queue.
+    cluster = RayLauncher("http://127.0.0.1:9")
+    app.state.launching = Launching(
+        LaunchSettings(), settings.data_path(), settings.root_paths(), "http://127.0.0.1:9", cluster
+    )
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1))
@@ -96,7 +101,8 @@ Rhyme = Callable[..., tuple[int, str, str]]
 
 
 def answer(rhyme: Rhyme, *argv: str) -> Any:
-    code, out, err = rhyme(*argv, "--json")
+    # Before everything else: behind -- it would be the command's.
+    code, out, err = rhyme(argv[0], "--json", *argv[1:])
     assert code == 0, err
     return json.loads(out)
 
@@ -128,7 +134,7 @@ def reported(service: Service) -> str:
 
 def new_run(rhyme: Rhyme, name: str) -> dict[str, Any]:
     command = ["rhyme", "demo", "--train.num_episodes", "2"]
-    started: dict[str, Any] = answer(rhyme, "start", "--name", name, "--tag", "t1", "--json", "--", *command)
+    started: dict[str, Any] = answer(rhyme, "start", "--name", name, "--tag", "t1", "--", *command)
     return started
 
 
@@ -264,7 +270,7 @@ def test_runs_are_compared(rhyme: Rhyme, reported: str) -> None:
     assert code == 2 and "two runs at least" in err
 
 
-def test_tables_are_exported(rhyme: Rhyme, reported: str, tmp_path: Path, capfdbinary: Any) -> None:
+def test_tables_are_exported(reported: str, tmp_path: Path, capfdbinary: Any) -> None:
     assert main(["export", reported, "--table", "steps"]) == 0
     rows = list(csv.DictReader(io.StringIO(capfdbinary.readouterr().out.decode())))
     assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
