@@ -28,6 +28,7 @@ from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.cli.runs import client as client_module
 from rhyme_openrlhf.cli.runs.access import Access, keep
 from rhyme_openrlhf.cli.runs.command import build_parser, main
+from rhyme_openrlhf.telemetry import reporter as reporter_module
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RolloutFinished, RunFinished, RunStarted, TrainStep
 from rhyme_openrlhf.telemetry.reporter import Reporter, read_report
@@ -180,6 +181,8 @@ def test_a_run_is_followed_until_it_ends(
     run = make_run(service.root / "followed", service.url, run_uid=uid, attempt_uid=attempt)
     with EventLog(run / "events.jsonl") as log:
         log.write(RUN_STARTED, "driver")
+    monkeypatch.setattr(reporter_module, "BATCH_AGE_SECONDS", 0.05)
+    monkeypatch.setattr(reporter_module, "POLL_SECONDS", 0.01)
     ending = threading.Event()
     reporter = threading.Thread(target=Reporter(read_report(run), service.tokens["reporter"], ending).run)
     reporter.start()
@@ -189,7 +192,7 @@ def test_a_run_is_followed_until_it_ends(
     def breaking(self: Any, line: str) -> Any:
         nonlocal fed
         fed += 1
-        if fed % 10 == 0:
+        if fed % 7 == 0:
             raise client_module.httpx.ReadError("made to break")
         return feed(self, line)
 
@@ -198,7 +201,7 @@ def test_a_run_is_followed_until_it_ends(
     def write() -> None:
         for step in range(1, 5):
             write_steps(run, step, step)
-            time.sleep(0.3)
+            time.sleep(0.5)
         with EventLog(run / "events.jsonl") as log:
             log.write(RunFinished("stopped", "stopped on request", 3.0), "driver")
         ending.set()
@@ -261,8 +264,9 @@ def test_bad_values_are_said_field_by_field(rhyme: Rhyme) -> None:
 
 def test_runs_are_compared(rhyme: Rhyme, reported: str) -> None:
     other = new_run(rhyme, "compared")["uid"]
-    code, out, _ = rhyme("compare", reported, other)
-    assert code == 0 and "reward" in out and "trial (11111111)" in out
+    code, out, err = rhyme("compare", reported, other)
+    assert code == 0, err
+    assert "reward" in out and "trial (11111111)" in out
     assert "settings.control.run_uid" in out or "settings.run.name" in out
     found = answer(rhyme, "compare", reported, other)
     assert [one["run"]["uid"] for one in found["comparison"]["runs"]] == [reported, other]
