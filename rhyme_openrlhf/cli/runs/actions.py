@@ -27,6 +27,8 @@ BAD_INPUT = 2
 # Of a table that goes into a file or pipe, no cell is to be cut.
 PIPE_WIDTH = 240
 NEWEST = "last"
+# The table of a comparison needs none of its curves; this is the least the service gives (api/routes/series.py).
+LEAST_POINTS = 4
 # A run that was asked to stop ends between two steps; this is beyond the service's own grace time.
 WAIT_SECONDS = 1800.0
 
@@ -123,7 +125,7 @@ def compare(client: Client, args: argparse.Namespace) -> int:
     uids = [find(client, run) for run in args.run]
     if len(uids) < 2:
         raise ClientError("two runs at least are compared", BAD_INPUT)
-    comparison = client.get("/compare", {"run": uids, "points": 2 if not args.json else args.points})
+    comparison = client.get("/compare", {"run": uids, "points": args.points if args.json else LEAST_POINTS})
     difference = client.get("/config-diff", {"a": uids[0], "b": uids[1]}) if len(uids) == 2 else None
     _show(args, {"comparison": comparison, "config": difference}, lambda: tables.comparison_table(comparison))
     if difference is not None and not args.json:
