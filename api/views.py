@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from rhyme_openrlhf.api.fields import View
 from rhyme_openrlhf.api.models import Artifact, Attempt, Run
 
-RUN_EXAMPLE = {
+RUN_EXAMPLE: dict[str, Any] = {
     "uid": "0f3a5b7c9d1e2f40",
     "name": "math-7b",
     "experiment": "ablation",

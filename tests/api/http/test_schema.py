@@ -17,8 +17,14 @@ pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect
 # About a minute for all operations together.
 SECONDS = 60.0
 EXAMPLES = 12
-# What may be refused for more than its form: an event's fields, a directory that is not there (and any made-up cursor).
-BY_MEANING = {"POST /api/v1/ingest/attempts/{uid}/batches", "POST /api/v1/imports"}
+# What may be refused for more than its form: an event's fields, a directory that is not there, a viewer's token for one
+# run, a configuration's command (and, everywhere, a cursor that was made up).
+BY_MEANING = {
+    "PUT /api/v1/ingest/attempts/{uid}",
+    "POST /api/v1/ingest/attempts/{uid}/batches",
+    "POST /api/v1/imports",
+    "POST /api/v1/tokens",
+}
 # Streams do not end by themselves; their tests read them over a socket.
 STREAMS = r"stream|/live/"
 
