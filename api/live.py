@@ -79,7 +79,11 @@ async def follow_events(
     """A run's events behind `after` (None: those that come from now on), each one as soon as it is stored."""
     wake = asyncio.Event()
     loop = asyncio.get_running_loop()
-    unsubscribe = service.news.subscribe(run_id, lambda: loop.call_soon_threadsafe(wake.set))
+
+    def wake_up() -> None:
+        loop.call_soon_threadsafe(wake.set)
+
+    unsubscribe = service.news.subscribe(run_id, wake_up)
     try:
         if after is None:
             after = await run_in_threadpool(_newest, service, run_id)

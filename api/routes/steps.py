@@ -39,7 +39,11 @@ EngineStepView = _view_of(EngineStepRow, "EngineStepView")
 EngineSampleView = _view_of(EngineSampleRow, "EngineSampleView")
 MoveView = _view_of(Move, "MoveView")
 SwitchView = _view_of(Switch, "SwitchView")
+<<<<<<< HEAD
 RankStabilityView: Any = _view_of(RankStabilityRow, "RankStabilityView")
+=======
+RankStabilityList: Any = list[_view_of(RankStabilityRow, "RankStabilityView")]  # type: ignore[misc]
+>>>>>>> h_app
 
 
 def _page_model(name: str, view: Any) -> Any:
@@ -135,7 +139,7 @@ def get_switches(
     return _page(service, uid, Switch, Switch.id, (from_step, to_step), [], "asc", limit, cursor)
 
 
-@router.get("/rank-stability", response_model=list[RankStabilityView], summary="Rank stability")
+@router.get("/rank-stability", response_model=RankStabilityList, summary="Rank stability")
 def get_rank_stability(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[RankStabilityRow]:
     """How alike two epochs rank the same prompts by length, epoch by epoch."""
     with service.database.reading() as session:

@@ -9,14 +9,30 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
+from schemathesis.core.failures import Failure, FailureGroup
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
 
 # About a minute for all operations together.
 SECONDS = 60.0
 EXAMPLES = 12
+# What may be refused for more than its form: an event's fields, a directory that is not there, a viewer's token for one
+# run, a configuration's command (and, everywhere, a cursor that was made up).
+BY_MEANING = {
+    "PUT /api/v1/ingest/attempts/{uid}",
+    "POST /api/v1/ingest/attempts/{uid}/batches",
+    "POST /api/v1/imports",
+    "POST /api/v1/tokens",
+}
 # Streams do not end by themselves; their tests read them over a socket.
 STREAMS = r"stream|/live/"
+
+
+@pytest.fixture
+def api(make_api: Any) -> Any:
+    """Under the name that Schemathesis' in-process client uses."""
+    return make_api(allowed_hosts="testserver")
 
 
 @pytest.fixture
@@ -36,6 +52,7 @@ def test_every_operation_answers_as_described(described: Any, reported: Any) -> 
     assert len(operations) > 35
     began = time.monotonic()
     called = 0
+    failures: list[str] = []
     for operation in operations:
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or operation.path_parameters):
@@ -55,9 +72,18 @@ def test_every_operation_answers_as_described(described: Any, reported: Any) -> 
                 # The operator's own token must outlive the test.
                 if case.path_parameters and case.path_parameters.get("token_id") in range(4):
                     return
-                case.call_and_validate(headers=headers)
+                meant = "cursor" in case.query or operation.label in BY_MEANING
+                excluded = [positive_data_acceptance] if meant else []
+                case.call_and_validate(headers=headers, excluded_checks=excluded)
 
-            check()
+            # All that is wrong is told at once.
+            try:
+                check()
+            except FailureGroup as group:
+                failures += [f"{operation.label}, {mode.value}: {failure}" for failure in group.exceptions]
+            except Failure as failure:
+                failures.append(f"{operation.label}, {mode.value}: {failure}")
+    assert not failures, "\n\n".join(failures)
     assert called > 5 * len(operations)
     assert time.monotonic() - began < 5 * SECONDS
 
