@@ -39,11 +39,7 @@ EngineStepView = _view_of(EngineStepRow, "EngineStepView")
 EngineSampleView = _view_of(EngineSampleRow, "EngineSampleView")
 MoveView = _view_of(Move, "MoveView")
 SwitchView = _view_of(Switch, "SwitchView")
-<<<<<<< HEAD
-RankStabilityView: Any = _view_of(RankStabilityRow, "RankStabilityView")
-=======
 RankStabilityList: Any = list[_view_of(RankStabilityRow, "RankStabilityView")]  # type: ignore[misc]
->>>>>>> h_app
 
 
 def _page_model(name: str, view: Any) -> Any:
