@@ -71,12 +71,12 @@ def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool
         return
     newest = rows[-1]["id"] if rows else 0
     for event in client.follow(f"{path}/stream", {"kind": list(SHOWN_KINDS), "after": newest}):
-        latest: dict[str, Any] | None = json.loads(event.data) if event.kind == "message" else None
-        if latest is not None:
-            lines.show(latest)
-            newest = latest["id"]
+        told = json.loads(event.data) if event.kind == "message" else None
+        if told is not None:
+            lines.show(told)
+            newest = told["id"]
         # At a ping too: a run that was killed has no last word, and another one may have ended before.
-        if (latest is None or latest["kind"] == LAST_KIND) and has_ended(client, uid):
+        if (told is None or told["kind"] == LAST_KIND) and has_ended(client, uid):
             # What was stored between the last event and the end.
             late = client.pages(path, {"kind": list(SHOWN_KINDS), "direction": "desc"}, PAGE)
             for one in [one for one in late if one["id"] > newest][::-1]:
