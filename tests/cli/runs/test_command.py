@@ -18,13 +18,13 @@ import pytest
 pytest.importorskip("rhyme_openrlhf.api.app")
 
 import uvicorn
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.app import create_app
 from rhyme_openrlhf.api.launcher import RayLauncher
 from rhyme_openrlhf.api.launching import Launching, LaunchSettings
 from rhyme_openrlhf.api.settings import ServeSettings
-
-from rhyme_openrlhf import embedded
-from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.cli.runs import client as client_module
 from rhyme_openrlhf.cli.runs.access import Access, keep
 from rhyme_openrlhf.cli.runs.command import build_parser, main
