@@ -136,7 +136,12 @@ def alembic_config() -> Config:
 
 def _sqlite_engine(url: str) -> Engine:
     engine = create_engine(
-        url, pool_size=_POOL_SIZE, max_overflow=0, connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS}
+        url,
+        pool_size=_POOL_SIZE,
+        max_overflow=0,
+        connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
+        # What runs and users wrote stays out of the log of errors.
+        hide_parameters=True,
     )
 
     @event.listens_for(engine, "connect")
@@ -169,7 +174,9 @@ def _postgresql_engine(url: str) -> Engine:
         "connect_timeout": int(BUSY_SECONDS),
         "options": f"-c lock_timeout={int(BUSY_SECONDS * 1000)}",
     }
-    return create_engine(url, pool_size=_POOL_SIZE, max_overflow=0, pool_pre_ping=True, connect_args=connect_args)
+    return create_engine(
+        url, pool_size=_POOL_SIZE, max_overflow=0, pool_pre_ping=True, connect_args=connect_args, hide_parameters=True
+    )
 
 
 def _is_busy(error: OperationalError) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from sqlalchemy import BigInteger, CheckConstraint, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from rhyme_openrlhf.api.base import Base, Json
@@ -81,7 +81,7 @@ class Run(Base):
     tokens_per_second: Mapped[float | None] = mapped_column(Float)
     speculation_rate: Mapped[float | None] = mapped_column(Float)
     bubble_fraction: Mapped[float | None] = mapped_column(Float)
-    dropped_events: Mapped[int] = mapped_column(Integer, default=0)
+    dropped_events: Mapped[int] = mapped_column(BigInteger, default=0)
     last_event_at: Mapped[float | None] = mapped_column(Float)
 
     attempts: Mapped[list[Attempt]] = relationship(back_populates="run", order_by="Attempt.number")

@@ -54,6 +54,9 @@ class RawEvent(Base):
     __table_args__ = (
         UniqueConstraint("attempt_id", "source", "sequence"),
         Index("ix_events_run_kind_id", "run_id", "kind", "id"),
+        Index("ix_events_run_id", "run_id", "id"),
+        # An id is never used again: live streams resume by it.
+        {"sqlite_autoincrement": True},
     )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)

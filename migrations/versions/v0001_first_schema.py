@@ -58,7 +58,7 @@ def upgrade() -> None:
         sa.Column("tokens_per_second", sa.Float(), nullable=True),
         sa.Column("speculation_rate", sa.Float(), nullable=True),
         sa.Column("bubble_fraction", sa.Float(), nullable=True),
-        sa.Column("dropped_events", sa.Integer(), nullable=False),
+        sa.Column("dropped_events", sa.BigInteger(), nullable=False),
         sa.Column("last_event_at", sa.Float(), nullable=True),
         sa.CheckConstraint(
             "status IN ('queued', 'starting', 'running', 'stopping', 'stopped', 'succeeded', 'failed', 'crashed', "
@@ -359,5 +359,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["attempt_id"], ["attempts.id"], name="fk_events_attempt_id", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name="pk_events"),
         sa.UniqueConstraint("attempt_id", "source", "sequence", name="uq_events_attempt_id_source_sequence"),
+        sqlite_autoincrement=True,
     )
     op.create_index("ix_events_run_kind_id", "events", ["run_id", "kind", "id"])
+    op.create_index("ix_events_run_id", "events", ["run_id", "id"])

@@ -96,7 +96,7 @@ def excess(unsent: int, bound: int) -> int:
 
 
 def batch_body(sent_at: float, batch: Batch, dropped: Mapping[str, int], alive: bool) -> bytes:
-    """A batch as the server takes it; `dropped`: given up since the last one. Events go as the log's own bytes."""
+    """A batch as the server takes it; `dropped`: given up since the start. Events go as the log's own bytes."""
     head = json.dumps({"sent_at": sent_at, "dropped": dict(dropped), "heartbeat": {"alive": alive}})
     return head[:-1].encode() + b', "events": [' + b", ".join(batch.lines) + b"]}"
 

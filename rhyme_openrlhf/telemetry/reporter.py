@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -123,7 +124,6 @@ class Reporter:
         self._log = report.run / EVENTS_FILE
         self._outbox = self._load()
         self._announced = self._forgotten = False
-        self._told: dict[str, int] = {}
         self._failures = 0
         self._retry_after: float | None = None
         self._problem = ""
@@ -228,12 +228,9 @@ class Reporter:
             self._outbox.accepted(batch)
             self._save()
             return True
-        given_up = dict(self._outbox.given_up)
-        news = {source: count - self._told.get(source, 0) for source, count in given_up.items()}
-        body = batch_body(time.time(), batch, {source: count for source, count in news.items() if count > 0}, alive)
+        body = batch_body(time.time(), batch, self._outbox.given_up, alive)
         answer = self._exchange("POST", self._report.path + "/batches", body, pack=True)
         if answer.taken:
-            self._told = given_up
             self._outbox.accepted(batch)
             self._last_kind = batch.last_kind or self._last_kind
             if batch.end > batch.start:
@@ -350,6 +347,8 @@ def main(argv: list[str]) -> int:
     run = parser.parse_args(argv).run_directory
     if hasattr(os, "nice"):
         os.nice(NICENESS)
+    # Ray stops a job by SIGTERM to all of its processes: the last events are still to be sent.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         report = read_report(run)
         token = read_token(report.settings.token_file, os.environ.get(TOKEN_VARIABLE, ""))

@@ -134,8 +134,9 @@ def _run(job: _Job, notes: list[str]) -> int:
         if supervisor is not None:
             supervisor.stop()
         _finish(run, recorder, RunFinished(status, message, time.time() - job.started), display)
+        job_id = ray.get_runtime_context().get_job_id()
         ray.shutdown()
-        _keep_logs(session, run)
+        _keep_logs(session, run, job_id)
     if status != "succeeded":
         print(f"rhyme train: {status}: {message} (logs: {run.logs})", file=sys.stderr)
     return code
@@ -302,10 +303,11 @@ def _finish(run: RunDirectory, recorder: Any, finished: RunFinished, display: th
         print(render(summary, str(run.path)))
 
 
-def _keep_logs(session: Path, run: RunDirectory) -> None:
+def _keep_logs(session: Path, run: RunDirectory, job_id: str) -> None:
     """Copy what the run's processes printed out of Ray's session directory, which Ray will clean."""
     link = run.logs / "ray"
     link.unlink(missing_ok=True)
-    for log in (session / "logs").glob("worker-*"):
+    # On a shared cluster there are those of other jobs too: worker-<worker>-<job>-<process>.
+    for log in (session / "logs").glob(f"worker-*-{job_id}-*"):
         if log.stat().st_size:
             shutil.copy2(log, run.logs / log.name)

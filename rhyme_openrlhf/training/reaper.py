@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -99,6 +100,8 @@ def _kill(left: list[psutil.Process]) -> None:
 
 def main(driver_pid: int) -> None:
     """Watch until standard input closes, then reap."""
+    # Ray stops a job by SIGTERM to all of its processes: what is left of this one is still to be ended.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     driver = psutil.Process(driver_pid)
     seen: set[psutil.Process] = set()
     spared: set[psutil.Process] = set()
