@@ -50,6 +50,12 @@ def small_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def small_options() -> list[str]:
+    """The options that make a run small."""
+    return list(SMALL)
+
+
+@pytest.fixture
 def train(tmp_path: Path, small_prompts: Path) -> Callable[..., FinishedRun]:
     """Run `rhyme train` on the small set with more options, in a run directory `name`; returns when it has ended."""
 
