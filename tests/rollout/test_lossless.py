@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf import embedded
+from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, tokens_per_step
 from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, chi_square
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.engine
 
 TASKS = sorted(path.name for path in embedded.DATA.glob("*_train.jsonl"))
 PROMPTS_PER_TASK = 16
-CONTEXT = 7
+# As many tokens before a piece as are looked up, so that the piece for this very place is the one that matches.
+CONTEXT = HistoSpecSettings().prefix_max
 
 
 @pytest.fixture(scope="session")
