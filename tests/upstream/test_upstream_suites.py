@@ -57,7 +57,12 @@ def _serve(monkeypatch: pytest.MonkeyPatch, suite: types.ModuleType, replacement
 def silent_services() -> Any:
     settings = RhymeSettings()
     return SimpleNamespace(
-        record=lambda *_: None, epoch_of=lambda step: 1, settings=settings, checkpoint_path="checkpoints"
+        record=lambda *_: None,
+        record_all=lambda *_: None,
+        stop_requested=lambda: False,
+        epoch_of=lambda step: 1,
+        settings=settings,
+        checkpoint_path="checkpoints",
     )
 
 

@@ -23,6 +23,8 @@ BY_MEANING = {
     "PUT /api/v1/ingest/attempts/{uid}",
     "POST /api/v1/ingest/attempts/{uid}/batches",
     "POST /api/v1/imports",
+    # Arguments in the right form may still name no option, or lack one.
+    "POST /api/v1/specs/command",
     "POST /api/v1/tokens",
 }
 # Streams do not end by themselves; their tests read them over a socket.
