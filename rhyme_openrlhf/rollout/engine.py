@@ -70,6 +70,10 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     }
 
 
+# What OpenRLHF's executor asks for; whoever asks for more (`rhyme verify`) reads more.
+UPSTREAM_LOGPROBS = 1
+
+
 def leave_out_unread(parameters: SamplingParams) -> None:
     """Do not ask vLLM for what OpenRLHF's single-turn executor never reads (openrlhf/utils/agent.py).
 
@@ -78,7 +82,7 @@ def leave_out_unread(parameters: SamplingParams) -> None:
     for a top-k over the vocabulary. What is sampled stays the same.
     """
     parameters.detokenize = bool(parameters.stop)
-    if parameters.logprobs is not None:
+    if parameters.logprobs == UPSTREAM_LOGPROBS:
         parameters.logprobs = 0
 
 
