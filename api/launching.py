@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,12 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api import lives
 from rhyme_openrlhf.api.launch_file import LaunchFile
 from rhyme_openrlhf.api.launcher import Launcher
-from rhyme_openrlhf.api.models import UID_LENGTH, Attempt, Experiment, Run, RunTag
+from rhyme_openrlhf.api.models import Attempt, Experiment, Run, RunTag
 from rhyme_openrlhf.api.schema import by_flag
 from rhyme_openrlhf.api.spec import Arguments, RunSpec, merged
 from rhyme_openrlhf.api.spec_command import from_argv, to_argv
 from rhyme_openrlhf.api.status import ACTIVE
+from rhyme_openrlhf.config import new_uid
 from rhyme_openrlhf.options import Settings, option
 
 RUNS, CHECKPOINTS = "runs", "checkpoints"
@@ -138,7 +138,7 @@ def create_run(
     Raises sqlalchemy's IntegrityError when another request with the same key was faster.
     """
     run = Run(
-        uid=_new_uid(),
+        uid=new_uid(),
         parent_id=parent.id if parent else None,
         experiment_id=_experiment(session, spec.experiment, request.now),
         origin="launched",
@@ -209,7 +209,7 @@ def arguments_of(run: Run) -> Arguments:
 def _add_attempt(session: Session, launching: Launching, run: Run, attempts: Sequence[Attempt], now: float) -> Attempt:
     assert run.spec is not None
     number = len(attempts) + 1
-    uid = _new_uid()
+    uid = new_uid()
     given = run.spec["arguments"].get("ckpt", {}).get("path")
     attempt = Attempt(
         run_id=run.id,
@@ -238,7 +238,3 @@ def _experiment(session: Session, name: str | None, now: float) -> int | None:
         session.add(found)
         session.flush()
     return found.id
-
-
-def _new_uid() -> str:
-    return secrets.token_hex(UID_LENGTH // 2)

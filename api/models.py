@@ -14,9 +14,10 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from rhyme_openrlhf.api.base import Base, Json
 from rhyme_openrlhf.api.status import RUN_STATUSES
+from rhyme_openrlhf.config import UID_DIGITS
 
-# Public ids: 16 hexadecimal digits.
-UID_LENGTH = 16
+# Public ids, as `config.new_uid` makes them.
+UID_LENGTH = UID_DIGITS
 NAME_LENGTH = 200
 STATUS_LENGTH = 16
 

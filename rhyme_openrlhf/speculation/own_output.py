@@ -7,7 +7,7 @@ the first epoch, when a prompt has no history yet.
 The most recent earlier occurrence of the last `shortest` tokens is found through a table of positions and followed as
 long as it goes on matching, so that a match may be any number of tokens long.
 
-Invariants: adding a token costs the same however many there are; a sample takes 16 to 32 bytes a token; a table slot
+Invariants: adding a token costs the same however many there are; a sample takes 12 to 24 bytes a token; a table slot
 that another sequence of tokens took over loses a match and never gives a wrong one.
 """
 
