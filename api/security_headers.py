@@ -1,4 +1,8 @@
-"""What every answer tells the browser: nothing from elsewhere, no inline scripts, no frames, no guessing of types."""
+"""What every answer tells the browser: nothing from elsewhere, no inline scripts, no frames, no guessing of types.
+
+For plotly.js `img-src` has `blob:`: a figure is saved as a picture by way of one. It needs nothing else: the page's
+style sheet has the id that makes it write none of its own, and what it sets on elements it sets by script.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "default-src 'self'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self' data:",
+        "img-src 'self' data: blob:",
         "connect-src 'self'",
         "object-src 'none'",
         "base-uri 'none'",

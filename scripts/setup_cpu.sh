@@ -5,7 +5,8 @@
 #
 #   --venv DIR     the virtual environment to make or complete (default: .venv in the repository)
 #   --extras LIST  this project's extras to install too, separated by commas: test, demo, server (default: none);
-#                  test brings server along, and PostgreSQL's programs, which some tests start a server with
+#                  test brings server along, PostgreSQL's programs, which some tests start a server with, and Chromium,
+#                  which the dashboard's tests look at its pages with
 #   --force        go on although a GPU is present
 #   PYTHON=FILE    (environment) the Python to use, 3.11 or 3.12; otherwise the first fitting one on PATH
 #
@@ -107,6 +108,10 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || ec
     # scripts/temporary_postgresql.py; Debian keeps its programs off PATH.
     if [[ ,$EXTRAS, = *,test,* ]] && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
         command -v initdb >/dev/null || echo postgresql
+    fi
+    # The dashboard's tests; playwright's own browsers are not downloaded. (Ubuntu has it only as a snap.)
+    if [[ ,$EXTRAS, = *,test,* ]]; then
+        command -v chromium >/dev/null || echo chromium
     fi
 }
 

@@ -53,6 +53,7 @@ def pure_files() -> list[Path]:
     rooms = [path for room in PURE_ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))]
     # The control plane runs without the training stack; its one module that starts Ray jobs imports it when it does.
     rooms += [path for path in sorted((PACKAGE / "api").rglob("*.py")) if path.name != "launcher.py"]
+    rooms += sorted((PACKAGE / "webui").rglob("*.py"))
     return rooms + [path for name in PURE_MODULES if (path := PACKAGE / name).exists()]
 
 

@@ -63,6 +63,13 @@ def test_the_control_plane_and_its_migrations_are_real_packages_in_it(names: lis
     assert {"rhyme_openrlhf/migrations/env.py", "rhyme_openrlhf/migrations/script.py.mako"} <= set(names)
 
 
+def test_the_dashboard_travels_along_with_its_templates_and_static_files(names: list[str]) -> None:
+    files = {path.relative_to(ROOT) for path in (ROOT / "webui").rglob("*") if path.is_file()}
+    source = {f"rhyme_openrlhf/{path}" for path in files if "__pycache__" not in path.parts}
+    assert source <= set(names)
+    assert {path.suffix for path in files} >= {".css", ".html", ".js", ".py"}
+
+
 def test_an_installed_wheel_makes_its_database(wheel: Path, tmp_path: Path) -> None:
     """Alembic finds its scripts where pip puts them, without the source tree."""
     pytest.importorskip("alembic")

@@ -35,8 +35,8 @@ machine (for this machine only) and keeps everything in the data directory."""
 GOODBYE_SECONDS = 5
 # What `pip install 'rhyme-openrlhf[server]'` brings.
 SERVER_PACKAGES = frozenset(
-    {"alembic", "fastapi", "prometheus_client", "psycopg", "pyarrow", "pydantic", "ray", "sqlalchemy", "sse_starlette",
-     "starlette", "uvicorn"}
+    {"alembic", "fastapi", "jinja2", "plotly", "prometheus_client", "psycopg", "pyarrow", "pydantic", "ray", "sqlalchemy",
+     "sse_starlette", "starlette", "uvicorn"}
 )  # fmt: skip
 
 
@@ -124,6 +124,7 @@ def _serve(options: Options) -> None:
     from rhyme_openrlhf.api.database import DatabaseError
     from rhyme_openrlhf.api.dispatcher import dispatching
     from rhyme_openrlhf.api.launching import Launching
+    from rhyme_openrlhf.webui.install import install as install_dashboard
 
     settings = options.serve
     data = settings.data_path()
@@ -154,6 +155,7 @@ def _serve(options: Options) -> None:
         except DatabaseError as error:
             raise ServeError(str(error)) from error
         app.state.launching = launching
+        install_dashboard(app)
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

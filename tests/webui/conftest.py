@@ -1,0 +1,145 @@
+"""The dashboard as people meet it: a real service over HTTP with a recorded run in its store, and a real Chromium."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+import uvicorn
+from fastapi import FastAPI
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.app import create_app
+from rhyme_openrlhf.api.importer import import_directory
+from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.state import Service
+from rhyme_openrlhf.webui.install import install
+
+RECORDED = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
+START_SECONDS = 20
+# Debian's name, and those of other distributions.
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+@dataclass
+class Dashboard:
+    """A service that answers at `url`; `link(role)` is a sign-in link of that role."""
+
+    url: str
+    app: FastAPI
+    service: Service
+    tokens: dict[str, str]
+    run_uid: str
+
+    def link(self, role: str = "operator", path: str = "/") -> str:
+        return f"{self.url}{path}#token={self.tokens[role]}"
+
+
+@contextlib.contextmanager
+def serving(app: FastAPI, port: int = 0) -> Iterator[int]:
+    """Serve `app` from a thread; gives its port."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", port))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + START_SECONDS
+        while not server.started:
+            assert thread.is_alive() and time.monotonic() < deadline, f"the service is not up after {START_SECONDS} s"
+            time.sleep(0.02)
+        yield bound.getsockname()[1]
+        server.should_exit = True
+        thread.join(START_SECONDS)
+        assert not thread.is_alive(), f"the service has not ended after {START_SECONDS} s"
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    """A run directory with the recorded run."""
+    directory = tmp_path / "runs" / "20261121-demo"
+    directory.mkdir(parents=True)
+    shutil.copy(RECORDED, directory / "events.jsonl")
+    settings = {"run": {"name": "demo"}, "histospec": {"enable": True}}
+    (directory / "config.json").write_text(json.dumps({"settings": settings, "arguments": {}}))
+    return directory
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> Callable[..., ServeSettings]:
+    """Settings with limits that no test meets by chance."""
+
+    def make(**more: Any) -> ServeSettings:
+        values: dict[str, Any] = {
+            "data_dir": str(tmp_path / "data"),
+            "roots": str(tmp_path / "runs"),
+            "requests_per_second": 100_000.0,
+            "request_burst": 100_000,
+            "live_poll_s": 0.05,
+        }
+        return ServeSettings(**{**values, **more})
+
+    return make
+
+
+@pytest.fixture
+def empty_dashboard(make_settings: Callable[..., ServeSettings]) -> Iterator[Dashboard]:
+    """A service without runs."""
+    app = create_app(make_settings())
+    install(app)
+    with serving(app) as port:
+        service: Service = app.state.service
+        tokens: dict[str, str] = {}
+        with service.database.writing() as session:
+            for role in ("operator", "viewer"):
+                tokens[role] = auth.issue_token(session, f"the {role}", role, time.time()).secret  # type: ignore[arg-type]
+        yield Dashboard(f"http://127.0.0.1:{port}", app, service, tokens, "")
+
+
+@pytest.fixture
+def dashboard(empty_dashboard: Dashboard, run_directory: Path) -> Dashboard:
+    """A service with the recorded run, "demo"."""
+    imported = import_directory(empty_dashboard.service.database, run_directory, time.time())
+    empty_dashboard.run_uid = imported.run_uid
+    return empty_dashboard
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A real browser; playwright downloads none."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    executable = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
+    if executable is None:
+        pytest.skip("Chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        # As root, which containers are, Chromium does not start with its sandbox.
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browser_page(chromium: Any) -> Iterator[Any]:
+    """A page of a fresh browser profile. The test fails when the page has had an error in its console."""
+    context = chromium.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
+    context.set_default_timeout(15_000)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.console_errors = errors
+    yield page
+    context.close()
+    assert errors == []

@@ -1,0 +1,24 @@
+"""From the printed link to a figure, in a real browser."""
+
+from typing import Any
+
+from playwright.sync_api import expect
+
+
+def test_the_link_leads_to_the_runs_a_run_and_its_figure(dashboard: Any, browser_page: Any) -> None:
+    page = browser_page
+    page.goto(dashboard.link())
+    expect(page).to_have_url(f"{dashboard.url}/")
+    page.get_by_role("link", name="demo").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("demo")
+    figure = page.locator("[data-figure]").first
+    expect(figure).to_have_attribute("data-state", "drawn")
+    assert figure.locator(".scatterlayer .trace path.js-line").count() == 1
+    expect(figure.get_by_role("img")).to_have_attribute("aria-label", lambda_free("Mean reward of each step's samples"))
+
+
+def lambda_free(start: str) -> Any:
+    """A pattern for a text that begins with `start`."""
+    import re
+
+    return re.compile(f"^{re.escape(start)}")

@@ -1,0 +1,78 @@
+"""Static files: our own and plotly.js, each under an address that names its content, so that browsers keep them.
+
+Invariant: what an address gives never changes; a new version has a new address. Nobody needs to be signed in for them:
+they say nothing about runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+from importlib import resources
+from pathlib import Path
+
+import plotly
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.responses import Response as AnyResponse
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+# A year, the longest that browsers keep anything.
+KEEP = "public, max-age=31536000, immutable"
+# Of 4.8 MB; a higher level takes three times as long for 2 % less.
+GZIP_LEVEL = 6
+FOLDER = Path(__file__).parent / "static"
+
+router = APIRouter(include_in_schema=False)
+
+
+class KeptFiles(StaticFiles):
+    """Files that browsers may keep."""
+
+    async def get_response(self, path: str, scope: Scope) -> AnyResponse:
+        response = await super().get_response(path, scope)
+        if response.status_code in (200, 304):
+            response.headers["Cache-Control"] = KEEP
+        return response
+
+
+@functools.cache
+def version() -> str:
+    """A digest of all our static files: part of their address."""
+    found = hashlib.sha256()
+    for file in sorted(path for path in FOLDER.rglob("*") if path.is_file()):
+        found.update(file.relative_to(FOLDER).as_posix().encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def static_url(path: str) -> str:
+    """Address of a file below `static/`, as `css/tokens.css`."""
+    return f"/static/{version()}/{path}"
+
+
+def plotly_url() -> str:
+    """Address of plotly.js."""
+    return f"/static/plotly-{plotly.__version__}.min.js"
+
+
+@functools.cache
+def _plotly(packed: bool) -> bytes:
+    content = resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
+    return gzip.compress(content, GZIP_LEVEL, mtime=0) if packed else content
+
+
+@router.get(f"/static/plotly-{plotly.__version__}.min.js")
+def plotly_js(request: Request) -> Response:
+    """plotly.js as the `plotly` package ships it."""
+    packed = "gzip" in request.headers.get("Accept-Encoding", "")
+    headers = {"Cache-Control": KEEP, "Vary": "Accept-Encoding"}
+    if packed:
+        headers["Content-Encoding"] = "gzip"
+    return Response(_plotly(packed), media_type="text/javascript", headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Put the static files into `app`."""
+    app.include_router(router)
+    app.mount(f"/static/{version()}", KeptFiles(directory=FOLDER), name="static")

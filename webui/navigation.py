@@ -1,0 +1,60 @@
+"""The main menu and the tabs of a run.
+
+All that the plan names are listed here, in their order; an entry is shown once a page has its address, so a new page
+needs no change here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`path`: the route's address, with `{uid}` for the run. `operator`: only for those who may act."""
+
+    title: str
+    path: str
+    operator: bool = False
+
+
+@dataclass(frozen=True)
+class Link:
+    """An entry on one page."""
+
+    title: str
+    href: str
+    current: bool
+
+
+MENU: tuple[Entry, ...] = (
+    Entry("Runs", "/"),
+    Entry("New run", "/runs/new", operator=True),
+    Entry("Compare", "/compare"),
+    Entry("Cluster", "/cluster"),
+    Entry("Settings", "/settings"),
+)
+RUN_TABS: tuple[Entry, ...] = (
+    Entry("Overview", "/runs/{uid}"),
+    Entry("Timeline", "/runs/{uid}/timeline"),
+    Entry("Speculation", "/runs/{uid}/speculation"),
+    Entry("Scheduling", "/runs/{uid}/scheduling"),
+    Entry("Learning", "/runs/{uid}/learning"),
+    Entry("Samples", "/runs/{uid}/samples"),
+    Entry("System", "/runs/{uid}/system"),
+    Entry("Logs", "/runs/{uid}/logs"),
+    Entry("Config", "/runs/{uid}/config"),
+    Entry("Events", "/runs/{uid}/events"),
+)
+
+
+def links(
+    entries: Collection[Entry], routes: Collection[str], current: str, may_act: bool, uid: str = ""
+) -> list[Link]:
+    """The entries that have a page. `routes`: the addresses that the service has; `current`: this page's."""
+    return [
+        Link(entry.title, entry.path.replace("{uid}", uid), entry.path == current)
+        for entry in entries
+        if entry.path in routes and (may_act or not entry.operator)
+    ]

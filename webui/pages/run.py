@@ -1,0 +1,115 @@
+"""`/runs/<uid>`: how does this run do, now?
+
+Its header (status, progress, actions) is on every tab of a run: `run_context` gives what the header's template needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.curves import curves
+from rhyme_openrlhf.api.fields import INT32, RunUid
+from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.queries import find_run, names_around
+from rhyme_openrlhf.api.status import ACTIVE, ENDED
+from rhyme_openrlhf.api.views import run_summary
+from rhyme_openrlhf.webui import text
+from rhyme_openrlhf.webui.recent import RECENT, recent_change, seconds_left, step_ends
+from rhyme_openrlhf.webui.rendering import Page, PageDep
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class TileForm:
+    """One tile: the run's figure of this name, how it is written, and whether more is better (None: neither)."""
+
+    name: str
+    title: str
+    hint: str
+    is_share: bool
+    more_is_better: bool | None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile as it is shown; `trend` is "better", "worse" or ""."""
+
+    title: str
+    hint: str
+    value: str
+    change: str
+    trend: str
+
+
+TILES: tuple[TileForm, ...] = (
+    TileForm("reward", "Reward", "Mean over the last epoch that has one", False, True),
+    TileForm("tokens_per_second", "Throughput", "Response tokens a second of rollout", False, True),
+    TileForm("speculation_rate", "Speculation rate", "Response tokens that were accepted drafts", True, True),
+    TileForm("bubble_fraction", "Bubble fraction", "Engine time in rollouts with nothing to run", True, False),
+)
+
+
+@router.get("/runs/{uid}")
+def run_page(uid: RunUid, page: PageDep) -> HTMLResponse:
+    """The overview of a run."""
+    with page.service.database.reading() as session:
+        run = find_run(session, uid)
+        context = {**run_context(page, session, run), "tiles": _tiles(session, run)}
+    return page.render("run.html", uid=uid, **context)
+
+
+@router.get("/ui/runs/{uid}/parts/header")
+def run_header(uid: RunUid, page: PageDep) -> HTMLResponse:
+    """Status, progress, time left, actions."""
+    with page.service.database.reading() as session:
+        context = run_context(page, session, find_run(session, uid))
+    return page.render("parts/run_header.html", uid=uid, **context)
+
+
+@router.get("/ui/runs/{uid}/parts/tiles")
+def run_tiles(uid: RunUid, page: PageDep) -> HTMLResponse:
+    """The tiles of the overview."""
+    with page.service.database.reading() as session:
+        tiles = _tiles(session, find_run(session, uid))
+    return page.render("parts/run_tiles.html", uid=uid, tiles=tiles)
+
+
+def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
+    """What the header needs, on every tab."""
+    summary = run_summary(run, *names_around(session, run))
+    active = run.status in ACTIVE
+    left = seconds_left(step_ends(session, run), run.steps_total) if run.status == "running" else None
+    end = run.finished_at if run.status in ENDED else page.now
+    return {
+        "run": summary,
+        "notes": run.notes,
+        "progress": text.share(run.step, run.steps_total),
+        "seconds_left": left,
+        "seconds_so_far": None if run.started_at is None or end is None else end - run.started_at,
+        "can_stop": active and run.status != "stopping",
+        "can_resume": run.status in ENDED and run.spec is not None,
+        "can_clone": run.spec is not None,
+    }
+
+
+def _tiles(session: Session, run: Run) -> list[Tile]:
+    found = curves(session, run, [form.name for form in TILES], max(0, run.step - 2 * RECENT + 1), INT32, 4 * RECENT)
+    return [
+        _tile(form, getattr(run, form.name), recent_change(curve.values))
+        for form, curve in zip(TILES, found, strict=True)
+    ]
+
+
+def _tile(form: TileForm, value: float | None, change: float | None) -> Tile:
+    written = text.percent(value) if form.is_share else text.number(value)
+    moved = text.change(change, form.is_share) if change is not None else ""
+    trend = ""
+    if change and not moved.startswith("±") and form.more_is_better is not None:
+        trend = "better" if (change > 0) == form.more_is_better else "worse"
+    return Tile(form.title, form.hint, written, moved, trend)

@@ -1,0 +1,175 @@
+"""`/`: which runs are there, how far, how fast, how well?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, cast, get_args
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+from sqlalchemy import select
+
+from rhyme_openrlhf.api.fields import NO_NUL, TAG_LENGTH, Cursor
+from rhyme_openrlhf.api.models import NAME_LENGTH, Run
+from rhyme_openrlhf.api.pagination import Direction
+from rhyme_openrlhf.api.queries import RUN_SORTS, Archived, Origin, RunFilter, RunSort, list_runs
+from rhyme_openrlhf.api.status import RUN_STATUSES
+from rhyme_openrlhf.api.views import RunSummary
+from rhyme_openrlhf.webui import text as wording
+from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
+
+router = APIRouter(include_in_schema=False)
+
+# A screen of a wall monitor; the rest is on the next page.
+ROWS = 50
+# As README.md and docs/control-plane.md have it.
+START_COMMAND = "rhyme runs start --name first -f -- rhyme demo"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: `sort` is the order that its head asks for, "" where it has none."""
+
+    title: str
+    sort: str = ""
+    is_number: bool = False
+    hint: str = ""
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("Run", "name"),
+    Column("Status", "status"),
+    Column("Progress", "step"),
+    Column("Reward", "reward", True, "Mean over the last epoch that has one"),
+    Column("Tokens/s", "tokens_per_second", True, "Response tokens a second of rollout"),
+    Column("Speculation", "speculation_rate", True, "Share of response tokens that were accepted drafts"),
+    Column("Bubbles", "bubble_fraction", True, "Share of engine time in rollouts with nothing to run"),
+    Column("Started", "created_at"),
+)
+
+Words = Annotated[list[Annotated[str, Query(max_length=TAG_LENGTH, pattern=NO_NUL)]], Query(max_length=20)]
+Text = Annotated[str, Query(max_length=NAME_LENGTH, pattern=NO_NUL)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The query parameters, as the form sends them: what is not chosen comes empty."""
+
+    status: Words
+    origin: Words
+    tag: Text = ""
+    experiment: Text = ""
+    text: Text = ""
+    archived: Text = "no"
+    sort: Text = "created_at"
+    direction: Text = "desc"
+
+    @property
+    def wanted(self) -> RunFilter:
+        """The conditions; a word that names none of the choices is no condition."""
+        return RunFilter(
+            statuses=tuple(word for word in self.status if word in RUN_STATUSES),
+            origins=tuple(word for word in self.origin if word in get_args(Origin)),
+            tags=(self.tag,) if self.tag else (),
+            experiment=self.experiment or None,
+            text=self.text or None,
+            archived=cast(Archived, self.archived if self.archived in get_args(Archived) else "no"),
+        )
+
+    @property
+    def order(self) -> tuple[RunSort, Direction]:
+        """Column and direction."""
+        sort = self.sort if self.sort in RUN_SORTS else "created_at"
+        return cast(RunSort, sort), "asc" if self.direction == "asc" else "desc"
+
+
+@dataclass(frozen=True)
+class Head:
+    """A column's head: where a click leads, and how the table is sorted by it ("", "ascending", "descending")."""
+
+    column: Column
+    href: str
+    sorted: str
+
+
+@router.get("/")
+def runs_page(
+    page: PageDep,
+    status: Words = [],  # noqa: B006 (FastAPI copies it)
+    origin: Words = [],  # noqa: B006
+    tag: Text = "",
+    experiment: Text = "",
+    text: Text = "",
+    archived: Text = "no",
+    sort: Text = "created_at",
+    direction: Text = "desc",
+    cursor: Cursor = None,
+) -> HTMLResponse:
+    """The table of runs; every filter is in the address."""
+    asked = Asked(status, origin, tag, experiment, text, archived, sort, direction)
+    return page.render("runs.html", **_table(page, asked, cursor), statuses=RUN_STATUSES)
+
+
+@router.get("/ui/parts/runs")
+def runs_table(
+    page: PageDep,
+    status: Words = [],  # noqa: B006
+    origin: Words = [],  # noqa: B006
+    tag: Text = "",
+    experiment: Text = "",
+    text: Text = "",
+    archived: Text = "no",
+    sort: Text = "created_at",
+    direction: Text = "desc",
+    cursor: Cursor = None,
+) -> HTMLResponse:
+    """The table alone, for a page that is open."""
+    asked = Asked(status, origin, tag, experiment, text, archived, sort, direction)
+    return page.render("parts/runs_table.html", **_table(page, asked, cursor))
+
+
+def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
+    sort, direction = asked.order
+    with page.service.database.reading() as session:
+        rows, following = list_runs(session, asked.wanted, sort, direction, ROWS, cursor)
+        # Without rows: is nothing there at all, or is the filter too narrow?
+        any_run = bool(rows) or session.scalar(select(Run.id).limit(1)) is not None
+    query = page.request.query_params.multi_items()
+
+    def link(**changes: Any) -> str:
+        return url_with("/", query, changes)
+
+    return {
+        "asked": asked,
+        "rows": [(run, progress(run)) for run in rows],
+        "heads": [_head(column, sort, direction, link) for column in COLUMNS],
+        "next_url": link(cursor=following) if following else None,
+        "first_url": link(cursor=None) if cursor else None,
+        "any_run": any_run,
+        "start_command": START_COMMAND,
+        "piece_url": url_with("/ui/parts/runs", query, {}),
+        "chips": [
+            (word, word in asked.status, link(status=_toggled(asked.status, word), cursor=None))
+            for word in RUN_STATUSES
+        ],
+    }
+
+
+def _head(column: Column, sort: str, direction: Direction, link: Any) -> Head:
+    if not column.sort:
+        return Head(column, "", "")
+    if column.sort == sort:
+        other = "asc" if direction == "desc" else "desc"
+        return Head(column, link(direction=other, sort=sort, cursor=None), f"{direction}ending")
+    # Names from A, numbers from the largest.
+    first = "desc" if column.is_number or column.sort in ("created_at", "step") else "asc"
+    return Head(column, link(sort=column.sort, direction=first, cursor=None), "")
+
+
+def _toggled(words: list[str], word: str) -> list[str]:
+    return [one for one in words if one != word] if word in words else [*words, word]
+
+
+def progress(run: RunSummary) -> float | None:
+    """The share of its steps that a run has done; None where their number is not known."""
+    return wording.share(run.step, run.steps_total)

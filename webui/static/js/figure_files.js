@@ -1,0 +1,40 @@
+// What a figure is saved as.
+
+// A row a point: series, x, y (and what else its trace has a list of: base, text).
+export function csvOf({ data, layout }) {
+  const x = layout.xaxis?.title?.text ?? "x";
+  const y = layout.yaxis?.title?.text ?? "y";
+  const extra = ["base", "text"].filter((name) => data.some((trace) => Array.isArray(trace[name])));
+  const rows = [["series", x, y, ...extra]];
+  for (const trace of data) {
+    const length = Math.max(trace.x?.length ?? 0, trace.y?.length ?? 0);
+    for (let i = 0; i < length; i += 1) {
+      rows.push([trace.name ?? "", trace.x?.[i], trace.y?.[i], ...extra.map((name) => trace[name]?.[i])]);
+    }
+  }
+  return rows.map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
+}
+
+// Quoted as RFC 4180 says. Text that a spreadsheet would run as a formula is made text; numbers may begin with "-".
+function field(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value === "number") return String(value);
+  const text = String(value);
+  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+// A base64 data: URL as a blob (fetch() may not read one here: the Content-Security-Policy).
+export function blobOf(url, type) {
+  const bytes = Uint8Array.from(atob(url.slice(url.indexOf(",") + 1)), (char) => char.charCodeAt(0));
+  return new Blob([bytes], { type });
+}
+
+export function save(name, blob) {
+  const url = URL.createObjectURL(blob);
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(url);
+}

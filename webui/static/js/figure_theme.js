@@ -1,0 +1,43 @@
+// The theme of all figures, made of the variables of tokens.css.
+
+const probe = document.createElement("span");
+probe.hidden = true;
+document.documentElement.append(probe);
+
+// light-dark() and var() are resolved where a property takes the colour.
+function color(name) {
+  probe.style.color = `var(--${name})`;
+  return getComputedStyle(probe).color;
+}
+
+export function template() {
+  const style = getComputedStyle(document.body);
+  const soft = color("ink-soft");
+  const axis = {
+    gridcolor: color("grid"),
+    linecolor: color("line-strong"),
+    zerolinecolor: color("line-strong"),
+    tickcolor: color("line-strong"),
+    tickfont: { color: soft },
+    title: { font: { color: soft, size: 12 }, standoff: 8 },
+    automargin: true,
+    zeroline: false,
+  };
+  return {
+    layout: {
+      font: { family: style.fontFamily, size: 12, color: color("ink") },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 56, r: 20, t: 16, b: 48 },
+      xaxis: { ...axis, showgrid: false, showline: true, ticks: "outside", ticklen: 4 },
+      yaxis: axis,
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: soft }, bgcolor: "rgba(0,0,0,0)" },
+      hoverlabel: { bgcolor: color("raised"), bordercolor: color("line-strong"), font: { color: color("ink") } },
+      hoverdistance: 30,
+      annotationdefaults: { font: { color: soft } },
+    },
+  };
+}
+
+// What a saved picture stands on: pages are transparent, files are not.
+export const paper = () => color("surface");

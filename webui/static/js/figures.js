@@ -1,0 +1,160 @@
+// Figures: fetched when they come into sight, drawn with the page's theme, updated without losing the reader's zoom.
+//   data-figure="/ui/..."   where its JSON comes from; layout.meta has `description` and `empty`
+//   data-name="..."         what its files are called
+import { ask } from "./ask.js";
+import { paper, template } from "./figure_theme.js";
+import { blobOf, csvOf, save } from "./figure_files.js";
+import { toast } from "./toasts.js";
+
+const CONFIG = { displayModeBar: false, responsive: false, doubleClick: "reset", showTips: false };
+// Fetched shortly before they come into sight.
+const MARGIN = "200px";
+// Pictures for a paper or a slide.
+const PICTURE = { width: 1200, height: 600, scale: 2 };
+
+const visible = new WeakSet();
+const waiting = new WeakSet(); // out of sight when they became stale
+const drawn = new WeakMap(); // figure -> the server's JSON
+let plotly = null; // the promise of window.Plotly
+
+export const all = () => [...document.querySelectorAll("[data-figure]")];
+
+export function start() {
+  document.addEventListener("rhyme:theme", () => all().forEach((figure) => void redraw(figure)));
+  document.addEventListener("rhyme:replaced", () => all().forEach(adopt));
+  all().forEach(adopt);
+}
+
+// Fetch a figure again, now or when it comes into sight.
+export async function refresh(figure) {
+  if (visible.has(figure)) await load(figure);
+  else waiting.add(figure);
+}
+
+const sight = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) {
+        visible.delete(target);
+        continue;
+      }
+      visible.add(target);
+      if (waiting.delete(target) || !drawn.has(target)) void load(target).catch(ignoreAskErrors);
+    }
+  },
+  { rootMargin: MARGIN },
+);
+
+const sizes = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const figure = target.closest("[data-figure]");
+    if (figure?.dataset.state === "drawn" && target.clientWidth > 0) void window.Plotly.Plots.resize(target);
+  }
+});
+
+function adopt(figure) {
+  if ("adopted" in figure.dataset) return;
+  figure.dataset.adopted = "";
+  figure.querySelector("[data-figure-png]").addEventListener("click", () => void savePicture(figure));
+  figure.querySelector("[data-figure-csv]").addEventListener("click", () => saveValues(figure));
+  figure.querySelector("[data-figure-full]").addEventListener("click", () => {
+    if (document.fullscreenElement) void document.exitFullscreen();
+    else void figure.requestFullscreen();
+  });
+  sight.observe(figure);
+  sizes.observe(plotOf(figure));
+}
+
+const plotOf = (figure) => figure.querySelector("[data-figure-plot]");
+
+async function load(figure) {
+  try {
+    const address = figure.dataset.figure;
+    const [response] = await Promise.all([ask(address), loadPlotly()]);
+    const found = await response.json();
+    // The reader may have asked for another window meanwhile.
+    if (address !== figure.dataset.figure) return;
+    drawn.set(figure, found);
+    await redraw(figure);
+  } catch (error) {
+    showError(figure, error);
+    throw error;
+  }
+}
+
+async function redraw(figure) {
+  const found = drawn.get(figure);
+  if (!found) return;
+  const plot = plotOf(figure);
+  const { description, empty } = found.layout.meta;
+  plot.setAttribute("aria-label", description);
+  if (empty) {
+    window.Plotly.purge(plot);
+    return show(figure, "empty", empty);
+  }
+  // Plotly writes into what it is given; the server's JSON stays as it came, for the next theme.
+  const { data, layout } = structuredClone(found);
+  await window.Plotly.react(plot, data, { ...layout, template: template(), uirevision: "kept", autosize: true }, CONFIG);
+  show(figure, "drawn", "");
+  figure.dispatchEvent(new CustomEvent("rhyme:drawn", { bubbles: true }));
+}
+
+function show(figure, state, text) {
+  figure.dataset.state = state;
+  figure.querySelector("[data-figure-state]").textContent = text;
+}
+
+function showError(figure, error) {
+  if (!("status" in error)) throw error;
+  const state = figure.querySelector("[data-figure-state]");
+  // An old drawing says more than none.
+  show(figure, drawn.has(figure) ? "old" : "error", drawn.has(figure) ? `Not up to date: ${error.message}` : error.message);
+  const again = document.createElement("button");
+  again.type = "button";
+  again.className = "small";
+  again.textContent = "Try again";
+  again.addEventListener("click", () => {
+    if (!drawn.has(figure)) show(figure, "loading", "Loading …");
+    void load(figure).catch(ignoreAskErrors);
+  });
+  state.append(document.createElement("br"), again);
+}
+
+// Already shown in the figure.
+function ignoreAskErrors(error) {
+  if (!("status" in error)) throw error;
+}
+
+function loadPlotly() {
+  plotly ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = document.querySelector("script[data-plotly]").dataset.plotly;
+    script.addEventListener("load", resolve);
+    script.addEventListener("error", () => {
+      plotly = null;
+      script.remove();
+      reject(Object.assign(new Error("The drawing library did not load."), { status: 0, away: true }));
+    });
+    document.head.append(script);
+  });
+  return plotly;
+}
+
+async function savePicture(figure) {
+  const found = drawn.get(figure);
+  if (!found) return;
+  const { data, layout } = structuredClone(found);
+  const title = figure.querySelector("h3").textContent;
+  const themed = { ...layout, template: template(), paper_bgcolor: paper(), title: { text: title }, margin: { t: 70 } };
+  try {
+    const url = await window.Plotly.toImage({ data, layout: themed }, { format: "png", ...PICTURE });
+    save(`${figure.dataset.name}.png`, blobOf(url, "image/png"));
+  } catch (error) {
+    toast(`The picture could not be made: ${error.message ?? error}`, true);
+  }
+}
+
+function saveValues(figure) {
+  const found = drawn.get(figure);
+  if (found) save(`${figure.dataset.name}.csv`, new Blob([csvOf(found)], { type: "text/csv" }));
+}

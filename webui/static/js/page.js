@@ -1,0 +1,10 @@
+// Every page's script: starts what the page has.
+import * as actions from "./actions.js";
+import * as figures from "./figures.js";
+import * as live from "./live.js";
+import * as themeSwitch from "./theme_switch.js";
+
+themeSwitch.start();
+actions.start();
+figures.start();
+live.start();

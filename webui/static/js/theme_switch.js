@@ -1,0 +1,31 @@
+// The switch: as the system says -> light -> dark. Tells the page by the event "rhyme:theme".
+import { keep } from "./kept.js";
+
+const NEXT = { system: "light", light: "dark", dark: "system" };
+const NAMES = { system: "Auto", light: "Light", dark: "Dark" };
+const root = document.documentElement;
+
+const current = () => root.dataset.theme ?? "system";
+
+function show(button) {
+  button.querySelector("[data-theme-name]").textContent = NAMES[current()];
+  button.setAttribute("aria-label", `Theme: ${NAMES[current()]}`);
+}
+
+function announce() {
+  document.dispatchEvent(new CustomEvent("rhyme:theme"));
+}
+
+export function start() {
+  const button = document.querySelector("[data-theme-switch]");
+  show(button);
+  button.addEventListener("click", () => {
+    const next = NEXT[current()];
+    if (next === "system") delete root.dataset.theme;
+    else root.dataset.theme = next;
+    keep("theme", next === "system" ? null : next);
+    show(button);
+    announce();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", announce);
+}
