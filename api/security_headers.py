@@ -1,7 +1,7 @@
 """What every answer tells the browser: nothing from elsewhere, no inline scripts, no frames, no guessing of types.
 
-For plotly.js `img-src` has `blob:`: a figure is saved as a picture by way of one. It needs nothing else: the page's
-style sheet has the id that makes it write none of its own, and what it sets on elements it sets by script.
+For plotly.js `img-src` has `blob:`: a figure is saved as a picture by way of one. It needs nothing else: pages have
+elements with the ids of the style sheets that it would write (`webui/templates/base.html`), so it writes none.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -60,6 +61,15 @@ def plotly_url() -> str:
 def _plotly(packed: bool) -> bytes:
     content = resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
     return gzip.compress(content, GZIP_LEVEL, mtime=0) if packed else content
+
+
+@functools.cache
+def plotly_style_ids() -> tuple[str, ...]:
+    """Ids of the style elements that plotly.js writes into a page that has none of that id (its map library's).
+
+    The Content-Security-Policy refuses them, and we draw no maps: pages have empty elements with these ids.
+    """
+    return tuple(sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', _plotly(packed=False).decode()))))
 
 
 @router.get(f"/static/plotly-{plotly.__version__}.min.js")

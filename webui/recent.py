@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from sqlalchemy import select
@@ -15,13 +16,21 @@ from rhyme_openrlhf.api.record import Step
 RECENT = 10
 
 
-def recent_change(values: Sequence[float | None]) -> float | None:
-    """Mean of the last `RECENT` values less the mean of those before them; None with fewer than two of each."""
+@dataclass(frozen=True)
+class Change:
+    """How far the mean of the last `steps` values is above that of as many before them."""
+
+    by: float
+    steps: int
+
+
+def recent_change(values: Sequence[float | None]) -> Change | None:
+    """Of the last `RECENT` values, or of the newer half where there are fewer than twice as many; None below four."""
     known = [value for value in values if value is not None][-2 * RECENT :]
     half = len(known) // 2
     if half < 2:
         return None
-    return fmean(known[half:]) - fmean(known[:half])
+    return Change(fmean(known[half:][-half:]) - fmean(known[:half]), half)
 
 
 def step_ends(session: Session, run: Run) -> list[tuple[int, float]]:

@@ -17,7 +17,6 @@ from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rhyme_openrlhf import __version__
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.state import Service, ServiceDep
 from rhyme_openrlhf.webui import assets, navigation, text
@@ -37,7 +36,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        static=assets.static_url, plotly_url=assets.plotly_url, version=__version__, figure_titles=FIGURE_TITLES
+        static=assets.static_url,
+        plotly_url=assets.plotly_url,
+        plotly_style_ids=assets.plotly_style_ids(),
+        figure_titles=FIGURE_TITLES,
     )
     filters = (
         text.ago, text.change, text.compact, text.counted, text.duration, text.iso, text.label, text.moment,

@@ -58,8 +58,6 @@ def curves_of(*names: str) -> Callable[[Session, Run, Window], dict[str, Curve]]
 
 RUN_FIGURES: dict[str, RunFigure] = {
     figure.name: figure
-    for figure in (
-        RunFigure("reward", "Reward over steps", curves_of("reward", "rollout_reward"), learning.reward),
-    )
+    for figure in (RunFigure("reward", "Reward over steps", curves_of("reward", "rollout_reward"), learning.reward),)
 }
 FIGURE_TITLES: dict[str, str] = {name: figure.title for name, figure in RUN_FIGURES.items()}

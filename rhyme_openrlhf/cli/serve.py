@@ -35,8 +35,8 @@ machine (for this machine only) and keeps everything in the data directory."""
 GOODBYE_SECONDS = 5
 # What `pip install 'rhyme-openrlhf[server]'` brings.
 SERVER_PACKAGES = frozenset(
-    {"alembic", "fastapi", "jinja2", "plotly", "prometheus_client", "psycopg", "pyarrow", "pydantic", "ray", "sqlalchemy",
-     "sse_starlette", "starlette", "uvicorn"}
+    {"alembic", "fastapi", "jinja2", "plotly", "prometheus_client", "psycopg", "pyarrow", "pydantic", "ray",
+     "sqlalchemy", "sse_starlette", "starlette", "uvicorn"}
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from rhyme_openrlhf.api.queries import find_run, names_around
 from rhyme_openrlhf.api.status import ACTIVE, ENDED
 from rhyme_openrlhf.api.views import run_summary
 from rhyme_openrlhf.webui import text
-from rhyme_openrlhf.webui.recent import RECENT, recent_change, seconds_left, step_ends
+from rhyme_openrlhf.webui.recent import RECENT, Change, recent_change, seconds_left, step_ends
 from rhyme_openrlhf.webui.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
@@ -27,23 +27,24 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True)
 class TileForm:
-    """One tile: the run's figure of this name, how it is written, and whether more is better (None: neither)."""
+    """One tile: the run's figure of this name, how it is written, and whether more is better."""
 
     name: str
     title: str
     hint: str
     is_share: bool
-    more_is_better: bool | None
+    more_is_better: bool
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile as it is shown; `trend` is "better", "worse" or ""."""
+    """A tile as it is shown; `change` and what it is `compared` to, or empty; `trend` is "better", "worse" or ""."""
 
     title: str
     hint: str
     value: str
     change: str
+    compared: str
     trend: str
 
 
@@ -106,10 +107,12 @@ def _tiles(session: Session, run: Run) -> list[Tile]:
     ]
 
 
-def _tile(form: TileForm, value: float | None, change: float | None) -> Tile:
+def _tile(form: TileForm, value: float | None, change: Change | None) -> Tile:
     written = text.percent(value) if form.is_share else text.number(value)
-    moved = text.change(change, form.is_share) if change is not None else ""
+    if change is None:
+        return Tile(form.title, form.hint, written, "", "", "")
+    moved = text.change(change.by, form.is_share)
     trend = ""
-    if change and not moved.startswith("±") and form.more_is_better is not None:
-        trend = "better" if (change > 0) == form.more_is_better else "worse"
-    return Tile(form.title, form.hint, written, moved, trend)
+    if not moved.startswith("±"):
+        trend = "better" if (change.by > 0) == form.more_is_better else "worse"
+    return Tile(form.title, form.hint, written, moved, f"than {text.counted(change.steps, 'step')} before", trend)

@@ -107,7 +107,7 @@ def runs_page(
 ) -> HTMLResponse:
     """The table of runs; every filter is in the address."""
     asked = Asked(status, origin, tag, experiment, text, archived, sort, direction)
-    return page.render("runs.html", **_table(page, asked, cursor), statuses=RUN_STATUSES)
+    return page.render("runs.html", **_table(page, asked, cursor))
 
 
 @router.get("/ui/parts/runs")

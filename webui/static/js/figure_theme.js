@@ -30,7 +30,7 @@ export function template() {
       plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 56, r: 20, t: 16, b: 48 },
       xaxis: { ...axis, showgrid: false, showline: true, ticks: "outside", ticklen: 4 },
-      yaxis: axis,
+      yaxis: { ...axis, ticks: "outside", ticklen: 4, tickcolor: "rgba(0,0,0,0)" },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: soft }, bgcolor: "rgba(0,0,0,0)" },
       hoverlabel: { bgcolor: color("raised"), bordercolor: color("line-strong"), font: { color: color("ink") } },
       hoverdistance: 30,

@@ -2,14 +2,13 @@
 import { keep } from "./kept.js";
 
 const NEXT = { system: "light", light: "dark", dark: "system" };
-const NAMES = { system: "Auto", light: "Light", dark: "Dark" };
+const NAMES = { system: "Theme: auto", light: "Theme: light", dark: "Theme: dark" };
 const root = document.documentElement;
 
 const current = () => root.dataset.theme ?? "system";
 
 function show(button) {
   button.querySelector("[data-theme-name]").textContent = NAMES[current()];
-  button.setAttribute("aria-label", `Theme: ${NAMES[current()]}`);
 }
 
 function announce() {

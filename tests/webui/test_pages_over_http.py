@@ -1,0 +1,112 @@
+"""Who sees which page, and what comes with it."""
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from rhyme_openrlhf.webui.pages.sign_in import local_path
+
+
+def signed_in(dashboard: Any, role: str = "operator") -> httpx.Client:
+    client = httpx.Client(base_url=dashboard.url)
+    assert client.post("/api/v1/session", json={"token": dashboard.tokens[role]}).status_code == 200
+    return client
+
+
+def test_without_a_session_pages_lead_to_sign_in_and_back(dashboard: Any) -> None:
+    answer = httpx.get(f"{dashboard.url}/?text=a%26b&sort=name")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/sign-in?next=%2F%3Ftext%3Da%2526b%26sort%3Dname"
+    page = httpx.get(dashboard.url + answer.headers["location"])
+    assert page.status_code == 200 and 'data-next="/?text=a%26b&amp;sort=name"' in page.text
+
+
+@pytest.mark.parametrize("path", ["/ui/parts/runs", "/ui/runs/{uid}/parts/header", "/ui/runs/{uid}/figures/reward"])
+def test_without_a_session_pieces_are_refused(dashboard: Any, path: str) -> None:
+    answer = httpx.get(dashboard.url + path.format(uid=dashboard.run_uid))
+    assert answer.status_code == 401 and answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    "address", ["//evil.example", "/\\evil.example", "https://evil.example", "/\t/evil.example", "javascript:x", ""]
+)
+def test_sign_in_leads_nowhere_else(address: str) -> None:
+    assert local_path(address) == "/"
+
+
+def test_sign_in_leads_to_paths_of_ours() -> None:
+    assert local_path("/runs/0f3a?x=//y") == "/runs/0f3a?x=//y"
+
+
+def test_a_viewer_sees_no_actions(dashboard: Any) -> None:
+    path = f"/runs/{dashboard.run_uid}"
+    assert "data-action" in signed_in(dashboard).get(path).text
+    calls = re.findall(r'data-action="([^"]*)"', signed_in(dashboard, "viewer").get(path).text)
+    assert calls == ["DELETE /api/v1/session"]
+
+
+def test_pages_are_not_kept_and_static_files_are(dashboard: Any) -> None:
+    page = signed_in(dashboard).get("/")
+    assert page.headers["cache-control"] == "no-store"
+    addresses = re.findall(r'(?:src|href|data-plotly)="(/static/[^"#]*)', page.text)
+    assert len(addresses) > 5
+    for address in addresses:
+        answer = httpx.get(dashboard.url + address)
+        assert answer.status_code == 200 and "immutable" in answer.headers["cache-control"], address
+
+
+def test_plotly_is_sent_packed(dashboard: Any) -> None:
+    page = signed_in(dashboard).get("/").text
+    (address,) = re.findall(r'data-plotly="([^"]*)"', page)
+    packed = httpx.get(dashboard.url + address)
+    plain = httpx.get(dashboard.url + address, headers={"Accept-Encoding": "identity"})
+    assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
+    assert packed.content == plain.content
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+
+
+def test_errors_are_pages(dashboard: Any) -> None:
+    client = signed_in(dashboard)
+    missing = client.get(f"/runs/{'0' * 16}")
+    assert missing.status_code == 404 and "there is no run 0000000000000000" in missing.text
+    assert missing.headers["content-type"].startswith("text/html")
+    assert client.get("/nowhere").headers["content-type"].startswith("text/html")
+    assert client.get("/api/v1/nowhere").headers["content-type"] == "application/problem+json"
+    assert client.get(f"/ui/runs/{dashboard.run_uid}/figures/none").status_code == 404
+
+
+def test_a_figures_options_are_checked(dashboard: Any) -> None:
+    client = signed_in(dashboard)
+    path = f"/ui/runs/{dashboard.run_uid}/figures/reward"
+    steps = client.get(path, params={"from_step": 3, "to_step": 5}).json()["data"][0]["x"]
+    assert steps == [3.0, 4.0, 5.0]
+    assert client.get(path, params={"axis": "sideways"}).status_code == 422
+    assert client.get(path, params={"unknown": "1"}).status_code == 422
+
+
+def test_the_runs_page_filters_sorts_and_says_what_is_empty(dashboard: Any) -> None:
+    client = signed_in(dashboard)
+    assert f"/runs/{dashboard.run_uid}" in client.get("/", params={"status": "succeeded", "text": "DEM"}).text
+    narrow = client.get("/", params={"status": "failed"}).text
+    assert f"/runs/{dashboard.run_uid}" not in narrow and "No run meets these conditions" in narrow
+    assert 'aria-sort="ascending"' in client.get("/", params={"sort": "name", "direction": "asc"}).text
+    assert client.get("/", params={"cursor": "nonsense"}).status_code == 422
+
+
+def test_without_runs_the_page_says_how_to_start_one(empty_dashboard: Any) -> None:
+    assert "rhyme runs start --name first -f -- rhyme demo" in signed_in(empty_dashboard).get("/").text
+
+
+def test_names_are_shown_as_text(dashboard: Any) -> None:
+    client = signed_in(dashboard)
+    csrf = client.get("/api/v1/session").json()["csrf"]
+    name = "<img src=x onerror=alert(1)>\"'"
+    changed = client.patch(
+        f"/api/v1/runs/{dashboard.run_uid}", json={"name": name, "tags": [name]}, headers={"X-CSRF-Token": csrf}
+    )
+    assert changed.status_code == 200
+    for path in ("/", f"/runs/{dashboard.run_uid}"):
+        found = client.get(path).text
+        assert "<img" not in found and "&lt;img" in found
