@@ -11,7 +11,7 @@ from __future__ import annotations
 BLUE = "#3b82d6"
 ORANGE = "#d9730d"
 GREEN = "#0f9f78"
-PURPLE = "#b45fc4"
+PURPLE = "#c05f9e"
 RED = "#dc4c4c"
 GOLD = "#a37f08"
 CYAN = "#1b93ad"
