@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 from typing import Any
 
 from PIL import Image
@@ -35,7 +36,7 @@ PAGES: dict[str, str] = {
 PUBLIC = ("sign-in",)
 # A laptop's and a telephone's window.
 SIZES = {"1440": (1440, 900), "390": (390, 844)}
-THEMES = ("light", "dark")
+THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 COLORS = 256
 # Figures are drawn within it, or the picture shows that they are not.
 DRAWN_MS = 20_000

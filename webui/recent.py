@@ -41,7 +41,7 @@ def step_ends(session: Session, run: Run) -> list[tuple[int, float]]:
         .order_by(Step.step.desc())
         .limit(2 * RECENT)
     ).all()
-    return [(step, finished) for step, finished in reversed(rows)]
+    return [(step, finished) for step, finished in reversed(rows) if finished is not None]
 
 
 def seconds_left(ends: Sequence[tuple[int, float]], steps_total: int | None) -> float | None:
