@@ -20,8 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 
