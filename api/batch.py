@@ -2,13 +2,20 @@
 
 Invariants: a batch is whole or refused, with the position of its first bad event; what passes here is accepted by both
 databases (lengths, ranges, no NUL); an event of an unknown kind, which a newer writer sent, is kept raw.
+
+Tens of thousands of events a second come this way. So an event that is as it should be is checked and made in C
+(`_quick`, from types that are derived from the event classes); what is not passes the checks below in Python, which
+know more forms (NumPy's numbers, "nan") and say what is wrong. Both give the same for what both take.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, get_type_hints
+from functools import lru_cache
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
@@ -52,7 +59,7 @@ def prepare(rows: Iterable[Any]) -> list[Arrived]:
     arrived = []
     for position, row in enumerate(rows):
         try:
-            arrived.append(_arrived(row))
+            arrived.append(_quick(row) or _arrived(row))
         except EventError as error:
             raise BatchError(position, str(error)) from error
     return arrived
@@ -67,6 +74,27 @@ def storable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
+
+
+def _quick(row: Any) -> Arrived | None:
+    """The event, if it has the plain form that our writers give it; None when that has to be looked at closely."""
+    try:
+        kind = row["kind"]
+        event_class, form = _FORMS[kind]
+        checked: Any = msgspec.convert(row, form)
+        event = msgspec.convert(row, event_class)
+        time, source = checked.time, checked.source
+        body = dict(row)
+        del body["kind"], body["time"], body["source"], body["sequence"]
+        text = _encode(body).decode("utf-8")
+        if "null" in text:
+            _refuse_not_finite(body.values())
+    except (KeyError, TypeError, ValueError, OverflowError):  # said in words by the close look
+        return None
+    # A NUL is written as an escape.
+    if "\\u0000" in text or not -SECONDS_MAX <= time <= SECONDS_MAX or not _is_source(source):
+        return None
+    return Arrived(kind, time, source, checked.sequence, text, event)
 
 
 def _arrived(row: Any) -> Arrived:
@@ -84,7 +112,7 @@ def _arrived(row: Any) -> Arrived:
     else:
         time, source, sequence, event = recorded.time, recorded.source, recorded.sequence, recorded.event
         _check(event)
-    if not source or len(source) > SOURCE_LENGTH or not storable(source):
+    if not _is_source(source):
         raise EventError(kind, "source", f"must be plain text of 1 to {SOURCE_LENGTH} characters")
     if not 0 <= sequence <= COUNT_MAX:
         raise EventError(kind, "sequence", f"must be from 0 to {COUNT_MAX}, got {sequence}")
@@ -95,6 +123,12 @@ def _arrived(row: Any) -> Arrived:
         return Arrived(kind, time, source, sequence, _body(body), event)
     except (TypeError, ValueError, OverflowError) as error:
         raise EventError(kind, "event", f"is not strict JSON: {error}") from error
+
+
+# A run has few sources, and each event names one.
+@lru_cache(maxsize=1024)
+def _is_source(text: str) -> bool:
+    return 0 < len(text) <= SOURCE_LENGTH and storable(text)
 
 
 _PROBE: dict[str, Any] = {"kind": "note", "level": "info", "text": ""}
@@ -172,3 +206,46 @@ _SECONDS = {
 _TEXTS = {cls.kind: [name for name in _fields(cls, (str,))] for cls in EVENT_CLASSES}
 _SPECIAL: dict[type[Event], Any] = {TrainStep: _check_metrics, Evaluation: _check_metrics}
 _SPECIAL.update({cls: _check_counters for cls in EVENT_CLASSES if EngineCounters in get_type_hints(cls).values()})
+
+
+def _form(event_class: type[Event]) -> type[msgspec.Struct]:
+    """What a row of this kind must hold to pass `_check`, envelope included; other fields are not looked at."""
+    kind = event_class.kind
+    limits = {name: _between(-largest, largest) for name, largest in _INTEGERS[kind]}
+    limits |= {name: msgspec.Meta(ge=-SECONDS_MAX, le=SECONDS_MAX) for name in _SECONDS[kind]}
+    limits |= {name: msgspec.Meta(max_length=length) for name, length in _TEXT_LENGTHS.items()}
+    metric = METRIC_LENGTH - (len(EVALUATION_PREFIX) if event_class is Evaluation else 0)
+    special: dict[str, Any] = {
+        "counters": _COUNTERS,
+        "metrics": dict[Annotated[str, msgspec.Meta(max_length=metric)], float],
+        "seconds_by_part": dict[str, Annotated[float, msgspec.Meta(ge=-SECONDS_MAX, le=SECONDS_MAX)]],
+    }
+    hints = get_type_hints(event_class)
+    fields: list[Any] = [("time", float), ("source", str), ("sequence", Annotated[int, _between(0, COUNT_MAX)])]
+    for field in dataclasses.fields(event_class):
+        hint = special.get(field.name, hints[field.name])
+        if field.name in limits:
+            inside = [one for one in get_args(hint) if one is not NoneType]
+            hint = Annotated[inside[0], limits[field.name]] | None if inside else Annotated[hint, limits[field.name]]
+        missing = field.default is dataclasses.MISSING
+        fields.append((field.name, hint) if missing else (field.name, hint, field.default))
+    form = msgspec.defstruct(event_class.__name__, fields, kw_only=True, gc=False)
+    for known in (form, event_class):
+        msgspec.json.Decoder(known)  # a type that it does not understand is found now, and not taken for a bad event
+    return form
+
+
+def _between(low: int, high: int) -> msgspec.Meta:
+    return msgspec.Meta(ge=low, le=high)
+
+
+# As `EngineCounters.from_dict`: every counter must be there.
+_COUNTERS = msgspec.defstruct(
+    "Counters",
+    [
+        (name, Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)] if hint is float
+         else Annotated[int, _between(0, COUNT_MAX)])
+        for name, hint in get_type_hints(EngineCounters).items()
+    ],
+)  # fmt: skip
+_FORMS = {cls.kind: (cls, _form(cls)) for cls in EVENT_CLASSES}
