@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Float, cast, func, select
+from sqlalchemy import ColumnElement, Float, case, cast, func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.models import Run
@@ -40,7 +40,8 @@ FIGURES: dict[str, ColumnElement[Any]] = {
     "tokens_per_step": _ratio(Step.decode_tokens, Step.sample_steps),
     "decode_step_ms": _ratio(Step.busy_seconds * MS_PER_SECOND, Step.decode_steps),
     "tokens_per_second": _ratio(Step.response_tokens, Step.rollout_seconds),
-    "bubble_fraction": _ratio(_bubble_seconds(), Step.engines * Step.rollout_seconds),
+    # None where there is no timeline to find bubbles in.
+    "bubble_fraction": _ratio(_bubble_seconds(), case((Step.intervals > 0, Step.engines * Step.rollout_seconds))),
     "step_seconds": Step.finished_at - Step.started_at,
 }
 

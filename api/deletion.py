@@ -19,7 +19,7 @@ from rhyme_openrlhf.api.status import ENDED
 
 # Rows a transaction: well below a second on a slow disk.
 CHUNK = 20_000
-# Those that grow with a run's length; the rest goes with the run's row (ON DELETE CASCADE).
+# Those that grow with a run's length and have no foreign keys; the rest goes with the run's row (ON DELETE CASCADE).
 LARGE_TABLES: tuple[Any, ...] = (
     RawEvent, Interval, EngineSampleRow, EngineStepRow, Metric, Move, Switch, Step,
 )  # fmt: skip
@@ -35,6 +35,9 @@ def delete_run(database: Database, uid: str) -> None:
     with database.writing() as session:
         # Asked again: somebody may have brought it back meanwhile.
         run = _deletable(session, uid)
+        # And a batch may have come; none comes any more, because the run is locked.
+        for table in LARGE_TABLES:
+            session.execute(delete(table).where(table.run_id == run.id))
         # Clones stay, without a parent.
         session.execute(update(Run).where(Run.parent_id == run.id).values(parent_id=None))
         session.execute(delete(Run).where(Run.id == run.id))

@@ -5,10 +5,11 @@ The run's row must be locked (`lives.lock_run`): steps are read, changed and wri
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, select
+from sqlalchemy import Column, ColumnElement, Connection, Table, delete, func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.batch import Arrived
@@ -25,6 +26,7 @@ from rhyme_openrlhf.api.record import (
     RawEvent,
     Step,
     Switch,
+    of_kinds,
 )
 from rhyme_openrlhf.api.rollup import (
     ENGINE_STEP_COUNTERS,
@@ -41,6 +43,7 @@ from rhyme_openrlhf.api.rollup import (
     steps_concerned,
 )
 from rhyme_openrlhf.api.totals import EPOCH_SUMS, epoch_changes, run_figures
+from rhyme_openrlhf.telemetry.events import RunStarted
 
 CHECKPOINT = "checkpoint"
 
@@ -91,19 +94,23 @@ def derive(session: Session, run_id: int, attempt_id: int, ceiling: int | None, 
     rollup.add(fresh)
     rollup.settle_bubbles(_segments(connection, run_id, rollup.needs_intervals()))
     ids = (run_id, attempt_id)
-    _write_engine_steps(
-        connection, [(run_id, step, engine, attempt_id, *row) for (step, engine), row in rollup.engine_steps.items()]
-    )
+    of_engines = [
+        (run_id, step, engine, attempt_id, *row) for (step, engine), row in sorted(rollup.engine_steps.items())
+    ]
+    _write_engine_steps.new(connection, [row for row in of_engines if rollup.is_new(row[1])])
+    _write_engine_steps(connection, [row for row in of_engines if not rollup.is_new(row[1])])
     _count_engines(connection, run_id, rollup)
     changed = rollup.changed_steps()
-    _write_steps(connection, [tuple(row[name] for name in STEP_COLUMNS) for row in changed])
+    of_steps = [tuple(row[name] for name in STEP_COLUMNS) for row in changed]
+    _write_steps.new(connection, [row for row in of_steps if rollup.is_new(row[1])])
+    _write_steps(connection, [row for row in of_steps if not rollup.is_new(row[1])])
     _write_intervals(connection, rollup.intervals)
     _write_samples(connection, rollup.samples)
     _write_moves(connection, rollup.moves)
     _write_switches(connection, rollup.switches)
-    _write_metrics(
-        connection, [(run_id, name, step, attempt_id, value) for (name, step), value in rollup.metrics.items()]
-    )
+    for write, metrics in ((_write_metrics.new, rollup.new_metrics), (_write_metrics, rollup.metrics)):
+        # By name: a curve's values lie side by side then, where the database keeps rows as they came.
+        write(connection, [(run_id, *key, attempt_id, value) for key, value in sorted(metrics.items(), key=_key)])
     _write_stability(connection, [(run_id, epoch, attempt_id, *row) for epoch, row in rollup.stability.items()])
     _write_artifacts(
         connection, [(*ids, CHECKPOINT, step, path, time) for (step, path), time in rollup.checkpoints.items()]
@@ -146,7 +153,7 @@ def update_header(session: Session, run: Run, attempt: Attempt, rollup: Rollup) 
 def _newer_started(session: Session, attempt: Attempt) -> bool:
     """Whether a newer attempt has said what the run is."""
     newer = select(RawEvent.id).where(
-        RawEvent.run_id == attempt.run_id, RawEvent.kind == "run_started", RawEvent.attempt_id > attempt.id
+        RawEvent.run_id == attempt.run_id, *of_kinds([RunStarted.kind]), RawEvent.attempt_id > attempt.id
     )
     return session.execute(newer.limit(1)).first() is not None
 
@@ -154,7 +161,7 @@ def _newer_started(session: Session, attempt: Attempt) -> bool:
 def _stored_steps(connection: Connection, run_id: int, attempt_id: int, steps: Collection[int]) -> dict[int, StepRow]:
     if not steps:
         return {}
-    query = select(STEPS).where(STEPS.c.run_id == run_id, STEPS.c.step.in_(steps), STEPS.c.attempt_id == attempt_id)
+    query = select(STEPS).where(STEPS.c.run_id == run_id, _among(STEPS.c.step, steps), STEPS.c.attempt_id == attempt_id)
     return {row["step"]: dict(row) for row in connection.execute(query).mappings()}
 
 
@@ -171,12 +178,24 @@ def _segments(connection: Connection, run_id: int, steps: Collection[int]) -> di
 
 def _count_engines(connection: Connection, run_id: int, rollup: Rollup) -> None:
     """Set `engines` of the steps: how many engines have told what they did."""
-    steps = {step for step, _ in rollup.engine_steps}
-    if steps:
+    told = Counter(step for step, _ in rollup.engine_steps)
+    stored = [step for step in told if not rollup.is_new(step)]
+    if stored:
         of = _table(EngineStepRow).c
-        query = select(of.step, func.count()).where(of.run_id == run_id, of.step.in_(steps)).group_by(of.step)
-        for step, engines in connection.execute(query):
-            rollup.steps[step]["engines"] = engines
+        query = select(of.step, func.count()).where(of.run_id == run_id, of.step.in_(stored)).group_by(of.step)
+        told.update({step: count - told[step] for step, count in connection.execute(query)})
+    for step, engines in told.items():
+        rollup.steps[step]["engines"] = engines
+
+
+def _among(column: Column[int], steps: Collection[int]) -> ColumnElement[bool]:
+    """One of these steps, or between them: a batch's steps follow each other, and one range is found faster."""
+    first, last = min(steps), max(steps)
+    return column.between(first, last) if last - first <= 2 * len(steps) else column.in_(steps)
+
+
+def _key(item: tuple[tuple[str, int], Any]) -> tuple[str, int]:
+    return item[0]
 
 
 def _change_epochs(connection: Connection, run_id: int, before: Sequence[StepRow], after: Sequence[StepRow]) -> None:

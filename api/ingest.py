@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api import lives
@@ -85,7 +86,10 @@ def _locked(session: Session, attempt_uid: str) -> tuple[Run, list[Attempt], Att
     run_id = session.execute(select(Attempt.run_id).where(Attempt.uid == attempt_uid)).scalar_one_or_none()
     if run_id is None:
         raise UnknownAttemptError(f"attempt {attempt_uid} is unknown: announce it first")
-    run, attempts = lives.lock_run(session, run_id)
+    try:
+        run, attempts = lives.lock_run(session, run_id)
+    except NoResultFound:
+        attempts = []
     for attempt in attempts:
         if attempt.uid == attempt_uid:
             return run, attempts, attempt

@@ -24,7 +24,7 @@ from rhyme_openrlhf.api.auth import Principal, still_holds
 from rhyme_openrlhf.api.models import Attempt
 from rhyme_openrlhf.api.problems import FieldError, ProblemError, problem_response
 from rhyme_openrlhf.api.queries import RunFilter, list_runs
-from rhyme_openrlhf.api.record import RawEvent
+from rhyme_openrlhf.api.record import RawEvent, of_kinds
 from rhyme_openrlhf.api.state import Service
 
 # Events of one look into the database: about 1 MB.
@@ -170,7 +170,7 @@ def _events_after(
         .limit(BATCH)
     )
     if kinds:
-        query = query.where(RawEvent.kind.in_(kinds))
+        query = query.where(*of_kinds(kinds))
     if sources:
         query = query.where(RawEvent.source.in_(sources))
     with service.database.reading() as session:

@@ -154,7 +154,7 @@ class Token(Base):
     prefix: Mapped[str] = mapped_column(String(STATUS_LENGTH))
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     # A reporter's token for one run may report for no other.
-    run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
     created_at: Mapped[float] = mapped_column(Float)
     last_used_at: Mapped[float | None] = mapped_column(Float)
     revoked_at: Mapped[float | None] = mapped_column(Float)

@@ -7,7 +7,21 @@ and belong to the newest attempt that reached their step (a resumed run replaces
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from collections.abc import Collection
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    TextClause,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from rhyme_openrlhf.api.base import Base, BigId
@@ -21,13 +35,25 @@ SAMPLE_LENGTH = 64
 NODE_LENGTH = 253
 
 
-def _run() -> Mapped[int]:
-    return mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+# Kinds that come for every engine or many times a step. The others are few, and an index of their own finds them.
+FREQUENT_KINDS = (
+    "engine_interval", "engine_sample", "engine_step", "rollout_progress", "sample_moved", "stage_started",
+    "weights_loaded",
+)  # fmt: skip
+# As the index says it: with this in its condition, a query may use it.
+_RARE = text(f"kind NOT IN ({', '.join(map(repr, FREQUENT_KINDS))})")
+
+
+# No foreign key in the tables that grow with a run's length: each costs a look-up for every row, and without an index
+# of its own a scan for every row that it refers to and that is deleted. Only the ingestion writes them, with the run's
+# row locked, and `api/deletion.py` takes them out with their run.
+
+
+def _run(primary_key: bool = False) -> Mapped[int]:
+    return mapped_column(Integer, primary_key=primary_key, autoincrement=False)
 
 
 def _attempt() -> Mapped[int]:
-    # No foreign key: each costs a look-up for every row, and without an index of its own a scan for every attempt that
-    # is deleted. These rows go with their run, and only the ingestion writes them.
     return mapped_column(Integer)
 
 
@@ -53,21 +79,26 @@ class RawEvent(Base):
     __tablename__ = "events"
     __table_args__ = (
         UniqueConstraint("attempt_id", "source", "sequence"),
-        Index("ix_events_run_kind_id", "run_id", "kind", "id"),
+        Index("ix_events_rare", "run_id", "kind", "id", sqlite_where=_RARE, postgresql_where=_RARE),
         Index("ix_events_run_id", "run_id", "id"),
         # An id is never used again: live streams resume by it.
         {"sqlite_autoincrement": True},
     )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    # Goes with its attempt, which goes with its run.
-    run_id: Mapped[int] = mapped_column(Integer)
-    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id", ondelete="CASCADE"))
+    run_id: Mapped[int] = _run()
+    attempt_id: Mapped[int] = _attempt()
     source: Mapped[str] = mapped_column(String(SOURCE_LENGTH))
     sequence: Mapped[int] = mapped_column(BigInteger)
     time: Mapped[float] = mapped_column(Float)
     kind: Mapped[str] = mapped_column(String(KIND_LENGTH))
     body: Mapped[str] = mapped_column(Text)
+
+
+def of_kinds(kinds: Collection[str]) -> list[ColumnElement[bool] | TextClause]:
+    """Conditions for events of these kinds, such that the index of rare kinds is used where they all are."""
+    conditions: list[ColumnElement[bool] | TextClause] = [RawEvent.kind.in_(kinds)]
+    return conditions if set(kinds) & set(FREQUENT_KINDS) else [*conditions, _RARE]
 
 
 class Step(Base):
@@ -80,7 +111,7 @@ class Step(Base):
 
     __tablename__ = "steps"
 
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    run_id: Mapped[int] = _run(primary_key=True)
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
     attempt_id: Mapped[int] = _attempt()
     epoch: Mapped[int | None] = mapped_column(Integer)
@@ -171,8 +202,10 @@ class EngineStepRow(Base):
     """What one engine did in one step's rollout stage (EngineStep)."""
 
     __tablename__ = "engine_steps"
+    # Kept in the order of its key.
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012 (SQLAlchemy reads it once)
 
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    run_id: Mapped[int] = _run(primary_key=True)
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
     engine: Mapped[int] = mapped_column(Integer, primary_key=True)
     attempt_id: Mapped[int] = _attempt()
@@ -190,10 +223,7 @@ class Interval(Base):
     """One lane segment of the bubble timeline (EngineInterval)."""
 
     __tablename__ = "engine_intervals"
-    __table_args__ = (
-        Index("ix_engine_intervals_run_step_engine", "run_id", "step", "engine"),
-        Index("ix_engine_intervals_run_start", "run_id", "start"),
-    )
+    __table_args__ = (Index("ix_engine_intervals_run_step_engine", "run_id", "step", "engine"),)
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     run_id: Mapped[int] = _run()
@@ -230,8 +260,10 @@ class Metric(Base):
     """One training or evaluation scalar of one step (TrainStep; Evaluation's names begin with "eval/")."""
 
     __tablename__ = "metrics"
+    # Kept in the order of its key, so that a curve lies in one piece.
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012 (SQLAlchemy reads it once)
 
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    run_id: Mapped[int] = _run(primary_key=True)
     name: Mapped[str] = mapped_column(String(METRIC_LENGTH), primary_key=True)
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
     attempt_id: Mapped[int] = _attempt()

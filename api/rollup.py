@@ -104,6 +104,8 @@ class Rollup:
         self.samples: list[tuple[Any, ...]] = []
         self.moves: list[tuple[Any, ...]] = []
         self.switches: list[tuple[Any, ...]] = []
+        # Of a step's first TrainStep, by name: these are new. Others may take the place of stored ones.
+        self.new_metrics: dict[tuple[str, int], float | None] = {}
         self.metrics: dict[tuple[str, int], float | None] = {}
         self.stability: dict[int, tuple[float | None, int]] = {}
         self.checkpoints: dict[tuple[int, str], float] = {}
@@ -146,6 +148,10 @@ class Rollup:
     def changed_steps(self) -> list[StepRow]:
         """The step rows to write."""
         return [self.steps[step] for step in sorted(self.steps)]
+
+    def is_new(self, step: int) -> bool:
+        """Whether nothing of this step is stored: older attempts' rows are taken out before a newer one's come."""
+        return step not in self._stored
 
     def _step(self, step: int) -> StepRow:
         row = self.steps.get(step)
@@ -211,7 +217,9 @@ class Rollup:
 
     def _take_train_step(self, event: TrainStep, time: float) -> None:
         parts = event.seconds_by_part
-        self._step(event.step).update(
+        row = self._step(event.step)
+        first = row["finished_at"] is None
+        row.update(
             epoch=event.epoch,
             finished_at=time,
             experience_seconds=finite(parts.get("experience")),
@@ -220,7 +228,8 @@ class Rollup:
             reward=finite(event.metrics.get(REWARD_METRIC)),
         )
         for name, value in event.metrics.items():
-            self.metrics[name, event.step] = finite(value)
+            new = first and not name.startswith(EVALUATION_PREFIX)
+            (self.new_metrics if new else self.metrics)[name, event.step] = finite(value)
 
     def _take_evaluation(self, event: Evaluation, time: float) -> None:
         for name, value in event.metrics.items():

@@ -16,7 +16,7 @@ from rhyme_openrlhf.api.models import Attempt
 from rhyme_openrlhf.api.pagination import Direction, Order
 from rhyme_openrlhf.api.problems import documented
 from rhyme_openrlhf.api.queries import find_run, page_of
-from rhyme_openrlhf.api.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent
+from rhyme_openrlhf.api.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent, of_kinds
 from rhyme_openrlhf.api.state import ServiceDep
 
 router = APIRouter(prefix="/runs/{uid}/events", tags=["events"], responses=documented(401, 403, 404, 422, 429, 503))
@@ -80,9 +80,9 @@ def get_events(
     """A run's events of all its attempts."""
     with service.database.reading() as session:
         run = find_run(session, uid)
-        conditions = [RawEvent.run_id == run.id]
+        conditions: list[Any] = [RawEvent.run_id == run.id]
         if kind:
-            conditions.append(RawEvent.kind.in_(kind))
+            conditions += of_kinds(kind)
         if source:
             conditions.append(RawEvent.source.in_(source))
         order = Order("id", RawEvent.id, RawEvent.id, direction)

@@ -9,13 +9,15 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import MetaData, func, insert, inspect, select, text
+from sqlalchemy import MetaData, func, insert, inspect, select, text, update
 
 from rhyme_openrlhf.api import database as database_module
 from rhyme_openrlhf.api import models, record
 from rhyme_openrlhf.api.base import Base
 from rhyme_openrlhf.api.database import BusyError, Database, DatabaseError, alembic_config, upgrade
+from rhyme_openrlhf.api.deletion import LARGE_TABLES, delete_run
 from rhyme_openrlhf.api.models import Attempt, Experiment, Run
+from rhyme_openrlhf.api.record import RawEvent
 
 # Of the last release: every schema from the first one to it is upgraded below. All until there is a release.
 REVISIONS = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()]
@@ -176,8 +178,44 @@ def test_a_deleted_run_takes_everything_along(database: Database) -> None:
         tables.reflect(connection)
         fill(connection, tables)
     with database.writing() as session:
-        session.execute(text("DELETE FROM runs"))
+        session.execute(update(Run).values(status="succeeded"))
+    delete_run(database, "text")
     with database.reading() as session:
         left = {name for name in tables.tables if session.execute(text(f'SELECT 1 FROM "{name}"')).first()}
         assert session.execute(select(Attempt)).first() is None
     assert left == {"alembic_version", "experiments"}
+
+
+def test_deleting_a_run_knows_every_table_without_a_reference_to_it() -> None:
+    loose = {
+        table.name for table in Base.metadata.sorted_tables if "run_id" in table.c and not table.c.run_id.foreign_keys
+    }
+    assert loose == {table.__tablename__ for table in LARGE_TABLES}
+    for name in loose:
+        # So that it looks at no other run's rows.
+        table = Base.metadata.tables[name]
+        whole = [index for index in table.indexes if index.dialect_options["sqlite"]["where"] is None]
+        first = {next(iter(index.columns)).name for index in [*whole, table.primary_key]}
+        assert "run_id" in first, name
+
+
+def test_the_number_of_a_deleted_event_is_not_used_again_after_an_upgrade(empty_url: str) -> None:
+    store = Database(empty_url)
+    with store._writing_engine.begin() as connection:
+        upgrade(connection, "0001")
+        tables = MetaData()
+        tables.reflect(connection)
+        fill(connection, tables)
+        events = tables.tables["events"]
+        values = {"run_id": 1, "attempt_id": 1, "source": "a", "time": 0.0, "kind": "b", "body": "{}"}
+        connection.execute(text("DELETE FROM events"))
+        if not store.is_sqlite:
+            connection.execute(text("SELECT setval(pg_get_serial_sequence('events', 'id'), 1)"))
+        connection.execute(insert(events), [{**values, "sequence": n} for n in range(3)])
+        highest = connection.execute(select(func.max(events.c.id))).scalar_one()
+        connection.execute(text("DELETE FROM events WHERE sequence > 0"))
+    store.upgrade()
+    with store.writing() as session:
+        session.execute(insert(RawEvent), [{**values, "sequence": 3}])
+        assert session.scalar(select(func.max(RawEvent.id))) == highest + 1
+    store.dispose()
