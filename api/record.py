@@ -203,7 +203,7 @@ class EngineStepRow(Base):
 
     __tablename__ = "engine_steps"
     # Kept in the order of its key.
-    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012 (SQLAlchemy reads it once)
+    __table_args__ = {"sqlite_with_rowid": False}
 
     run_id: Mapped[int] = _run(primary_key=True)
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
@@ -261,7 +261,7 @@ class Metric(Base):
 
     __tablename__ = "metrics"
     # Kept in the order of its key, so that a curve lies in one piece.
-    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012 (SQLAlchemy reads it once)
+    __table_args__ = {"sqlite_with_rowid": False}
 
     run_id: Mapped[int] = _run(primary_key=True)
     name: Mapped[str] = mapped_column(String(METRIC_LENGTH), primary_key=True)

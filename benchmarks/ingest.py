@@ -1,13 +1,14 @@
 """How fast does the control plane take events in, and how fast are its pages meanwhile? Measured on this machine.
 
-    python benchmarks/ingest.py --out ingest.json                            # SQLite, and a temporary PostgreSQL
-    python benchmarks/ingest.py --stores sqlite --rows 2000000               # smaller
-    python benchmarks/ingest.py --url http://127.0.0.1:8000 --token-file F   # a running service, over HTTP
+    python benchmarks/ingest.py --out ingest.json            # SQLite and a temporary PostgreSQL, 10 million rows each
+    python benchmarks/ingest.py --stores sqlite --rows 500000 --seconds 20                      # smaller
+    python benchmarks/ingest.py --url http://127.0.0.1:8420 --token-file F --rows 500000        # a running service
 
-Reporters send a recorded run's events (tests/data/recorded_run.jsonl: its mix and sizes), again and again with later
-times, steps and sequences, one run each, until the store holds `--rows` rows. Without --url a thread for each reporter
-decodes, checks and stores the batches as the service does, all in one process; what the batches are made of is made
-before the clock runs. While they write, two readers ask what a run's page asks, one question after the other.
+First the store is filled to `--rows` rows, of all tables, by the ingestion itself, with nobody reading. Then the clock
+runs, for about `--seconds` each way: `http`, a `rhyme serve` on that store with its own defaults; and `functions`, the
+service's functions called by threads of this process, without HTTP. Each time 8 reporters send a recorded run's events
+(`recorded_load.py`), one run each, as fast as they are taken, while two readers ask what a run's page asks, one
+question after the other. What is sent is made before the clock runs. Exit status 1: a target is missed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import argparse
 import http.client
 import json
 import os
-import secrets
 import statistics
 import subprocess
 import sys
@@ -27,157 +27,122 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from recorded_load import BATCH_EVENTS, Recording, Reporter
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.announce import Announcement, announce
 from rhyme_openrlhf.api.base import Base
 from rhyme_openrlhf.api.batch import prepare
-from rhyme_openrlhf.api.database import Database
+from rhyme_openrlhf.api.curves import curves
+from rhyme_openrlhf.api.database import BusyError, Database
+from rhyme_openrlhf.api.fields import INT32
 from rhyme_openrlhf.api.ingest import ingest
+from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.pagination import Order
+from rhyme_openrlhf.api.queries import RunFilter, find_run, list_runs, page_of
+from rhyme_openrlhf.api.record import EngineStepRow, RawEvent, Step, of_kinds
+from rhyme_openrlhf.api.timeline import timeline
 
 ROOT = Path(__file__).parents[1]
-RECORDED = ROOT / "tests" / "data" / "recorded_run.jsonl"
-# What the reporter sends at most (telemetry/reporter.py).
-BATCH_EVENTS = 2000
-# Events each reporter sends between two looks at the clock: some seconds' work.
-ROUND_BATCHES = 5
+# Batches each reporter sends between two looks at the clock: some seconds' work.
+ROUND_BATCHES = 20
+# While nobody reads: one prepares its batch while the other's is written.
+FILLERS = 2
 READERS = 2
 # A page is looked at about this often by one person.
 READER_PAUSE_SECONDS = 0.05
+# The steps that a timeline shows at once.
+WINDOW = 20
+POINTS = 500
 TARGET_EVENTS_PER_SECOND = 20_000
 TARGET_P95_MS = 50.0
+# Rows that one event of the recording leaves in all tables, for a service whose store cannot be counted.
+ROWS_PER_EVENT = 2.29
+START_SECONDS = 60.0
 
-# What a run's page asks. {run}: its row number, {step}: a step of it, {width}: steps a point of a curve stands for.
-QUESTIONS = {
-    "runs": "SELECT id, uid, name, status, step, steps_total, reward, tokens_per_second, speculation_rate, "
-    "bubble_fraction FROM runs WHERE archived_at IS NULL ORDER BY created_at DESC LIMIT 50",
-    "epochs": "SELECT * FROM epochs WHERE run_id = {run} ORDER BY epoch",
-    "last steps": "SELECT * FROM steps WHERE run_id = {run} ORDER BY step DESC LIMIT 100",
-    "curve": "SELECT min(step), avg(reward), avg(rollout_seconds) FROM steps WHERE run_id = {run} "
-    "GROUP BY step / {width}",
-    "metric": "SELECT min(step), avg(value) FROM metrics WHERE run_id = {run} AND name = 'policy_loss' "
-    "GROUP BY step / {width}",
-    "engines": "SELECT * FROM engine_steps WHERE run_id = {run} AND step BETWEEN {step} AND {step} + 20",
-    "timeline": 'SELECT engine, state, cause, start, "end" FROM engine_intervals WHERE run_id = {run} '
-    "AND step BETWEEN {step} AND {step} + 20 ORDER BY step, engine",
-    "samples": "SELECT * FROM engine_samples WHERE run_id = {run} AND step BETWEEN {step} AND {step} + 20",
-    "notes": "SELECT id, time, source, body FROM events WHERE run_id = {run} AND kind = 'note' "
-    "ORDER BY id DESC LIMIT 50",
-}
-# The same over HTTP.
+# What a run's page asks: over HTTP, and as functions.
 PAGES = {
     "runs": "/api/v1/runs",
     "run": "/api/v1/runs/{uid}",
-    "last steps": "/api/v1/runs/{uid}/steps?limit=100",
-    "curve": "/api/v1/runs/{uid}/series?names=reward,rollout_seconds",
+    "last steps": "/api/v1/runs/{uid}/steps?limit=100&direction=desc",
+    "curves": "/api/v1/runs/{uid}/series?names=reward,rollout_seconds",
+    "metric": "/api/v1/runs/{uid}/series?names=policy_loss",
     "engines": "/api/v1/runs/{uid}/steps/{step}/engines",
-    "timeline": "/api/v1/runs/{uid}/timeline?from_step={step}&to_step={step}",
-    "notes": "/api/v1/runs/{uid}/events?kind=note",
+    "timeline": "/api/v1/runs/{uid}/timeline?from_step={step}&to_step={last}",
+    "notes": "/api/v1/runs/{uid}/events?kind=note&direction=desc&limit=50",
 }
 
 
-class Recording:
-    """The recorded run as a template that is filled in for each repetition."""
-
-    def __init__(self, path: Path = RECORDED) -> None:
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows = [row for row in rows if row["kind"] not in ("run_started", "run_finished")]
-        self.events = len(rows)
-        self.steps = max(row.get("step", 0) for row in rows)
-        self._lines = []
-        counts: dict[str, int] = defaultdict(int)
-        first = rows[0]["time"]
-        self._seconds = rows[-1]["time"] - first
-        for row in rows:
-            fields = {"time": "%.6f", "sequence": "%d"}
-            values = [row["time"], counts[row["source"]]]
-            counts[row["source"]] += 1
-            for name in ("step", "start", "end"):
-                if name in row:
-                    fields[name] = "%d" if name == "step" else "%.6f"
-                    values.append(row[name])
-            marked = {key: f"@{fields[key]}@" if key in fields else value for key, value in row.items()}
-            template = json.dumps(marked).replace("%", "%%")
-            for form in set(fields.values()):
-                template = template.replace(f'"@%{form}@"', form)
-            # In the order in which they stand in the line.
-            names = [name for name in row if name in fields]
-            of = dict(zip(fields, values, strict=True))
-            kinds = [row["source"] if name == "sequence" else name for name in names]
-            self._lines.append((template, [of[name] for name in names], kinds))
-        self._per_source = dict(counts)
-
-    def lines(self, repetition: int) -> Iterator[str]:
-        """The JSON lines of one repetition, each counting on where the one before ended."""
-        steps, seconds = repetition * self.steps, repetition * self._seconds
-        shifts = {"step": steps, "time": seconds, "start": seconds, "end": seconds}
-        for source, count in self._per_source.items():
-            shifts[source] = repetition * count
-        for template, values, kinds in self._lines:
-            yield template % tuple(value + shifts[kind] for value, kind in zip(values, kinds, strict=True))
+def _steps(session: Session, run: Run, step: int) -> object:
+    return page_of(session, Step, [Step.run_id == run.id], Order("step", Step.step, Step.step, "desc"), 100, None)
 
 
-@dataclass
-class Reporter:
-    """One run's sender: an endless stream of batches."""
-
-    run_uid: str = field(default_factory=lambda: secrets.token_hex(8))
-    attempt_uid: str = field(default_factory=lambda: secrets.token_hex(8))
-    steps: int = 0
-
-    def batches(self, recording: Recording) -> Iterator[bytes]:
-        """Bodies of requests."""
-        lines: list[str] = []
-        for repetition in range(1_000_000_000):
-            lines += recording.lines(repetition)
-            self.steps = (repetition + 1) * recording.steps
-            while len(lines) >= BATCH_EVENTS:
-                yield ('{"events": [' + ", ".join(lines[:BATCH_EVENTS]) + "]}").encode()
-                del lines[:BATCH_EVENTS]
+def _engines(session: Session, run: Run, step: int) -> object:
+    where = [EngineStepRow.run_id == run.id, EngineStepRow.step == step]
+    order = Order("engine", EngineStepRow.engine, EngineStepRow.engine, "asc")
+    return page_of(session, EngineStepRow, where, order, 100, None)
 
 
-Send = Callable[[Reporter, bytes], None]
-Ask = Callable[[Reporter, str], None]
+def _notes(session: Session, run: Run, step: int) -> object:
+    where: Any = [RawEvent.run_id == run.id, *of_kinds(["note"])]
+    return page_of(session, RawEvent, where, Order("id", RawEvent.id, RawEvent.id, "desc"), 50, None)
 
 
-def direct(database: Database) -> tuple[Callable[[Reporter], None], Send, Ask, Callable[[], int]]:
-    """Announce, send and ask by the service's own functions, and count rows."""
+QUESTIONS: dict[str, Callable[[Session, Run, int], object]] = {
+    "runs": lambda session, run, step: list_runs(session, RunFilter(), "created_at", "desc", 50, None),
+    "run": lambda session, run, step: run,
+    "last steps": _steps,
+    "curves": lambda session, run, step: curves(session, run, ["reward", "rollout_seconds"], 0, INT32, POINTS),
+    "metric": lambda session, run, step: curves(session, run, ["policy_loss"], 0, INT32, POINTS),
+    "engines": _engines,
+    "timeline": lambda session, run, step: timeline(session, run, step, step + WINDOW, None, 16, 5000),
+    "notes": _notes,
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a service is spoken to: make an attempt known, send one of its batches, ask a question about its run."""
+
+    announce: Callable[[Reporter], None]
+    send: Callable[[Reporter, bytes], None]
+    ask: Callable[[Reporter, str], None]
+
+
+def by_functions(database: Database) -> Way:
+    """By the service's own functions."""
     decode = msgspec.json.Decoder().decode
-    numbers: dict[str, int] = {}
 
-    def start(reporter: Reporter) -> None:
+    def make_known(reporter: Reporter) -> None:
         with database.writing() as session:
-            attempt = announce(
-                session, Announcement(reporter.attempt_uid, reporter.run_uid, "benchmark", "/", {}), time.time()
-            )
-            numbers[reporter.run_uid] = attempt.run_id
+            announce(session, Announcement(reporter.attempt_uid, reporter.run_uid, "benchmark", "/", {}), time.time())
 
     def send(reporter: Reporter, body: bytes) -> None:
         arrived = prepare(decode(body)["events"])
-        with database.writing() as session:
-            ingest(session, reporter.attempt_uid, arrived, time.time())
+        while True:
+            try:
+                with database.writing() as session:
+                    ingest(session, reporter.attempt_uid, arrived, time.time())
+                return
+            except BusyError:  # as a reporter does when it is told to come again
+                time.sleep(1)
 
     def ask(reporter: Reporter, name: str) -> None:
-        values = {"run": numbers[reporter.run_uid], "step": reporter.steps // 2, "width": max(1, reporter.steps // 500)}
         with database.reading() as session:
-            session.execute(text(QUESTIONS[name].format(**values))).all()
+            QUESTIONS[name](session, find_run(session, reporter.run_uid), reporter.steps // 2)
 
-    def count() -> int:
-        with database.reading() as session:
-            tables = [table.name for table in Base.metadata.sorted_tables]
-            return sum(session.execute(text(f'SELECT count(*) FROM "{name}"')).scalar_one() for name in tables)
-
-    return start, send, ask, count
+    return Way(make_known, send, ask)
 
 
-def over_http(url: str, token: str) -> tuple[Callable[[Reporter], None], Send, Ask]:
-    """The same through a running service."""
+def over_http(url: str, token: str) -> Way:
+    """Through a running service."""
     address = urlsplit(url).netloc
     local = threading.local()
 
@@ -195,24 +160,58 @@ def over_http(url: str, token: str) -> tuple[Callable[[Reporter], None], Send, A
         if response.status >= 300:
             raise RuntimeError(f"{method} {path}: {response.status} {content[:300]!r}")
 
-    def start(reporter: Reporter) -> None:
-        body = {"run_uid": reporter.run_uid, "name": "benchmark", "run_directory": "/", "config": {}}
+    def make_known(reporter: Reporter) -> None:
+        body = {"run": reporter.run_uid, "name": "benchmark", "run_directory": "/", "config": {}}
         request("PUT", f"/api/v1/ingest/attempts/{reporter.attempt_uid}", json.dumps(body).encode())
 
     def send(reporter: Reporter, body: bytes) -> None:
         request("POST", f"/api/v1/ingest/attempts/{reporter.attempt_uid}/batches", body)
 
     def ask(reporter: Reporter, name: str) -> None:
-        request("GET", PAGES[name].format(uid=reporter.run_uid, step=max(1, reporter.steps // 2)))
+        step = max(1, reporter.steps // 2)
+        request("GET", PAGES[name].format(uid=reporter.run_uid, step=step, last=step + WINDOW))
 
-    return start, send, ask
+    return Way(make_known, send, ask)
+
+
+@contextmanager
+def serving(store_url: str) -> Iterator[tuple[str, str]]:
+    """A `rhyme serve` on this store, without Ray: its address, and an operator's token."""
+    with tempfile.TemporaryDirectory(prefix="rhyme-ingest-") as data:
+        arguments = [
+            "serve",
+            "--no-local",
+            "--serve.port",
+            "0",
+            "--serve.database",
+            store_url,
+            "--serve.data_dir",
+            data,
+        ]
+        program = "import sys; from rhyme_openrlhf.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        # So that its own log is seen, and what it prints comes at once.
+        server = subprocess.Popen([sys.executable, "-uc", program, *arguments], stdout=subprocess.PIPE, text=True)
+        timer = threading.Timer(START_SECONDS, server.kill)
+        timer.start()
+        try:
+            assert server.stdout is not None
+            link = next((line.split()[-1] for line in server.stdout if "#token=" in line), None)
+            timer.cancel()
+            if link is None:
+                raise RuntimeError(f"rhyme serve gave no link to sign in within {START_SECONDS:.0f} s")
+            url, _, token = link.partition("/#token=")
+            yield url, token
+        finally:
+            timer.cancel()
+            server.terminate()
+            server.wait(60)
 
 
 class Readers:
     """Ask one question after the other while others write; seconds of each answer."""
 
-    def __init__(self, reporters: list[Reporter], ask: Ask, names: list[str]) -> None:
-        self._reporters, self._ask, self._names = reporters, ask, names
+    def __init__(self, reporters: list[Reporter], ask: Callable[[Reporter, str], None]) -> None:
+        self._reporters, self._ask, self._names = reporters, ask, list(PAGES)
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self._stop = threading.Event()
 
@@ -230,66 +229,69 @@ class Readers:
                 reader.result()
 
     def _read(self, number: int) -> None:
-        turn = number
+        turn = number * len(self._names) // READERS
         while not self._stop.wait(READER_PAUSE_SECONDS):
-            name = self._names[turn % len(self._names)]
+            # Another run each time round the questions.
+            name, run = self._names[turn % len(self._names)], turn // len(self._names) % len(self._reporters)
             begin = time.perf_counter()
-            self._ask(self._reporters[turn % len(self._reporters)], name)
+            self._ask(self._reporters[run], name)
             self.seconds[name].append(time.perf_counter() - begin)
             turn += 1
 
 
-def measure(
-    start: Callable[[Reporter], None],
-    send: Send,
-    ask: Ask,
-    names: list[str],
-    chosen: argparse.Namespace,
-    rows_per_event: Callable[[int], float],
-) -> dict[str, Any]:
-    """Fill a store and watch; returns the record."""
-    recording = Recording()
-    reporters = [Reporter() for _ in range(chosen.reporters)]
-    for reporter in reporters:
-        start(reporter)
-    streams = [reporter.batches(recording) for reporter in reporters]
-    readers = Readers(reporters, ask, names)
-    rates: list[float] = []
-    sent, rows, seconds = 0, 0.0, 0.0
-    with ThreadPoolExecutor(chosen.reporters) as pool:
-        while rows < chosen.rows:
-            rounds = [[next(stream) for _ in range(ROUND_BATCHES)] for stream in streams]
-            # Only what was asked of the full store counts.
-            readers.seconds.clear()
-            begin = time.perf_counter()
-            with readers.reading():
-                done = [
-                    pool.submit(lambda r=reporter, b=bodies: [send(r, body) for body in b])  # type: ignore[misc]
-                    for reporter, bodies in zip(reporters, rounds, strict=True)
-                ]
-                for one in done:
+class Load:
+    """The reporters and what they send; what is counted of it."""
+
+    def __init__(self, reporters: int) -> None:
+        recording = Recording()
+        self.reporters = [Reporter() for _ in range(reporters)]
+        self._streams = [reporter.batches(recording) for reporter in self.reporters]
+        self.sent = 0
+
+    def fill(self, way: Way, events: int) -> float:
+        """Send so many more events, nobody reading; the seconds it took."""
+        seconds = 0.0
+        rounds = -(-events // (len(self.reporters) * BATCH_EVENTS))
+        for _ in range(rounds):
+            seconds += self._round(way, 1, FILLERS)
+        return seconds
+
+    def clocked(self, way: Way, seconds: float) -> dict[str, Any]:
+        """Send for so long while readers read; what came of it."""
+        readers = Readers(self.reporters, way.ask)
+        took: list[float] = []
+        sent = self.sent
+        while sum(took) < seconds:
+            took.append(self._round(way, ROUND_BATCHES, len(self.reporters), readers))
+        events = (self.sent - sent) / len(took)
+        return {
+            "events": self.sent - sent,
+            "events_per_second": (self.sent - sent) / sum(took),
+            "slowest_round": events / max(took),
+            "pages_ms": {name: _latency(values) for name, values in sorted(readers.seconds.items())},
+        }
+
+    def _round(self, way: Way, batches: int, threads: int, readers: Readers | None = None) -> float:
+        bodies = [[next(stream) for _ in range(batches)] for stream in self._streams]
+
+        def send(reporter: Reporter, mine: list[bytes]) -> None:
+            for body in mine:
+                way.send(reporter, body)
+
+        def send_all() -> None:
+            with ThreadPoolExecutor(threads) as pool:
+                for one in [pool.submit(send, *pair) for pair in zip(self.reporters, bodies, strict=True)]:
                     one.result()
-            took = time.perf_counter() - begin
-            events = chosen.reporters * ROUND_BATCHES * BATCH_EVENTS
-            sent, seconds = sent + events, seconds + took
-            rates.append(events / took)
-            if len(rates) % 10 == 1:
-                rows = sent * rows_per_event(sent)
-                print(f"  {sent:>11,} events, {rows:>12,.0f} rows, {rates[-1]:>9,.0f} events/s", flush=True)
-    with readers.reading():  # at least as many answers as make a p95, while the last rounds are sent again
-        readers.seconds.clear()
-        end = time.perf_counter() + chosen.page_seconds
-        with ThreadPoolExecutor(chosen.reporters) as pool:
-            while time.perf_counter() < end:
-                rounds = [[next(stream)] for stream in streams]
-                list(pool.map(lambda pair: send(pair[0], pair[1][0]), zip(reporters, rounds, strict=True)))
-    return {
-        "events": sent,
-        "rows": round(sent * rows_per_event(sent)),
-        "events_per_second": sent / seconds,
-        "slowest_round": min(rates),
-        "pages_ms": {name: _latency(values) for name, values in sorted(readers.seconds.items())},
-    }
+
+        begin = time.perf_counter()
+        if readers is None:
+            send_all()
+        else:
+            with readers.reading():
+                send_all()
+        took = time.perf_counter() - begin
+        self.sent += len(self.reporters) * batches * BATCH_EVENTS
+        return took
 
 
 def _latency(seconds: list[float]) -> dict[str, float]:
@@ -301,23 +303,53 @@ def _latency(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def run_direct(url: str, chosen: argparse.Namespace) -> dict[str, Any]:
-    """One store, by the service's own functions."""
-    database = Database(url)
-    database.upgrade()
-    start, send, ask, count = direct(database)
-    ratios: list[float] = []
+def count(database: Database) -> int:
+    """Rows of all tables."""
+    with database.reading() as session:
+        tables = [table.name for table in Base.metadata.sorted_tables]
+        return sum(session.execute(text(f'SELECT count(*) FROM "{name}"')).scalar_one() for name in tables)
 
-    def rows_per_event(sent: int) -> float:
-        # Counting millions of rows takes seconds, and the ratio does not change.
-        if not ratios:
-            ratios.append(count() / sent)
-        return ratios[0]
 
-    try:
-        return measure(start, send, ask, list(QUESTIONS), chosen, rows_per_event)
-    finally:
+def measure_store(kind: str, chosen: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Fill a store of this kind and measure every way; results by way."""
+    results = {}
+    with store(kind) as url:
+        database = Database(url)
+        database.upgrade()
+        load, way = Load(chosen.reporters), by_functions(database)
+        for reporter in load.reporters:
+            way.announce(reporter)
+        # A first part says how many rows an event makes, so that the second ends at the number asked for.
+        seconds = load.fill(way, len(load.reporters) * BATCH_EVENTS)
+        rows = count(database)
+        seconds += load.fill(way, int((chosen.rows - rows) * load.sent / rows))
+        rows = count(database)
+        filled = load.sent / seconds
+        print(f"{kind}: {rows:,} rows of {load.sent:,} events, filled with {filled:,.0f} events/s", flush=True)
+        for name in chosen.ways:
+            if name == "http":
+                with serving(url) as (address, token):
+                    result = load.clocked(over_http(address, token), chosen.seconds)
+            else:
+                result = load.clocked(way, chosen.seconds)
+            rows_after = count(database)
+            results[f"{kind} {name}"] = {**result, "rows": rows, "rows_after": rows_after, "filled_per_second": filled}
+            rows = rows_after
         database.dispose()
+    return results
+
+
+def measure_service(chosen: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Fill and measure a running service."""
+    load, way = Load(chosen.reporters), over_http(chosen.url, chosen.token_file.read_text().strip())
+    for reporter in load.reporters:
+        way.announce(reporter)
+    events = int(chosen.rows / ROWS_PER_EVENT)
+    filled = events / load.fill(way, events)
+    rows = round(load.sent * ROWS_PER_EVENT)
+    result = load.clocked(way, chosen.seconds)
+    rows_after = round(load.sent * ROWS_PER_EVENT)
+    return {"url": {**result, "rows": rows, "rows_after": rows_after, "filled_per_second": filled}}
 
 
 @contextmanager
@@ -338,18 +370,18 @@ def store(kind: str) -> Iterator[str]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """A line for each store and a line for each question."""
-    lines = ["store       events/s  slowest        events          rows"]
+    """A line for each store and way, and a line for each question."""
+    lines = ["store and way           events/s  slowest        events   rows before    rows after"]
     for name, result in results.items():
         lines.append(
-            f"{name:10s}{result['events_per_second']:10,.0f}{result['slowest_round']:9,.0f}"
-            f"{result['events']:14,}{result['rows']:14,}"
+            f"{name:22s}{result['events_per_second']:10,.0f}{result['slowest_round']:9,.0f}"
+            f"{result['events']:14,}{result['rows']:14,}{result['rows_after']:14,}"
         )
-    lines.append("store       page             median ms    p95 ms  answers")
+    lines.append("store and way           page             median ms    p95 ms  answers")
     for name, result in results.items():
         for page, latency in result["pages_ms"].items():
             lines.append(
-                f"{name:10s}  {page:15s}{latency['median']:11.1f}{latency['p95']:10.1f}{latency['answers']:9,}"
+                f"{name:22s}  {page:15s}{latency['median']:11.1f}{latency['p95']:10.1f}{latency['answers']:9,}"
             )
     return "\n".join(lines)
 
@@ -358,22 +390,19 @@ def main() -> int:
     """Run and report; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stores", nargs="+", choices=("sqlite", "postgresql"), default=["sqlite", "postgresql"])
+    parser.add_argument("--ways", nargs="+", choices=("http", "functions"), default=["http", "functions"])
     parser.add_argument("--reporters", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows, of all tables, that a store gets")
-    parser.add_argument("--page-seconds", type=float, default=30.0, help="how long pages are asked for at the end")
-    parser.add_argument("--url", help="a running service; without it, the stores themselves")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows, of all tables, before the clock runs")
+    parser.add_argument("--seconds", type=float, default=75.0, help="how long the clock runs, each way")
+    parser.add_argument("--url", help="a running service; without it, stores and services of the benchmark's own")
     parser.add_argument("--token-file", type=Path, help="an operator's token for --url")
     parser.add_argument("--out", type=Path, default=Path("ingest.json"))
     chosen = parser.parse_args()
-    results: dict[str, dict[str, Any]] = {}
-    if chosen.url:
-        start, send, ask = over_http(chosen.url, chosen.token_file.read_text().strip())
-        # As counted by the direct measurement.
-        results["http"] = measure(start, send, ask, list(PAGES), chosen, lambda sent: 2.3)
+    if chosen.url and chosen.token_file is None:
+        parser.error("--url needs --token-file")
+    results: dict[str, dict[str, Any]] = measure_service(chosen) if chosen.url else {}
     for kind in [] if chosen.url else chosen.stores:
-        print(f"{kind}:", flush=True)
-        with store(kind) as url:
-            results[kind] = run_direct(url, chosen)
+        results.update(measure_store(kind, chosen))
     chosen.out.write_text(json.dumps({"kind": "measured", "cpus": os.cpu_count(), "results": results}, indent=1) + "\n")
     print(table(results))
     met = all(
