@@ -58,6 +58,13 @@ class ServeSettings(Settings):
     batches_in_flight: int = option(
         16, "Batches taken in at once; more are answered with 503 and when to come again.", low=1, high=1024
     )
+    ingest_workers: int = option(
+        0,
+        "Processes that take batches in, so that pages do not wait for them. 0: one on SQLite, which has one writer, "
+        "two on PostgreSQL.",
+        low=0,
+        high=64,
+    )
     live_poll_s: float = option(
         0.5, "Seconds between two looks for new events, for pages that watch a run live.", low=0.05, high=60
     )

@@ -14,6 +14,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from rhyme_openrlhf.api.database import Database
+from rhyme_openrlhf.api.intake import Intake, ThreadIntake
 from rhyme_openrlhf.api.limits import Limits
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import ServeSettings
@@ -57,6 +58,10 @@ class Service:
     limits: Limits
     metrics: ServiceMetrics
     news: News = field(default_factory=News)
+    intake: Intake = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.intake = ThreadIntake(self.database)
 
 
 # Something that runs beside the requests: entered when the database is ready, left at shutdown.

@@ -8,19 +8,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
-from starlette.concurrency import run_in_threadpool
 
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
-from rhyme_openrlhf.api.batch import BatchError, prepare
-from rhyme_openrlhf.api.batch_body import UNPACKED_RATIO, parse_batch, unpack
+from rhyme_openrlhf.api.batch_body import UNPACKED_RATIO
 from rhyme_openrlhf.api.fields import NO_NUL, Body, Name, UidText
-from rhyme_openrlhf.api.ingest import Receipt, UnknownAttemptError, ingest
+from rhyme_openrlhf.api.intake import Sent
 from rhyme_openrlhf.api.json_values import JsonObject
-from rhyme_openrlhf.api.models import UID_LENGTH, Attempt, Run
-from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
+from rhyme_openrlhf.api.models import UID_LENGTH, Run
+from rhyme_openrlhf.api.problems import ProblemError, documented
 from rhyme_openrlhf.api.settings import MEGABYTE
-from rhyme_openrlhf.api.state import Service, ServiceDep
+from rhyme_openrlhf.api.state import ServiceDep
 
 router = APIRouter(
     prefix="/ingest/attempts/{uid}", tags=["ingest"], responses=documented(401, 403, 409, 413, 415, 422, 429, 503)
@@ -128,36 +126,15 @@ async def post_batch(uid: AttemptUid, request: Request, who: auth.Reporter, serv
         outcome = "refused"
         try:
             body = await request.body()
-            receipt = await run_in_threadpool(_take, service, who, uid, body, request.headers.get("content-encoding"))
+            encoding = request.headers.get("content-encoding")
+            limit = int(service.settings.batch_mb * MEGABYTE * UNPACKED_RATIO)
+            run_id, receipt = await service.intake(Sent(uid, body, encoding, limit, who.run_id))
             outcome = "stored"
         finally:
             service.metrics.batches_in_flight.dec()
             service.metrics.batches.labels(outcome).inc()
             service.metrics.batch_seconds.observe(time.perf_counter() - began)
+    service.news.publish(run_id)
     service.metrics.events.inc(receipt.accepted)
     service.metrics.duplicates.inc(receipt.duplicates)
     return BatchReceipt(accepted=receipt.accepted, duplicates=receipt.duplicates, stop=receipt.stop)
-
-
-def _take(service: Service, who: auth.Principal, uid: str, body: bytes, encoding: str | None) -> Receipt:
-    limit = int(service.settings.batch_mb * MEGABYTE * UNPACKED_RATIO)
-    batch = parse_batch(unpack(body, encoding, limit))
-    try:
-        arrived = prepare(batch.events)
-    except BatchError as error:
-        place = FieldError(field=f"body.events[{error.position}]", message=str(error))
-        raise ProblemError(422, "the batch has an event that has not its form", errors=[place]) from error
-    alive = batch.heartbeat.alive if batch.heartbeat else None
-    with service.database.reading() as session:
-        run_id = session.scalar(select(Attempt.run_id).where(Attempt.uid == uid))
-    if run_id is None:
-        raise ProblemError(409, f"attempt {uid} is unknown: announce it first")
-    if who.run_id is not None and who.run_id != run_id:
-        raise ProblemError(403, "this token may report for another run only")
-    try:
-        with service.database.writing() as session:
-            receipt = ingest(session, uid, arrived, time.time(), alive, batch.dropped)
-    except UnknownAttemptError as error:
-        raise ProblemError(409, str(error)) from error
-    service.news.publish(run_id)
-    return receipt

@@ -123,6 +123,7 @@ def _serve(options: Options) -> None:
     from rhyme_openrlhf.api.app import BACKGROUND, create_app
     from rhyme_openrlhf.api.database import DatabaseError
     from rhyme_openrlhf.api.dispatcher import dispatching
+    from rhyme_openrlhf.api.intake import worker_intake
     from rhyme_openrlhf.api.launching import Launching
     from rhyme_openrlhf.webui.install import install as install_dashboard
 
@@ -143,7 +144,7 @@ def _serve(options: Options) -> None:
         if cluster is not None:
             stack.callback(lambda: _leave(cluster, under_way))
         launching = Launching(options.launch, data, settings.root_paths(), _control_url(options, port), launcher)
-        background = (*BACKGROUND, dispatching(launching, ended))
+        background = (*BACKGROUND, worker_intake, dispatching(launching, ended))
 
         def show_link(secret: str) -> None:
             print(
