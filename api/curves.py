@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from typing import cast as cast_to
 
-from sqlalchemy import ColumnElement, Float, case, cast, func, select
+from sqlalchemy import ColumnElement, Float, Row, case, cast, func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.models import Run
@@ -70,15 +71,14 @@ def curves(
     Columns and figures come before metrics of the same name.
     """
     of_steps = [name for name in names if name in COLUMNS or name in FIGURES]
-    found: dict[str, tuple[list[float], list[float | None]]] = {}
+    found: dict[str, tuple[Sequence[float], Sequence[float | None]]] = {}
     window = (Step.run_id == run.id, Step.step >= from_step, Step.step <= to_step)
     if of_steps:
         chosen = [FIGURES[name] if name in FIGURES else getattr(Step, name) for name in of_steps]
-        rows = session.execute(select(Step.step, Step.finished_at, *chosen).where(*window).order_by(Step.step)).all()
-        x = _axis([(row[0], row[1]) for row in rows], session, run, axis)
-        for i, name in enumerate(of_steps):
-            points_of = [(at, row[i + 2]) for at, row in zip(x, rows, strict=True) if at is not None]
-            found[name] = [at for at, _ in points_of], [value for _, value in points_of]
+        place = Step.step if axis == "step" else Step.finished_at
+        rows = session.execute(select(place, *chosen).where(*window).order_by(Step.step)).all()
+        at, *columns = _columns(rows, 1 + len(chosen))
+        found = {name: _placed(at, values, session, run, axis) for name, values in zip(of_steps, columns, strict=True)}
     for name in names:
         if name not in found:
             found[name] = _metric(session, run, name, from_step, to_step, axis)
@@ -87,21 +87,28 @@ def curves(
 
 def _metric(
     session: Session, run: Run, name: str, from_step: int, to_step: int, axis: Axis
-) -> tuple[list[float], list[float | None]]:
-    rows = session.execute(
-        select(Metric.step, Step.finished_at, Metric.value)
-        .outerjoin(Step, (Step.run_id == Metric.run_id) & (Step.step == Metric.step))
-        .where(Metric.run_id == run.id, Metric.name == name, Metric.step >= from_step, Metric.step <= to_step)
-        .order_by(Metric.step)
-    ).all()
-    x = _axis([(row[0], row[1]) for row in rows], session, run, axis)
-    kept = [(at, row[2]) for at, row in zip(x, rows, strict=True) if at is not None]
-    return [at for at, _ in kept], [value for _, value in kept]
+) -> tuple[Sequence[float], Sequence[float | None]]:
+    query = select(Metric.step if axis == "step" else Step.finished_at, Metric.value)
+    if axis == "time":
+        query = query.outerjoin(Step, (Step.run_id == Metric.run_id) & (Step.step == Metric.step))
+    window = (Metric.run_id == run.id, Metric.name == name, Metric.step >= from_step, Metric.step <= to_step)
+    at, values = _columns(session.execute(query.where(*window).order_by(Metric.step)).all(), 2)
+    return _placed(at, values, session, run, axis)
 
 
-def _axis(rows: Sequence[tuple[int, float | None]], session: Session, run: Run, axis: Axis) -> list[float | None]:
-    """Where each (step, finished at) stands on the x axis; None: its time is not known yet."""
+def _columns(rows: Sequence[Row[Any]], width: int) -> list[Sequence[Any]]:
+    """Rows as columns."""
+    return list(zip(*rows, strict=True)) if rows else [()] * width
+
+
+def _placed(
+    at: Sequence[float | None], values: Sequence[float | None], session: Session, run: Run, axis: Axis
+) -> tuple[Sequence[float], Sequence[float | None]]:
+    """Points on the x axis, from their steps or from when these ended; None: that is not known yet."""
     if axis == "step":
-        return [float(step) for step, _ in rows]
+        return cast_to(Sequence[float], at), values
     begin = session.scalar(select(func.min(Step.started_at)).where(Step.run_id == run.id))
-    return [None if at is None or begin is None else at - begin for _, at in rows]
+    if begin is None:
+        return [], []
+    placed = [(moment - begin, value) for moment, value in zip(at, values, strict=True) if moment is not None]
+    return [moment for moment, _ in placed], [value for _, value in placed]

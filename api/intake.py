@@ -154,7 +154,9 @@ class WorkerIntake:
         # The service starts no other processes in this way.
         for process in multiprocessing.active_children():
             process.join(max(0.0, end - time.monotonic()))
-            process.kill()
+            if process.is_alive():
+                process.kill()
+                process.join(GOODBYE_SECONDS)
 
     def _start(self) -> ProcessPoolExecutor:
         # A fork would copy locks that other threads hold.

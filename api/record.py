@@ -110,6 +110,8 @@ class Step(Base):
     """
 
     __tablename__ = "steps"
+    # Kept in the order of its key, so that a run's steps lie in one piece.
+    __table_args__ = {"sqlite_with_rowid": False}
 
     run_id: Mapped[int] = _run(primary_key=True)
     step: Mapped[int] = mapped_column(Integer, primary_key=True)

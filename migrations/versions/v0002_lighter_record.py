@@ -21,7 +21,7 @@ _TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "events": ("attempt_id", {"sqlite_autoincrement": True}),
     "metrics": ("run_id", {"sqlite_with_rowid": False}),
     "moves": ("run_id", {}),
-    "steps": ("run_id", {}),
+    "steps": ("run_id", {"sqlite_with_rowid": False}),
     "switches": ("run_id", {}),
 }
 _RARE = (
