@@ -110,7 +110,7 @@ def derive(session: Session, run_id: int, attempt_id: int, ceiling: int | None, 
     _write_switches(connection, rollup.switches)
     for write, metrics in ((_write_metrics.new, rollup.new_metrics), (_write_metrics, rollup.metrics)):
         # By name: a curve's values lie side by side then, where the database keeps rows as they came.
-        write(connection, [(run_id, *key, attempt_id, value) for key, value in sorted(metrics.items(), key=_key)])
+        write(connection, [(run_id, *key, attempt_id, value) for key, value in sorted(metrics.items(), key=_name)])
     _write_stability(connection, [(run_id, epoch, attempt_id, *row) for epoch, row in rollup.stability.items()])
     _write_artifacts(
         connection, [(*ids, CHECKPOINT, step, path, time) for (step, path), time in rollup.checkpoints.items()]
@@ -194,8 +194,8 @@ def _among(column: Column[int], steps: Collection[int]) -> ColumnElement[bool]:
     return column.between(first, last) if last - first <= 2 * len(steps) else column.in_(steps)
 
 
-def _key(item: tuple[tuple[str, int], Any]) -> tuple[str, int]:
-    return item[0]
+def _name(item: tuple[tuple[str, int], Any]) -> str:
+    return item[0][0]
 
 
 def _change_epochs(connection: Connection, run_id: int, before: Sequence[StepRow], after: Sequence[StepRow]) -> None:
