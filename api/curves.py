@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from typing import cast as cast_to
 
-from sqlalchemy import ColumnElement, Float, Row, case, cast, func, select
+from sqlalchemy import ColumnElement, Float, Select, case, cast, func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.models import Run
@@ -76,8 +76,7 @@ def curves(
     if of_steps:
         chosen = [FIGURES[name] if name in FIGURES else getattr(Step, name) for name in of_steps]
         place = Step.step if axis == "step" else Step.finished_at
-        rows = session.execute(select(place, *chosen).where(*window).order_by(Step.step)).all()
-        at, *columns = _columns(rows, 1 + len(chosen))
+        at, *columns = _columns(session, select(place, *chosen).where(*window).order_by(Step.step))
         found = {name: _placed(at, values, session, run, axis) for name, values in zip(of_steps, columns, strict=True)}
     for name in names:
         if name not in found:
@@ -92,13 +91,15 @@ def _metric(
     if axis == "time":
         query = query.outerjoin(Step, (Step.run_id == Metric.run_id) & (Step.step == Metric.step))
     window = (Metric.run_id == run.id, Metric.name == name, Metric.step >= from_step, Metric.step <= to_step)
-    at, values = _columns(session.execute(query.where(*window).order_by(Metric.step)).all(), 2)
+    at, values = _columns(session, query.where(*window).order_by(Metric.step))
     return _placed(at, values, session, run, axis)
 
 
-def _columns(rows: Sequence[Row[Any]], width: int) -> list[Sequence[Any]]:
-    """Rows as columns."""
-    return list(zip(*rows, strict=True)) if rows else [()] * width
+def _columns(session: Session, query: Select[Any]) -> list[Sequence[Any]]:
+    """The query's columns, of numbers: as the driver gives them, because rows of objects take six times as long."""
+    result = session.connection().execute(query)
+    rows = result.cursor.fetchall() if result.cursor is not None else []
+    return list(zip(*rows, strict=True)) if rows else [()] * len(query.selected_columns)
 
 
 def _placed(

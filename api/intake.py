@@ -11,6 +11,7 @@ committed, and never before.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
@@ -194,6 +195,9 @@ def _begin(database_url: str) -> None:
     os.nice(NICENESS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _database = Database(database_url)
+    # What is loaded stays: the garbage that batches make is looked for among their own objects.
+    gc.collect()
+    gc.freeze()
 
 
 def _end_with_parent() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import gc
 import os
 import signal
 import socket
@@ -172,6 +173,9 @@ def _serve(options: Options) -> None:
             )
         )
         print(f"rhyme serve: {settings.base_url(port)} (data: {data}); Ctrl-C ends it", flush=True)
+        # A curve is ten thousands of new objects, and each time the collector would look through all that is loaded.
+        gc.collect()
+        gc.freeze()
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[bound])
         if not server.started:
