@@ -6,9 +6,10 @@
 
 First the store is filled to `--rows` rows, of all tables, by the ingestion itself, with nobody reading. Then the clock
 runs, for about `--seconds` each way: `http`, a `rhyme serve` on that store with its own defaults; or `functions`, the
-service's functions called by threads of this process, which share one interpreter with the readers. Each time 8 reporters send a recorded run's events
-(`recorded_load.py`), one run each, as fast as they are taken, while two readers ask what a run's page asks, one
-question after the other. What is sent is made before the clock runs. Exit status 1: a target is missed.
+service's functions called by threads of this process, which share one interpreter with the readers. Each time 8
+reporters send a recorded run's events (`recorded_load.py`), one run each, as fast as they are taken, while two readers
+ask what a run's page asks, one question after the other. What is sent is made before the clock runs. Exit status 1: a
+target is missed.
 """
 
 from __future__ import annotations

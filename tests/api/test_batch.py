@@ -3,16 +3,18 @@
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.api.batch import BatchError, prepare, storable
+from rhyme_openrlhf.api.batch import BatchError, _arrived, _quick, prepare, storable
 from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.events import Note
 
+RECORDED = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
 NOTE = {"kind": "note", "time": 1.5, "source": "driver", "sequence": 0, "level": "info", "text": "hello"}
 STEP = {"kind": "checkpoint_saved", "time": 1.5, "source": "trainer", "sequence": 0, "step": 1, "path": "p"}
 TRAIN: dict[str, Any] = {
@@ -33,6 +35,38 @@ def test_bodies_are_the_events_without_their_envelope(make_run: Callable[..., li
         assert {**envelope, **json.loads(one.body)} == row
         recorded = parse(row)
         assert repr(one.event) == repr(recorded.event if recorded else None)
+
+
+def test_what_our_writers_write_takes_the_quick_way() -> None:
+    for line in RECORDED.read_text().splitlines():
+        row = json.loads(line)
+        assert repr(_quick(row)) == repr(_arrived(row))
+
+
+ODD = [
+    None, True, 0, -1, 3.5, 2**31, 2**60, 10**400, 1e300, math.nan, "", "nan", "a\0b", "\ud800", "x" * 200, [], [1], {},
+    {"a": None}, {"a": math.inf}, {"a": 1}, {"x" * 129: 1.0}, {"x" * 124: 1.0}, {"a\0": 1.0}, {1: 1.0},
+]  # fmt: skip
+
+
+def test_the_quick_way_takes_nothing_that_the_close_look_refuses_or_sees_otherwise(
+    make_run: Callable[..., list[dict[str, Any]]],
+) -> None:
+    rows = {row["kind"]: row for row in [*make_run(seed=4), NOTE, STEP, TRAIN, MOVED]}
+    taken = 0
+    for row in rows.values():
+        odd = [{**row, name: value} for name in [*row, "colour"] for value in ODD]
+        odd += [{key: value for key, value in row.items() if key != name} for name in row]
+        if "counters" in row:
+            counters = row["counters"]
+            odd += [{**row, "counters": {**counters, name: value}} for name in [*counters, "new"] for value in ODD]
+            odd += [{**row, "counters": {k: v for k, v in counters.items() if k != name}} for name in counters]
+        for one in odd:
+            quick = _quick(one)
+            if quick is not None:
+                taken += 1
+                assert repr(quick) == repr(_arrived(one))
+    assert taken > len(rows)
 
 
 def test_unknown_kinds_and_fields_are_kept_raw() -> None:

@@ -58,6 +58,29 @@ def test_figures_of_curves_are_those_of_the_metrics_module(reported: Any) -> Non
     assert values["bubble_fraction"] == pytest.approx(3.0 / (2 * 4.0))
 
 
+def test_without_a_timeline_nothing_is_said_of_bubbles(api: Any, record: Any) -> None:
+    api.announce()
+    # The second step's intervals were given up: it has none to find bubbles in.
+    rows = [row for row in record() if not (row["kind"] == "engine_interval" and row["step"] == 2)]
+    api.send(rows)
+    curve = get(api, f"{ONE}/series", names="bubble_fraction")["curves"][0]["values"]
+    assert curve == [pytest.approx(0.375), None, pytest.approx(0.375)]
+    other = [row for row in record() if row["kind"] != "engine_interval"]
+    api.announce(run="c" * 16, attempt="d" * 16)
+    api.send(other, attempt="d" * 16)
+    assert get(api, f"/api/v1/runs/{'c' * 16}")["bubble_fraction"] is None
+
+
+def test_events_of_rare_and_frequent_kinds_are_found(reported: Any) -> None:
+    def kinds(*wanted: str) -> list[str]:
+        return [row["kind"] for row in get(reported, f"{ONE}/events", kind=list(wanted), limit=100)["items"]]
+
+    assert kinds("note") == ["note"]
+    assert kinds("engine_interval") == ["engine_interval"] * 12
+    assert sorted(set(kinds("note", "engine_interval"))) == ["engine_interval", "note"]
+    assert kinds("checkpoint_saved", "rank_stability") == ["rank_stability", "checkpoint_saved"]
+
+
 def test_curves_of_columns_metrics_and_nothing(reported: Any) -> None:
     series = get(reported, f"{ONE}/series", names="reward,policy_loss,never,reward", from_step=2)
     by_name = {curve["name"]: curve for curve in series["curves"]}
