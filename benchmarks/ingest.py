@@ -176,19 +176,11 @@ def over_http(url: str, token: str) -> Way:
 
 
 @contextmanager
-def serving(store_url: str) -> Iterator[tuple[str, str]]:
-    """A `rhyme serve` on this store, without Ray: its address, and an operator's token."""
+def serving(store_url: str, workers: int) -> Iterator[tuple[str, str]]:
+    """A `rhyme serve` on this store, without Ray, with so many ingest workers: its address, and an operator's token."""
     with tempfile.TemporaryDirectory(prefix="rhyme-ingest-") as data:
-        arguments = [
-            "serve",
-            "--no-local",
-            "--serve.port",
-            "0",
-            "--serve.database",
-            store_url,
-            "--serve.data_dir",
-            data,
-        ]
+        arguments = ["serve", "--no-local", "--serve.port", "0", "--serve.data_dir", data]
+        arguments += ["--serve.database", store_url, "--serve.ingest_workers", str(workers)]
         program = "import sys; from rhyme_openrlhf.cli.main import main; sys.exit(main(sys.argv[1:]))"
         # So that its own log is seen, and what it prints comes at once.
         server = subprocess.Popen([sys.executable, "-uc", program, *arguments], stdout=subprocess.PIPE, text=True)
@@ -327,14 +319,17 @@ def measure_store(kind: str, chosen: argparse.Namespace) -> dict[str, dict[str, 
         rows = count(database)
         filled = load.sent / seconds
         print(f"{kind}: {rows:,} rows of {load.sent:,} events, filled with {filled:,.0f} events/s", flush=True)
-        for name in chosen.ways:
+        services = [("http", workers) for workers in chosen.workers]
+        for name, workers in [one for one in [*services, ("functions", 0)] if one[0] in chosen.ways]:
             if name == "http":
-                with serving(url) as (address, token):
+                with serving(url, workers) as (address, token):
                     result = load.clocked(over_http(address, token), chosen.seconds)
             else:
                 result = load.clocked(way, chosen.seconds)
             rows_after = count(database)
-            results[f"{kind} {name}"] = {**result, "rows": rows, "rows_after": rows_after, "filled_per_second": filled}
+            label = f"{kind} {name}" + (f" workers={workers}" if workers else "")
+            results[label] = {**result, "rows": rows, "rows_after": rows_after, "filled_per_second": filled}
+            print(table({label: results[label]}), flush=True)
             rows = rows_after
         database.dispose()
     return results
@@ -372,17 +367,17 @@ def store(kind: str) -> Iterator[str]:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """A line for each store and way, and a line for each question."""
-    lines = ["store and way           events/s  slowest        events   rows before    rows after"]
+    lines = ["store and way               events/s  slowest        events   rows before    rows after"]
     for name, result in results.items():
         lines.append(
-            f"{name:22s}{result['events_per_second']:10,.0f}{result['slowest_round']:9,.0f}"
+            f"{name:26s}{result['events_per_second']:10,.0f}{result['slowest_round']:9,.0f}"
             f"{result['events']:14,}{result['rows']:14,}{result['rows_after']:14,}"
         )
-    lines.append("store and way           page             median ms    p95 ms  answers")
+    lines.append("store and way               page             median ms    p95 ms  answers")
     for name, result in results.items():
         for page, latency in result["pages_ms"].items():
             lines.append(
-                f"{name:22s}  {page:15s}{latency['median']:11.1f}{latency['p95']:10.1f}{latency['answers']:9,}"
+                f"{name:26s}  {page:15s}{latency['median']:11.1f}{latency['p95']:10.1f}{latency['answers']:9,}"
             )
     return "\n".join(lines)
 
@@ -392,6 +387,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stores", nargs="+", choices=("sqlite", "postgresql"), default=["sqlite", "postgresql"])
     parser.add_argument("--ways", nargs="+", choices=("http", "functions"), default=["http"])
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[0], help="--serve.ingest_workers of the service, one after the other"
+    )
     parser.add_argument("--reporters", type=int, default=8)
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows, of all tables, before the clock runs")
     parser.add_argument("--seconds", type=float, default=75.0, help="how long the clock runs, each way")
