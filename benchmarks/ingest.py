@@ -15,7 +15,6 @@ target is missed.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import statistics
@@ -28,28 +27,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import msgspec
 from recorded_load import BATCH_EVENTS, Recording, Reporter
+from run_pages import PAGES, Way, by_functions, over_http
 from sqlalchemy import text
-from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.announce import Announcement, announce
 from rhyme_openrlhf.api.base import Base
-from rhyme_openrlhf.api.batch import prepare
-from rhyme_openrlhf.api.curves import curves
-from rhyme_openrlhf.api.database import BusyError, Database
-from rhyme_openrlhf.api.fields import INT32
-from rhyme_openrlhf.api.ingest import ingest
-from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.pagination import Order
-from rhyme_openrlhf.api.queries import RunFilter, find_run, list_runs, page_of
-from rhyme_openrlhf.api.record import EngineStepRow, RawEvent, Step, of_kinds
-from rhyme_openrlhf.api.timeline import timeline
+from rhyme_openrlhf.api.database import Database
 
 ROOT = Path(__file__).parents[1]
 # Batches each reporter sends between two looks at the clock: some seconds' work.
@@ -59,120 +45,11 @@ FILLERS = 2
 READERS = 2
 # A page is looked at about this often by one person.
 READER_PAUSE_SECONDS = 0.05
-# The steps that a timeline shows at once.
-WINDOW = 20
-POINTS = 500
 TARGET_EVENTS_PER_SECOND = 20_000
 TARGET_P95_MS = 50.0
 # Rows that one event of the recording leaves in all tables, for a service whose store cannot be counted.
 ROWS_PER_EVENT = 2.29
 START_SECONDS = 60.0
-
-# What a run's page asks: over HTTP, and as functions.
-PAGES = {
-    "runs": "/api/v1/runs",
-    "run": "/api/v1/runs/{uid}",
-    "last steps": "/api/v1/runs/{uid}/steps?limit=100&direction=desc",
-    "curves": "/api/v1/runs/{uid}/series?names=reward,rollout_seconds",
-    "metric": "/api/v1/runs/{uid}/series?names=policy_loss",
-    "engines": "/api/v1/runs/{uid}/steps/{step}/engines",
-    "timeline": "/api/v1/runs/{uid}/timeline?from_step={step}&to_step={last}",
-    "notes": "/api/v1/runs/{uid}/events?kind=note&direction=desc&limit=50",
-}
-
-
-def _steps(session: Session, run: Run, step: int) -> object:
-    return page_of(session, Step, [Step.run_id == run.id], Order("step", Step.step, Step.step, "desc"), 100, None)
-
-
-def _engines(session: Session, run: Run, step: int) -> object:
-    where = [EngineStepRow.run_id == run.id, EngineStepRow.step == step]
-    order = Order("engine", EngineStepRow.engine, EngineStepRow.engine, "asc")
-    return page_of(session, EngineStepRow, where, order, 100, None)
-
-
-def _notes(session: Session, run: Run, step: int) -> object:
-    where: Any = [RawEvent.run_id == run.id, *of_kinds(["note"])]
-    return page_of(session, RawEvent, where, Order("id", RawEvent.id, RawEvent.id, "desc"), 50, None)
-
-
-QUESTIONS: dict[str, Callable[[Session, Run, int], object]] = {
-    "runs": lambda session, run, step: list_runs(session, RunFilter(), "created_at", "desc", 50, None),
-    "run": lambda session, run, step: run,
-    "last steps": _steps,
-    "curves": lambda session, run, step: curves(session, run, ["reward", "rollout_seconds"], 0, INT32, POINTS),
-    "metric": lambda session, run, step: curves(session, run, ["policy_loss"], 0, INT32, POINTS),
-    "engines": _engines,
-    "timeline": lambda session, run, step: timeline(session, run, step, step + WINDOW, None, 16, 5000),
-    "notes": _notes,
-}
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a service is spoken to: make an attempt known, send one of its batches, ask a question about its run."""
-
-    announce: Callable[[Reporter], None]
-    send: Callable[[Reporter, bytes], None]
-    ask: Callable[[Reporter, str], None]
-
-
-def by_functions(database: Database) -> Way:
-    """By the service's own functions."""
-    decode = msgspec.json.Decoder().decode
-
-    def make_known(reporter: Reporter) -> None:
-        with database.writing() as session:
-            announce(session, Announcement(reporter.attempt_uid, reporter.run_uid, "benchmark", "/", {}), time.time())
-
-    def send(reporter: Reporter, body: bytes) -> None:
-        arrived = prepare(decode(body)["events"])
-        while True:
-            try:
-                with database.writing() as session:
-                    ingest(session, reporter.attempt_uid, arrived, time.time())
-                return
-            except BusyError:  # as a reporter does when it is told to come again
-                time.sleep(1)
-
-    def ask(reporter: Reporter, name: str) -> None:
-        with database.reading() as session:
-            QUESTIONS[name](session, find_run(session, reporter.run_uid), reporter.steps // 2)
-
-    return Way(make_known, send, ask)
-
-
-def over_http(url: str, token: str) -> Way:
-    """Through a running service."""
-    address = urlsplit(url).netloc
-    local = threading.local()
-
-    def request(method: str, path: str, body: bytes | None = None) -> None:
-        if not hasattr(local, "connection"):
-            local.connection = http.client.HTTPConnection(address, timeout=60)
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        while True:
-            local.connection.request(method, path, body, headers)
-            response = local.connection.getresponse()
-            content = response.read()
-            if response.status not in (429, 503):
-                break
-            time.sleep(float(response.headers.get("Retry-After", 1)))
-        if response.status >= 300:
-            raise RuntimeError(f"{method} {path}: {response.status} {content[:300]!r}")
-
-    def make_known(reporter: Reporter) -> None:
-        body = {"run": reporter.run_uid, "name": "benchmark", "run_directory": "/", "config": {}}
-        request("PUT", f"/api/v1/ingest/attempts/{reporter.attempt_uid}", json.dumps(body).encode())
-
-    def send(reporter: Reporter, body: bytes) -> None:
-        request("POST", f"/api/v1/ingest/attempts/{reporter.attempt_uid}/batches", body)
-
-    def ask(reporter: Reporter, name: str) -> None:
-        step = max(1, reporter.steps // 2)
-        request("GET", PAGES[name].format(uid=reporter.run_uid, step=step, last=step + WINDOW))
-
-    return Way(make_known, send, ask)
 
 
 @contextmanager
