@@ -45,12 +45,12 @@ class BulkInsert:
         else:
             self.new(connection, rows)
 
-    def new(self, connection: Connection, rows: list[tuple[Any, ...]]) -> None:
+    def new(self, connection: Connection, rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows that conflict with none: what the caller knows of the table says so."""
         if not rows:
             return
         if connection.dialect.name == "sqlite":
-            connection.exec_driver_sql(self._new_row, rows)
+            connection.exec_driver_sql(self._new_row, [tuple(row) for row in rows])
             return
         driver: Any = connection.connection.driver_connection
         try:

@@ -95,7 +95,7 @@ def _metric(
     return _placed(at, values, session, run, axis)
 
 
-def _columns(session: Session, query: Select[Any]) -> list[Sequence[Any]]:
+def _columns(session: Session, query: Select[*tuple[Any, ...]]) -> list[Sequence[Any]]:
     """The query's columns, of numbers: as the driver gives them, because rows of objects take six times as long."""
     result = session.connection().execute(query)
     rows = result.cursor.fetchall() if result.cursor is not None else []
