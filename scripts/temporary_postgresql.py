@@ -28,9 +28,6 @@ MISSING = 3
 DEBIAN_PROGRAMS = "/usr/lib/postgresql"
 # Making a cluster writes about 40 MB; a slow disk takes seconds.
 LIMIT_SECONDS = 120
-# What PostgreSQL's manual advises for a server of its own: its defaults are for the smallest machine, and write every
-# page anew to its log each 1 GB.
-SERVER_OPTIONS = "-c shared_buffers=1GB -c max_wal_size=4GB"
 
 
 def programs() -> Path | None:
@@ -54,9 +51,7 @@ class Server:
             os.chown(self._home, self._user.pw_uid, self._user.pw_gid)
         self._run("initdb", "-D", self._data, "-U", "rhyme", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
         options = f"-c listen_addresses= -c unix_socket_directories={self._home} -c max_connections=200"
-        if fsync:
-            options += f" {SERVER_OPTIONS}"
-        else:
+        if not fsync:
             options += " -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
         self._run("pg_ctl", "-D", self._data, "-w", "-l", str(self._home / "log"), "-o", options, "start")
         self.url = f"postgresql+psycopg://rhyme@/postgres?host={self._home}"
