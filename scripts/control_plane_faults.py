@@ -40,8 +40,8 @@ from temporary_postgresql import Server, programs
 DOCS = Path(__file__).parents[1] / "docs" / "reliability.md"
 BEGIN, END = "<!-- control plane faults: begin -->", "<!-- control plane faults: end -->"
 STORES = ("sqlite", "postgresql")
-# Together about what a run of 1,000 engines writes.
-RUNS, EVENTS_PER_SECOND = 4, 400.0
+# What a run with some hundred engines writes.
+EVENTS_PER_SECOND = 400.0
 # Between two events of the client that sends one at a time.
 SINGLE_SECONDS = 0.02
 # For whatever must come to pass under a fault, or after it.
@@ -167,10 +167,10 @@ def fill_disk(bench: Bench) -> None:
     """Whoever has to make room starts a PostgreSQL that could not go on."""
     ballast = bench.disk / "ballast"
     while bench.under_way():
-        bench.until_stored()
+        reader = _new_reader(bench)
         with ballast.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(bench.disk).free - LEFT_BYTES)
-        _until_refused(bench)
+        _until_refused(bench, reader)
         ballast.unlink()
         if bench.postgresql is not None and not psutil.pid_exists(bench.postgresql.process):
             bench.postgresql.start()
@@ -183,22 +183,29 @@ def limit_files(bench: Bench) -> None:
     process = bench.service.process.pid
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     while bench.under_way():
-        bench.until_stored()
+        reader = _new_reader(bench)
         largest = max(path.stat().st_size for path in bench.disk.rglob("rhyme.sqlite*"))
         resource.prlimit(process, resource.RLIMIT_FSIZE, (largest, hard))
-        _until_refused(bench)
+        _until_refused(bench, reader)
         resource.prlimit(process, resource.RLIMIT_FSIZE, (hard, hard))
         bench.times += 1
         bench.until_stored()
 
 
-def _until_refused(bench: Bench) -> None:
+def _until_refused(bench: Bench, reader: dict[str, str]) -> None:
     known = bench.single.refused()
     bench.until(lambda: bench.single.refused() > known, "the disk to be full")
     time.sleep(FULL_SECONDS)
     # What is there can be seen all the while.
-    bench.service.client.get("/runs").raise_for_status()
-    bench.service.client.get(f"/runs/{bench.single.run_uid}/events").raise_for_status()
+    for path in ("/runs", f"/runs/{bench.single.run_uid}/events"):
+        bench.service.client.get(path, headers=reader).raise_for_status()
+
+
+def _new_reader(bench: Bench) -> dict[str, str]:
+    """The header of a viewer who has not been seen yet, and whose first use the store would like to note."""
+    bench.until_stored()
+    issued = bench.service.client.post("/tokens", json={"name": "reader", "role": "viewer"}).raise_for_status().json()
+    return {"Authorization": f"Bearer {issued['token']}"}
 
 
 def turn_clocks(bench: Bench) -> None:
@@ -233,7 +240,7 @@ FAULTS = {
 }
 
 
-def measure(name: str, store: str, seconds: float, folder: Path) -> dict[str, Any]:
+def measure(name: str, store: str, seconds: float, runs_at_once: int, folder: Path) -> dict[str, Any]:
     """Make one fault happen for `seconds` in an empty folder; the row of the table."""
     fault = FAULTS[name]
     disk = folder / "disk"
@@ -263,7 +270,7 @@ def measure(name: str, store: str, seconds: float, folder: Path) -> dict[str, An
         runs: list[ReportedRun] = []
         single = Single(service)
         stack.callback(single.ending.set)
-        for number in range(RUNS):
+        for number in range(runs_at_once):
             run = ReportedRun(folder / f"run-{number}", service, EVENTS_PER_SECOND, clocks[1] if clocks else None)
             stack.callback(run.stop)
             runs.append(run)
@@ -281,7 +288,9 @@ def measure(name: str, store: str, seconds: float, folder: Path) -> dict[str, An
         lost = single.lost()
     allowed = {"200", "none", *map(str, REFUSALS)}
     problems = [f"run {number}: {asdict(one)}" for number, one in enumerate(counts) if not one.whole]
-    problems += [f"an answer {status}, {times} times" for status, times in single.answers.items() if status not in allowed]
+    problems += [
+        f"an answer {status}, {times} times" for status, times in single.answers.items() if status not in allowed
+    ]
     if fault.refuses and not single.refused():
         problems.append("nothing was refused: the fault did not happen")
     if lost:
@@ -303,7 +312,8 @@ def measure(name: str, store: str, seconds: float, folder: Path) -> dict[str, An
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table of docs/reliability.md."""
     lines = [
-        "| fault | store | times | events written | lost | doubled | rows that differ | answered 200 / 503 / not at all |",
+        "| fault | store | times | events written | lost | doubled | rows that differ | "
+        "answered 200 / 503 / not at all |",
         "|---|---|---|---|---|---|---|---|",
     ]
     names = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
@@ -323,6 +333,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES))
     parser.add_argument("--seconds", type=float, default=60.0, help="for each fault and store")
+    parser.add_argument("--runs", type=int, default=4, help="that report at the same time")
     parser.add_argument("--write", action="store_true", help=f"put the table into {DOCS.name}")
     parser.add_argument("--out", type=Path, default=Path("control_plane_faults.json"))
     chosen = parser.parse_args()
@@ -331,7 +342,7 @@ def main() -> int:
         for store in FAULTS[name].stores:
             if store in chosen.stores:
                 with tempfile.TemporaryDirectory(prefix="rhyme-faults-") as folder:
-                    row = measure(name, store, chosen.seconds, Path(folder))
+                    row = measure(name, store, chosen.seconds, chosen.runs, Path(folder))
                 print(json.dumps(row), flush=True)
                 rows.append(row)
     chosen.out.write_text(json.dumps(rows, indent=2) + "\n")
