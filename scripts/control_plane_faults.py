@@ -27,7 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,14 +168,21 @@ def fill_disk(bench: Bench) -> None:
     ballast = bench.disk / "ballast"
     while bench.under_way():
         reader = _new_reader(bench)
-        with ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(bench.disk).free - LEFT_BYTES)
+        _fill(ballast)
         _until_refused(bench, reader)
         ballast.unlink()
         if bench.postgresql is not None and not psutil.pid_exists(bench.postgresql.process):
             bench.postgresql.start()
         bench.times += 1
         bench.until_stored()
+
+
+def _fill(ballast: Path) -> None:
+    """Others write meanwhile: what was free when it was asked may not be any more."""
+    with ballast.open("wb") as file:
+        while (free := shutil.disk_usage(ballast.parent).free - LEFT_BYTES) > 0:
+            with suppress(OSError):
+                os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), free)
 
 
 def limit_files(bench: Bench) -> None:
