@@ -27,7 +27,7 @@ from rhyme_openrlhf.api.launch_file import remove_files, write_launch_file, writ
 from rhyme_openrlhf.api.launcher import ClusterUnreachable, SubmitRefused
 from rhyme_openrlhf.api.launching import Launching
 from rhyme_openrlhf.api.models import Attempt, Run, Token
-from rhyme_openrlhf.api.queueing import Job, Queued, Waits, Watch, choose, decide
+from rhyme_openrlhf.api.queueing import Job, Queued, Waits, Watch, choose, decide, used_by_others
 from rhyme_openrlhf.api.spec import gpus_needed
 from rhyme_openrlhf.api.state import Service
 from rhyme_openrlhf.api.status import ACTIVE, ENDED, RunStatus
@@ -190,13 +190,15 @@ class Dispatcher:
         if not waiting or self._launcher is None:
             return
         running = [_gpus(row) for row in rows if row.launched and row.status in ACTIVE - {"queued"}]
+        begun = [_gpus(row) for row in rows if row.launched and row.status in ("running", "stopping")]
         queue = [Queued(row.attempt_id, _gpus(row)) for row in waiting]
         try:
             gpus = self._launcher.gpus()
+            others = used_by_others(self._launcher.used_gpus(), begun)
         except ClusterUnreachable as error:
             logger.warning("%s", error)
             return
-        start = choose(queue, running, gpus, self._launching.settings.max_runs)
+        start = choose(queue, running, gpus, self._launching.settings.max_runs, others)
         by_id = {row.attempt_id: row for row in waiting}
         for attempt_id, message in start.never:
             self._set(by_id[attempt_id], "failed", message)

@@ -8,7 +8,9 @@ This is the only module of the service that imports ray, and only when it is use
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +24,7 @@ CALL_SECONDS = 10.0
 STOP_WAIT_SECONDS = 30
 LOG_LINES = 200
 
+_USED_GPUS = re.compile(r"^\s*([\d.]+)/[\d.]+ GPU\b", re.MULTILINE)
 _STATES: dict[str, JobState] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -59,6 +62,9 @@ class Launcher(Protocol):
 
     def gpus(self) -> int:
         """GPUs of all nodes that are alive, pretended ones too."""
+
+    def used_gpus(self) -> int:
+        """GPUs that any job has or has reserved."""
 
 
 class RayLauncher:
@@ -134,6 +140,14 @@ class RayLauncher:
             listed = _json(client._do_request("GET", "/api/v0/nodes?detail=true&limit=10000"))
         nodes = listed["data"]["result"]["result"]
         return int(sum(node["resources_total"].get("GPU", 0) for node in nodes if node["state"] == "ALIVE"))
+
+    def used_gpus(self) -> int:
+        """See Launcher."""
+        with self._answering() as client:
+            summary = _json(client._do_request("GET", "/nodes?view=summary"))
+        # Text, and nowhere else in Ray's HTTP API: lines such as "3.0/8.0 GPU (2.0 used of 3.0 reserved in ...)".
+        nodes = summary["data"]["nodeLogicalResources"].values()
+        return math.ceil(sum(float(used) for text in nodes for used in _USED_GPUS.findall(text)))
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[Any]:

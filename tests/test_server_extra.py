@@ -18,6 +18,12 @@ RECORDED = Path(__file__).parent / "data" / "recorded_run.jsonl"
 INSTALL_SECONDS = 900
 
 
+def clean() -> dict[str, str]:
+    """This process's environment without what would lend the new one its packages."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return {name: value for name, value in kept.items() if not name.startswith("RAY_")} | {"PYTHONUNBUFFERED": "1"}
+
+
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment's programs; skips where pip reaches no index."""
@@ -26,20 +32,14 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     programs = folder / "venv" / "bin"
     pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check", "-q"]
     probe = [*pip, "--retries", "0", "--timeout", "15", "download", "--no-deps", "--no-cache-dir", "packaging"]
-    probed = subprocess.run(probe, capture_output=True, text=True, cwd=folder)
+    probed = subprocess.run(probe, capture_output=True, text=True, cwd=folder, env=clean())
     if probed.returncode != 0:
         pytest.skip(f"pip reaches no package index here: {probed.stderr.strip().splitlines()[-1]}")
     # Compiling what is never imported would take as long as unpacking.
     install = [*pip, "install", "--no-compile", f"{wheel}[server]"]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+    done = subprocess.run(install, capture_output=True, text=True, timeout=INSTALL_SECONDS, cwd=folder, env=clean())
     assert done.returncode == 0, done.stderr
     return programs
-
-
-def clean() -> dict[str, str]:
-    """This process's environment without what would lend the new one its packages."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return {name: value for name, value in kept.items() if not name.startswith("RAY_")} | {"PYTHONUNBUFFERED": "1"}
 
 
 @pytest.mark.timeout(INSTALL_SECONDS + 240)

@@ -129,6 +129,27 @@ def test_the_queue_keeps_to_its_limits(tmp_path: Path) -> None:
         assert launched.cluster.submitted == [attempt_of(run) for run in runs]
 
 
+def test_gpus_of_other_jobs_are_not_given_away(launched: Any) -> None:
+    cluster = launched.cluster
+    cluster.others_gpus = 7
+    first, second = launched.start("first"), launched.start("second")
+    launched.turn()
+    assert cluster.submitted == [] and launched.run(first["uid"])["status"] == "queued"
+    # Each of the two asks for three.
+    cluster.others_gpus = 3
+    launched.turn()
+    assert cluster.submitted == [attempt_of(first)]
+    # What the first one takes is not taken for others'.
+    cluster.jobs[attempt_of(first)] = Job("running")
+    launched.started(first)
+    cluster.taken_gpus = 3
+    launched.turn()
+    assert cluster.submitted == [attempt_of(first)]
+    cluster.others_gpus = 2
+    launched.turn()
+    assert cluster.submitted == [attempt_of(first), attempt_of(second)]
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_submission_that_nobody_answered_is_made_again_and_once(launched: Any, restarted: bool) -> None:
     run = launched.start()

@@ -96,6 +96,37 @@ def test_gpus_are_pretended(cluster: LocalCluster) -> None:
     assert cluster.launcher().gpus() == PRETENDED_GPUS
 
 
+HOLD = """
+import ray, time
+ray.init()
+group = ray.util.placement_group([{"GPU": 1}, {"GPU": 1}])
+ray.get(group.ready())
+@ray.remote(num_gpus=1)
+class Holder:
+    pass
+inside = Holder.options(placement_group=group).remote()
+beside = Holder.options(placement_group=None).remote()
+ray.get([inside.__ray_ready__.remote(), beside.__ray_ready__.remote()])
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_gpus_that_a_job_has_or_reserves_are_used(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert cluster.launcher().used_gpus() == 0
+    program = tmp_path / "hold.py"
+    program.write_text(HOLD)
+    (tmp_path / "upload").mkdir()
+    attempt = "a5" * 8
+    jobs = launcher(cluster, f"exec {sys.executable} {program} {{attempt}}")
+    jobs.submit(attempt, folder(tmp_path / "upload"))
+    until(lambda: "held" in jobs.log_tail(attempt), 120)
+    until(lambda: jobs.used_gpus() == 3)
+    jobs.stop(attempt)
+    ended(jobs, attempt)
+    until(lambda: jobs.used_gpus() == 0)
+
+
 def test_a_job_runs_in_a_folder_with_its_file_alone(cluster: LocalCluster, tmp_path: Path) -> None:
     jobs = launcher(
         cluster, f"{sys.executable} -c 'import os; print(os.listdir(), os.environ[\"RAY_ADDRESS\"])' {{attempt}}"
