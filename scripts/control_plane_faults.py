@@ -110,6 +110,11 @@ class Bench:
     chance: random.Random = field(default_factory=lambda: random.Random(1))
     times: int = 0
 
+    @property
+    def run_clock(self) -> Path | None:
+        """The clock of runs and reporters, if it is not the machine's."""
+        return self.clocks[1] if self.clocks else None
+
     def under_way(self) -> bool:
         """Whether the fault is to happen (again)."""
         return time.monotonic() < self._end or not self.times
@@ -229,13 +234,18 @@ def turn_clocks(bench: Bench) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """`act` makes it happen again and again; `mounts`: on a disk of its own, which only root can mount."""
+    """`act` makes it happen again and again.
+
+    `mounts`: on a disk of its own, which only root can mount; `refuses`: the service must have refused something;
+    `turns_clocks`: service and runs go by clocks of their own.
+    """
 
     text: str
     act: Callable[[Bench], None]
     stores: tuple[str, ...] = STORES
     mounts: bool = False
     refuses: bool = False
+    turns_clocks: bool = False
 
 
 FAULTS = {
@@ -243,62 +253,37 @@ FAULTS = {
     "postgresql_killed": Fault("kill -9 of PostgreSQL or one of its processes", kill_postgresql, ("postgresql",)),
     "disk_full": Fault("the store's disk is full", fill_disk, mounts=True, refuses=True),
     "file_limit": Fault("the store's files may not grow", limit_files, ("sqlite",), refuses=True),
-    "clock_jumps": Fault("clocks jump by up to 48 hours, forward and back", turn_clocks),
+    "clock_jumps": Fault("clocks jump by up to 48 hours, forward and back", turn_clocks, turns_clocks=True),
 }
 
 
 def measure(name: str, store: str, seconds: float, runs_at_once: int, folder: Path) -> dict[str, Any]:
     """Make one fault happen for `seconds` in an empty folder; the row of the table."""
     fault = FAULTS[name]
-    disk = folder / "disk"
-    disk.mkdir()
-    clocks = [folder / "service.clock", folder / "run.clock"] if name == "clock_jumps" else []
-    for clock in clocks:
-        clock.write_text("0")
     with ExitStack() as stack:
-        if fault.mounts:
-            # Anyone may enter: PostgreSQL does not run as root.
-            folder.chmod(0o755)
-            options = f"size={DISK_MB}m,mode=0777"
-            subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=True)
-            stack.callback(subprocess.run, ["umount", "--lazy", str(disk)], check=True)
-        postgresql = None
-        if store == "postgresql":
-            found = programs()
-            assert found is not None
-            # As real servers have it: without, a killed server has lost what it had said is stored.
-            postgresql = Server(found, fsync=True, folder=str(disk) if fault.mounts else "/tmp")
-            stack.callback(postgresql.stop)
-        url = "" if postgresql is None else postgresql.url
-        service = Service(disk / "data", log=folder / "service.log", database=url, clock=clocks[0] if clocks else None)
-        stack.callback(service.end)
+        bench = _set_up(fault, store, seconds, folder, stack)
         imported = Service(folder / "imported", log=folder / "imported.log", roots=folder)
         stack.callback(imported.end)
-        runs: list[ReportedRun] = []
-        single = Single(service)
-        stack.callback(single.ending.set)
+        runs = []
         for number in range(runs_at_once):
-            run = ReportedRun(folder / f"run-{number}", service, EVENTS_PER_SECOND, clocks[1] if clocks else None)
+            run = ReportedRun(folder / f"run-{number}", bench.service, EVENTS_PER_SECOND, bench.run_clock)
             stack.callback(run.stop)
             runs.append(run)
-        single.start()
-        bench = Bench(service, single, seconds, disk, clocks, postgresql)
         bench.begin()
         fault.act(bench)
-        single.ending.set()
-        single.join()
+        bench.single.ending.set()
+        bench.single.join()
         ended = time.monotonic()
         for run in runs:
             run.end()
         caught_up = time.monotonic() - ended
-        counts = [count(run, service, imported) for run in runs]
-        lost = single.lost()
+        counts = [count(run, bench.service, imported) for run in runs]
+        lost = bench.single.lost()
+    answers = bench.single.answers
     allowed = {"200", "none", *map(str, REFUSALS)}
     problems = [f"run {number}: {asdict(one)}" for number, one in enumerate(counts) if not one.whole]
-    problems += [
-        f"an answer {status}, {times} times" for status, times in single.answers.items() if status not in allowed
-    ]
-    if fault.refuses and not single.refused():
+    problems += [f"an answer {status}, {times} times" for status, times in answers.items() if status not in allowed]
+    if fault.refuses and not bench.single.refused():
         problems.append("nothing was refused: the fault did not happen")
     if lost:
         problems.append(f"{lost} events that were answered with 200 are not stored")
@@ -310,10 +295,43 @@ def measure(name: str, store: str, seconds: float, runs_at_once: int, folder: Pa
         "lost": sum(one.missing + one.dropped for one in counts) + lost,
         "doubled": sum(one.doubled for one in counts),
         "different": sum(one.different + one.derived for one in counts),
-        "answers": dict(single.answers),
+        "answers": dict(answers),
         "caught_up_seconds": round(caught_up, 1),
         "problems": problems,
     }
+
+
+def _set_up(fault: Fault, store: str, seconds: float, folder: Path, stack: ExitStack) -> Bench:
+    """The service, its store and its client; `stack` undoes it."""
+    disk = folder / "disk"
+    disk.mkdir()
+    if fault.mounts:
+        # Anyone may enter: PostgreSQL does not run as root.
+        folder.chmod(0o755)
+        options = f"size={DISK_MB}m,mode=0777"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=True)
+        stack.callback(subprocess.run, ["umount", "--lazy", str(disk)], check=True)
+    postgresql = None
+    if store == "postgresql":
+        found = programs()
+        assert found is not None
+        # As real servers have it: without, a killed server has lost what it had said is stored.
+        postgresql = Server(found, fsync=True, folder=str(disk) if fault.mounts else "/tmp")
+        stack.callback(postgresql.stop)
+    clocks = [folder / "service.clock", folder / "run.clock"] if fault.turns_clocks else []
+    for clock in clocks:
+        clock.write_text("0")
+    service = Service(
+        disk / "data",
+        log=folder / "service.log",
+        database=postgresql.url if postgresql is not None else "",
+        clock=clocks[0] if clocks else None,
+    )
+    stack.callback(service.end)
+    single = Single(service)
+    stack.callback(single.ending.set)
+    single.start()
+    return Bench(service, single, seconds, disk, clocks, postgresql)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
