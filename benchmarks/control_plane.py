@@ -2,11 +2,12 @@
 
     python benchmarks/control_plane.py --seeds 1 2 --out control_plane.json [-- options of rhyme train for every arm]
 
-The same short run of the embedded model on two engines, seed by seed, on four arms in turn: `none` (no control plane),
-`up` (reports to a `rhyme serve` on this machine), `down` (to a port where nobody listens) and `hanging` (to a server
-that accepts and never answers). The order turns with every seed. The runs are reproducible, so that the steps of one
-seed are the same work on every arm: each step of an arm is held against the same step of `none`. A step's time is from
-the end of the step before to its own end, by the run's events; start-up and the first step do not count.
+The same short run of the embedded model on two engines, seed by seed, on five arms in turn: `none` (no control plane),
+`up` (reports to a `rhyme serve` on this machine), `down` (to a port where nobody listens), `hanging` (to a server that
+accepts and never answers) and `again` (`none` once more: how much two equal runs differ). The order turns with every
+seed. The runs are reproducible, so that the steps of one seed are the same work on every arm: each step of an arm is
+held against the same step of `none`. A step's time is from the end of the step before to its own end, by the run's
+events; start-up and the first step do not count.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import TrainStep
 from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
 
-ARMS = ("none", "up", "down", "hanging")
+ARMS = ("none", "up", "down", "hanging", "again")
 RHYME = (sys.executable, "-m", "rhyme_openrlhf.cli.main")
 # Three steps an epoch, five epochs.
 WORKLOAD = ("--data.max_samples", "24", "--rollout.batch_size", "8", "--train.num_episodes", "5", "--run.reproducible")
@@ -156,17 +157,18 @@ def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--out", type=Path, default=Path("control_plane.json"))
     parser.add_argument("options", nargs="*", help="options of rhyme train, after --")
     chosen = parser.parse_args()
     runs: list[dict[str, Any]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rhyme-control-")))
-        # On every arm the service is there; on three of them nobody asks it anything.
+        # On every arm the service is there; on all but one nobody asks it anything.
         url, token = stack.enter_context(serving(folder / "data"))
-        urls = {"none": "", "up": url, "down": unused(), "hanging": stack.enter_context(hanging())}
+        urls = {"none": "", "again": "", "up": url, "down": unused(), "hanging": stack.enter_context(hanging())}
         for turn, seed in enumerate(chosen.seeds):
-            for arm in [*ARMS[turn % len(ARMS) :], *ARMS[: turn % len(ARMS)]]:
+            for arm in [*chosen.arms[turn % len(chosen.arms) :], *chosen.arms[: turn % len(chosen.arms)]]:
                 place = folder / f"{arm}-{seed}"
                 place.mkdir()
                 run_uid = secrets.token_hex(8)
