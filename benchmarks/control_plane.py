@@ -7,7 +7,7 @@ The same short run of the embedded model on two engines, seed by seed, on five a
 accepts and never answers) and `again` (`none` once more: how much two equal runs differ). The order turns with every
 seed. The runs are reproducible, so that the steps of one seed are the same work on every arm: each step of an arm is
 held against the same step of `none`. A step's time is from the end of the step before to its own end, by the run's
-events; start-up and the first step do not count.
+events; start-up and the first step do not count. The reporter's processor seconds are of the whole run.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.telemetry.event_log import read_events
@@ -42,6 +43,9 @@ RHYME = (sys.executable, "-m", "rhyme_openrlhf.cli.main")
 WORKLOAD = ("--data.max_samples", "24", "--rollout.batch_size", "8", "--train.num_episodes", "5", "--run.reproducible")
 WORKLOAD += ("--train.batch_size", "64")
 RUN_TIMEOUT_SECONDS = 1200
+REPORTER = "rhyme_openrlhf.telemetry.reporter"
+# Between two looks at the reporter: it lives as long as the run.
+LOOK_SECONDS = 2.0
 # The reporter of a run that has ended gives up after 30 s.
 REPORTED_SECONDS = 60.0
 
@@ -95,18 +99,50 @@ def unused() -> str:
         return f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
-def run_arm(url: str, token: str, run_uid: str, seed: int, options: list[str], folder: Path) -> list[float]:
-    """One run; the seconds of its steps from the second on."""
+class ReporterCpu(threading.Thread):
+    """Notes the processor seconds that a run's reporter has used, from its start to the run's end."""
+
+    def __init__(self, driver: int) -> None:
+        super().__init__(name="reporter-cpu", daemon=True)
+        self._driver = driver
+        self.seconds = 0.0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        reporter = None
+        with suppress(psutil.NoSuchProcess):
+            while not self.ended.wait(LOOK_SECONDS):
+                reporter = reporter or self._find()
+                if reporter is not None:
+                    used = reporter.cpu_times()
+                    self.seconds = used.user + used.system
+
+    def _find(self) -> psutil.Process | None:
+        for child in psutil.Process(self._driver).children():
+            if REPORTER in child.cmdline():
+                return child
+        return None
+
+
+def run_arm(url: str, token: str, run_uid: str, seed: int, options: list[str], folder: Path) -> dict[str, Any]:
+    """One run: the seconds of its steps from the second on, and its reporter's processor seconds."""
     argv = [*arguments(str(folder / "checkpoints")), *WORKLOAD, "--train.seed", str(seed), *options]
     argv += ["--run.dir", str(folder / "run"), "--run.progress", "lines"]
     environment = dict(os.environ)
     if url:
         argv += ["--control.url", url, "--control.run_uid", run_uid]
         environment[TOKEN_VARIABLE] = token
-    subprocess.run([*RHYME, "train", *argv], check=True, timeout=RUN_TIMEOUT_SECONDS, env=environment)
+    with subprocess.Popen([*RHYME, "train", *argv], env=environment) as driver:
+        reporter = ReporterCpu(driver.pid)
+        reporter.start()
+        code = driver.wait(RUN_TIMEOUT_SECONDS)
+        reporter.ended.set()
+    if code != 0:
+        raise RuntimeError(f"the run ended with {code}: see above")
     recorded = read_events(folder / "run" / "events.jsonl")
     ends = [one.time for one in recorded if isinstance(one.event, TrainStep)]
-    return [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)]
+    steps = [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)]
+    return {"steps": steps, "reporter_cpu_seconds": reporter.seconds}
 
 
 def check_reported(url: str, token: str, run_uid: str, events: Path) -> None:
@@ -133,8 +169,8 @@ def check_reported(url: str, token: str, run_uid: str, events: Path) -> None:
 def table(runs: list[dict[str, Any]]) -> str:
     """By arm: seconds of a step, and the ratios to the same steps without a control plane."""
     lines = [
-        "| control plane | runs | step, median | same step / without, median | middle half | by seed |",
-        "|---|---|---|---|---|---|",
+        "| control plane | runs | step, median | same step / without, median | middle half | by seed | reporter, cpu |",
+        "|---|---|---|---|---|---|---|",
     ]
     plain = {run["seed"]: run["steps"] for run in runs if run["arm"] == "none"}
     for arm in ARMS:
@@ -145,10 +181,11 @@ def table(runs: list[dict[str, Any]]) -> str:
         by_seed = [[ours / theirs for ours, theirs in zip(run["steps"], plain[run["seed"]], strict=True)] for run in of]
         ratios = sorted(ratio for one in by_seed for ratio in one)
         low, _, high = statistics.quantiles(ratios, n=4)
+        cpu = statistics.mean(run["reporter_cpu_seconds"] for run in of)
         seeds = ", ".join(f"{statistics.median(one):.3f}" for one in by_seed)
         lines.append(
             f"| {arm} | {len(of)} | {statistics.median(steps):.2f} s | {statistics.median(ratios):.3f} | "
-            f"{low:.3f} to {high:.3f} | {seeds} |"
+            f"{low:.3f} to {high:.3f} | {seeds} | {cpu:.1f} s |"
         )
     return "\n".join(lines)
 
@@ -172,10 +209,10 @@ def main() -> None:
                 place = folder / f"{arm}-{seed}"
                 place.mkdir()
                 run_uid = secrets.token_hex(8)
-                steps = run_arm(urls[arm], token, run_uid, seed, chosen.options, place)
+                measured = run_arm(urls[arm], token, run_uid, seed, chosen.options, place)
                 if arm == "up":
                     check_reported(url, token, run_uid, place / "run" / "events.jsonl")
-                runs.append({"arm": arm, "seed": seed, "steps": steps})
+                runs.append({"arm": arm, "seed": seed, **measured})
                 chosen.out.write_text(json.dumps({"kind": "measured", "cpus": os.cpu_count(), "runs": runs}) + "\n")
                 print(table(runs), flush=True)
 
