@@ -306,7 +306,7 @@ def test_a_run_directory_is_imported(rhyme: Rhyme, service: Service, tmp_path: P
     write_steps(run, 1, 2)
     code, out, err = rhyme("import", str(run))
     assert code == 0, err
-    assert "5 events brought in" in out
+    assert "9 events brought in" in out
     assert answer(rhyme, "show", "5" * 16)["origin"] == "imported"
     code, _, err = rhyme("import", str(tmp_path))
     assert code == 1 and "--serve.roots" in err
