@@ -24,7 +24,9 @@ CALL_SECONDS = 10.0
 STOP_WAIT_SECONDS = 30
 LOG_LINES = 200
 
-_USED_GPUS = re.compile(r"^\s*([\d.]+)/[\d.]+ GPU\b", re.MULTILINE)
+_GPUS = re.compile(
+    r"^\s*([\d.]+)/[\d.]+ GPU(?: \(([\d.]+) used of ([\d.]+) reserved in placement groups\))?\s*$", re.MULTILINE
+)
 _STATES: dict[str, JobState] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -145,9 +147,8 @@ class RayLauncher:
         """See Launcher."""
         with self._answering() as client:
             summary = _json(client._do_request("GET", "/nodes?view=summary"))
-        # Text, and nowhere else in Ray's HTTP API: lines such as "3.0/8.0 GPU (2.0 used of 3.0 reserved in ...)".
         nodes = summary["data"]["nodeLogicalResources"].values()
-        return math.ceil(sum(float(used) for text in nodes for used in _USED_GPUS.findall(text)))
+        return math.ceil(sum(taken_gpus(text) for text in nodes))
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[Any]:
@@ -167,6 +168,17 @@ class RayLauncher:
             raise ClusterUnreachable(f"Ray at {self.address}: {_last_line(error)}") from error
         except (KeyError, TypeError) as error:
             raise ClusterUnreachable(f"Ray at {self.address} answers in a form that is not known: {error}") from error
+
+
+def taken_gpus(text: str) -> float:
+    """GPUs of a node that are used or reserved, from Ray's text about its resources (its HTTP API has no number).
+
+    Its lines are as "2.0/8.0 GPU (1.0 used of 3.0 reserved in placement groups)": of what is reserved, the first
+    number counts what is used only.
+    """
+    return sum(
+        float(used) - float(inside or 0) + float(reserved or 0) for used, inside, reserved in _GPUS.findall(text)
+    )
 
 
 def _connect(address: str, token: str) -> Any:

@@ -17,7 +17,7 @@ import pytest
 from launch_service import launch_service
 
 from rhyme_openrlhf.api.dispatcher import Dispatcher
-from rhyme_openrlhf.api.launcher import ClusterUnreachable, RayLauncher
+from rhyme_openrlhf.api.launcher import ClusterUnreachable, RayLauncher, taken_gpus
 from rhyme_openrlhf.api.local_cluster import (
     PRETENDED_GPUS,
     STATE_FILE,
@@ -94,6 +94,19 @@ def test_nothing_listens_for_other_machines_and_the_token_is_private(cluster: Lo
 
 def test_gpus_are_pretended(cluster: LocalCluster) -> None:
     assert cluster.launcher().gpus() == PRETENDED_GPUS
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("0.0/4.0 CPU\n0B/2.00GiB memory\n0.0/8.0 GPU", 0),
+        ("1.0/4.0 CPU\n2.5/8.0 GPU\n0.0/1.0 accelerator_type:H200", 2.5),
+        ("2.0/8.0 GPU (1.0 used of 3.0 reserved in placement groups)\n0.0/4.0 CPU", 4),
+        ("0.0/4.0 CPU\n0.0/1.0 GPU_like", 0),
+    ],
+)
+def test_what_is_reserved_is_taken(text: str, gpus: float) -> None:
+    assert taken_gpus(text) == gpus
 
 
 HOLD = """
