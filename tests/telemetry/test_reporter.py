@@ -346,7 +346,9 @@ def test_what_it_cannot_start_with_is_said(
 ) -> None:
     run = make_run(tmp_path / "run", **{"url": "http://127.0.0.1:9", **control})
     monkeypatch.setenv(TOKEN_VARIABLE, token)
+    # What it does to its own process must not be done to this one: children would ignore SIGTERM too.
     monkeypatch.setattr(os, "nice", lambda by: by)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     assert reporter.main([str(run)]) == reporter.CANNOT_START
     printed = capsys.readouterr().err
     assert said in printed
