@@ -22,6 +22,7 @@ from typing import Annotated, Literal
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import delete, select, update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.database import BusyError
@@ -172,8 +173,9 @@ def _note_use(service: Service, who: Principal, now: float) -> None:
     try:
         with service.database.writing() as session:
             session.execute(update(Token).where(Token.id == who.token_id).values(last_used_at=now))
-    except BusyError:
-        logger.info("the use of token %d was not noted: the store is busy", who.token_id)
+    except (BusyError, OperationalError) as error:
+        # Busy, or its disk is full: what only reads is still answered.
+        logger.info("the use of token %d was not noted: %s", who.token_id, type(error).__name__)
 
 
 def role_of(token: Token) -> Role:

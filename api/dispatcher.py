@@ -27,7 +27,7 @@ from rhyme_openrlhf.api.launch_file import remove_files, write_launch_file, writ
 from rhyme_openrlhf.api.launcher import ClusterUnreachable, SubmitRefused
 from rhyme_openrlhf.api.launching import Launching
 from rhyme_openrlhf.api.models import Attempt, Run, Token
-from rhyme_openrlhf.api.queueing import Job, Queued, Waits, Watch, choose, decide
+from rhyme_openrlhf.api.queueing import Job, Queued, Waits, Watch, choose, decide, used_by_others
 from rhyme_openrlhf.api.spec import gpus_needed
 from rhyme_openrlhf.api.state import Service
 from rhyme_openrlhf.api.status import ACTIVE, ENDED, RunStatus
@@ -83,6 +83,8 @@ class Dispatcher:
         self._clock = clock
         self._waits = Waits(launching.settings.stop_grace_s, launching.settings.lost_after_s)
         self._watches: dict[int, Watch] = {}
+        # When attempts with an open token were first seen to have ended.
+        self._ended: dict[str, float] = {}
         self._turns = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
@@ -190,13 +192,15 @@ class Dispatcher:
         if not waiting or self._launcher is None:
             return
         running = [_gpus(row) for row in rows if row.launched and row.status in ACTIVE - {"queued"}]
+        begun = [_gpus(row) for row in rows if row.launched and row.status in ("running", "stopping")]
         queue = [Queued(row.attempt_id, _gpus(row)) for row in waiting]
         try:
             gpus = self._launcher.gpus()
+            others = used_by_others(self._launcher.used_gpus(), begun)
         except ClusterUnreachable as error:
             logger.warning("%s", error)
             return
-        start = choose(queue, running, gpus, self._launching.settings.max_runs)
+        start = choose(queue, running, gpus, self._launching.settings.max_runs, others)
         by_id = {row.attempt_id: row for row in waiting}
         for attempt_id, message in start.never:
             self._set(by_id[attempt_id], "failed", message)
@@ -234,20 +238,20 @@ class Dispatcher:
 
     def _tidy(self) -> None:
         """Close tokens, remove files and have Ray forget the jobs of attempts that ended long enough ago."""
-        now = time.time()
         open_tokens = select(Token.name).where(Token.role == "reporter", Token.revoked_at.is_(None))
         with self._database.reading() as session:
-            names = set(session.scalars(open_tokens))
+            # Few: those of attempts that are under way or have ended within the hour.
+            uids = [name.removeprefix(TOKEN_NAME.format(uid="")) for name in session.scalars(open_tokens)]
             ended = select(Attempt.uid).where(
-                Attempt.submission_id.is_not(None),
-                Attempt.status.in_(ENDED - {"lost"}),
-                Attempt.finished_at < now - TOKEN_SECONDS,
+                Attempt.submission_id.is_not(None), Attempt.status.in_(ENDED - {"lost"}), Attempt.uid.in_(uids)
             )
-            done = [uid for uid in session.scalars(ended) if TOKEN_NAME.format(uid=uid) in names]
-        for uid in done:
+            found = set(session.scalars(ended))
+        now = self._clock()
+        self._ended = {uid: self._ended.get(uid, now) for uid in found}
+        for uid in [uid for uid, since in self._ended.items() if now - since >= TOKEN_SECONDS]:
             with self._database.writing() as session:
                 for token in session.scalars(select(Token).where(Token.name == TOKEN_NAME.format(uid=uid))):
-                    auth.revoke_token(session, token, now)
+                    auth.revoke_token(session, token, time.time())
             remove_files(self._launching.data, uid)
             if self._launcher is not None:
                 self._launcher.delete(uid)

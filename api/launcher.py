@@ -8,7 +8,9 @@ This is the only module of the service that imports ray, and only when it is use
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +24,9 @@ CALL_SECONDS = 10.0
 STOP_WAIT_SECONDS = 30
 LOG_LINES = 200
 
+_GPUS = re.compile(
+    r"^\s*([\d.]+)/[\d.]+ GPU(?: \(([\d.]+) used of ([\d.]+) reserved in placement groups\))?\s*$", re.MULTILINE
+)
 _STATES: dict[str, JobState] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -59,6 +64,9 @@ class Launcher(Protocol):
 
     def gpus(self) -> int:
         """GPUs of all nodes that are alive, pretended ones too."""
+
+    def used_gpus(self) -> int:
+        """GPUs that any job has or has reserved."""
 
 
 class RayLauncher:
@@ -135,6 +143,13 @@ class RayLauncher:
         nodes = listed["data"]["result"]["result"]
         return int(sum(node["resources_total"].get("GPU", 0) for node in nodes if node["state"] == "ALIVE"))
 
+    def used_gpus(self) -> int:
+        """See Launcher."""
+        with self._answering() as client:
+            summary = _json(client._do_request("GET", "/nodes?view=summary"))
+        nodes = summary["data"]["nodeLogicalResources"].values()
+        return math.ceil(sum(taken_gpus(text) for text in nodes))
+
     @contextlib.contextmanager
     def _answering(self) -> Iterator[Any]:
         """The client, with every way of not answering as ClusterUnreachable."""
@@ -153,6 +168,17 @@ class RayLauncher:
             raise ClusterUnreachable(f"Ray at {self.address}: {_last_line(error)}") from error
         except (KeyError, TypeError) as error:
             raise ClusterUnreachable(f"Ray at {self.address} answers in a form that is not known: {error}") from error
+
+
+def taken_gpus(text: str) -> float:
+    """GPUs of a node that are used or reserved, from Ray's text about its resources (its HTTP API has no number).
+
+    Its lines are as "2.0/8.0 GPU (1.0 used of 3.0 reserved in placement groups)": of what is reserved, the first
+    number counts what is used only.
+    """
+    return sum(
+        float(used) - float(inside or 0) + float(reserved or 0) for used, inside, reserved in _GPUS.findall(text)
+    )
 
 
 def _connect(address: str, token: str) -> Any:

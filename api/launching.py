@@ -84,6 +84,11 @@ class Launching:
         """Where runs write."""
         return Path(self.settings.dir).expanduser().absolute() if self.settings.dir else self.data
 
+    @property
+    def runs_directory(self) -> Path:
+        """Where their run directories are."""
+        return self.directory / RUNS
+
     def launch_file(self, run: Run, attempt: Attempt, token_file: Path) -> LaunchFile:
         """What travels to the attempt's job."""
         assert run.spec is not None and attempt.checkpoint_path is not None and attempt.run_directory is not None
@@ -217,7 +222,7 @@ def _add_attempt(session: Session, launching: Launching, run: Run, attempts: Seq
         uid=uid,
         resumes=number > 1,
         submission_id=uid,
-        run_directory=str(launching.directory / RUNS / run.uid / f"attempt-{number}"),
+        run_directory=str(launching.runs_directory / run.uid / f"attempt-{number}"),
         checkpoint_path=given or launching.outputs(run.uid)["path"],
         status="queued",
         message="",

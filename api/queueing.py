@@ -230,13 +230,24 @@ class Start:
     never: tuple[tuple[int, str], ...]
 
 
-def choose(queue: Sequence[Queued], running: Sequence[int], total_gpus: int, max_runs: int) -> Start:
+def used_by_others(used_gpus: int, begun: Sequence[int]) -> int:
+    """Of the GPUs that the cluster says are used, those that no run of ours has; `begun`: the GPUs of ours that began.
+
+    A run that has begun takes its GPUs within its first minute: until then others may have more than this says, and a
+    run that is started for that waits in Ray. One that has not begun has none yet.
+    """
+    return max(0, used_gpus - sum(begun))
+
+
+def choose(
+    queue: Sequence[Queued], running: Sequence[int], total_gpus: int, max_runs: int, others_gpus: int = 0
+) -> Start:
     """Whom to start of a `queue` in the order it came; `running` are the GPUs of each run that is active.
 
     The first that does not fit now holds back all behind it, so that a large run is not passed by small ones for ever.
     One that cannot fit even alone is refused.
     """
-    free = total_gpus - sum(running)
+    free = total_gpus - others_gpus - sum(running)
     slots = max_runs - len(running)
     now: list[int] = []
     never: list[tuple[int, str]] = []

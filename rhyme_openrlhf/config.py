@@ -162,6 +162,13 @@ class LimitSettings(Settings):
         low=1,
         high=604800,
     )
+    # Schedulers (Slurm, Kubernetes, Ray) kill 30 s after SIGTERM; the other half is for the end of the run.
+    sigterm_s: float = option(
+        15.0,
+        "Seconds that a run which gets SIGTERM has to complete its step and save a checkpoint; then it ends as it is.",
+        low=0,
+        high=86400,
+    )
 
 
 @dataclass(frozen=True)

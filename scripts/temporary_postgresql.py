@@ -42,23 +42,32 @@ def programs() -> Path | None:
 class Server:
     """The server; `stop` deletes it."""
 
-    def __init__(self, bin_directory: Path, fsync: bool) -> None:
+    def __init__(self, bin_directory: Path, fsync: bool, folder: str = "/tmp") -> None:
+        """`folder` must be short: a socket's path may have no more than 107 characters."""
         self._bin = bin_directory
-        # Short, because a socket's path may have no more than 107 characters.
-        self._home = Path(tempfile.mkdtemp(prefix="rhyme-pg-", dir="/tmp"))
+        self._home = Path(tempfile.mkdtemp(prefix="rhyme-pg-", dir=folder))
         self._user = _unprivileged()
         if self._user is not None:
             os.chown(self._home, self._user.pw_uid, self._user.pw_gid)
         self._run("initdb", "-D", self._data, "-U", "rhyme", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
-        options = f"-c listen_addresses= -c unix_socket_directories={self._home} -c max_connections=200"
+        self._options = f"-c listen_addresses= -c unix_socket_directories={self._home} -c max_connections=200"
         if not fsync:
-            options += " -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
-        self._run("pg_ctl", "-D", self._data, "-w", "-l", str(self._home / "log"), "-o", options, "start")
+            self._options += " -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
+        self.start()
         self.url = f"postgresql+psycopg://rhyme@/postgres?host={self._home}"
 
     @property
     def _data(self) -> str:
         return str(self._home / "data")
+
+    @property
+    def process(self) -> int:
+        """Process id of the server that was started last; its children serve the connections."""
+        return int((self._home / "data" / "postmaster.pid").read_text().split()[0])
+
+    def start(self) -> None:
+        """Start it, also after it was killed."""
+        self._run("pg_ctl", "-D", self._data, "-w", "-l", str(self._home / "log"), "-o", self._options, "start")
 
     def stop(self) -> None:
         """Stop at once and delete everything."""

@@ -32,6 +32,7 @@ FROZEN = {
     "--limits.reward_s": 30.0,
     "--limits.rollout_s": 600.0,
     "--limits.stage_s": 3600.0,
+    "--limits.sigterm_s": 15.0,
     "--control.url": "",
     "--control.token_file": "",
     "--control.run_uid": "",

@@ -14,6 +14,7 @@ from sqlalchemy import select
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.fields import NO_NUL, Body
 from rhyme_openrlhf.api.importer import ImportingError, import_directory
+from rhyme_openrlhf.api.launch_access import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.models import Attempt
 from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
 from rhyme_openrlhf.api.state import ServiceDep
@@ -40,9 +41,9 @@ class ImportReceipt(BaseModel):
 
 
 @router.post("", summary="Import a run directory")
-def make_import(body: Import, who: auth.Operator, service: ServiceDep) -> ImportReceipt:
+def make_import(body: Import, who: auth.Operator, service: ServiceDep, launching: LaunchingDep) -> ImportReceipt:
     """Read a run directory on the service's machine, below its roots; again changes nothing."""
-    directory = _below_roots(body.directory, service.settings.root_paths())
+    directory = _below_roots(body.directory, readable_roots(launching))
     # As heavy as a batch, many times over: it has a place among them.
     with service.limits.batches.one():
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -15,8 +16,9 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api import launching as launches
 from rhyme_openrlhf.api.fields import NO_NUL, AttemptNumber, Body, Name, Notes, RunUid, Tags
+from rhyme_openrlhf.api.launch_access import LaunchingDep, StartingDep
 from rhyme_openrlhf.api.launcher import ClusterUnreachable
-from rhyme_openrlhf.api.launching import LaunchConflict, Launching, LaunchSettings
+from rhyme_openrlhf.api.launching import LaunchConflict, Launching
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented, not_found
 from rhyme_openrlhf.api.queries import find_attempt, find_run, names_around
@@ -156,27 +158,6 @@ class OptionList(BaseModel):
     options: list[OptionView]
 
 
-async def _launching(request: Request) -> Launching:
-    """What starting runs needs; where nobody has said (a test's app), a service that starts none."""
-    found: Launching | None = getattr(request.app.state, "launching", None)
-    if found is None:
-        settings = request.app.state.service.settings
-        found = Launching(LaunchSettings(), settings.data_path(), settings.root_paths(), settings.base_url())
-    return found
-
-
-async def _starting(request: Request) -> Launching:
-    """The same, where runs can be started. Raises ProblemError (409: trying again does not help)."""
-    found = await _launching(request)
-    if found.launcher is None:
-        raise ProblemError(409, "this service starts no runs: it was started without a Ray cluster")
-    return found
-
-
-LaunchingDep = Annotated[Launching, Depends(_launching)]
-StartingDep = Annotated[Launching, Depends(_starting)]
-
-
 @router.get("/schema", summary="Options of a run")
 def get_schema(who: auth.Viewer) -> OptionList:
     """Every option with type, default, help and limits: OpenRLHF's and ours."""
@@ -231,7 +212,7 @@ def start_run(
             arguments=check(arguments, launching.roots),
         )
     asked = launches.Request(who.name, time.time(), key, launches.digest_of("run", body.model_dump()))
-    return _create(service, launching, spec, asked, None, response)
+    return _create(_Creation(service, launching, response, spec, asked))
 
 
 @router.post(
@@ -269,7 +250,7 @@ def clone_run(
         arguments=arguments,
     )
     asked = launches.Request(who.name, time.time(), key, launches.digest_of(f"clone {uid}", body.model_dump()))
-    return _create(service, launching, spec, asked, parent, response)
+    return _create(_Creation(service, launching, response, spec, asked, parent))
 
 
 @router.post("/runs/{uid}/stop", responses=documented(404, 409), summary="Stop a run")
@@ -310,37 +291,36 @@ def _read(name: str | None, command: str | None, given: Arguments) -> tuple[str 
     return (named if name in (None, "run") else name), merged(arguments, given)
 
 
-def _create(
-    service: Service,
-    launching: Launching,
-    spec: RunSpec,
-    asked: launches.Request,
-    parent: Run | None,
-    response: Response,
-) -> RunDetail:
+@dataclass(frozen=True)
+class _Creation:
+    """A run that is to be made: of what, for whom, from which other run, if any; `response` is the route's."""
+
+    service: Service
+    launching: Launching
+    response: Response
+    spec: RunSpec
+    asked: launches.Request
+    parent: Run | None = None
+
+
+def _create(creation: _Creation) -> RunDetail:
     with _as_problem():
         try:
-            return _create_once(service, launching, spec, asked, parent, response)
+            return _create_once(creation)
         except IntegrityError:
             # Another request with the same key, or experiment, was faster: now it is there.
-            return _create_once(service, launching, spec, asked, parent, response)
+            return _create_once(creation)
 
 
-def _create_once(
-    service: Service,
-    launching: Launching,
-    spec: RunSpec,
-    asked: launches.Request,
-    parent: Run | None,
-    response: Response,
-) -> RunDetail:
-    with service.database.writing() as session:
+def _create_once(creation: _Creation) -> RunDetail:
+    asked = creation.asked
+    with creation.service.database.writing() as session:
         found = None
         if asked.key is not None and asked.digest is not None:
             found = launches.find_by_key(session, asked.key, asked.digest)
         if found is not None:
-            response.status_code = 200
-        run = found or launches.create_run(session, launching, spec, asked, parent)
+            creation.response.status_code = 200
+        run = found or launches.create_run(session, creation.launching, creation.spec, asked, creation.parent)
         return _detail(session, run)
 
 

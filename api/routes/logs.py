@@ -13,6 +13,8 @@ from sse_starlette import EventSourceResponse
 
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.fields import INT64, NO_NUL, AttemptNumber, RunUid, View
+from rhyme_openrlhf.api.launch_access import LaunchingDep, readable_roots
+from rhyme_openrlhf.api.launching import Launching
 from rhyme_openrlhf.api.live import LiveResponse, follow_pieces, last_id
 from rhyme_openrlhf.api.log_files import MAX_CHUNK, LogError, list_logs, logs_of, open_log, read_range, read_tail
 from rhyme_openrlhf.api.problems import ProblemError, documented
@@ -50,9 +52,11 @@ class LogChunk(View):
 
 
 @router.get("/logs", summary="List logs")
-def get_logs(uid: RunUid, number: AttemptNumber, who: auth.Viewer, service: ServiceDep) -> list[LogFileView]:
+def get_logs(
+    uid: RunUid, number: AttemptNumber, who: auth.Viewer, service: ServiceDep, launching: LaunchingDep
+) -> list[LogFileView]:
     """The log files of one attempt, by name."""
-    return [LogFileView.model_validate(file) for file in list_logs(_directory(service, uid, number))]
+    return [LogFileView.model_validate(file) for file in list_logs(_directory(service, launching, uid, number))]
 
 
 @router.get("/logs/{name:path}", summary="Read a log")
@@ -62,12 +66,13 @@ def get_log(
     name: LogName,
     who: auth.Viewer,
     service: ServiceDep,
+    launching: LaunchingDep,
     start: Annotated[int | None, Query(ge=0, le=INT64, description="First byte; without it: the last lines.")] = None,
     length: Annotated[int, Query(ge=1, le=MAX_CHUNK, description="Most bytes from `start` on.")] = MAX_CHUNK,
     tail: Annotated[int, Query(ge=1, le=100_000, description="How many last lines.")] = TAIL_LINES,
 ) -> LogChunk:
     """The last lines of a log, or a range of its bytes."""
-    logs = _directory(service, uid, number)
+    logs = _directory(service, launching, uid, number)
     try:
         with open_log(logs, name) as file:
             chunk = read_tail(file, tail) if start is None else read_range(file, start, length)
@@ -93,12 +98,13 @@ def stream_log(
     name: LogName,
     who: auth.Viewer,
     service: ServiceDep,
+    launching: LaunchingDep,
     start: Annotated[int | None, Query(ge=0, le=INT64, description="First byte; without it: the last lines.")] = None,
     tail: Annotated[int, Query(ge=1, le=100_000)] = TAIL_LINES,
     last_event_id: Annotated[str | None, Header(max_length=20)] = None,
 ) -> Response:
     """A log as it is written; a file that was cut short is read from its start again."""
-    logs = _directory(service, uid, number)
+    logs = _directory(service, launching, uid, number)
     begin = last_id(last_event_id, start)
     try:
         with open_log(logs, name) as file:
@@ -120,10 +126,10 @@ def _piece(logs: Path, name: str, offset: int) -> dict[str, Any] | None:
     return asdict(chunk) if chunk.end > chunk.start else None
 
 
-def _directory(service: Service, uid: str, number: int) -> Path:
+def _directory(service: Service, launching: Launching, uid: str, number: int) -> Path:
     with service.database.reading() as session:
         directory = find_attempt(session, find_run(session, uid), number).run_directory
     try:
-        return logs_of(directory or "", service.settings.root_paths())
+        return logs_of(directory or "", readable_roots(launching))
     except LogError as error:
         raise ProblemError(404, str(error)) from error

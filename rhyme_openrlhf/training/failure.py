@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING
 
 import ray
-
-from rhyme_openrlhf.telemetry.events import RunStatus
-
-if TYPE_CHECKING:
-    from rhyme_openrlhf.training.supervisor import Supervisor
 
 # What shells report for a process that SIGTERM ended.
 TERMINATED_CODE = 128 + signal.SIGTERM
@@ -36,25 +28,13 @@ class StopRequested(Exception):
 STOPPED_ON_REQUEST = "stopped on request"
 
 
+# The same of one that SIGTERM ended; its exit code is TERMINATED_CODE, in time or not.
+TERMINATED_IN_ORDER = "ended by SIGTERM after its step"
+TERMINATED = "ended by SIGTERM"
+
+
 class Interrupted(BaseException):
-    """Raised in the main thread by SIGTERM, or by the supervisor. Not an Exception: nothing upstream may swallow it."""
-
-    def outcome(self, supervisor: Supervisor | None) -> tuple[RunStatus, str, int]:
-        """Status, message and exit code of the run it ends."""
-        if supervisor is not None and supervisor.fault:
-            return "failed", supervisor.fault, 1
-        return "stopped", "ended by SIGTERM", TERMINATED_CODE
-
-
-def handle_termination() -> None:
-    """Have SIGTERM end the run in order. Call it in the main thread."""
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        # Once is enough: another one must not interrupt the ending.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Interrupted
-
-    signal.signal(signal.SIGTERM, terminate)
+    """Raised in the main thread (training/termination.py). Not an Exception: nothing upstream may swallow it."""
 
 
 @contextmanager
@@ -71,11 +51,6 @@ def unmasked_interruptions() -> Iterator[None]:
         if isinstance(error.__cause__, (Interrupted, KeyboardInterrupt)):
             raise error.__cause__ from None
         raise
-
-
-def interrupt_main_thread() -> None:
-    """Raise Interrupted in the main thread; Ray's waits look for signals once a second."""
-    _thread.interrupt_main(signal.SIGTERM)
 
 
 def is_stop_request(error: BaseException) -> bool:

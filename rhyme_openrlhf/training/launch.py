@@ -31,9 +31,10 @@ from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_direct
 from rhyme_openrlhf.telemetry.summary import render, summarize
 from rhyme_openrlhf.training.failure import (
     STOPPED_ON_REQUEST,
+    TERMINATED,
+    TERMINATED_CODE,
+    TERMINATED_IN_ORDER,
     Interrupted,
-    handle_termination,
-    interrupt_main_thread,
     is_stop_request,
     one_sentence,
     unmasked_interruptions,
@@ -44,6 +45,7 @@ from rhyme_openrlhf.training.reporting import Reporting
 from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus
 from rhyme_openrlhf.training.resume import Checkpoints, prepare
 from rhyme_openrlhf.training.supervisor import Supervisor
+from rhyme_openrlhf.training.termination import Termination
 
 SOURCE = "driver"
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
@@ -106,11 +108,12 @@ def _run(job: _Job, notes: list[str]) -> int:
     message, code = "", 1
     display = threading.Thread()
     recorder = supervisor = None
+    termination = Termination(run.stop_request, job.settings.limits.sigterm_s)
     try:
         _check_gpus(job.args)
         recorder = _start_recorder(run)
         services = _services(job, recorder)
-        supervisor = _start_supervisor(job, session, services)
+        supervisor = _start_supervisor(job, session, services, termination)
         display = _start_display(run, job.settings.run.progress)
         services.record(_run_started(job, services), SOURCE)
         for note in (f"run directory {run.path}", *_reported(job), *notes, _starting(job)):
@@ -120,17 +123,26 @@ def _run(job: _Job, notes: list[str]) -> int:
     except LaunchError as error:
         message = str(error)
         raise
-    except Interrupted as interruption:
-        status, message, code = interruption.outcome(supervisor)
+    except Interrupted:
+        # Processes that were told to end die before they are asked for.
+        if supervisor is not None and supervisor.fault and not termination.requested:
+            message = supervisor.fault
+        else:
+            status, message, code = "stopped", TERMINATED, TERMINATED_CODE
     except KeyboardInterrupt:
         status, message, code = "stopped", "interrupted", 130
     except (ray.exceptions.RayError, RuntimeError, ValueError, OSError, AssertionError) as error:
         if is_stop_request(error):
             status, message, code = "stopped", STOPPED_ON_REQUEST, 0
+            if termination.requested:
+                message, code = TERMINATED_IN_ORDER, TERMINATED_CODE
+        elif termination.requested:
+            status, message, code = "stopped", f"{TERMINATED} ({one_sentence(error)})", TERMINATED_CODE
         else:
             message = (supervisor.explain() if supervisor is not None else "") or one_sentence(error)
             (run.logs / "driver-error.log").write_text(traceback.format_exc())
     finally:
+        termination.close()
         if supervisor is not None:
             supervisor.stop()
         _finish(run, recorder, RunFinished(status, message, time.time() - job.started), display)
@@ -142,18 +154,17 @@ def _run(job: _Job, notes: list[str]) -> int:
     return code
 
 
-def _start_supervisor(job: _Job, session: Path, services: RunServices) -> Supervisor:
+def _start_supervisor(job: _Job, session: Path, services: RunServices, termination: Termination) -> Supervisor:
     supervisor = Supervisor(
         job.run.events,
         session / "logs",
         job.settings.limits,
         lambda event: services.record(event, SOURCE),
-        interrupt_main_thread,
+        termination.interrupt,
     )
     for number, worker in enumerate(services.history_workers):
         supervisor.name(worker, f"history worker {number}")
-    # After ray.init, which sets a handler of its own.
-    handle_termination()
+    termination.install()
     supervisor.start()
     return supervisor
 

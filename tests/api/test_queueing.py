@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.queueing import (
     Watch,
     choose,
     decide,
+    used_by_others,
 )
 from rhyme_openrlhf.api.status import ENDED, TRANSITIONS, RunStatus
 
@@ -262,3 +263,24 @@ def test_the_queue_keeps_its_limits_and_its_order(waiting: list[int], running: l
         first = waiting[possible[len(start.now)]]
         used = sum(running) + sum(waiting[number] for number in start.now)
         assert len(start.now) + len(running) >= runs or used + first > gpus
+
+
+@pytest.mark.parametrize(
+    ("used", "begun", "others"),
+    [
+        (0, [], 0),
+        (3, [], 3),
+        (5, [2], 3),
+        # It has begun and not taken its GPUs yet.
+        (1, [2], 0),
+    ],
+)
+def test_what_others_use_is_what_ours_do_not(used: int, begun: list[int], others: int) -> None:
+    assert used_by_others(used, begun) == others
+
+
+def test_what_others_use_holds_back_and_refuses_nobody() -> None:
+    queue = [Queued(1, 4), Queued(2, 1)]
+    assert choose(queue, [2], 8, 9, others_gpus=2).now == (1,)
+    held = choose(queue, [2], 8, 9, others_gpus=3)
+    assert (held.now, held.never) == ((), ())

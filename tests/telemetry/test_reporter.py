@@ -295,6 +295,22 @@ def test_the_process_is_nice_and_keeps_the_token_to_itself(tmp_path: Path, serve
     assert json.loads((run / REPORTER_FILE).read_text())["attempt_uid"] == ATTEMPT
 
 
+def test_terminated_with_its_job_it_sends_the_rest(tmp_path: Path, server: ControlServer) -> None:
+    """Ray stops a job by SIGTERM to all of its processes; the driver's last events come after it."""
+    run = make_run(tmp_path / "run", server.url)
+    write(run, 10, finish=False)
+    process = start(run)
+    until(lambda: server.stored, "the first batch")
+    process.terminate()
+    process.terminate()
+    write(run, 1000)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == reporter.SENT
+    assert server.stored == written(run) and server.heartbeats[-1] is False
+
+
 @pytest.mark.parametrize("fault", ["hang", 500])
 def test_it_ends_in_time_when_the_server_does_not_take_the_rest(tmp_path: Path, fault: Fault) -> None:
     server = ControlServer(lambda number: fault)
@@ -330,7 +346,9 @@ def test_what_it_cannot_start_with_is_said(
 ) -> None:
     run = make_run(tmp_path / "run", **{"url": "http://127.0.0.1:9", **control})
     monkeypatch.setenv(TOKEN_VARIABLE, token)
+    # What it does to its own process must not be done to this one: children would ignore SIGTERM too.
     monkeypatch.setattr(os, "nice", lambda by: by)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     assert reporter.main([str(run)]) == reporter.CANNOT_START
     printed = capsys.readouterr().err
     assert said in printed

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TextIO
 from urllib.parse import quote
 
 from rhyme_openrlhf.cli.runs.client import PAGE, Client
 from rhyme_openrlhf.telemetry.event_json import EventError, parse
+from rhyme_openrlhf.telemetry.events import EngineStep, Recorded, TrainStep
+from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES, EngineCounters
 from rhyme_openrlhf.telemetry.progress_lines import LinesDisplay
 
 # What `rhyme train` makes lines of.
@@ -35,15 +38,17 @@ POLL_SECONDS = 2.0
 
 
 class EventLines:
-    """Prints events as lines, or as JSON."""
+    """Prints a run's events as lines, or as JSON."""
 
-    def __init__(self, stream: TextIO, as_json: bool) -> None:
+    def __init__(self, client: Client, uid: str, stream: TextIO, as_json: bool) -> None:
+        self._client = client
+        self._path = f"/runs/{uid}/steps"
         self._stream = stream
         self._as_json = as_json
         self._display = LinesDisplay(stream)
 
     def show(self, row: dict[str, Any]) -> None:
-        """One event as the API gives it; one of a newer kind or form is passed over."""
+        """One event as the API gives it; one of a newer kind or form is passed over. Raises ClientError."""
         if self._as_json:
             print(json.dumps(row), file=self._stream, flush=True)
             return
@@ -52,14 +57,24 @@ class EventLines:
             recorded = parse({**row["body"], **envelope})
         except EventError:
             return
-        if recorded is not None:
-            self._display.show(recorded)
+        if recorded is None:
+            return
+        if isinstance(recorded.event, TrainStep):
+            self._show_engines(recorded, recorded.event.step)
+        self._display.show(recorded)
+
+    def _show_engines(self, recorded: Recorded, step: int) -> None:
+        """Tell the display what the engines did in a step: their sum, because a run may have a thousand of them."""
+        for row in self._client.get(self._path, {"from_step": step, "to_step": step})["items"]:
+            sums = {name: row[name] for name in COUNTER_NAMES if name in row}
+            counters = EngineCounters(**{**sums, "response_tokens": row["engine_tokens"]})
+            self._display.show(replace(recorded, event=EngineStep(step, 0, counters, None)))
 
 
 def show_events(client: Client, uid: str, last: int, follow: bool, as_json: bool, stream: TextIO) -> None:
     """The last `last` events of a run that make a line, then those that come, if `follow`. Raises ClientError."""
     path = f"/runs/{uid}/events"
-    lines = EventLines(stream, as_json)
+    lines = EventLines(client, uid, stream, as_json)
     # The run's first event says how many steps there are, and when it began.
     first = list(client.pages(path, {"kind": "run_started", "direction": "asc"}, 1))
     rows = list(client.pages(path, {"kind": list(SHOWN_KINDS), "direction": "desc"}, last))[::-1]

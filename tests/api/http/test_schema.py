@@ -52,6 +52,7 @@ def test_every_operation_answers_as_described(described: Any, reported: Any) -> 
     # What ends the others' world comes last.
     operations.sort(key=lambda operation: operation.method.upper() == "DELETE")
     assert len(operations) > 35
+    assert {"POST /api/v1/specs/validate", "POST /api/v1/specs/command"} <= {one.label for one in operations}
     began = time.monotonic()
     called = 0
     failures: list[str] = []

@@ -1,4 +1,4 @@
-"""For tests of launching: a service on real SQLite, and a cluster whose jobs do what a test says."""
+"""For tests of launching: a service on a real store, and a cluster whose jobs do what a test says."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Cluster:
     """A Launcher in memory. Jobs are pending when submitted; tests set what becomes of them."""
 
     total_gpus: int = 8
+    others_gpus: int = 0
+    taken_gpus: int = 0
     reachable: bool = True
     refuses: str = ""
     forgets: bool = False
@@ -70,6 +72,10 @@ class Cluster:
     def gpus(self) -> int:
         self._answer()
         return self.total_gpus
+
+    def used_gpus(self) -> int:
+        self._answer()
+        return self.others_gpus + self.taken_gpus
 
 
 @dataclass
@@ -120,10 +126,11 @@ class LaunchService:
 
 
 @contextmanager
-def launch_service(tmp_path: Path, **changes: Any) -> Iterator[LaunchService]:
+def launch_service(tmp_path: Path, database: str = "", **changes: Any) -> Iterator[LaunchService]:
+    """`database` is a URL, "" for SQLite; `changes` are launch settings."""
     root = tmp_path / "root"
     root.mkdir()
-    settings = ServeSettings(data_dir=str(tmp_path / "data"), roots=str(root))
+    settings = ServeSettings(data_dir=str(tmp_path / "data"), roots=str(root), database=database)
     app = create_app(settings, background=())
     cluster = Cluster()
     launching = Launching(LaunchSettings(**changes), settings.data_path(), settings.root_paths(), BASE, cluster)

@@ -53,8 +53,13 @@ def test_the_reporters_token_is_its_runs_alone_and_in_no_argv(launched: Any) -> 
     for _ in range(15):
         launched.turn()
     assert launched.run(run["uid"])["status"] == "crashed"
+    # By a clock that only goes forward: one that is set ends no reporter's work.
     with launched.service.database.writing() as session:
         session.execute(update(Attempt).where(Attempt.uid == attempt_of(run)).values(finished_at=time.time() - 7200))
+    for _ in range(31):
+        launched.turn()
+    assert launched.operator.post(at.format(attempt_of(run)), json={"events": []}, headers=headers).status_code == 200
+    launched.now += 7200
     for _ in range(31):
         launched.turn()
     assert launched.operator.post(at.format(attempt_of(run)), json={"events": []}, headers=headers).status_code == 401
@@ -127,6 +132,27 @@ def test_the_queue_keeps_to_its_limits(tmp_path: Path) -> None:
         for _ in range(15):
             launched.turn()
         assert launched.cluster.submitted == [attempt_of(run) for run in runs]
+
+
+def test_gpus_of_other_jobs_are_not_given_away(launched: Any) -> None:
+    cluster = launched.cluster
+    cluster.others_gpus = 7
+    first, second = launched.start("first"), launched.start("second")
+    launched.turn()
+    assert cluster.submitted == [] and launched.run(first["uid"])["status"] == "queued"
+    # Each of the two asks for three.
+    cluster.others_gpus = 3
+    launched.turn()
+    assert cluster.submitted == [attempt_of(first)]
+    # What the first one takes is not taken for others'.
+    cluster.jobs[attempt_of(first)] = Job("running")
+    launched.started(first)
+    cluster.taken_gpus = 3
+    launched.turn()
+    assert cluster.submitted == [attempt_of(first)]
+    cluster.others_gpus = 2
+    launched.turn()
+    assert cluster.submitted == [attempt_of(first), attempt_of(second)]
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +104,22 @@ def test_a_run_that_ended_is_resumed_by_a_new_attempt(launched: Any) -> None:
     launched.turn()
     assert "--ckpt.load_enable" in launched.cluster.argv[second["uid"]]
     assert f"--ckpt.path={second['checkpoint_path']}" in launched.cluster.argv[second["uid"]]
+
+
+def test_logs_and_records_of_runs_that_were_started_here_can_be_read_whatever_the_roots(launched: Any) -> None:
+    run = launched.start()
+    directory = Path(run["attempts"][0]["run_directory"])
+    assert not directory.is_relative_to(launched.root) and directory.is_relative_to(launched.launching.data)
+    (directory / "logs").mkdir(parents=True)
+    (directory / "logs" / "driver.log").write_text("loading\n")
+    at = f"/api/v1/runs/{run['uid']}/attempts/1/logs"
+    assert [file["name"] for file in launched.viewer.get(at).json()] == ["driver.log"]
+    assert launched.viewer.get(f"{at}/driver.log").json()["text"] == "loading\n"
+    # Refused for what it lacks, not for where it is; the rest of the service's own directory stays closed.
+    answer = launched.operator.post("/api/v1/imports", json={"directory": str(directory)})
+    assert answer.status_code == 422 and "config.json" in answer.json()["detail"]
+    answer = launched.operator.post("/api/v1/imports", json={"directory": str(launched.launching.data)})
+    assert answer.json()["errors"][0]["field"] == "body.directory"
 
 
 def test_a_clone_has_edits_a_parent_and_its_own_checkpoints(launched: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from launch_service import launch_service
 
 from rhyme_openrlhf.api.dispatcher import Dispatcher
-from rhyme_openrlhf.api.launcher import ClusterUnreachable, RayLauncher
+from rhyme_openrlhf.api.launcher import ClusterUnreachable, RayLauncher, taken_gpus
 from rhyme_openrlhf.api.local_cluster import (
     PRETENDED_GPUS,
     STATE_FILE,
@@ -94,6 +94,50 @@ def test_nothing_listens_for_other_machines_and_the_token_is_private(cluster: Lo
 
 def test_gpus_are_pretended(cluster: LocalCluster) -> None:
     assert cluster.launcher().gpus() == PRETENDED_GPUS
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("0.0/4.0 CPU\n0B/2.00GiB memory\n0.0/8.0 GPU", 0),
+        ("1.0/4.0 CPU\n2.5/8.0 GPU\n0.0/1.0 accelerator_type:H200", 2.5),
+        ("2.0/8.0 GPU (1.0 used of 3.0 reserved in placement groups)\n0.0/4.0 CPU", 4),
+        ("0.0/4.0 CPU\n0.0/1.0 GPU_like", 0),
+    ],
+)
+def test_what_is_reserved_is_taken(text: str, gpus: float) -> None:
+    assert taken_gpus(text) == gpus
+
+
+HOLD = """
+import ray, time
+ray.init()
+group = ray.util.placement_group([{"GPU": 1}, {"GPU": 1}])
+ray.get(group.ready())
+@ray.remote(num_gpus=1)
+class Holder:
+    pass
+inside = Holder.options(placement_group=group).remote()
+beside = Holder.options(placement_group=None).remote()
+ray.get([inside.__ray_ready__.remote(), beside.__ray_ready__.remote()])
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_gpus_that_a_job_has_or_reserves_are_used(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert cluster.launcher().used_gpus() == 0
+    program = tmp_path / "hold.py"
+    program.write_text(HOLD)
+    (tmp_path / "upload").mkdir()
+    attempt = "a5" * 8
+    jobs = launcher(cluster, f"exec {sys.executable} {program} {{attempt}}")
+    jobs.submit(attempt, folder(tmp_path / "upload"))
+    until(lambda: "held" in jobs.log_tail(attempt), 120)
+    until(lambda: jobs.used_gpus() == 3)
+    jobs.stop(attempt)
+    ended(jobs, attempt)
+    until(lambda: jobs.used_gpus() == 0)
 
 
 def test_a_job_runs_in_a_folder_with_its_file_alone(cluster: LocalCluster, tmp_path: Path) -> None:

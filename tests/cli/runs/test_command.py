@@ -30,7 +30,16 @@ from rhyme_openrlhf.cli.runs.access import Access, keep
 from rhyme_openrlhf.cli.runs.command import build_parser, main
 from rhyme_openrlhf.telemetry import reporter as reporter_module
 from rhyme_openrlhf.telemetry.event_log import EventLog
-from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RolloutFinished, RunFinished, RunStarted, TrainStep
+from rhyme_openrlhf.telemetry.events import (
+    SCHEMA_VERSION,
+    EngineStep,
+    Note,
+    RolloutFinished,
+    RunFinished,
+    RunStarted,
+    TrainStep,
+)
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.reporter import Reporter, read_report
 from tests.telemetry.control_server import make_run
 
@@ -111,6 +120,9 @@ def answer(rhyme: Rhyme, *argv: str) -> Any:
 def write_steps(run: Path, first: int, last: int) -> None:
     with EventLog(run / "events.jsonl") as log:
         for step in range(first, last + 1):
+            for engine in range(2):
+                counters = EngineCounters(4800, 4750, 500, 1900, 0, 900, 2000, 1500, 1.5, 0.1, 48)
+                log.write(EngineStep(step, engine, counters, step - 1), "rollout")
             log.write(RolloutFinished(step, 1, 2.0, 96, 9600, 0.1 * step, 100.0, 98.0, 180.0, 256, 3), "rollout")
             log.write(TrainStep(step, 1, {"rollout": 2.0, "train": 1.0}, {"policy_loss": 0.1}), "trainer")
 
@@ -154,7 +166,8 @@ def test_events_are_shown_as_lines(rhyme: Rhyme, reported: str) -> None:
     lines = out.splitlines()
     assert code == 0
     assert "run trial: 2 epochs of 2 steps" in lines[0]
-    assert any("step 4/4 (epoch 1/2)  reward 0.40" in line for line in lines)
+    step = "step 4/4 (epoch 1/2)  reward 0.40  rollout 2.0 s, 4,800 tok/s, 2.5 tokens/step, acceptance 75%"
+    assert any(step in line for line in lines), out
     assert "warning: a note with [red]markup[/red]" in lines[-2] and "run succeeded" in lines[-1]
     code, out, _ = rhyme("logs", reported, "--tail", "1")
     assert [line.split("] ")[1][:9] for line in out.splitlines()] == ["run trial", "run succe"]
@@ -293,7 +306,7 @@ def test_a_run_directory_is_imported(rhyme: Rhyme, service: Service, tmp_path: P
     write_steps(run, 1, 2)
     code, out, err = rhyme("import", str(run))
     assert code == 0, err
-    assert "5 events brought in" in out
+    assert "9 events brought in" in out
     assert answer(rhyme, "show", "5" * 16)["origin"] == "imported"
     code, _, err = rhyme("import", str(tmp_path))
     assert code == 1 and "--serve.roots" in err

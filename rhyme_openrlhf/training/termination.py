@@ -1,0 +1,71 @@
+"""SIGTERM, as schedulers send it before they kill: the run stops after its step, with a checkpoint, if there is time.
+
+Invariants: a run that is told to end has ended its training within the grace time, one way or the other; it is
+interrupted once, and never after `close`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from rhyme_openrlhf.telemetry.run_files import write_json
+from rhyme_openrlhf.training.failure import Interrupted
+
+ASKED_BY = "SIGTERM"
+
+
+class Termination:
+    """How the driver's main thread is told to end: by SIGTERM in time, by `interrupt` at once."""
+
+    def __init__(self, stop_request: Path, grace_s: float) -> None:
+        """`stop_request` is the file that the trainer looks for between two steps (run_directory.py)."""
+        self._stop_request = stop_request
+        self._grace_s = grace_s
+        self._interrupting = False
+        # Only the handler sets it, and the main thread never waits for it: so setting it there cannot lock.
+        self._requested = threading.Event()
+        self._over = threading.Event()
+
+    @property
+    def requested(self) -> bool:
+        """Whether SIGTERM came."""
+        return self._requested.is_set()
+
+    def install(self) -> None:
+        """Have SIGTERM handled here. In the main thread, after ray.init, which sets a handler of its own."""
+        signal.signal(signal.SIGTERM, self._handle)
+        threading.Thread(target=self._wait, name="termination", daemon=True).start()
+
+    def interrupt(self) -> None:
+        """Raise Interrupted in the main thread, from any thread; Ray's waits look for signals once a second."""
+        if not self._over.is_set():
+            self._interrupting = True
+            _thread.interrupt_main(signal.SIGTERM)
+
+    def close(self) -> None:
+        """The training is over: its ending is not interrupted."""
+        self._over.set()
+
+    def _wait(self) -> None:
+        self._requested.wait()
+        if not self._over.wait(self._grace_s):
+            self.interrupt()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._over.is_set():
+            return
+        if self._interrupting:
+            # Once is enough: another one must not interrupt the ending.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise Interrupted
+        if not self.requested:
+            # Where it cannot be written, the grace time passes and nothing more.
+            with suppress(OSError):
+                write_json(self._stop_request, {"requested_at": time.time(), "by": ASKED_BY})
+            self._requested.set()

@@ -1,0 +1,382 @@
+"""Make everything around the control plane fail while runs report to it, and count what it has afterwards.
+
+    python scripts/control_plane_faults.py [--only NAME ...] [--stores sqlite postgresql] [--seconds 60] [--write]
+
+Each fault gets a service (`rhyme serve`), runs whose real reporters send what a writer adds to their logs, and a client
+that sends one event at a time and notes what it is answered. When the fault is over and the reporters have ended, every
+event of every log must be in the store once, as it was written; what the service derived must be, row by row, what a
+fresh service makes of the run directories; and what the client was told is stored must be stored. Exits with 1 if
+anything is not, and if an answer was neither a success nor a 503 or 507 with Retry-After.
+
+--write puts the table into docs/reliability.md. A full disk needs root: it mounts a small one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from reported_runs import ReportedRun, Service, count
+from temporary_postgresql import Server, programs
+
+DOCS = Path(__file__).parents[1] / "docs" / "reliability.md"
+BEGIN, END = "<!-- control plane faults: begin -->", "<!-- control plane faults: end -->"
+STORES = ("sqlite", "postgresql")
+# What a run with some hundred engines writes.
+EVENTS_PER_SECOND = 400.0
+# Between two events of the client that sends one at a time.
+SINGLE_SECONDS = 0.02
+# For whatever must come to pass under a fault, or after it.
+LIMIT_SECONDS = 60.0
+# A PostgreSQL cluster with its first write-ahead log has 40 MB; the rest is for what the runs write.
+DISK_MB = 400
+REFUSALS = (503, 507)
+# What is left of a disk when it fills up: some hundred events.
+LEFT_BYTES = 128 * 1024
+# How long it stays full, and how far clocks jump.
+FULL_SECONDS = 2.0
+LONGEST_JUMP_SECONDS = 48 * 3600.0
+
+
+class Single(threading.Thread):
+    """Sends one event at a time and never again; notes the answers, and what was said to be stored."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(name="single")
+        self.run_uid = secrets.token_hex(8)
+        self.stored: set[int] = set()
+        self.answers: Counter[str] = Counter()
+        self.ending = threading.Event()
+        self._service = service
+        self._path = f"/ingest/attempts/{secrets.token_hex(8)}"
+        who = {"run": self.run_uid, "name": "single", "run_directory": "/", "config": {}}
+        service.client.put(self._path, json=who).raise_for_status()
+
+    def run(self) -> None:
+        """Until `ending`."""
+        number = 0
+        while not self.ending.wait(SINGLE_SECONDS):
+            note = {"kind": "note", "level": "info", "text": str(number), "source": "single", "sequence": number}
+            try:
+                answer = self._service.client.post(
+                    f"{self._path}/batches", json={"events": [{**note, "time": time.time()}]}
+                )
+            except httpx.TransportError:
+                self.answers["none"] += 1
+            else:
+                come_again = "" if answer.status_code not in REFUSALS or "retry-after" in answer.headers else " at once"
+                self.answers[f"{answer.status_code}{come_again}"] += 1
+                if answer.is_success:
+                    self.stored.add(number)
+            number += 1
+
+    def refused(self) -> int:
+        """How often it was told to come again."""
+        return sum(self.answers[str(status)] for status in REFUSALS)
+
+    def lost(self) -> int:
+        """How many events it was told are stored, and are not."""
+        return len(self.stored - {int(row["text"]) for row in self._service.events(self.run_uid)})
+
+
+@dataclass
+class Bench:
+    """One fault's service and what it stands on."""
+
+    service: Service
+    single: Single
+    seconds: float
+    disk: Path
+    clocks: list[Path]
+    postgresql: Server | None
+    chance: random.Random = field(default_factory=lambda: random.Random(1))
+    times: int = 0
+
+    @property
+    def run_clock(self) -> Path | None:
+        """The clock of runs and reporters, if it is not the machine's."""
+        return self.clocks[1] if self.clocks else None
+
+    def under_way(self) -> bool:
+        """Whether the fault is to happen (again)."""
+        return time.monotonic() < self._end or not self.times
+
+    def begin(self) -> None:
+        """From now on `seconds` count."""
+        self._end = time.monotonic() + self.seconds
+
+    def until(self, true: Callable[[], bool], what: str) -> None:
+        """Raises RuntimeError after LIMIT_SECONDS."""
+        end = time.monotonic() + LIMIT_SECONDS
+        while not true():
+            if time.monotonic() > end:
+                raise RuntimeError(f"waited {LIMIT_SECONDS:g} s for {what}; answers: {dict(self.single.answers)}")
+            time.sleep(0.02)
+
+    def until_stored(self) -> None:
+        """Until the service takes events (again)."""
+        known = len(self.single.stored)
+        self.until(lambda: len(self.single.stored) > known + 1, "the service to take events")
+
+
+def kill_server(bench: Bench) -> None:
+    """Also while it starts."""
+    while bench.under_way():
+        if bench.times % 4 != 3:
+            bench.until_stored()
+        time.sleep(bench.chance.random())
+        bench.service.kill()
+        bench.service.start()
+        bench.times += 1
+    bench.service.wait()
+
+
+def kill_postgresql(bench: Bench) -> None:
+    """In turn the whole of it, started again, and one of its processes, after which it recovers by itself."""
+    assert bench.postgresql is not None
+    while bench.under_way():
+        bench.until_stored()
+        time.sleep(bench.chance.random())
+        main = psutil.Process(bench.postgresql.process)
+        below = main.children()
+        if bench.times % 2:
+            bench.chance.choice(below).kill()
+        else:
+            main.kill()
+            # They see it and end; a server that starts before is refused.
+            psutil.wait_procs(below, LIMIT_SECONDS)
+            bench.postgresql.start()
+        bench.times += 1
+    bench.until_stored()
+
+
+def fill_disk(bench: Bench) -> None:
+    """Whoever has to make room starts a PostgreSQL that could not go on."""
+    ballast = bench.disk / "ballast"
+    while bench.under_way():
+        reader = _new_reader(bench)
+        _fill(ballast)
+        _until_refused(bench, reader)
+        ballast.unlink()
+        if bench.postgresql is not None and not psutil.pid_exists(bench.postgresql.process):
+            bench.postgresql.start()
+        bench.times += 1
+        bench.until_stored()
+
+
+def _fill(ballast: Path) -> None:
+    """Others write meanwhile: what was free when it was asked may not be any more."""
+    with ballast.open("wb") as file:
+        while (free := shutil.disk_usage(ballast.parent).free - LEFT_BYTES) > 0:
+            with suppress(OSError):
+                os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), free)
+
+
+def limit_files(bench: Bench) -> None:
+    """What anyone can do to a process of their own: no file may grow beyond what the database has now."""
+    process = bench.service.process.pid
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    while bench.under_way():
+        reader = _new_reader(bench)
+        largest = max(path.stat().st_size for path in bench.disk.rglob("rhyme.sqlite*"))
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (largest, hard))
+        _until_refused(bench, reader)
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (hard, hard))
+        bench.times += 1
+        bench.until_stored()
+
+
+def _until_refused(bench: Bench, reader: dict[str, str]) -> None:
+    known = bench.single.refused()
+    bench.until(lambda: bench.single.refused() > known, "the disk to be full")
+    time.sleep(FULL_SECONDS)
+    # What is there can be seen all the while.
+    for path in ("/runs", f"/runs/{bench.single.run_uid}/events"):
+        bench.service.client.get(path, headers=reader).raise_for_status()
+
+
+def _new_reader(bench: Bench) -> dict[str, str]:
+    """The header of a viewer who has not been seen yet, and whose first use the store would like to note."""
+    bench.until_stored()
+    issued = bench.service.client.post("/tokens", json={"name": "reader", "role": "viewer"}).raise_for_status().json()
+    return {"Authorization": f"Bearer {issued['token']}"}
+
+
+def turn_clocks(bench: Bench) -> None:
+    """The service's, and that of the runs and their reporters: forward and back, each for itself."""
+    while bench.under_way():
+        bench.until_stored()
+        for clock in bench.clocks:
+            new = clock.with_suffix(".new")
+            new.write_text(str(bench.chance.uniform(-1, 1) * LONGEST_JUMP_SECONDS))
+            new.replace(clock)
+        time.sleep(bench.chance.random())
+        bench.times += 1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`act` makes it happen again and again.
+
+    `mounts`: on a disk of its own, which only root can mount; `refuses`: the service must have refused something;
+    `turns_clocks`: service and runs go by clocks of their own.
+    """
+
+    text: str
+    act: Callable[[Bench], None]
+    stores: tuple[str, ...] = STORES
+    mounts: bool = False
+    refuses: bool = False
+    turns_clocks: bool = False
+
+
+FAULTS = {
+    "server_killed": Fault("kill -9 of the service", kill_server),
+    "postgresql_killed": Fault("kill -9 of PostgreSQL or one of its processes", kill_postgresql, ("postgresql",)),
+    "disk_full": Fault("the store's disk is full", fill_disk, mounts=True, refuses=True),
+    "file_limit": Fault("the store's files may not grow", limit_files, ("sqlite",), refuses=True),
+    "clock_jumps": Fault("clocks jump by up to 48 hours, forward and back", turn_clocks, turns_clocks=True),
+}
+
+
+def measure(name: str, store: str, seconds: float, runs_at_once: int, folder: Path) -> dict[str, Any]:
+    """Make one fault happen for `seconds` in an empty folder; the row of the table."""
+    fault = FAULTS[name]
+    with ExitStack() as stack:
+        bench = _set_up(fault, store, seconds, folder, stack)
+        imported = Service(folder / "imported", log=folder / "imported.log", roots=folder)
+        stack.callback(imported.end)
+        runs = []
+        for number in range(runs_at_once):
+            run = ReportedRun(folder / f"run-{number}", bench.service, EVENTS_PER_SECOND, bench.run_clock)
+            stack.callback(run.stop)
+            runs.append(run)
+        bench.begin()
+        fault.act(bench)
+        bench.single.ending.set()
+        bench.single.join()
+        ended = time.monotonic()
+        for run in runs:
+            run.end()
+        caught_up = time.monotonic() - ended
+        counts = [count(run, bench.service, imported) for run in runs]
+        lost = bench.single.lost()
+    answers = bench.single.answers
+    allowed = {"200", "none", *map(str, REFUSALS)}
+    problems = [f"run {number}: {asdict(one)}" for number, one in enumerate(counts) if not one.whole]
+    problems += [f"an answer {status}, {times} times" for status, times in answers.items() if status not in allowed]
+    if fault.refuses and not bench.single.refused():
+        problems.append("nothing was refused: the fault did not happen")
+    if lost:
+        problems.append(f"{lost} events that were answered with 200 are not stored")
+    return {
+        "fault": name,
+        "store": store,
+        "times": bench.times,
+        "events": sum(one.written for one in counts),
+        "lost": sum(one.missing + one.dropped for one in counts) + lost,
+        "doubled": sum(one.doubled for one in counts),
+        "different": sum(one.different + one.derived for one in counts),
+        "answers": dict(answers),
+        "caught_up_seconds": round(caught_up, 1),
+        "problems": problems,
+    }
+
+
+def _set_up(fault: Fault, store: str, seconds: float, folder: Path, stack: ExitStack) -> Bench:
+    """The service, its store and its client; `stack` undoes it."""
+    disk = folder / "disk"
+    disk.mkdir()
+    if fault.mounts:
+        # Anyone may enter: PostgreSQL does not run as root.
+        folder.chmod(0o755)
+        options = f"size={DISK_MB}m,mode=0777"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=True)
+        stack.callback(subprocess.run, ["umount", "--lazy", str(disk)], check=True)
+    postgresql = None
+    if store == "postgresql":
+        found = programs()
+        assert found is not None
+        # As real servers have it: without, a killed server has lost what it had said is stored.
+        postgresql = Server(found, fsync=True, folder=str(disk) if fault.mounts else "/tmp")
+        stack.callback(postgresql.stop)
+    clocks = [folder / "service.clock", folder / "run.clock"] if fault.turns_clocks else []
+    for clock in clocks:
+        clock.write_text("0")
+    service = Service(
+        disk / "data",
+        log=folder / "service.log",
+        database=postgresql.url if postgresql is not None else "",
+        clock=clocks[0] if clocks else None,
+    )
+    stack.callback(service.end)
+    single = Single(service)
+    stack.callback(single.ending.set)
+    single.start()
+    return Bench(service, single, seconds, disk, clocks, postgresql)
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/reliability.md."""
+    lines = [
+        "| fault | store | times | events written | lost | doubled | rows that differ | "
+        "answered 200 / 503 / not at all |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    names = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+    for row in rows:
+        refused = sum(row["answers"].get(str(status), 0) for status in REFUSALS)
+        answers = f"{row['answers'].get('200', 0):,} / {refused:,} / {row['answers'].get('none', 0):,}"
+        lines.append(
+            f"| {FAULTS[row['fault']].text} | {names[row['store']]} | {row['times']} | {row['events']:,} | "
+            f"{row['lost']} | {row['doubled']} | {row['different']} | {answers} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the faults; returns 1 if one did not end as promised."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES))
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each fault and store")
+    parser.add_argument("--runs", type=int, default=4, help="that report at the same time")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCS.name}")
+    parser.add_argument("--out", type=Path, default=Path("control_plane_faults.json"))
+    chosen = parser.parse_args()
+    rows = []
+    for name in chosen.only:
+        for store in FAULTS[name].stores:
+            if store in chosen.stores:
+                with tempfile.TemporaryDirectory(prefix="rhyme-faults-") as folder:
+                    row = measure(name, store, chosen.seconds, chosen.runs, Path(folder))
+                print(json.dumps(row), flush=True)
+                rows.append(row)
+    chosen.out.write_text(json.dumps(rows, indent=2) + "\n")
+    print(markdown(rows))
+    if chosen.write:
+        before, rest = DOCS.read_text().split(BEGIN)
+        DOCS.write_text(f"{before}{BEGIN}\n{markdown(rows)}\n{END}{rest.split(END)[1]}")
+    return int(any(row["problems"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
