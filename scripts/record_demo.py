@@ -34,7 +34,8 @@ def replacements(run: Path) -> list[tuple[str, str]]:
         (str(Path(sys.prefix).resolve()), "/opt/venv"),
         (sys.base_prefix, "/opt/python"),
         (str(run.resolve().parent), "/home/user/runs"),
-        (config["machine"]["host"], "machine"),
+        # Not wherever these letters occur: they may be any word.
+        (json.dumps(config["machine"]["host"]), '"machine"'),
     ]
     return found + [(node, NODE) for node in sorted(nodes)]
 
