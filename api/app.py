@@ -34,6 +34,7 @@ from rhyme_openrlhf.api.routes import (
     series,
     sign_in,
     steps,
+    system,
 )
 from rhyme_openrlhf.api.routes import tokens as token_routes
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
@@ -50,6 +51,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     launch.router,
     steps.router,
     series.router,
+    system.router,
     events.router,
     logs.router,
     sample_records.router,

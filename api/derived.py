@@ -25,6 +25,7 @@ from rhyme_openrlhf.api.record import (
     RawEvent,
     Step,
     Switch,
+    SystemRow,
 )
 from rhyme_openrlhf.api.rollup import (
     ENGINE_STEP_COUNTERS,
@@ -40,6 +41,7 @@ from rhyme_openrlhf.api.rollup import (
     segment,
     steps_concerned,
 )
+from rhyme_openrlhf.api.system_rows import write_system
 from rhyme_openrlhf.api.totals import EPOCH_SUMS, epoch_changes, run_figures
 
 CHECKPOINT = "checkpoint"
@@ -101,6 +103,7 @@ def derive(session: Session, run_id: int, attempt_id: int, ceiling: int | None, 
     _write_samples(connection, rollup.samples)
     _write_moves(connection, rollup.moves)
     _write_switches(connection, rollup.switches)
+    write_system(connection, run_id, attempt_id, fresh)
     _write_metrics(
         connection, [(run_id, name, step, attempt_id, value) for (name, step), value in rollup.metrics.items()]
     )
@@ -124,7 +127,7 @@ def remove(session: Session, run_id: int, attempt_ids: Collection[int], from_ste
         query = delete(table).where(table.c.run_id == run_id, table.c.attempt_id.in_(attempt_ids))
         connection.execute(query if from_step is None else query.where(table.c.step >= from_step))
     if from_step is None:
-        for model in (RankStabilityRow, Artifact):
+        for model in (RankStabilityRow, Artifact, SystemRow):
             connection.execute(delete(model).where(model.run_id == run_id, model.attempt_id.in_(attempt_ids)))
 
 
