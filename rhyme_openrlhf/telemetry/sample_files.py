@@ -40,8 +40,12 @@ class SampleFiles:
         self._folder.mkdir(exist_ok=True)
         path = self._folder / file_name(step)
         partial = path.with_suffix(".partial")
-        size = partial.write_bytes(b"".join(lines))
-        partial.replace(path)
+        try:
+            size = partial.write_bytes(b"".join(lines))
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
         self._sizes[step] = size
         while sum(self._sizes.values()) > self._most and len(self._sizes) > 1:
             oldest = min(self._sizes)
