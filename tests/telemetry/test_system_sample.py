@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -68,3 +71,34 @@ def test_no_gpu_is_said_and_no_fault() -> None:
     utilisation, used, total = gpus.look()
     assert len(utilisation) == len(used) == len(total)
     assert bool(gpus.missing) or total
+
+
+class _FakeNvml(types.ModuleType):
+    """Two GPUs as NVML gives them; the second is split, so that its use as a whole is not known."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
+        return number
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return types.SimpleNamespace(used=handle + 5, total=10)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        if handle:
+            raise self.NVMLError("Not Supported")
+        return types.SimpleNamespace(gpu=75)
+
+
+def test_gpus_as_nvml_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _FakeNvml("pynvml"))
+    gpus = Gpus()
+    utilisation, used, total = gpus.look()
+    assert gpus.missing == "" and utilisation[0] == 0.75 and math.isnan(utilisation[1])
+    assert (used, total) == ([5, 6], [10, 10])
