@@ -54,8 +54,9 @@ class PieceView(View):
     """A stretch of a response."""
 
     source: str = Field(
-        description="Empty: sampled by the model. `history`, `own`: from an accepted draft (of earlier responses, of "
-        "this text itself). `context`: put in between two turns by the task.",
+        description="Empty: sampled by the model. `history`, `siblings`, `own`: from an accepted draft (of earlier "
+        "responses, of others to the same prompt, of this text itself). `context`: put in between two turns by the "
+        "task.",
         examples=["history"],
     )
     text: str

@@ -94,10 +94,17 @@ class SystemWatch:
 
     def _object_store(self) -> int | None:
         """Bytes used of this machine's part of Ray's object store."""
+        try:
+            import grpc
+        except ImportError:  # Ray without the packages of its dashboard
+            return None
         node = next((node for node in ray.nodes() if node["NodeID"] == self._here and node["Alive"]), None)
         if node is None:
             return None
-        stats = ray._private.internal_api.node_stats(
-            node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=False
-        )
+        try:
+            stats = ray._private.internal_api.node_stats(
+                node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=False
+            )
+        except grpc.RpcError:
+            return None
         return int(stats.store_stats.object_store_bytes_used)
