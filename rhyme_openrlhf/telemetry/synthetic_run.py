@@ -8,6 +8,7 @@ event passes the schema (`event_json.py`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rhyme_openrlhf.config import UID_DIGITS
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     SCHEMA_VERSION,
@@ -76,7 +78,12 @@ class SyntheticRun:
 def write_run_directory(path: Path, run: SyntheticRun) -> None:
     """Make `path` a run directory with config and events, as an import reads it. Raises OSError."""
     path.mkdir(parents=True)
-    settings = {"run": {"name": run.name}}
+    # The same run has the same ids wherever it is made, whatever its times are moved to.
+    run_uid, attempt_uid = (
+        hashlib.blake2b(f"{kind} {run}".encode(), digest_size=UID_DIGITS // 2).hexdigest()
+        for kind in ("run", "attempt")
+    )
+    settings = {"run": {"name": run.name}, "control": {"run_uid": run_uid, "attempt_uid": attempt_uid}}
     write_json(path / CONFIG_FILE, {"command": [LABEL], "settings": settings, "arguments": {"synthetic": vars(run)}})
     with (path / EVENTS_FILE).open("w", encoding="ascii") as file:
         for one in synthetic_events(run):
