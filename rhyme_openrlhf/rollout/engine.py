@@ -125,8 +125,7 @@ class RhymeRolloutActor(SeededRolloutActor):
             responses: list[dict[str, Any]] = await super().generate_responses(prompt, *args, **kwargs)
             for response in responses:
                 check_finite(response)
-            if key in self._traced:
-                await self._add_traces(responses)
+            await self._add_traces(responses)
             return responses
         finally:
             # A worker that has not answered by now is too late for this prompt; the samples do not wait for it.

@@ -126,13 +126,14 @@ class RhymeSamplesGenerator(SamplesGenerator):
             samples = len(prompts) * self.args.rollout.n_samples_per_prompt
             self.services.record(RolloutStarted(step, self.services.epoch_of(step), len(prompts), samples), SOURCE)
             self._stage = RolloutWatch(self.vllm_engines, self.services, step, samples)
-        self._choose_samples(prompts)
+            # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
+            self._choose_samples(prompts)
         return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
 
     def _choose_samples(self, prompts: list[str]) -> None:
         """Tell the engines whose drafts to note, before the prompts reach them."""
         groups = self.services.settings.telemetry.sample_groups
-        if groups == 0 or self._evaluating:
+        if groups == 0:
             return
         # With samples generated ahead, one dispatch has prompts for several steps.
         steps = -(-len(prompts) // self.args.rollout.batch_size)

@@ -128,8 +128,6 @@ def test_engines_are_told_which_samples_to_trace(groups: int, chosen: int) -> No
     generator.services.settings.telemetry = NS(sample_groups=groups)
     prompts = [f"prompt {number}" for number in range(5)]  # of two steps: batches are of four
     generator._choose_samples(prompts)
-    generator._evaluating = True
-    generator._choose_samples(prompts)
     assert [len(keys) for keys in told] == ([chosen] * 2 if groups else [])
     assert all(keys == told[0] and set(keys) <= {prompt_key(prompt) for prompt in prompts} for keys in told)
 
