@@ -30,9 +30,11 @@ from rhyme_openrlhf.api.routes import (
     live_runs,
     logs,
     runs,
+    sample_records,
     series,
     sign_in,
     steps,
+    system,
 )
 from rhyme_openrlhf.api.routes import tokens as token_routes
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
@@ -49,8 +51,10 @@ ROUTERS: tuple[APIRouter, ...] = (
     launch.router,
     steps.router,
     series.router,
+    system.router,
     events.router,
     logs.router,
+    sample_records.router,
     exports.router,
     ingest.router,
     imports.router,

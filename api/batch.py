@@ -31,7 +31,10 @@ INT32_MAX = 2**31 - 1
 COUNT_MAX = 2**53
 # About 136 years, so until 2106: sums of such seconds over many engines are exact in `totals.QUANTUM`.
 SECONDS_MAX = 2.0**32
-_BIG_COUNTS = frozenset({"response_tokens", "drafted", "accepted", "tokens", "bytes"})
+_BIG_COUNTS = frozenset(
+    {"response_tokens", "drafted", "accepted", "tokens", "bytes"}
+    | {"memory_used", "memory_total", "disk_free", "shared_memory", "object_store"}
+)
 _TEXT_LENGTHS = {"sample": SAMPLE_LENGTH, "node": NODE_LENGTH}
 
 

@@ -14,14 +14,24 @@ from rhyme_openrlhf.api.database import Database
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.problems import ProblemError
 from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.record import EngineSampleRow, EngineStepRow, Interval, Metric, Move, RawEvent, Step, Switch
+from rhyme_openrlhf.api.record import (
+    EngineSampleRow,
+    EngineStepRow,
+    Interval,
+    Metric,
+    Move,
+    RawEvent,
+    Step,
+    Switch,
+    SystemRow,
+)
 from rhyme_openrlhf.api.status import ENDED
 
 # Rows a transaction: well below a second on a slow disk.
 CHUNK = 20_000
 # Those that grow with a run's length and have no foreign keys; the rest goes with the run's row (ON DELETE CASCADE).
 LARGE_TABLES: tuple[Any, ...] = (
-    RawEvent, Interval, EngineSampleRow, EngineStepRow, Metric, Move, Switch, Step,
+    RawEvent, Interval, EngineSampleRow, EngineStepRow, Metric, Move, Switch, Step, SystemRow,
 )  # fmt: skip
 
 

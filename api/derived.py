@@ -26,6 +26,7 @@ from rhyme_openrlhf.api.record import (
     RawEvent,
     Step,
     Switch,
+    SystemRow,
     of_kinds,
 )
 from rhyme_openrlhf.api.rollup import (
@@ -42,6 +43,7 @@ from rhyme_openrlhf.api.rollup import (
     segment,
     steps_concerned,
 )
+from rhyme_openrlhf.api.system_rows import write_system
 from rhyme_openrlhf.api.totals import EPOCH_SUMS, epoch_changes, run_figures
 from rhyme_openrlhf.telemetry.events import RunStarted
 
@@ -108,6 +110,7 @@ def derive(session: Session, run_id: int, attempt_id: int, ceiling: int | None, 
     _write_samples(connection, rollup.samples)
     _write_moves(connection, rollup.moves)
     _write_switches(connection, rollup.switches)
+    write_system(connection, run_id, attempt_id, fresh)
     for write, metrics in ((_write_metrics.new, rollup.new_metrics), (_write_metrics, rollup.metrics)):
         # By name: a curve's values lie side by side then, where the database keeps rows as they came.
         write(connection, [(run_id, *key, attempt_id, value) for key, value in sorted(metrics.items(), key=_name)])
@@ -131,7 +134,7 @@ def remove(session: Session, run_id: int, attempt_ids: Collection[int], from_ste
         query = delete(table).where(table.c.run_id == run_id, table.c.attempt_id.in_(attempt_ids))
         connection.execute(query if from_step is None else query.where(table.c.step >= from_step))
     if from_step is None:
-        for model in (RankStabilityRow, Artifact):
+        for model in (RankStabilityRow, Artifact, SystemRow):
             connection.execute(delete(model).where(model.run_id == run_id, model.attempt_id.in_(attempt_ids)))
 
 

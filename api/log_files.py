@@ -45,20 +45,25 @@ class Chunk:
     size: int
 
 
-def logs_of(run_directory: str, roots: Sequence[Path]) -> Path:
-    """The resolved logs directory of a run. Raises LogError if it is not there or not below a root."""
+def folder_of(run_directory: str, roots: Sequence[Path], name: str) -> Path:
+    """The resolved folder `name` of a run directory. Raises LogError if it is not there or not below a root."""
     if not run_directory or "\0" in run_directory:
         raise LogError("the run reported no run directory")
     try:
         run = Path(run_directory).resolve()
-        logs = (run / "logs").resolve()
+        folder = (run / name).resolve()
     except (OSError, RuntimeError) as error:
         raise LogError("the run directory cannot be resolved") from error
-    if not any(run.is_relative_to(root) for root in roots) or not logs.is_relative_to(run):
+    if not any(run.is_relative_to(root) for root in roots) or not folder.is_relative_to(run):
         raise LogError("the run directory is not below the service's roots (--serve.roots)")
-    if not logs.is_dir():
-        raise LogError("the run directory has no logs on this machine")
-    return logs
+    if not folder.is_dir():
+        raise LogError(f"the run directory has no {name} on this machine")
+    return folder
+
+
+def logs_of(run_directory: str, roots: Sequence[Path]) -> Path:
+    """The resolved logs directory of a run. Raises LogError if it is not there or not below a root."""
+    return folder_of(run_directory, roots, "logs")
 
 
 def list_logs(logs: Path) -> list[LogFile]:

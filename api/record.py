@@ -256,6 +256,32 @@ class EngineSampleRow(Base):
     tokens_per_second: Mapped[float | None] = mapped_column(Float)
     drafted: Mapped[int] = mapped_column(BigInteger)
     accepted: Mapped[int] = mapped_column(BigInteger)
+    # Share in use, 0 to 1. None: an older writer's.
+    kv_cache: Mapped[float | None] = mapped_column(Float)
+
+
+class SystemRow(Base):
+    """One machine of a run, every few seconds (SystemSample). It belongs to no step; all attempts' stay."""
+
+    __tablename__ = "system_samples"
+    __table_args__ = (Index("ix_system_samples_run_time", "run_id", "time"),)
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    run_id: Mapped[int] = _run()
+    attempt_id: Mapped[int] = _attempt()
+    time: Mapped[float] = mapped_column(Float)
+    node: Mapped[str] = mapped_column(String(NODE_LENGTH))
+    cpu: Mapped[float | None] = mapped_column(Float)
+    load: Mapped[float | None] = mapped_column(Float)
+    memory_used: Mapped[int] = mapped_column(BigInteger)
+    memory_total: Mapped[int] = mapped_column(BigInteger)
+    disk_free: Mapped[int | None] = mapped_column(BigInteger)
+    shared_memory: Mapped[int | None] = mapped_column(BigInteger)
+    object_store: Mapped[int | None] = mapped_column(BigInteger)
+    # JSON text: [[utilisation or null, bytes used, bytes in all], ...], an entry a GPU.
+    gpus: Mapped[str] = mapped_column(Text)
+    # JSON text: {name: [cores, bytes]} of the run's processes there.
+    processes: Mapped[str] = mapped_column(Text)
 
 
 class Metric(Base):

@@ -44,7 +44,8 @@ _OF_STEP = (RolloutStarted, RolloutFinished, EngineStep, EngineInterval, TrainSt
 
 INTERVAL_COLUMNS = ("run_id", "attempt_id", "step", "engine", "state", "cause", "start", "end", "weight_version")
 SAMPLE_COLUMNS = (
-    "run_id", "attempt_id", "time", "step", "engine", "running", "tokens_per_second", "drafted", "accepted"
+    "run_id", "attempt_id", "time", "step", "engine", "running", "tokens_per_second", "drafted", "accepted",
+    "kv_cache",
 )  # fmt: skip
 MOVE_COLUMNS = (
     "run_id", "attempt_id", "time", "step", "sample", "source_engine", "destination_engine", "cause", "carrier",
@@ -211,8 +212,9 @@ class Rollup:
 
     def _take_sample(self, event: EngineSample, time: float) -> None:
         speed = finite(metrics.tokens_per_second(event.response_tokens, event.seconds))
+        kv_cache = None if event.kv_cache is None else finite(event.kv_cache)
         self.samples.append(
-            (*self._ids, time, event.step, event.engine, event.running, speed, event.drafted, event.accepted)
+            (*self._ids, time, event.step, event.engine, event.running, speed, event.drafted, event.accepted, kv_cache)
         )
 
     def _take_train_step(self, event: TrainStep, time: float) -> None:

@@ -227,6 +227,35 @@ class ControlSettings(Settings):
 
 
 @dataclass(frozen=True)
+class TelemetrySettings(Settings):
+    """What is recorded beside the events that cost nothing."""
+
+    group: ClassVar[str] = "telemetry"
+    title: ClassVar[str] = "Telemetry: responses and machine figures that a run keeps for the dashboard."
+
+    sample_groups: int = option(
+        2,
+        "Prompts a training step whose responses are kept in the run directory, with what was drafted of them; which "
+        "ones changes with every step. 0: none.",
+        low=0,
+        high=64,
+    )
+    samples_mb: int = option(
+        64, "Most MB of kept responses in the run directory; of more, those of the oldest steps are deleted.", low=1
+    )
+    system_s: float = option(
+        5.0,
+        "Seconds between two looks at each node's processors, memory, disk and GPUs. 0: none.",
+        low=0,
+        high=3600,
+    )
+
+    def check(self) -> None:
+        if 0 < self.system_s < 1:
+            raise SettingsError(f"--telemetry.system_s must be 0, or at least 1, got {self.system_s:g}")
+
+
+@dataclass(frozen=True)
 class CpuSettings(Settings):
     """Only read on a machine without a GPU."""
 
@@ -252,6 +281,7 @@ class RhymeSettings:
     run: RunSettings = field(default_factory=RunSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     cpu: CpuSettings = field(default_factory=CpuSettings)
 
     @classmethod
@@ -276,5 +306,6 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     RunSettings,
     LimitSettings,
     ControlSettings,
+    TelemetrySettings,
     CpuSettings,
 )

@@ -38,6 +38,9 @@ FROZEN = {
     "--control.run_uid": "",
     "--control.attempt_uid": "",
     "--control.outbox_mb": 1024,
+    "--telemetry.sample_groups": 2,
+    "--telemetry.samples_mb": 64,
+    "--telemetry.system_s": 5.0,
     "--cpu.kv_cache_mb": 256,
     "--cpu.dtype": "float32",
 }

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import fcntl
 import gc
 import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from rhyme_openrlhf.api.launching import LaunchSettings
     from rhyme_openrlhf.api.local_cluster import LocalCluster
     from rhyme_openrlhf.api.settings import ServeSettings
+    from rhyme_openrlhf.api.state import Background
 
 BAD_INPUT = 2
 DESCRIPTION = """\
@@ -34,6 +37,8 @@ Start, see and stop runs: the control plane, for a browser and for `rhyme runs`.
 machine (for this machine only) and keeps everything in the data directory."""
 # Live streams are open until their clients go; at the end they are not waited for longer.
 GOODBYE_SECONDS = 5
+# A demonstration has its own; what is given would not be seen.
+NOT_IN_A_DEMO = ("local", "ray_address", "serve.data_dir", "serve.database", "serve.roots")
 # What `pip install 'rhyme-openrlhf[server]'` brings.
 SERVER_PACKAGES = frozenset(
     {"alembic", "fastapi", "jinja2", "plotly", "prometheus_client", "psycopg", "pyarrow", "pydantic", "ray",
@@ -47,20 +52,27 @@ class ServeError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. `local`: start Ray here; `ray_address`: the dashboard of a cluster, or "" for none."""
+    """What was asked for. `local`: start Ray here; `ray_address`: the dashboard of a cluster, or "" for none.
+
+    `demo`: show recorded runs and start nothing.
+    """
 
     serve: ServeSettings
     launch: LaunchSettings
     local: bool
     ray_address: str
     ray_token_file: str
+    demo: bool = False
 
 
 def main(argv: list[str]) -> int:
     """Serve until Ctrl-C or SIGTERM. Returns the exit code: 2 when it cannot start."""
     try:
         options = read_options(argv)
-        _serve(options)
+        if options.demo:
+            _serve_demo(options)
+        else:
+            _serve(options)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in SERVER_PACKAGES:
@@ -98,6 +110,12 @@ def read_options(argv: Sequence[str]) -> Options:
     parser.add_argument(
         "--ray-token-file", default="", metavar="FILE", help="File with the token of that cluster, if it wants one."
     )
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help="Show recorded runs, one of them played live, and a synthetic one: nothing is started, no Ray is needed, "
+        "and nothing is left behind.",
+    )
     add_options(parser, (ServeSettings, LaunchSettings))
     given = vars(parser.parse_args(argv))
     if given["local"] and given["ray_address"]:
@@ -105,19 +123,43 @@ def read_options(argv: Sequence[str]) -> Options:
     if given["ray_address"] and not given["ray_address"].startswith(("http://", "https://")):
         raise ServeError("--ray-address must be the cluster's dashboard, as http://HOST:8265")
 
+    if given["demo"] and any(given[name] for name in NOT_IN_A_DEMO):
+        raise ServeError(
+            "--demo shows recordings from a folder of its own: give it without --local, --ray-address, "
+            "--serve.data_dir, --serve.database and --serve.roots"
+        )
+
     def of(group: str) -> dict[str, object]:
         return {name.removeprefix(f"{group}."): value for name, value in given.items() if name.startswith(f"{group}.")}
 
     return Options(
         serve=from_mapping(ServeSettings, of("serve")),
         launch=from_mapping(LaunchSettings, of("launch")),
-        local=given["local"] is True or (given["local"] is None and not given["ray_address"]),
+        local=given["local"] is True or (given["local"] is None and not given["ray_address"] and not given["demo"]),
         ray_address=given["ray_address"],
         ray_token_file=given["ray_token_file"],
+        demo=given["demo"],
     )
 
 
-def _serve(options: Options) -> None:
+def _serve_demo(options: Options) -> None:
+    """Serve recordings from a temporary folder, which is removed at the end."""
+    from rhyme_openrlhf.api.demonstration import demonstration
+    from rhyme_openrlhf.telemetry.recording import RecordingError
+
+    with _interrupted_by_sigterm(), tempfile.TemporaryDirectory(prefix="rhyme-demo-") as folder:
+        runs = Path(folder) / "runs"
+        runs.mkdir()
+        serve = dataclasses.replace(options.serve, data_dir=str(Path(folder) / "data"), roots=str(runs))
+        print("rhyme serve: a demonstration: recorded runs and synthetic events, nothing runs", flush=True)
+        try:
+            _serve(dataclasses.replace(options, serve=serve), (demonstration(runs),))
+        except (OSError, RecordingError) as error:
+            raise ServeError(f"the demonstration cannot be shown: {error}") from error
+
+
+def _serve(options: Options, further: Sequence[Background] = ()) -> None:
+    """Serve until the end; `further` runs beside the requests."""
     import uvicorn
 
     from rhyme_openrlhf.api import auth
@@ -145,7 +187,7 @@ def _serve(options: Options) -> None:
         if cluster is not None:
             stack.callback(lambda: _leave(cluster, under_way))
         launching = Launching(options.launch, data, settings.root_paths(), _control_url(options, port), launcher)
-        background = (*BACKGROUND, worker_intake, dispatching(launching, ended))
+        background = (*BACKGROUND, worker_intake, dispatching(launching, ended), *further)
 
         def show_link(secret: str) -> None:
             print(

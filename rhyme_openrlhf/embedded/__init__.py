@@ -12,3 +12,5 @@ FOLDER = Path(__file__).parent
 MODEL = FOLDER / "model"
 DATA = FOLDER / "data"
 REWARD = FOLDER / "reward.py"
+# Recorded runs of this model, for `rhyme serve --demo`; made by `scripts/record_demo.py`.
+RECORDING = FOLDER / "recording" / "demo.tar.xz"

@@ -34,9 +34,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rhyme_openrlhf.rollout import engine_core_channel
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
-from rhyme_openrlhf.rollout.engine_samples import RUNNING
+from rhyme_openrlhf.rollout.engine_samples import KV_CACHE, RUNNING
 from rhyme_openrlhf.rollout.history_feed import HistoryFeed
-from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
+from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE
+from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.rollout.scheduler import SETTINGS_KEY
 from rhyme_openrlhf.rollout.timeline import EngineTimeline
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
@@ -100,6 +101,7 @@ class RhymeRolloutActor(SeededRolloutActor):
         self._may_start.set()
         self._reported = EngineCounters()
         self._prompts_in_flight: Counter[str] = Counter()
+        self._traced: frozenset[str] = frozenset()
         self._timeline = EngineTimeline(time.time())
         kwargs.update(speculation_arguments(rhyme))
         # Upstream's constructor names the class as a module global, in this process.
@@ -123,6 +125,7 @@ class RhymeRolloutActor(SeededRolloutActor):
             responses: list[dict[str, Any]] = await super().generate_responses(prompt, *args, **kwargs)
             for response in responses:
                 check_finite(response)
+            await self._add_traces(responses)
             return responses
         finally:
             # A worker that has not answered by now is too late for this prompt; the samples do not wait for it.
@@ -132,6 +135,22 @@ class RhymeRolloutActor(SeededRolloutActor):
             if not self._prompts_in_flight[key]:
                 del self._prompts_in_flight[key]
                 await self._history.forget(key)
+
+    def trace_prompts(self, keys: list[str]) -> None:
+        """From now on, note of the samples of these prompts (`prompt_key`), and of no others, what was drafted."""
+        self._traced = frozenset(keys)
+
+    async def _add_traces(self, responses: list[dict[str, Any]]) -> None:
+        """Add to the responses' turns what the scheduler noted of them."""
+        turns = [turn for response in responses for turn in response[TURNS] if turn.trace]
+        if not turns or not self.rhyme.histospec.enable:
+            return
+        try:
+            traces = await self.call_scheduler("take_traces", [turn.trace for turn in turns])
+        except EngineDeadError:
+            raise EngineCoreError(self._core_died()) from None
+        for turn, trace in zip(turns, traces, strict=True):
+            turn.drafted, turn.spans = trace["drafted"], trace["spans"]
 
     async def generate(
         self, prompt_token_ids: list[int], sampling_params: SamplingParams, multi_modal_data: Any = None
@@ -152,19 +171,27 @@ class RhymeRolloutActor(SeededRolloutActor):
         if type(self.executor) is CheckedExecutor:
             leave_out_unread(parameters)
         self.seed_request(parameters, len(prompt_token_ids))
-        identity = current_sample.get()
-        if identity is not None:
-            parameters.extra_args = {**(parameters.extra_args or {}), PROMPT_KEY: prompt_key(identity.prompt)}
         request_id = random_uuid()
+        identity = current_sample.get()
+        turn = None
+        if identity is not None:
+            key = prompt_key(identity.prompt)
+            turn = Turn(self.index, self.weight_version, len(prompt_token_ids))
+            identity.turns.append(turn)
+            parameters.extra_args = {**(parameters.extra_args or {}), PROMPT_KEY: key}
+            if key in self._traced:
+                turn.trace = parameters.extra_args[TRACE] = request_id
         self._started(request_id)
         try:
             # FINAL_ONLY: there is exactly one.
             outputs = [output async for output in self.llm.generate(prompt, parameters, request_id=request_id)]
-            return outputs[-1]
         except EngineDeadError:
             raise EngineCoreError(self._core_died()) from None
         finally:
             self._ended(request_id)
+        if turn is not None:
+            turn.end(self.weight_version, outputs[-1].outputs[0])
+        return outputs[-1]
 
     def _started(self, request_id: str) -> None:
         if not self._running:
@@ -226,9 +253,10 @@ class RhymeRolloutActor(SeededRolloutActor):
     # --- what the run record asks
 
     async def progress(self) -> dict[str, int | float]:
-        """Counters since the last rollout report, and RUNNING: the samples that run now."""
-        done = (await self._totals() - self._reported).to_dict()
-        return {**done, RUNNING: len(self._running)}
+        """Counters since the last rollout report; RUNNING: the samples that run now; KV_CACHE: its share in use."""
+        answer = await self.call_scheduler("read_counters")
+        done = (EngineCounters.from_dict(answer) - self._reported).to_dict()
+        return {**done, RUNNING: len(self._running), KV_CACHE: answer[KV_CACHE]}
 
     async def _totals(self) -> EngineCounters:
         return EngineCounters.from_dict(await self.call_scheduler("read_counters"))

@@ -12,6 +12,8 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 # Beside the counters in an engine's answer: the samples that run now.
 RUNNING = "running"
+# And the share of its KV cache in use (0 to 1); an engine that cannot tell leaves it out.
+KV_CACHE = "kv_cache"
 Answer = Mapping[str, int | float]
 
 
@@ -39,6 +41,7 @@ class EngineSampler:
                     since.response_tokens,
                     since.drafted,
                     since.accepted,
+                    answer.get(KV_CACHE),
                 )
             )
         return found

@@ -4,3 +4,5 @@
 PROMPT_KEY = "rhyme_prompt_key"
 # The request is a check of ours, not a sample: it does not appear in the engine's counters.
 UNCOUNTED = "rhyme_uncounted"
+# The name under which the scheduler keeps which of the request's tokens came from drafts, until they are asked for.
+TRACE = "rhyme_trace"

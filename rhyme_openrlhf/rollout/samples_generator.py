@@ -20,6 +20,7 @@ import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.rollout.engine_samples import EngineSampler
+from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import (
     EngineInterval,
     EngineStep,
@@ -29,6 +30,7 @@ from rhyme_openrlhf.telemetry.events import (
     RolloutStarted,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
 from rhyme_openrlhf.training.random_state import random_state, set_random_state
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.seeding import VisitedPrompt
@@ -124,7 +126,26 @@ class RhymeSamplesGenerator(SamplesGenerator):
             samples = len(prompts) * self.args.rollout.n_samples_per_prompt
             self.services.record(RolloutStarted(step, self.services.epoch_of(step), len(prompts), samples), SOURCE)
             self._stage = RolloutWatch(self.vllm_engines, self.services, step, samples)
+            # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
+            self._choose_samples(prompts)
         return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
+
+    def _choose_samples(self, prompts: list[str]) -> None:
+        """Tell the engines whose drafts to note, before the prompts reach them."""
+        groups = self.services.settings.telemetry.sample_groups
+        if groups == 0:
+            return
+        # With samples generated ahead, one dispatch has prompts for several steps.
+        steps = -(-len(prompts) // self.args.rollout.batch_size)
+        keys = chosen_prompts(prompts, self.step + 1, groups * steps)
+        for engine in self.vllm_engines:
+            engine.trace_prompts.remote(keys)
+
+    def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Any:
+        """As upstream, with what was noted of the sample's requests."""
+        experience = super()._process_response_into_experience(response, **generate_kwargs)
+        setattr(experience, TURNS, response.get(TURNS, []))
+        return experience
 
     def _visited(self, prompt: str) -> str:
         """The prompt with its visit, where seeds need it."""

@@ -21,7 +21,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import IndexBufferError
 from rhyme_openrlhf.rollout import engine_core_channel  # noqa: F401  (adds the channel to this process's EngineCore)
-from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, UNCOUNTED
+from rhyme_openrlhf.rollout.draft_trace import DraftTraces
+from rhyme_openrlhf.rollout.engine_samples import KV_CACHE
+from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE, UNCOUNTED
 from rhyme_openrlhf.rollout.step_meter import Emitted, StepMeter, VerifiedDraft, verified_drafts
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter
 
@@ -79,8 +81,8 @@ class Metering(Scheduler):
         """Called for each draft that a step verified, while its request is still known."""
 
     def read_counters(self) -> dict[str, int | float]:
-        """Everything this engine did since it started, as EngineCounters' fields."""
-        return self.meter.counters()
+        """Everything this engine did since it started, as EngineCounters' fields; and KV_CACHE, as of now."""
+        return {**self.meter.counters(), KV_CACHE: self.kv_cache_manager.usage}
 
     def output_lengths(self) -> dict[str, int]:
         """Response tokens so far of each unfinished request."""
@@ -104,12 +106,13 @@ def metered_scheduler(vllm_config: Any, **kwargs: Any) -> Scheduler:
 class HistoryScheduler(Metering, Scheduler):
     """Drafts from the history of each request's prompt (RhymeRL, sections 5.2 to 5.4)."""
 
-    CALLABLE = (*Metering.CALLABLE, "install_history", "forget_history")
+    CALLABLE = (*Metering.CALLABLE, "install_history", "forget_history", "take_traces")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.histospec = HistoSpecSettings(**self.vllm_config.additional_config[SETTINGS_KEY])
         self.drafter = HistoryDrafter(self.histospec)
+        self.traces = DraftTraces()
 
     def install_history(self, prompt_key: str, path: str) -> str:
         """Map the draft index at `path` for the requests of `prompt_key`; the file may be removed afterwards.
@@ -122,6 +125,10 @@ class HistoryScheduler(Metering, Scheduler):
             return f"draft index of prompt {prompt_key} refused: {error}"
         return ""
 
+    def take_traces(self, names: list[str]) -> list[dict[str, Any]]:
+        """What was drafted of finished requests that asked for it by TRACE, as DraftTraces.take gives it."""
+        return self.traces.take(names)
+
     def forget_history(self, prompt_key: str) -> None:
         """Drop the draft index of a prompt that has no request left."""
         self.drafter.forget(prompt_key)
@@ -130,7 +137,9 @@ class HistoryScheduler(Metering, Scheduler):
         is_new = request.request_id not in self.requests
         super().add_request(request)
         if is_new:
-            self.drafter.start(request.request_id, extra_arguments(request).get(PROMPT_KEY))
+            arguments = extra_arguments(request)
+            self.drafter.start(request.request_id, arguments.get(PROMPT_KEY))
+            self.traces.start(request.request_id, arguments.get(TRACE))
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Replace the worker's (empty) drafts by ours, for each request that is decoding."""
@@ -158,7 +167,10 @@ class HistoryScheduler(Metering, Scheduler):
 
     def on_verified(self, draft: VerifiedDraft) -> None:
         self.drafter.record(draft.request, draft.drafted, draft.accepted)
+        if draft.request in self.traces:
+            self.traces.add(draft, self.requests[draft.request].num_output_tokens, self.drafter.source(draft.request))
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.drafter.finish(request.request_id)
+        self.traces.finish(request.request_id)
         return super()._free_request(request, *args, **kwargs)

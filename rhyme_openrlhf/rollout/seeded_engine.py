@@ -20,6 +20,7 @@ import openrlhf.trainer.ray.vllm_engine as upstream
 
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
+from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 
 PlainRolloutActor = plain_class(upstream.RolloutRayActor, __name__, "PlainRolloutActor")
@@ -59,10 +60,12 @@ class SeededRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         prompt = str(prompt)
 
         async def one(sample: int) -> dict[str, Any]:
-            current_sample.set(SampleIdentity(prompt, visit, sample))
+            identity = SampleIdentity(prompt, visit, sample)
+            current_sample.set(identity)
             (response,) = await super(SeededRolloutActor, self).generate_responses(
                 prompt, label, sampling_params, max_length, hf_tokenizer, 1, images
             )
+            response[TURNS] = identity.turns
             return response
 
         # gather() runs each coroutine in a task with its own copy of the context.

@@ -25,6 +25,9 @@ from rhyme_openrlhf.speculation.own_output import OwnOutput
 from rhyme_openrlhf.speculation.window import SpeculationWindow
 
 NO_DRAFT = Draft([], 0)
+# Where a draft comes from: earlier responses to the prompt, or the sample's own text so far.
+HISTORY = "history"
+OWN_TEXT = "own"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class _Sample:
     drafted: int = 0
     accepted: int = 0
     drafts: int = 0
+    source: str = ""
 
 
 class HistoryDrafter:
@@ -109,8 +113,14 @@ class HistoryDrafter:
             sample.own.extend(tokens[len(sample.own) :])
             if sample.own.match_length > drafted.match_length:
                 self._counters.own += 1
+                sample.source = OWN_TEXT
                 return sample.own.draft(limit)
+        sample.source = HISTORY
         return drafted.tokens
+
+    def source(self, request_id: str) -> str:
+        """Where the sample's last draft came from. Raises KeyError for a request that has not started."""
+        return self._sample(request_id).source
 
     def _from_history(self, sample: _Sample, tokens: Sequence[int], limit: int) -> Draft:
         index = self._indexes.get(sample.prompt_key) if sample.prompt_key is not None else None

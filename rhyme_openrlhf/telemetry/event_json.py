@@ -216,6 +216,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
     if isinstance(value, EngineCounters):
         return value.to_dict()
     return value

@@ -153,6 +153,8 @@ class EngineSample(Event):
     response_tokens: int
     drafted: int
     accepted: int
+    kv_cache: float | None = None
+    """Share of the KV cache in use, 0 to 1; None in records of older writers."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,77 @@ class RankStability(Event):
     epoch: int
     correlation: float
     prompts: int
+
+
+@dataclass(frozen=True)
+class RankGroups(Event):
+    """How a step's prompts were put into groups of like length. One entry a group, the shortest first.
+
+    `prompts` and `engines`: how many each group has; `predicted` and `real`: its mean response length in tokens.
+    """
+
+    kind: ClassVar[str] = "rank_groups"
+    step: int
+    prompts: list[int]
+    engines: list[int]
+    predicted: list[float]
+    real: list[float]
+
+
+@dataclass(frozen=True)
+class DraftBudget(Event):
+    """What an engine chose to draft in a step's rollout stage, by how many samples were running.
+
+    One entry for each number of running samples: decode steps with that many, the mean draft length chosen (tokens a
+    sample), and the mean time of such a step in milliseconds, as predicted and as it was.
+    """
+
+    kind: ClassVar[str] = "draft_budget"
+    step: int
+    engine: int
+    running: list[int]
+    decode_steps: list[int]
+    draft_length: list[float]
+    predicted_ms: list[float]
+    real_ms: list[float]
+
+
+@dataclass(frozen=True)
+class OffPolicyness(Event):
+    """How old the weights were that a step's samples were begun with: `samples[i]` samples have `values[i]`.
+
+    Off-policyness is the training step minus the weight version minus 1: 0 is on-policy.
+    """
+
+    kind: ClassVar[str] = "off_policyness"
+    step: int
+    values: list[int]
+    samples: list[int]
+
+
+@dataclass(frozen=True)
+class SystemSample(Event):
+    """One node, every few seconds. Shares are 0 to 1; sizes in bytes; None: not known on this machine.
+
+    `cpu`: of all its cores; `load`: over a minute; `disk_free`: where the run directory is; `shared_memory`: used of
+    /dev/shm; `object_store`: used of Ray's. The lists have an entry a GPU. `process_cpu` (cores) and `process_memory`
+    (resident bytes): the run's processes on this node by name, each with the processes below it.
+    """
+
+    kind: ClassVar[str] = "system_sample"
+    node: str
+    cpu: float
+    load: float
+    memory_used: int
+    memory_total: int
+    disk_free: int | None
+    shared_memory: int | None
+    object_store: int | None
+    gpu: list[float]
+    gpu_memory_used: list[int]
+    gpu_memory_total: list[int]
+    process_cpu: dict[str, float]
+    process_memory: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -309,24 +382,8 @@ class RunFinished(Event):
 
 
 EVENT_CLASSES: tuple[type[Event], ...] = (
-    RunStarted,
-    RolloutStarted,
-    RolloutProgress,
-    RolloutFinished,
-    EngineStep,
-    EngineInterval,
-    EngineSample,
-    SampleMoved,
-    LayoutSwitched,
-    RankStability,
-    WeightsPublished,
-    WeightsLoaded,
-    WeightsChecked,
-    TrainStep,
-    StageStarted,
-    ProcessDied,
-    Evaluation,
-    CheckpointSaved,
-    Note,
-    RunFinished,
-)
+    RunStarted, RolloutStarted, RolloutProgress, RolloutFinished, EngineStep, EngineInterval, EngineSample,
+    SampleMoved, LayoutSwitched, RankStability, RankGroups, DraftBudget, OffPolicyness, SystemSample,
+    WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessDied, Evaluation,
+    CheckpointSaved, Note, RunFinished,
+)  # fmt: skip

@@ -3,6 +3,7 @@
     config.json    arguments, settings, command, versions, machine
     events.jsonl   everything that happened (telemetry/events.py)
     summary.json   what came out, written at the end
+    samples/       responses of a few prompts a step (telemetry/sample_records.py)
     logs/          output of the run's processes
     history/       journals of the history workers, on the nodes where they run
     checkpoints    link to --ckpt.path

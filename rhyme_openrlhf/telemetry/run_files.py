@@ -13,6 +13,8 @@ from typing import Any
 
 CONFIG_FILE = "config.json"
 EVENTS_FILE = "events.jsonl"
+# Responses of chosen prompts, one file a training step (sample_files.py).
+SAMPLES_FOLDER = "samples"
 # How far the reporter has sent the events.
 REPORTER_FILE = "reporter.json"
 # Somebody asked the control plane to stop the run; the trainer looks for it between two steps.

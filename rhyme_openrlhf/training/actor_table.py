@@ -25,6 +25,7 @@ NAMES = {
     "RhymeGenerateSamplesActor": "samples generator",
     "PlainRecorder": "recorder",
     "PlainNodeWeights": "weight store",
+    "SystemProbe": "system probe",
 }
 # Deaths that end nothing: the last reference went, or the process that owned the actor did (which has its own row).
 HARMLESS = {"OUT_OF_SCOPE", "REF_DELETED", "OWNER_DIED"}
@@ -37,7 +38,10 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class ActorRow:
-    """One actor. `alive` covers starting and restarting; `cause` is empty unless it died of something harmful."""
+    """One actor. `alive` covers starting and restarting; `cause` is empty unless it died of something harmful.
+
+    `node` is its machine's address, `node_id` Ray's name of it.
+    """
 
     key: str
     name: str
@@ -46,6 +50,7 @@ class ActorRow:
     alive: bool
     restarts: int
     cause: str
+    node_id: str = ""
 
 
 def read_actors(known: Mapping[str, str]) -> list[ActorRow]:
@@ -60,6 +65,7 @@ def read_actors(known: Mapping[str, str]) -> list[ActorRow]:
             alive=row["State"] != "DEAD",
             restarts=row["NumRestarts"],
             cause=_cause(row["DeathCause"]) if row["State"] == "DEAD" else "",
+            node_id=row["Address"]["NodeID"],
         )
         for row in ray._private.state.actors().values()
         if row["JobID"] == job

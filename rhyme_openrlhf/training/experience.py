@@ -1,4 +1,4 @@
-"""OpenRLHF's experience maker, which also hands each response with its reward to the history workers.
+"""OpenRLHF's experience maker, which also hands each response with its reward to the history workers and the record.
 
 Experiences are where every kind of reward (function, remote, model) is known. Invariant: recording is sent and not
 waited for (but in a reproducible run); what is trained is upstream's.
@@ -6,7 +6,7 @@ waited for (but in a reproducible run); what is trained is upstream's.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import ray
@@ -16,7 +16,13 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.keys import owner, prompt_key
 from rhyme_openrlhf.history.worker import PromptRollout
+from rhyme_openrlhf.rollout.sample_turns import TURNS
+from rhyme_openrlhf.telemetry.events import OffPolicyness
+from rhyme_openrlhf.telemetry.sample_files import MEGABYTE
+from rhyme_openrlhf.telemetry.sample_records import encoded, sample_record
 from rhyme_openrlhf.training.recorder import RunServices
+
+SOURCE = "trainer"
 
 
 class RhymeExperienceMaker(RemoteExperienceMaker):
@@ -29,6 +35,7 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
     def make_experience_batch(self, rollout_samples: list[Any]) -> list[Any]:
         """Experiences of a step, as upstream; their responses go to the history workers."""
         experiences = super().make_experience_batch(rollout_samples)
+        self._record(rollout_samples, experiences)
         workers = self.services.history_workers
         if workers:
             context = self.services.settings.histospec.prefix_max
@@ -38,6 +45,35 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
             )
         return experiences
 
+    def _record(self, rollout_samples: list[Any], experiences: list[Any]) -> None:
+        """The step's off-policyness, and the responses of the prompts that were chosen for the record."""
+        turns = [getattr(sample, TURNS, []) for sample in rollout_samples]
+        ages = Counter(self.step - of_sample[0].weight_version - 1 for of_sample in turns if of_sample)
+        if ages:
+            values = sorted(ages)
+            self.services.record(OffPolicyness(self.step, values, [ages[value] for value in values]), SOURCE)
+        settings = self.services.settings.telemetry
+        chosen = [number for number, of_sample in enumerate(turns) if of_sample and of_sample[0].trace]
+        if not chosen or settings.sample_groups == 0:
+            return
+        rewards = rewards_by_sample(experiences)
+        records = (
+            sample_record(
+                self.step,
+                rollout_samples[number].prompts[0],
+                rollout_samples[number].sequences[0].tolist(),
+                turns[number],
+                rewards[number],
+                self._decode,
+            )
+            for number in chosen
+        )
+        lines = encoded(records, settings.samples_mb * MEGABYTE)
+        self.services.recorder.write_samples.remote(self.step, lines)
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def wait_for_history(self) -> None:
         """Until the workers have this step's responses, as far as they answer in time.
 
@@ -46,6 +82,15 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
         if self._sent:
             timeout = self.services.settings.history.fetch_timeout_s
             ray.wait(list(self._sent), num_returns=len(self._sent), timeout=timeout, fetch_local=False)
+
+
+def rewards_by_sample(experiences: list[Any]) -> dict[int, float]:
+    """The reward of each of a step's samples, by its number: upstream may have put them into another order."""
+    return {
+        number: reward
+        for experience in experiences
+        for number, reward in zip(experience.index, experience.info["reward"].tolist(), strict=True)
+    }
 
 
 def by_worker(experiences: list[Any], workers: int, context: int) -> dict[int, list[PromptRollout]]:

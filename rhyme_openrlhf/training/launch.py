@@ -45,6 +45,7 @@ from rhyme_openrlhf.training.reporting import Reporting
 from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus
 from rhyme_openrlhf.training.resume import Checkpoints, prepare
 from rhyme_openrlhf.training.supervisor import Supervisor
+from rhyme_openrlhf.training.system_watch import SystemWatch
 from rhyme_openrlhf.training.termination import Termination
 
 SOURCE = "driver"
@@ -107,13 +108,15 @@ def _run(job: _Job, notes: list[str]) -> int:
     status: RunStatus = "failed"
     message, code = "", 1
     display = threading.Thread()
-    recorder = supervisor = None
+    recorder = supervisor = system = None
     termination = Termination(run.stop_request, job.settings.limits.sigterm_s)
     try:
         _check_gpus(job.args)
-        recorder = _start_recorder(run)
+        recorder = _start_recorder(job)
         services = _services(job, recorder)
         supervisor = _start_supervisor(job, session, services, termination)
+        system = SystemWatch(services, run.path, supervisor.names)
+        system.start()
         display = _start_display(run, job.settings.run.progress)
         services.record(_run_started(job, services), SOURCE)
         for note in (f"run directory {run.path}", *_reported(job), *notes, _starting(job)):
@@ -143,6 +146,8 @@ def _run(job: _Job, notes: list[str]) -> int:
             (run.logs / "driver-error.log").write_text(traceback.format_exc())
     finally:
         termination.close()
+        if system is not None:
+            system.stop()
         if supervisor is not None:
             supervisor.stop()
         _finish(run, recorder, RunFinished(status, message, time.time() - job.started), display)
@@ -220,9 +225,9 @@ def _check_gpus(args: SimpleNamespace) -> None:
         )
 
 
-def _start_recorder(run: RunDirectory) -> Any:
+def _start_recorder(job: _Job) -> Any:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return Recorder.options(scheduling_strategy=here).remote(str(run.events))
+    return Recorder.options(scheduling_strategy=here).remote(str(job.run.events), job.settings.telemetry)
 
 
 def _services(job: _Job, recorder: Any) -> RunServices:

@@ -14,11 +14,12 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.config import RhymeSettings, TelemetrySettings
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.telemetry.run_files import STOP_REQUEST
+from rhyme_openrlhf.telemetry.sample_files import SampleFiles
 from rhyme_openrlhf.training.resume import Checkpoints
 
 SOURCE = "recorder"
@@ -29,10 +30,13 @@ STOP_ANSWER_SECONDS = 10
 class PlainRecorder:
     """Appends events to one file; `Recorder` is the Ray actor class."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, telemetry: TelemetrySettings | None = None) -> None:
+        """`path` is the event log's, in the run directory; responses are kept beside it."""
         self._log = EventLog(path)
+        self._samples = SampleFiles(Path(path).parent, (telemetry or TelemetrySettings()).samples_mb)
         self._stop_request = Path(path).with_name(STOP_REQUEST)
         self._lost = 0
+        self._samples_refused = False
 
     def write(self, event: Event, source: str, at: float) -> None:
         """Append one event that `source` says happened at unix time `at`.
@@ -48,6 +52,16 @@ class PlainRecorder:
         """`write` for several events of the same moment."""
         for event in events:
             self.write(event, source, at)
+
+    def write_samples(self, step: int, lines: list[bytes]) -> None:
+        """Keep the responses of a training step (telemetry/sample_records.py). A disk that refuses them loses them."""
+        try:
+            self._samples.write(step, lines)
+        except OSError as error:
+            if not self._samples_refused:
+                self._samples_refused = True
+                text = f"responses of step {step} could not be kept in the run directory: {error.strerror}"
+                self.write(Note("warning", text), SOURCE, time.time())
 
     def stop_requested(self) -> bool:
         """Whether somebody put a stop request into the run directory."""

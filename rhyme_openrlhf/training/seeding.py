@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -18,12 +18,14 @@ from typing import Any
 class SampleIdentity:
     """Which response is being generated: the `sample`-th of the `visit`-th time that `prompt` is answered.
 
-    Visits of evaluations are negative.
+    Visits of evaluations are negative. `turns`: what is noted of its requests, one entry each
+    (rollout/sample_turns.py); no part of who it is.
     """
 
     prompt: str
     visit: int
     sample: int
+    turns: list[Any] = field(default_factory=list, compare=False)
 
 
 class VisitedPrompt(str):

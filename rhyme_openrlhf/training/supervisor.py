@@ -33,7 +33,7 @@ GRACE_SECONDS = 40.0
 # Without these nothing can be saved any more.
 INDISPENSABLE = ("policy actor", "critic actor", "trainer", "trainer coordinator")
 # Losing these costs the record, or drafts, and not the run.
-DISPENSABLE = ("recorder",)
+DISPENSABLE = ("recorder", "system probe")
 # An engine answers between two decode steps; one that is quiet for this long is worth a warning, no more.
 QUIET_SECONDS = 60.0
 
@@ -54,7 +54,8 @@ class Supervisor:
         self._record = record
         self._interrupt = interrupt
         self._stage = StageWatch(limits, time.time())
-        self._names: dict[str, str] = {}
+        # What users call the run's actors, by id.
+        self.names: dict[str, str] = {}
         self._engines: dict[str, _EngineCheck] = {}
         self._restarts: dict[str, int] = {}
         self._deaths: list[_Death] = []
@@ -66,7 +67,7 @@ class Supervisor:
     def name(self, actor: Any, name: str, engine: bool = False) -> None:
         """Tell what users call an actor; an engine is also asked regularly whether it can generate."""
         key = actor._actor_id.hex()
-        self._names[key] = name
+        self.names[key] = name
         if engine:
             self._engines[key] = _EngineCheck(actor)
 
@@ -117,7 +118,7 @@ class Supervisor:
 
     def _look(self) -> None:
         with self._look_lock:
-            for actor in read_actors(self._names):
+            for actor in read_actors(self.names):
                 if actor.restarts > self._restarts.get(actor.key, 0):
                     self._restarts[actor.key] = actor.restarts
                     self._healed(actor)

@@ -17,18 +17,22 @@ from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
+    DraftBudget,
     EngineInterval,
     EngineSample,
     EngineStep,
     Evaluation,
     Event,
     LayoutSwitched,
+    OffPolicyness,
+    RankGroups,
     RankStability,
     RolloutFinished,
     RolloutStarted,
     RunFinished,
     RunStarted,
     SampleMoved,
+    SystemSample,
     TrainStep,
     WeightsPublished,
 )
@@ -135,7 +139,8 @@ def _make_run(seed: int, steps: Sequence[int] = (1, 2, 3, 4), engines: int = 3, 
             states = [("sync", ""), ("generate", ""), ("idle", rng.choice(["tail", "weights", "trainer", ""]))]
             for (state, cause), start, stop in zip(states, cuts, cuts[1:], strict=False):
                 write(EngineInterval(engine, state, start, stop, step, step - 1, cause), source)
-            write(EngineSample(step, engine, rng.randrange(9), rng.choice([0.0, 1.3]), 700, 90, 30), source)
+            kv_cache = None if step == 1 else 0.25
+            write(EngineSample(step, engine, rng.randrange(9), rng.choice([0.0, 1.3]), 700, 90, 30, kv_cache), source)
             counters = EngineCounters(
                 response_tokens=rng.randrange(1, 9000),
                 decode_tokens=rng.randrange(9000),
@@ -163,6 +168,16 @@ def _make_run(seed: int, steps: Sequence[int] = (1, 2, 3, 4), engines: int = 3, 
             write(Evaluation(step, {"pass1": rng.random()}), "trainer")
             write(CheckpointSaved(step, f"checkpoints/step-{step}"), "trainer")
         write(RankStability(epoch, rng.random(), 4), "history")
+        write(OffPolicyness(step, [0, 2], [30, 2]), "trainer")
+        write(RankGroups(step, [3, 1], [2, 1], [90.0, 400.0], [88.5, float("nan")]), "rollout")
+        write(DraftBudget(step, 0, [1, 8], [20, 300], [16.0, 4.0], [3.0, 4.0], [3.1, 4.5]), "rollout")
+        write(
+            SystemSample(
+                "node-a", 0.5, 1.5, 2**35, 2**36, 2**40, None, 2**33, [0.25, float("nan")], [2**34, 0], [2**36, 2**36],
+                {"engine 0": 1.25}, {"engine 0": 2**31},
+            ),
+            "system",
+        )  # fmt: skip
     rows.append({"kind": "from_the_future", "time": now, "source": "driver", "sequence": following["driver"], "x": [1]})
     following["driver"] += 1
     if end:

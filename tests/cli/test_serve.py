@@ -89,6 +89,51 @@ def test_it_serves_shows_its_link_once_and_ends(tmp_path: Path, end: signal.Sign
     assert len(links) == 1
 
 
+def test_the_demonstration_shows_runs_without_ray_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    # Nothing of the training stack may be needed: an import of it ends the process.
+    blocked = "import sys; [sys.modules.__setitem__(name, None) for name in ('ray', 'torch', 'vllm', 'openrlhf')]; "
+    command = [sys.executable, "-c", blocked + "from rhyme_openrlhf.cli.main import main; sys.exit(main())"]
+    process = subprocess.Popen(
+        [*command, "serve", "--demo", "--serve.port=0"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
+        env={**ENVIRONMENT, "TMPDIR": str(folder)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert "a demonstration" in process.stdout.readline()
+    address = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+    assert address
+    link = re.search(r"#token=(\S+)", process.stdout.readline())
+    assert link
+    headers = {"Authorization": f"Bearer {link[1]}"}
+    with httpx.Client(
+        base_url=address[0] + "/api/v1", headers=headers, transport=httpx.HTTPTransport(retries=20), timeout=30
+    ) as client:
+        runs = {run["name"]: run for run in client.get("/runs").json()["items"]}
+        assert len(runs) == 5 and all(run["tags"] in (["recording"], ["synthetic"]) for run in runs.values())
+        live = next(run for name, run in runs.items() if "replayed" in name)
+        assert live["status"] == "running" and 0 < live["step"] < live["steps_total"]
+        assert all(run["status"] == "succeeded" for run in runs.values() if run is not live)
+        uid = live["uid"]
+        assert "recording" in client.get(f"/runs/{uid}").json()["notes"]
+        step = client.get(f"/runs/{uid}/sample-records").json()["items"][0]["step"]
+        assert client.get(f"/runs/{uid}/sample-records/{step}").json()["matching"] == 16
+        assert client.get(f"/runs/{uid}/system", params={"name": "cpu"}).json()["nodes"]
+        assert client.get(f"/runs/{uid}/attempts/1/logs").json()
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    assert list(folder.iterdir()) == []
+
+
+def test_a_demonstration_has_a_folder_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (["--local"], ["--serve.data_dir", "x"], ["--ray-address", "http://head:8265"], ["--serve.roots", "/"]):
+        assert main(["--demo", *more]) == 2
+        assert "--demo shows recordings from a folder of its own" in capsys.readouterr().err
+    assert not read_options(["--demo"]).local
+
+
 @pytest.mark.e2e
 def test_local_starts_ray_and_stops_it_again(tmp_path: Path) -> None:
     pytest.importorskip("ray")

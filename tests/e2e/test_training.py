@@ -15,8 +15,10 @@ from rhyme_openrlhf.telemetry.events import (
     EngineInterval,
     EngineStep,
     Note,
+    OffPolicyness,
     RolloutFinished,
     RunFinished,
+    SystemSample,
     TrainStep,
     WeightsChecked,
     WeightsLoaded,
@@ -76,6 +78,21 @@ def test_the_main_job(train: Train) -> None:
         assert all(a.end == pytest.approx(b.start) for a, b in zip(intervals, intervals[1:], strict=False))
         assert all(event.cause for event in intervals if event.state == "idle")
 
+    # Two prompts a step are kept with their responses, and with what was drafted of them, all of it from history.
+    assert [(event.step, event.values, event.samples) for event in run.of(OffPolicyness)] == [
+        (step, [0], [16]) for step in (1, 2, 3, 4)
+    ]
+    for step in (1, 2, 3, 4):
+        kept = (run.path / "samples" / f"step-{step:06d}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in kept]
+        assert len(records) == 8 and len({record["group"] for record in records}) == 2
+        assert all(record["weight_versions"] == [step - 1] * 2 for record in records)
+        sources = {source for record in records for source, _ in record["pieces"]}
+        assert sources == ({""} if step < 3 else {"", "history"})
+        assert all((record["accepted"] > 0) == any(s for s, _ in record["pieces"]) for record in records)
+    # And what the machine did.
+    assert {"engine 0", "engine 1", "trainer", "driver"} <= set(run.of(SystemSample)[-1].process_memory)
+
     # The record is complete, and nothing is left behind.
     assert {path.name for path in run.path.iterdir()} >= {"events.jsonl", "logs", "checkpoints"}
     config = json.loads((run.path / "config.json").read_text())
@@ -118,6 +135,8 @@ def test_async_with_partial_rollout(train: Train) -> None:
     assert run.code == 0, run.output
     check_weights(run, engines=2, steps=4)
     assert [event.step for event in run.of(TrainStep)] == [1, 2, 3, 4]
+    assert all(set(event.values) <= {0, 1} and sum(event.samples) == 16 for event in run.of(OffPolicyness))
+    assert {path.name for path in (run.path / "samples").iterdir()} == {f"step-{n:06d}.jsonl" for n in (1, 2, 3, 4)}
 
 
 def test_zero3_two_policy_ranks_and_tensor_parallel_engine(train: Train) -> None:

@@ -173,3 +173,27 @@ def uncertain_second_token(prompts: list[list[int]], model: Any) -> tuple[list[i
                 best = (spread, text[:at], text[at], probabilities[at])
     assert best is not None
     return best[1], best[2], best[3]
+
+
+def test_what_is_traced_of_drafts_is_what_was_accepted(default_engine: Any, tokenizer: Any) -> None:
+    from rhyme_openrlhf.rollout.request_keys import TRACE
+
+    prompts = prompts_of(TASKS[0], tokenizer)
+    parameters = [greedy(prompt, f"traced-{number}") for number, prompt in enumerate(prompts)]
+    for number, one in enumerate(parameters):
+        one.extra_args[TRACE] = f"trace-{number}"
+    before = EngineCounters.from_dict(default_engine.scheduler("read_counters"))
+    found = default_engine.generate(prompts, parameters)
+    did = EngineCounters.from_dict(default_engine.scheduler("read_counters")) - before
+    traces = default_engine.scheduler("take_traces", [f"trace-{number}" for number in range(len(prompts))])
+    accepted = 0
+    for out, trace in zip(found, traces, strict=True):
+        at = 1  # a sample's first token comes from its prefill
+        for first, end, source in trace["spans"]:
+            assert at <= first < end and source in ("history", "siblings", "own")
+            at = end + 1  # behind an accepted draft there is a token of the model's own
+            accepted += max(0, min(end, len(out.token_ids)) - first)
+    assert (sum(trace["drafted"] for trace in traces), accepted) == (did.drafted, did.accepted)
+    assert accepted > 0
+    again = default_engine.scheduler("take_traces", ["trace-0"])
+    assert again[0]["drafted"] == 0

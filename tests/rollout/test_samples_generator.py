@@ -23,6 +23,7 @@ if not gpu_present():
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
+from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator
 from rhyme_openrlhf.training.seeding import VisitedPrompt
 
@@ -117,6 +118,18 @@ def test_every_visit_of_a_prompt_is_counted_whatever_engine_it_goes_to() -> None
     assert resumed._visited("a").visit == -8
     resumed._evaluating = False
     assert resumed._visited("a").visit == 3
+
+
+@pytest.mark.parametrize(("groups", "chosen"), [(0, 0), (1, 2), (3, 5)])
+def test_engines_are_told_which_samples_to_trace(groups: int, chosen: int) -> None:
+    generator = a_generator(8, 4, 8, seed=1)
+    told: list[list[str]] = []
+    generator.vllm_engines = [NS(trace_prompts=NS(remote=told.append))] * 2
+    generator.services.settings.telemetry = NS(sample_groups=groups)
+    prompts = [f"prompt {number}" for number in range(5)]  # of two steps: batches are of four
+    generator._choose_samples(prompts)
+    assert [len(keys) for keys in told] == ([chosen] * 2 if groups else [])
+    assert all(keys == told[0] and set(keys) <= {prompt_key(prompt) for prompt in prompts} for keys in told)
 
 
 def test_a_visited_prompt_travels_as_it_is() -> None:

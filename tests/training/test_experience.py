@@ -1,11 +1,17 @@
-"""From experiences to what the history workers keep."""
+"""From experiences to what the history workers keep, and what people read."""
 
+import json
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 
+from rhyme_openrlhf.config import RhymeSettings, TelemetrySettings
 from rhyme_openrlhf.history.keys import owner, prompt_key
-from rhyme_openrlhf.training.experience import by_worker, response_pieces
+from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
+from rhyme_openrlhf.telemetry.events import OffPolicyness
+from rhyme_openrlhf.training.experience import RhymeExperienceMaker, by_worker, response_pieces, rewards_by_sample
 
 
 def mask(*generated: int) -> torch.Tensor:
@@ -44,3 +50,49 @@ def test_rows_go_to_the_worker_that_owns_their_prompt() -> None:
     twice = found[prompt_key("p0")][1]
     assert twice.lengths == (3, 3)
     assert [piece.reward for piece in twice.pieces] == [1.0, 0.25]
+
+
+def test_rewards_are_found_whatever_order_upstream_put_the_samples_into() -> None:
+    experiences = [
+        SimpleNamespace(index=[2, 0], info={"reward": torch.tensor([0.5, 1.0])}),
+        SimpleNamespace(index=[1], info={"reward": torch.tensor([0.25])}),
+    ]
+    assert rewards_by_sample(experiences) == {2: 0.5, 0: 1.0, 1: 0.25}
+
+
+class Recorded:
+    """Stands for the run's services: keeps what is recorded."""
+
+    def __init__(self, groups: int) -> None:
+        self.settings = RhymeSettings(telemetry=TelemetrySettings(sample_groups=groups))
+        self.events: list[Any] = []
+        self.samples: list[tuple[int, list[bytes]]] = []
+        self.recorder = SimpleNamespace(write_samples=SimpleNamespace(remote=lambda *given: self.samples.append(given)))
+
+    def record(self, event: Any, source: str) -> None:
+        self.events.append(event)
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_a_steps_age_and_its_chosen_responses_are_recorded(groups: int) -> None:
+    samples = []
+    for number in range(4):
+        turn = Turn(number % 2, 6 if number else 4, 2, "t" if number < 2 else "", 2, 7, "stop", 3, [(0, 1, "own")])
+        sample = SimpleNamespace(prompts=[f"p{number}"], sequences=torch.tensor([[1, 2, 3, 4]]))
+        setattr(sample, TURNS, [turn])
+        samples.append(sample)
+    samples.append(SimpleNamespace(prompts=["of an agent that asks nobody"], sequences=torch.tensor([[1]])))
+    maker = RhymeExperienceMaker.__new__(RhymeExperienceMaker)
+    maker.services = services = Recorded(groups)  # type: ignore[assignment]
+    maker.step = 7
+    maker.tokenizer = SimpleNamespace(decode=lambda tokens, **_: "".join(map(str, tokens)))
+    maker._record(samples, [SimpleNamespace(index=[1, 0, 2, 3, 4], info={"reward": torch.tensor([0.5, 1, 0, 0, 0])})])
+    assert services.events == [OffPolicyness(7, [0, 2], [3, 1])]
+    if not groups:
+        assert services.samples == []
+        return
+    ((step, lines),) = services.samples
+    records = [json.loads(line) for line in lines]
+    assert step == 7 and [record["prompt"] for record in records] == ["p0", "p1"]
+    assert [record["reward"] for record in records] == [1.0, 0.5]
+    assert records[0]["pieces"] == [["own", "3"], ["", "4"]] and records[0]["weight_versions"] == [4, 7]

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("ray")
 
+from rhyme_openrlhf.config import TelemetrySettings
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Note
 from rhyme_openrlhf.training.recorder import PlainRecorder
@@ -63,3 +64,20 @@ def test_a_note_that_does_not_fit_comes_later(tmp_path: Path, limit: Callable[[i
     texts = [recorded.event.text for recorded in read_events(path)]
     assert texts[:3] == ["first", "fits!", "later"]
     assert len(texts) == 4 and texts[3].startswith("2 events could not be written")
+
+
+def test_responses_are_kept_and_a_full_disk_costs_them_and_one_note(
+    tmp_path: Path, limit: Callable[[int], None]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    recorder = PlainRecorder(str(path), TelemetrySettings(samples_mb=1))
+    recorder.write_samples(1, [b"{}\n"])
+    limit(1000)
+    recorder.write_samples(2, [b"x" * 5000])
+    recorder.write_samples(3, [b"x" * 5000])
+    limit(-1)
+    recorder.write_samples(4, [b"{}\n"])
+    recorder.close()
+    assert sorted(one.name for one in (tmp_path / "samples").iterdir()) == ["step-000001.jsonl", "step-000004.jsonl"]
+    notes = [recorded.event.text for recorded in read_events(path)]
+    assert len(notes) == 1 and notes[0].startswith("responses of step 2 could not be kept")

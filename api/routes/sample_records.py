@@ -1,0 +1,181 @@
+"""Kept responses of a run: which steps have some, and those of one step. `sample_files.py` says which files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import ConfigDict, Field
+from sqlalchemy import select
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.fields import INT32, NO_NUL, PAGE, Limit, RunUid, StepNumber, View
+from rhyme_openrlhf.api.log_files import LogError
+from rhyme_openrlhf.api.models import Attempt
+from rhyme_openrlhf.api.pagination import Direction
+from rhyme_openrlhf.api.problems import ProblemError, documented
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.sample_files import SampleRecord, Sort, Wanted, list_steps, read_records, samples_of
+from rhyme_openrlhf.api.state import Service, ServiceDep
+
+router = APIRouter(
+    prefix="/runs/{uid}/sample-records", tags=["samples"], responses=documented(401, 403, 404, 422, 429, 503)
+)
+
+NONE_KEPT = "no responses are kept: they are with --telemetry.sample_groups above 0, in a run directory on this machine"
+# A prompt's first words find it; nobody types more.
+SEARCH_LENGTH = 500
+
+# Rows are skipped, not sought: a step's file never changes but as a whole.
+Offset = Annotated[
+    str | None, Query(pattern=r"^[0-9]{1,6}$", description="`next_cursor` of the page before.", examples=["50"])
+]
+Bound = Annotated[float | None, Query(allow_inf_nan=False, description="Included; leaves out samples without reward.")]
+
+
+class RecordedStep(View):
+    """A step with kept responses, and the attempt that has them."""
+
+    step: int
+    attempt: int
+    bytes: int
+
+
+class RecordedSteps(View):
+    """Steps with kept responses, the newest first; `missing` says why there are none."""
+
+    items: list[RecordedStep]
+    next_cursor: str | None
+    missing: str = Field(description="Empty, or one sentence with the flag that switches records on.")
+
+
+class PieceView(View):
+    """A stretch of a response."""
+
+    source: str = Field(
+        description="Empty: sampled by the model. `history`, `siblings`, `own`: from an accepted draft (of earlier "
+        "responses, of others to the same prompt, of this text itself). `context`: put in between two turns by the "
+        "task.",
+        examples=["history"],
+    )
+    text: str
+
+
+class SampleRecordView(View):
+    """One response. `drafted` and `accepted` (tokens) are null where there was no speculation."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "step": 12,
+                    "number": 0,
+                    "group": "d5b1e8a24c7f3b6092d1e4f7a8c9b0d2",
+                    "prompt": "sort 3 1 2 ->",
+                    "pieces": [{"source": "", "text": "1"}, {"source": "history", "text": " 2 3"}],
+                    "tokens": 5,
+                    "drafted": 6,
+                    "accepted": 4,
+                    "reward": 1.0,
+                    "engines": [0],
+                    "weight_versions": [11, 11],
+                    "finish_reason": "stop",
+                    "cut": False,
+                }
+            ]
+        }
+    )
+
+    step: int
+    number: int = Field(description="Names the sample within its step.")
+    group: str = Field(description="The same for all samples of a prompt, in all steps and runs.")
+    prompt: str
+    pieces: list[PieceView] = Field(description="Joined they are the response.")
+    tokens: int
+    drafted: int | None
+    accepted: int | None
+    reward: float | None
+    engines: list[int] = Field(description="Engines it lived on, in this order.")
+    weight_versions: list[int] = Field(description="Of its first and of its last token.")
+    finish_reason: str
+    cut: bool = Field(description="The text was longer than is kept.")
+
+
+class SampleRecordPage(View):
+    """Responses of one step."""
+
+    items: list[SampleRecordView]
+    next_cursor: str | None
+    matching: int = Field(description="Responses that the filters leave.")
+    unreadable: int = Field(description="Lines of the file that are no records, and left out.")
+
+
+@router.get("", summary="Steps with kept responses")
+def get_recorded_steps(
+    uid: RunUid, who: auth.Viewer, service: ServiceDep, limit: Limit = PAGE, cursor: Offset = None
+) -> RecordedSteps:
+    """Which steps have kept responses, the newest first."""
+    found: dict[int, RecordedStep] = {}
+    for number, folder in _folders(service, uid):
+        for step, size in list_steps(folder).items():
+            # Attempts come newest first: what a newer one did again is its.
+            found.setdefault(step, RecordedStep(step=step, attempt=number, bytes=size))
+    steps = sorted(found.values(), key=lambda one: -one.step)
+    start = int(cursor or 0)
+    page = steps[start : start + limit]
+    following = str(start + limit) if start + limit < len(steps) else None
+    return RecordedSteps(items=page, next_cursor=following, missing="" if steps else NONE_KEPT)
+
+
+@router.get("/{step}", summary="Kept responses of a step")
+def get_sample_records(
+    uid: RunUid,
+    step: StepNumber,
+    who: auth.Viewer,
+    service: ServiceDep,
+    text: Annotated[
+        str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL, description="In the prompt or the response, in any case.")
+    ] = "",
+    group: Annotated[str, Query(pattern=r"^([0-9a-f]{32})?$", description="Samples of one prompt.")] = "",
+    min_reward: Bound = None,
+    max_reward: Bound = None,
+    sort: Annotated[Sort, Query(description="`number`: as they were kept, prompt by prompt.")] = "number",
+    direction: Direction = "asc",
+    limit: Annotated[int, Query(ge=1, le=200, description="Responses of the page.")] = PAGE,
+    cursor: Offset = None,
+) -> SampleRecordPage:
+    """Responses of a few prompts of a training step, with what was drafted of them."""
+    wanted = Wanted(text, group, min_reward, max_reward)
+    for _, folder in _folders(service, uid):
+        try:
+            records, unreadable = read_records(folder, step, wanted, sort, direction == "desc")
+        except LogError:
+            continue
+        start = int(cursor or 0)
+        following = str(start + limit) if start + limit < len(records) else None
+        items = [_view(record) for record in records[start : start + limit]]
+        return SampleRecordPage(items=items, next_cursor=following, matching=len(records), unreadable=unreadable)
+    raise ProblemError(404, f"no responses of step {min(step, INT32)} are kept")
+
+
+def _view(record: SampleRecord) -> SampleRecordView:
+    pieces = [PieceView(source=source, text=text) for source, text in record.pieces]
+    values = {name: getattr(record, name) for name in SampleRecordView.model_fields if name != "pieces"}
+    return SampleRecordView(pieces=pieces, **values)
+
+
+def _folders(service: Service, uid: str) -> list[tuple[int, Path]]:
+    """Number and folder of each attempt that has records here, the newest first."""
+    with service.database.reading() as session:
+        run = find_run(session, uid)
+        query = select(Attempt.number, Attempt.run_directory).where(Attempt.run_id == run.id)
+        attempts = session.execute(query.order_by(Attempt.number.desc())).all()
+    roots = service.settings.root_paths()
+    found = []
+    for number, directory in attempts:
+        try:
+            found.append((number, samples_of(directory or "", roots)))
+        except LogError:
+            continue
+    return found

@@ -1,0 +1,102 @@
+"""What a run's machines did: processors, memory, disk, GPUs, and engines' KV caches."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import ConfigDict, Field
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.fields import LAST_TIME, Moment, RunUid, View
+from rhyme_openrlhf.api.problems import documented
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.system_rows import SystemName, system_curves
+
+router = APIRouter(prefix="/runs/{uid}/system", tags=["series"], responses=documented(401, 403, 404, 422, 429, 503))
+
+NONE_RECORDED = "nothing of its machines is recorded: it is with --telemetry.system_s above 0"
+
+
+class SystemCurveView(View):
+    """One curve of one machine, down-sampled with its extremes."""
+
+    of: str = Field(description="The machine; for `kv_cache` the engine's number.")
+    name: str
+    x: list[float] = Field(description="Unix seconds.")
+    values: list[float | None]
+    count: int = Field(description="Points before down-sampling.")
+
+
+class ProcessView(View):
+    """A process of the run, with those below it."""
+
+    name: str = Field(examples=["engine 0"])
+    cores: float | None
+    memory: int = Field(description="Resident bytes.")
+
+
+class NodeView(View):
+    """A machine at its last sample."""
+
+    node: str
+    time: float
+    memory_total: int
+    gpus: int
+    processes: list[ProcessView]
+
+
+class SystemView(View):
+    """What a run's machines did."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "curves": [{"of": "10.0.0.1", "name": "cpu", "x": [1760000000.0], "values": [0.5], "count": 1}],
+                    "nodes": [
+                        {
+                            "node": "10.0.0.1",
+                            "time": 1760000000.0,
+                            "memory_total": 68719476736,
+                            "gpus": 0,
+                            "processes": [{"name": "engine 0", "cores": 1.2, "memory": 2147483648}],
+                        }
+                    ],
+                    "missing": "",
+                }
+            ]
+        }
+    )
+
+    curves: list[SystemCurveView]
+    nodes: list[NodeView]
+    missing: str = Field(description="Empty, or one sentence with the flag that switches this on.")
+
+
+@router.get("", summary="Machines")
+def get_system(
+    uid: RunUid,
+    who: auth.Viewer,
+    service: ServiceDep,
+    name: Annotated[
+        list[SystemName] | None,
+        Query(
+            max_length=9,
+            description="Shares are 0 to 1 (`cpu`, `gpu`: mean over the machine's GPUs, `kv_cache`: of each engine), "
+            "the rest bytes but `load`. Without it: all.",
+        ),
+    ] = None,
+    from_time: Moment = None,
+    to_time: Moment = None,
+    points: Annotated[int, Query(ge=10, le=2000, description="Most points a curve.")] = 300,
+) -> SystemView:
+    """Curves of each machine over time, and what its processes did last."""
+    names = list(dict.fromkeys(name)) if name else list(SystemName.__args__)  # type: ignore[attr-defined]
+    with service.database.reading() as session:
+        run = find_run(session, uid)
+        curves, nodes = system_curves(
+            session, run, names, from_time or 0.0, LAST_TIME if to_time is None else to_time, points
+        )
+    return SystemView.model_validate({"curves": curves, "nodes": nodes, "missing": "" if nodes else NONE_RECORDED})

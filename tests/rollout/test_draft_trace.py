@@ -1,0 +1,31 @@
+"""Which tokens of a request came from drafts."""
+
+from __future__ import annotations
+
+from rhyme_openrlhf.rollout.draft_trace import DraftTraces
+from rhyme_openrlhf.rollout.step_meter import VerifiedDraft
+
+
+def test_spans_are_where_accepted_tokens_lie() -> None:
+    traces = DraftTraces()
+    traces.start("a", "name-a")
+    traces.start("b", None)
+    assert "a" in traces and "b" not in traces
+    traces.add(VerifiedDraft("a", 4, 2), 1, "history")
+    traces.add(VerifiedDraft("a", 2, 0), 4, "history")
+    traces.add(VerifiedDraft("a", 3, 3), 5, "own")
+    traces.finish("a")
+    traces.finish("b")
+    assert "a" not in traces
+    expected = {"drafted": 9, "spans": [(1, 3, "history"), (5, 8, "own")]}
+    assert traces.take(["name-a", "unknown"]) == [expected, {"drafted": 0, "spans": []}]
+    assert traces.take(["name-a"]) == [{"drafted": 0, "spans": []}]
+
+
+def test_what_nobody_takes_is_dropped_oldest_first() -> None:
+    traces = DraftTraces(kept=2)
+    for name in ("1", "2", "3"):
+        traces.start(name, name)
+        traces.add(VerifiedDraft(name, 5, 1), 0, "own")
+        traces.finish(name)
+    assert [trace["drafted"] for trace in traces.take(["1", "2", "3"])] == [0, 5, 5]
