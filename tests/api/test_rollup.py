@@ -106,7 +106,7 @@ def test_intervals_without_a_moment_are_left_out() -> None:
 def test_what_a_newer_attempt_does_gets_nothing() -> None:
     checkpoint = CheckpointSaved(5, "c")
     rollup = roll_up(STARTED, dataclasses.replace(STARTED, step=3), Evaluation(4, {"a": 1.0}), checkpoint, ceiling=3)
-    assert sorted(rollup.steps) == [1] and rollup.metrics == {}
+    assert sorted(rollup.steps) == [1] and rollup.metrics == rollup.new_metrics == {}
     assert list(rollup.checkpoints) == [(5, "c")]
 
 
@@ -128,7 +128,15 @@ def test_two_parts_of_one_engines_step_are_added() -> None:
 def test_numbers_that_are_none_are_null() -> None:
     rollup = roll_up(TrainStep(1, 1, {"train": math.inf}, {"reward": math.nan, "loss": 1.0}))
     assert rollup.steps[1]["train_seconds"] is rollup.steps[1]["reward"] is None
-    assert rollup.metrics == {("reward", 1): None, ("loss", 1): 1.0}
+    assert rollup.new_metrics == {("reward", 1): None, ("loss", 1): 1.0}
+
+
+def test_only_metrics_that_can_meet_no_stored_ones_are_new() -> None:
+    first = TrainStep(1, 1, {}, {"loss": 1.0, "eval/pass1": 2.0})
+    again = TrainStep(1, 1, {}, {"loss": 3.0})
+    rollup = roll_up(first, again, Evaluation(1, {"pass1": 4.0}))
+    assert rollup.new_metrics == {("loss", 1): 1.0}
+    assert rollup.metrics == {("loss", 1): 3.0, ("eval/pass1", 1): 4.0}
 
 
 def test_planned_steps_that_no_column_holds_are_unknown() -> None:
