@@ -100,6 +100,7 @@ def run_checks(facts: Facts) -> list[Check]:
         _size("memory", facts.ram, RAM_WANTED),
         _size("/dev/shm free", facts.shm_free, SHM_WANTED, "mount -o remount,size=4G /dev/shm (Docker: --shm-size=4g)"),
         _cores(facts),
+        _history_quota(facts),
         _size("disk free", facts.disk_free, DISK_WANTED),
     ]
     for name in (*DEMO_PACKAGES, *TEST_PACKAGES):
@@ -218,6 +219,15 @@ def _size(component: str, found: int, wanted: int, mend: str = "") -> Check:
 def _cores(facts: Facts) -> Check:
     state = OK if facts.cores >= CORES_WANTED else LOW
     return Check("CPU cores", str(facts.cores), f"{CORES_WANTED} or more", state)
+
+
+def _history_quota(facts: Facts) -> Check:
+    wanted = "a cgroup of one's own, for a hard limit"
+    if isinstance(facts.cpu_quota, str):
+        # Without it they still yield to everybody else, by their priority.
+        return Check("history workers' CPUs", f"low priority only: {facts.cpu_quota}", wanted, NOT_HERE)
+    found = f"low priority, and a quota (cgroup version {facts.cpu_quota.version})"
+    return Check("history workers' CPUs", found, wanted, OK)
 
 
 def _extra_package(facts: Facts, name: str, extra: str) -> Check:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from rhyme_openrlhf.history.cpu_share import QuotaParent, quota_parent
 from rhyme_openrlhf.verify import record
 
 GIB = 2**30
@@ -53,7 +54,8 @@ class Facts:
 
     `versions` and `requires` are keyed by canonical package name. `driver_gpus` are the GPUs that nvidia-smi lists,
     whether torch sees them or not. `tests_package`: a top-level package named `tests` is installed. `verified`: what
-    `rhyme verify` has proved on this machine, with any version and device.
+    `rhyme verify` has proved on this machine, with any version and device. `cpu_quota`: where history workers can be
+    held to their CPUs, or why they cannot.
     """
 
     python: str = "3.11.0"
@@ -73,6 +75,7 @@ class Facts:
     in_checkout: bool = False
     is_root: bool = False
     verified: tuple[record.Entry, ...] = ()
+    cpu_quota: QuotaParent | str = "there are no cgroups"
 
     @property
     def has_gpu(self) -> bool:
@@ -107,6 +110,7 @@ def gather() -> Facts:
         in_checkout=(Path(__file__).parents[2] / "scripts" / "setup_cpu.sh").exists(),
         is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
         verified=tuple(record.read(record.path())),
+        cpu_quota=quota_parent(),
     )
 
 

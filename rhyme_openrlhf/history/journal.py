@@ -1,7 +1,7 @@
 """A history shard in a file: what a restarted worker reads its history from, and how a checkpoint holds it.
 
 The file (integers little-endian): magic, format version and a token that says whose file it is; then one entry a
-record: size and CRC-32 of what follows, rollout id, prompt key, lengths, and each piece's reward and tokens.
+record: size and CRC-32 of what follows, and the encoded record (history/record.py).
 
 Invariants:
 - An entry counts only if it is whole: reading ends before the first that is torn or damaged (a process killed while it
@@ -17,21 +17,17 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from rhyme_openrlhf.history.index import Piece, token_array
-from rhyme_openrlhf.history.shard import HistoryShard, Record
+from rhyme_openrlhf.history.record import Record, encode
+from rhyme_openrlhf.history.shard import HistoryShard
 
 MAGIC = b"RHYMEJNL"
-VERSION = 1
+VERSION = 2
 TOKEN_BYTES = 16
 HEADER = struct.Struct(f"<8sI{TOKEN_BYTES}s")
 ENTRY = struct.Struct("<QI")
-RECORD = struct.Struct("<qIII")
-PIECE = struct.Struct("<dII")
 # A checkpoint's history belongs to no run.
 NO_RUN = bytes(TOKEN_BYTES)
 # A journal is shortened when it is twice what it has to hold; below this, shortening saves nothing worth the writing.
@@ -39,27 +35,32 @@ SHORTEN_FROM_BYTES = 1024**2
 
 
 class JournalError(Exception):
-    """A file is not a history journal of this version; the message says which file and what it is instead."""
+    """A file is not a history journal of this version and owner; the message says which file and what it is instead."""
 
 
-def write_records(path: Path, token: bytes, records: Iterable[Record]) -> int:
-    """Write a whole file, in one piece and to the disk; returns its bytes."""
+def write_entries(path: Path, token: bytes, encoded: Iterable[bytes]) -> int:
+    """Write a whole file of encoded records, in one piece and to the disk; returns its bytes. Raises OSError."""
     partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(HEADER.pack(MAGIC, VERSION, token))
-        for record in records:
-            file.write(_entry(record))
-        file.flush()
-        os.fsync(file.fileno())
-        size = file.tell()
-    partial.rename(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(HEADER.pack(MAGIC, VERSION, token))
+            for one in encoded:
+                file.write(_entry(one))
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        partial.rename(path)
+    except OSError:
+        # On a full disk the half of a file is what the next try needs the room of.
+        partial.unlink(missing_ok=True)
+        raise
     return size
 
 
-def read_records(path: Path, token: bytes) -> tuple[list[Record], int] | None:
-    """The records of a file and the bytes up to the end of the last whole one; None if its token is another.
+def read_entries(path: Path, token: bytes) -> Iterator[tuple[bytes, int]]:
+    """The encoded records of a file, each with the file's bytes up to its end.
 
-    Raises JournalError if it is no journal of this version, OSError if it cannot be read.
+    Raises JournalError if it is no journal of this version, or one with another token; OSError if it cannot be read.
     """
     with path.open("rb") as file:
         header = file.read(HEADER.size)
@@ -69,85 +70,51 @@ def read_records(path: Path, token: bytes) -> tuple[list[Record], int] | None:
         if version != VERSION:
             raise JournalError(f"{path} is a history journal of version {version}, this code reads version {VERSION}")
         if found != token:
-            return None
+            raise JournalError(f"{path} is another run's history journal")
         size = os.fstat(file.fileno()).st_size
-        records, good = [], HEADER.size
+        good = HEADER.size
         while good + ENTRY.size <= size:
             length, checksum = ENTRY.unpack(file.read(ENTRY.size))
             # A damaged length must not be asked of the memory.
-            payload = file.read(length) if length <= size - good - ENTRY.size else b""
-            if len(payload) != length or zlib.crc32(payload) != checksum:
-                break
-            records.append(_decoded(payload))
+            encoded = file.read(length) if length <= size - good - ENTRY.size else b""
+            if len(encoded) != length or zlib.crc32(encoded) != checksum:
+                return
             good += ENTRY.size + length
-        return records, good
+            yield encoded, good
 
 
-def _entry(record: Record) -> bytes:
-    key = record.prompt_key.encode("utf-8")
-    parts = [
-        RECORD.pack(record.rollout_id, len(key), len(record.lengths), len(record.pieces)),
-        key,
-        np.asarray(record.lengths, dtype="<i8").tobytes(),
-    ]
-    for piece in record.pieces:
-        context, tokens = token_array(piece.context), token_array(piece.tokens)
-        parts += [PIECE.pack(piece.reward, context.size, tokens.size)]
-        parts += [context.astype("<i4").tobytes(), tokens.astype("<i4").tobytes()]
-    payload = b"".join(parts)
-    return ENTRY.pack(len(payload), zlib.crc32(payload)) + payload
-
-
-def _decoded(payload: bytes) -> Record:
-    rollout_id, key_bytes, lengths, pieces = RECORD.unpack_from(payload)
-    at = RECORD.size + key_bytes
-    key = payload[RECORD.size : at].decode("utf-8")
-    found = np.frombuffer(payload, dtype="<i8", count=lengths, offset=at).tolist()
-    at += 8 * lengths
-    read = []
-    for _ in range(pieces):
-        reward, context, tokens = PIECE.unpack_from(payload, at)
-        at += PIECE.size
-        both = np.frombuffer(payload, dtype="<i4", count=context + tokens, offset=at)
-        at += both.nbytes
-        read.append(Piece(both[:context], both[context:], reward))
-    return Record(key, rollout_id, tuple(read), tuple(found))
+def _entry(encoded: bytes) -> bytes:
+    return ENTRY.pack(len(encoded), zlib.crc32(encoded)) + encoded
 
 
 class JournaledShard:
     """A shard whose records are also in the file at `path`.
 
-    If the file is there with this `token`, the shard is what the file says; otherwise it begins with what `first`
-    returns, and a new file with that. Raises OSError if the file cannot be written.
+    If the file is there with this `token`, the shard is what the file says; otherwise it begins with the encoded
+    records that `first` returns, and a new file with those. `rollouts` as in HistoryShard. Raises OSError if the file
+    cannot be written.
     """
 
-    def __init__(self, path: Path, token: bytes, first: Callable[[], Iterable[Record]]) -> None:
-        self.shard = HistoryShard()
+    def __init__(self, path: Path, token: bytes, first: Callable[[], Iterable[bytes]], rollouts: int = 1) -> None:
+        self.shard = HistoryShard(rollouts)
         self._path = path
         self._token = token
-        self._live: dict[str, tuple[int, int]] = {}
-        self._live_bytes = 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        replayed = self._replay()
-        if replayed is None:
-            for record in first():
-                self._keep(record, len(_entry(record)))
-            self._bytes = write_records(path, token, self.shard.records())
-        else:
-            self._bytes = replayed
+        try:
+            self._bytes = self._replay()
+            # What of it is live is not known exactly, but at least this.
+            self._live_bytes = self.shard.data_bytes
+        except (FileNotFoundError, JournalError):
+            for encoded in first():
+                self.shard.add(encoded)
+            self._bytes = self._live_bytes = write_entries(path, token, self.shard.encoded())
         self._open()
 
-    def _replay(self) -> int | None:
-        """Read the file back into the shard; returns its good bytes, None if there is no such file of this run."""
-        try:
-            found = read_records(self._path, self._token)
-        except (FileNotFoundError, JournalError):
-            return None
-        if found is None:
-            return None
-        records, good = found
-        for record in records:
-            self._keep(record, len(_entry(record)))
+    def _replay(self) -> int:
+        """Read the file back into the shard; returns its good bytes."""
+        good = HEADER.size
+        for encoded, good in read_entries(self._path, self._token):  # noqa: B007
+            self.shard.add(encoded)
         os.truncate(self._path, good)
         return good
 
@@ -161,31 +128,18 @@ class JournaledShard:
         Raises ValueError as the shard does, and OSError when the file cannot be written: the shard is right then, and
         the file is to be given up (`close`).
         """
-        entries = [_entry(record) for record in records]
-        kept = [entry for entry, record in zip(entries, records, strict=True) if self._keep(record, len(entry))]
-        self._write(b"".join(kept))
+        kept = [encoded for encoded in map(encode, records) if self.shard.add(encoded)]
+        self._write(b"".join(map(_entry, kept)))
         if self._bytes > max(2 * self._live_bytes, SHORTEN_FROM_BYTES):
-            self._shorten()
-
-    def _keep(self, record: Record, nbytes: int) -> bool:
-        if not self.shard.record(record.prompt_key, record.rollout_id, record.pieces, record.lengths):
-            return False
-        rollout_id, before = self._live.get(record.prompt_key, (record.rollout_id, 0))
-        kept = nbytes + (before if rollout_id == record.rollout_id else 0)
-        self._live[record.prompt_key] = (record.rollout_id, kept)
-        self._live_bytes += kept - before
-        return True
+            self._file.close()
+            self._bytes = self._live_bytes = write_entries(self._path, self._token, self.shard.encoded())
+            self._open()
 
     def _write(self, entries: bytes) -> None:
         written = 0
         while written < len(entries):
             written += self._file.write(entries[written:])
         self._bytes += written
-
-    def _shorten(self) -> None:
-        self._file.close()
-        self._bytes = write_records(self._path, self._token, self.shard.records())
-        self._open()
 
     def close(self) -> None:
         """Write no more."""

@@ -1,12 +1,16 @@
-"""Names of prompts, and which history worker keeps which prompt.
+"""Names of prompts and their turns, and which history worker keeps which prompt.
+
+A conversation's turns have a history each: a turn starts much like the same turn of other samples, and unlike another
+turn, though what is before it (the chat template's words) is the same. The first turn's key is the prompt's own.
 
 Invariants: the key of a prompt is the same in every process, run and Python version; so is its owner. Growing from n
-to n + 1 workers moves prompts only to the new worker, about one in n + 1.
+to n + 1 workers moves prompts only to the new worker, about one in n + 1. All turns of a prompt have one owner.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 
 # 128 bits: two of a billion prompts share a key with a probability below 1e-20.
 KEY_BYTES = 16
@@ -14,6 +18,8 @@ KEY_BYTES = 16
 JUMP_MULTIPLIER = 2862933555777941757
 JUMP_RANGE = 1 << 31
 HASH_MASK = (1 << 64) - 1
+# Not a hexadecimal digit, and fit for the name of a file.
+TURN_MARK = "-"
 
 
 def prompt_key(prompt: str, datasource: str = "") -> str:
@@ -24,14 +30,28 @@ def prompt_key(prompt: str, datasource: str = "") -> str:
     return hashlib.blake2b(text, digest_size=KEY_BYTES).hexdigest()
 
 
+def turn_key(key: str, turn: int) -> str:
+    """The key of a prompt's turn, counted from 0."""
+    return f"{key}{TURN_MARK}{turn}" if turn else key
+
+
+def turns(key: str, known: Callable[[str], bool]) -> Iterator[str]:
+    """The keys of a prompt's turns, from the first on, as long as they are `known`."""
+    turn = 0
+    while known(turn_key(key, turn)):
+        yield turn_key(key, turn)
+        turn += 1
+
+
 def owner(key: str, workers: int) -> int:
-    """The history worker, from 0 to `workers` - 1, that keeps the prompt of this key.
+    """The history worker, from 0 to `workers` - 1, that keeps the prompt of this key (or turn's key).
 
     Jump consistent hashing (Lamping and Veach 2014). Raises ValueError for fewer than one worker.
     """
     if workers < 1:
         raise ValueError(f"there must be at least one history worker, got {workers}")
-    state = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+    prompt, _, _ = key.partition(TURN_MARK)
+    state = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "little")
     worker, following = 0, 0
     while following < workers:
         worker = following

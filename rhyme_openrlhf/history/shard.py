@@ -1,131 +1,218 @@
-"""What one history worker keeps: the last rollout of each of its prompts, and the draft index made from it.
+"""What one history worker keeps of its prompts: the responses of their last rollouts, and how long earlier ones were.
 
 Invariants (RhymeRL, section 5.3: a prompt's index covers its last rollout):
-- A prompt has exactly one rollout: the newest that was recorded. Parts of the same rollout add up, a newer one
-  replaces it whole, an older one that arrives late changes nothing.
-- The index always covers all that was recorded; it is built when it is asked for and kept until the next record.
+- A prompt has the newest `rollouts` rollouts that were recorded (1 in the paper), and nothing else. Parts of the same
+  rollout add up, an older one that arrives late changes nothing.
 - What the newest rollout replaced is kept until a yet newer one begins: a training step that is never completed can
-  be left out of a checkpoint (`records(up_to)`) without losing what its prompts had before.
-- Nothing handed in is referenced afterwards: tokens are copied, so a shared-memory buffer they came in can be freed.
+  be left out of a checkpoint (`encoded(up_to)`) without losing what its prompts had before.
+- Of rollouts that are not kept, the median response length stays: the prompt's length history.
+- Responses are kept encoded (history/record.py), about a byte a token: never on a disk alone, so never lost to one.
 
 One caller at a time: nothing here locks.
 """
 
 from __future__ import annotations
 
-import statistics
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.index import Piece, build_index, token_array
+from rhyme_openrlhf.history.index import Piece, build_index
+from rhyme_openrlhf.history.record import (
+    NO_ROLLOUT,
+    Earlier,
+    Record,
+    RecordHead,
+    encode,
+    median_length,
+    read_head,
+    read_pieces,
+)
+
+# RhymeRL (section 6.2): training spans 50 to 100 epochs. 16 bytes each.
+EARLIER_KEPT = 100
+
+
+@dataclass(slots=True)
+class _Rollout:
+    """All recorded responses of one prompt in one rollout: `parts` are encoded records."""
+
+    rollout_id: int
+    parts: list[bytes] = field(default_factory=list)
+    lengths: array[int] = field(default_factory=lambda: array("q"))
+    pieces: int = 0
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """`rollouts` oldest first; `earlier` as a flat row of (rollout id, median length) pairs."""
+
+    rollouts: list[_Rollout] = field(default_factory=list)
+    earlier: array[float] = field(default_factory=lambda: array("d"))
 
 
 @dataclass(frozen=True)
-class Record:
-    """All that is kept of one prompt's rollout, as it is written to files: what `HistoryShard.record` takes."""
+class EpochLengths:
+    """Of each of p prompts: its median length in its last rollout before an epoch, and its lengths in the epoch.
 
-    prompt_key: str
-    rollout_id: int
-    pieces: tuple[Piece, ...]
-    lengths: tuple[int, ...]
+    `before` float64[p], `counts` int64[p], `lengths` int64[sum of counts]: prompt after prompt.
+    """
 
-
-@dataclass
-class _Rollout:
-    """All recorded responses of one prompt in one rollout; `index` is None while it has to be built."""
-
-    rollout_id: int
-    pieces: list[Piece] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    token_bytes: int = 0
-    index: NDArray[np.uint8] | None = None
+    before: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
 
 class HistoryShard:
     """The prompts that one history worker owns (RhymeRL, section 4.2)."""
 
-    def __init__(self) -> None:
-        self._rollouts: dict[str, _Rollout] = {}
-        self._newest_id = -1
-        self._replaced: dict[str, _Rollout] = {}
+    def __init__(self, rollouts: int = 1) -> None:
+        self._kept_rollouts = rollouts
+        self._prompts: dict[str, _Prompt] = {}
+        self._newest_id = NO_ROLLOUT
+        # Prompts that have one rollout more than is kept: the one that the newest has replaced.
+        self._replaced: set[str] = set()
+        self._data_bytes = 0
 
     def record(self, prompt_key: str, rollout_id: int, pieces: Sequence[Piece], lengths: Sequence[int]) -> bool:
-        """Keep responses of a prompt; False if they are of an older rollout than the kept one, and were ignored.
+        """Keep responses of a prompt; False if they are of an older rollout than the newest kept, and were ignored.
 
-        `rollout_id`: the training step the responses were generated in. `pieces`: what drafts may come from.
-        `lengths`: response lengths in tokens, of all the samples, also of those without a piece. Raises ValueError
-        for token ids out of range or a negative length, and then keeps what was kept before.
+        See history/record.py. Raises ValueError for token ids out of range or a negative length, and then keeps what
+        was kept before.
         """
-        kept = self._rollouts.get(prompt_key)
-        if kept is not None and rollout_id < kept.rollout_id:
+        return self.add(encode(Record(prompt_key, rollout_id, tuple(pieces), tuple(lengths))))
+
+    def add(self, encoded: bytes) -> bool:
+        """`record` for a record that is encoded already."""
+        head = read_head(encoded)
+        if head.rollout_id == NO_ROLLOUT:
+            return self._add_earlier(head)
+        prompt = self._prompts.get(head.prompt_key)
+        if prompt is not None and prompt.rollouts and head.rollout_id < prompt.rollouts[-1].rollout_id:
             return False
-        if min(lengths, default=0) < 0:
-            raise ValueError(f"response lengths must not be negative, got {min(lengths)}")
-        own = [_copy(piece) for piece in pieces]
-        if rollout_id > self._newest_id:
-            self._newest_id = rollout_id
-            self._replaced.clear()
-        if kept is None or rollout_id > kept.rollout_id:
-            if kept is not None and rollout_id == self._newest_id:
-                kept.index = None
-                self._replaced[prompt_key] = kept
-            kept = self._rollouts[prompt_key] = _Rollout(rollout_id)
-        kept.pieces += own
-        kept.token_bytes += sum(np.asarray(piece.context).nbytes + np.asarray(piece.tokens).nbytes for piece in own)
-        kept.lengths += [int(length) for length in lengths]
-        kept.index = None
+        if head.rollout_id > self._newest_id:
+            self._newest_id = head.rollout_id
+            self._forget_replaced()
+        if prompt is None:
+            prompt = self._prompts[head.prompt_key] = _Prompt()
+        if not prompt.rollouts or head.rollout_id > prompt.rollouts[-1].rollout_id:
+            prompt.rollouts.append(_Rollout(head.rollout_id))
+            is_newest = head.rollout_id == self._newest_id
+            self._trim(prompt, self._kept_rollouts + is_newest)
+            if len(prompt.rollouts) > self._kept_rollouts:
+                self._replaced.add(head.prompt_key)
+        rollout = prompt.rollouts[-1]
+        rollout.parts.append(encoded)
+        rollout.lengths.extend(head.lengths)
+        rollout.pieces += head.pieces
+        self._data_bytes += len(encoded)
         return True
 
-    def index(self, prompt_key: str) -> NDArray[np.uint8] | None:
-        """The draft index buffer of a prompt, read-only; None if there is nothing to draft from."""
-        kept = self._rollouts.get(prompt_key)
-        if kept is None or not kept.pieces:
-            return None
-        if kept.index is None:
-            kept.index = build_index(kept.pieces)
-            kept.index.flags.writeable = False
-        return kept.index
+    def _add_earlier(self, head: RecordHead) -> bool:
+        prompt = self._prompts.setdefault(head.prompt_key, _Prompt())
+        if prompt.rollouts or prompt.earlier:
+            return False
+        for pair in head.earlier:
+            prompt.earlier.extend(pair)
+        return True
 
-    def median_length(self, prompt_key: str) -> float | None:
-        """Median response length in tokens of the prompt's last rollout (RhymeRL, section 6.2); None if unknown."""
-        kept = self._rollouts.get(prompt_key)
-        return float(statistics.median(kept.lengths)) if kept is not None and kept.lengths else None
+    def _forget_replaced(self) -> None:
+        for key in self._replaced:
+            self._trim(self._prompts[key], self._kept_rollouts)
+        self._replaced.clear()
+
+    def _trim(self, prompt: _Prompt, limit: int) -> None:
+        while len(prompt.rollouts) > limit:
+            dropped = prompt.rollouts.pop(0)
+            self._data_bytes -= sum(map(len, dropped.parts))
+            if dropped.lengths:
+                prompt.earlier.extend((dropped.rollout_id, median_length(dropped.lengths)))
+                del prompt.earlier[: -2 * EARLIER_KEPT]
+
+    def build(self, prompt_key: str) -> NDArray[np.uint8] | None:
+        """The draft index buffer (history/index.py) of a prompt, read-only; None if there is nothing to draft from."""
+        if not self.has_drafts(prompt_key):
+            return None
+        kept = self._prompts[prompt_key].rollouts[-self._kept_rollouts :]
+        pieces = [piece for rollout in kept for part in rollout.parts for piece in read_pieces(part)]
+        index = build_index(pieces)
+        index.flags.writeable = False
+        return index
+
+    def has_drafts(self, prompt_key: str) -> bool:
+        """Whether `build` would give an index."""
+        prompt = self._prompts.get(prompt_key)
+        return prompt is not None and any(rollout.pieces for rollout in prompt.rollouts[-self._kept_rollouts :])
+
+    def median_lengths(self, prompt_key: str) -> Earlier:
+        """The prompt's rollouts with their median response length in tokens (RhymeRL, section 6.2), oldest first."""
+        prompt = self._prompts.get(prompt_key)
+        return () if prompt is None else (*_pairs(prompt.earlier), *_medians(prompt.rollouts))
+
+    def epoch_lengths(self, first: int, last: int) -> EpochLengths:
+        """Lengths of the prompts that have a rollout in the steps `first` to `last`, and one before them."""
+        before, counts, lengths = array("d"), array("q"), array("q")
+        for prompt in self._prompts.values():
+            inside = [rollout for rollout in prompt.rollouts if first <= rollout.rollout_id <= last and rollout.lengths]
+            known = [*_pairs(prompt.earlier), *_medians(prompt.rollouts)]
+            median = next((median for rollout, median in reversed(known) if rollout < first), None)
+            if inside and median is not None:
+                before.append(median)
+                counts.append(len(inside[-1].lengths))
+                lengths.extend(inside[-1].lengths)
+        return EpochLengths(np.array(before), np.array(counts, dtype=np.int64), np.array(lengths, dtype=np.int64))
 
     @property
     def prompts(self) -> int:
         """How many prompts have a recorded rollout."""
-        return len(self._rollouts)
+        return len(self._prompts)
 
-    def memory_bytes(self) -> int:
-        """Bytes of the kept tokens and of the indexes built from them."""
-        total = 0
-        for kept in (*self._rollouts.values(), *self._replaced.values()):
-            total += kept.token_bytes + (kept.index.nbytes if kept.index is not None else 0)
-        return total
+    @property
+    def keys(self) -> list[str]:
+        """The prompts that have something to draft from, least recently recorded rollout first."""
+        newest = {key: prompt.rollouts[-1].rollout_id for key, prompt in self._prompts.items() if prompt.rollouts}
+        return sorted((key for key in newest if self.has_drafts(key)), key=newest.__getitem__)
 
-    def records(self, up_to: int | None = None) -> Iterator[Record]:
-        """Everything that is kept; recorded again in this order, it makes an equal shard.
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the encoded records."""
+        return self._data_bytes
 
-        With `up_to`, each prompt's last rollout among those up to that rollout id: what a checkpoint of that training
+    def encoded(self, up_to: int | None = None) -> Iterator[bytes]:
+        """Everything that is kept, as encoded records; added in this order, they make an equal shard.
+
+        With `up_to`, each prompt's last rollouts among those up to that rollout id: what a checkpoint of that training
         step holds.
         """
-        if up_to is None:
-            yield from (_as_record(key, kept) for key, kept in self._replaced.items())
-        for key, kept in self._rollouts.items():
-            replaced = self._replaced.get(key)
-            if up_to is None or kept.rollout_id <= up_to:
-                yield _as_record(key, kept)
-            elif replaced is not None and replaced.rollout_id <= up_to:
-                yield _as_record(key, replaced)
+        newest = []
+        for key, prompt in self._prompts.items():
+            kept = prompt.rollouts
+            if up_to is not None:
+                kept = [rollout for rollout in kept if rollout.rollout_id <= up_to]
+                if not kept:
+                    continue
+                dropped, kept = kept[: -self._kept_rollouts], kept[-self._kept_rollouts :]
+            else:
+                dropped = []
+            earlier = (*_pairs(prompt.earlier), *_medians(dropped))
+            if earlier:
+                yield encode(Record(key, NO_ROLLOUT, earlier=earlier))
+            for rollout in kept:
+                # Last of all: as soon as one of them is added, what older rollouts replaced is dropped.
+                if rollout.rollout_id == self._newest_id:
+                    newest.append(rollout)
+                else:
+                    yield from rollout.parts
+        for rollout in newest:
+            yield from rollout.parts
 
 
-def _as_record(prompt_key: str, kept: _Rollout) -> Record:
-    return Record(prompt_key, kept.rollout_id, tuple(kept.pieces), tuple(kept.lengths))
+def _pairs(earlier: array[float]) -> Earlier:
+    return tuple((int(rollout), median) for rollout, median in zip(earlier[::2], earlier[1::2], strict=True))
 
 
-def _copy(piece: Piece) -> Piece:
-    """The piece with int32 arrays of its own."""
-    return Piece(token_array(piece.context).copy(), token_array(piece.tokens).copy(), float(piece.reward))
+def _medians(rollouts: Sequence[_Rollout]) -> Earlier:
+    return tuple((rollout.rollout_id, median_length(rollout.lengths)) for rollout in rollouts if rollout.lengths)

@@ -1,39 +1,61 @@
 """The history worker: a Ray actor on CPU that owns some of the prompts (RhymeRL, section 4.2).
 
-Thin: everything it knows is a `HistoryShard`, which `history/journal.py` also keeps in a file. Invariants: one prompt
-belongs to one worker (`keys.owner`); a call never blocks a rollout, because engines ask while their samples already
-run; a dead worker is restarted by Ray and has its history again, as long as it is restarted where its journal is.
+Thin: what it knows is a `HistoryShard`, which `history/journal.py` also keeps in a file; the indexes made from it are
+in an `IndexStore`; all work is done by one thread, most urgent first. Invariants: one prompt belongs to one worker
+(`keys.owner`); a call never blocks a rollout, because engines ask while their samples already run; an index in memory
+is given out whatever else the worker is doing; a dead worker is restarted by Ray and has its history again, as long as
+it is restarted where its journal is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
 
 from rhyme_openrlhf.config import HistorySettings
+from rhyme_openrlhf.history.cpu_share import limit_cpus
 from rhyme_openrlhf.history.index import Piece
+from rhyme_openrlhf.history.index_store import IndexStore
 from rhyme_openrlhf.history.journal import (
     NO_RUN,
     TOKEN_BYTES,
     JournaledShard,
     JournalError,
-    read_records,
-    write_records,
+    read_entries,
+    write_entries,
 )
-from rhyme_openrlhf.history.keys import owner
-from rhyme_openrlhf.history.shard import HistoryShard, Record
+from rhyme_openrlhf.history.keys import owner, turns
+from rhyme_openrlhf.history.ranks import rank_change, rank_correlation, together
+from rhyme_openrlhf.history.record import Earlier, Record, read_head
+from rhyme_openrlhf.history.shard import EpochLengths, HistoryShard
+from rhyme_openrlhf.history.work_queue import Urgency, WorkQueue
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
+from rhyme_openrlhf.telemetry.events import Event, HistoryState, Note, RankStability
+
+SOURCE = "history"
+GB = 10**9
+# Deleting some ten thousand files; a worker that is busy longer leaves them in the run directory.
+CLOSE_SECONDS = 10
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class PromptRollout:
-    """The responses of one prompt in one training step: what drafts may come from, and the samples' lengths."""
+    """The responses of one prompt in one training step: what drafts may come from, and the samples' lengths.
+
+    `prompt_key` is that of a turn (history/keys.py); lengths are of whole samples, and given with the first turn.
+    """
 
     prompt_key: str
     pieces: tuple[Piece, ...]
@@ -42,13 +64,21 @@ class PromptRollout:
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """Which of the run's `workers` history workers this is, its journal, and the checkpoint's files it begins with."""
+    """Which of the run's `workers` history workers this is, its journal, and the checkpoint's files it begins with.
+
+    `memory_bytes`: its share of its node's memory; `spill`: its directory for indexes beyond that; `recorder`: the
+    run's recorder, or None.
+    """
 
     number: int
     workers: int
     journal: Path
     token: bytes
     checkpoint: tuple[Path, ...]
+    memory_bytes: int
+    spill: Path
+    settings: HistorySettings
+    recorder: Any = None
 
 
 class PlainHistoryWorker:
@@ -56,73 +86,215 @@ class PlainHistoryWorker:
 
     def __init__(self, place: WorkerPlace) -> None:
         self._place = place
+        self._log(f"runs with {limit_cpus(place.settings.cpus_per_worker, place.settings.nice)}")
         self._journal: JournaledShard | None = None
+        rollouts = place.settings.rollouts
         try:
-            self._journal = JournaledShard(place.journal, place.token, self._of_checkpoint)
+            self._journal = JournaledShard(place.journal, place.token, self._of_checkpoint, rollouts)
             self._shard = self._journal.shard
         except OSError as error:
             self._give_up_journal(error)
-            self._shard = HistoryShard()
-            for record in self._of_checkpoint():
-                self._shard.record(record.prompt_key, record.rollout_id, record.pieces, record.lengths)
+            self._shard = HistoryShard(rollouts)
+            for encoded in self._of_checkpoint():
+                self._shard.add(encoded)
+        self._store = IndexStore(place.spill, place.memory_bytes, self._warn)
+        self._queue = WorkQueue(f"history-{place.number}")
+        # Prompts whose index has to be built. What was read at the start is built in the background, too.
+        self._unbuilt = set(self._shard.keys)
+        self._restored = self._shard.keys
+        self._said_full = False
+        self._hits = self._late = self._misses = 0
 
-    def _of_checkpoint(self) -> Iterator[Record]:
-        """The checkpoint's records of the prompts that this worker owns."""
+    def _of_checkpoint(self) -> Iterator[bytes]:
+        """The checkpoint's encoded records of the prompts that this worker owns."""
         for path in self._place.checkpoint:
             try:
-                found = read_records(path, NO_RUN)
+                for encoded, _ in read_entries(path, NO_RUN):
+                    if owner(read_head(encoded).prompt_key, self._place.workers) == self._place.number:
+                        yield encoded
             except (OSError, JournalError) as error:
                 # Deleted since, for a worker that is restarted late and elsewhere than its journal: only drafts.
-                self._say(f"begins without {path}: {error}")
-                continue
-            for record in found[0] if found is not None else []:
-                if owner(record.prompt_key, self._place.workers) == self._place.number:
-                    yield record
+                self._warn(f"begins without {path}: {error}")
 
     def _give_up_journal(self, error: OSError) -> None:
         """History goes on in memory: without its journal, it only does not outlive this process."""
-        self._say(f"keeps no journal {self._place.journal}: {error}")
+        self._warn(f"keeps no journal {self._place.journal}: {error}")
         if self._journal is not None:
             self._journal.close()
             self._journal = None
 
-    def _say(self, what: str) -> None:
+    def _log(self, what: str) -> None:
         print(f"history worker {self._place.number} {what}", file=sys.stderr)
 
-    def record(self, rollout_id: int, rollouts: list[PromptRollout]) -> None:
-        """Keep the responses of training step `rollout_id` and index them, off every critical path."""
-        records = [Record(one.prompt_key, rollout_id, one.pieces, one.lengths) for one in rollouts]
+    def _warn(self, what: str) -> None:
+        self._log(what)
+        self._record(Note("warning", f"history worker {self._place.number} {what}"))
+
+    def _record(self, event: Event) -> None:
+        if self._place.recorder is not None:
+            self._place.recorder.write.remote(event, SOURCE, time.time())
+
+    def _give(self, urgency: Urgency, work: Callable[[], T]) -> asyncio.Future[T]:
+        restored, self._restored = self._restored, []
+        for key in restored:
+            self._queue.give(Urgency.LATER, partial(self._build_later, key))
+        return self._queue.give(urgency, work)
+
+    # --- what the trainer calls
+
+    async def record(self, rollout_id: int, rollouts: list[PromptRollout]) -> None:
+        """Keep the responses of training step `rollout_id` and index them, off every critical path.
+
+        Returns when they are indexed.
+        """
+        work = []
+        for one in rollouts:
+            record = Record(one.prompt_key, rollout_id, one.pieces, one.lengths)
+            work.append(self._give(Urgency.KEPT, partial(self._keep, record)))
+            work.append(self._give(Urgency.LATER, partial(self._build_later, one.prompt_key)))
+        await asyncio.gather(*work)
+        self._record_state(rollout_id)
+
+    def _keep(self, record: Record) -> None:
         if self._journal is None:
-            for one in records:
-                self._shard.record(one.prompt_key, one.rollout_id, one.pieces, one.lengths)
+            self._shard.record(record.prompt_key, record.rollout_id, record.pieces, record.lengths)
         else:
             try:
-                self._journal.record(records)
+                self._journal.record([record])
             except OSError as error:
                 self._give_up_journal(error)
-        for one in records:
-            self._shard.index(one.prompt_key)
+        self._store.drop(record.prompt_key)
+        self._unbuilt.add(record.prompt_key)
+        room = self._place.memory_bytes - self._shard.data_bytes
+        if room < 0 and not self._said_full:
+            self._said_full = True
+            self._warn(
+                f"holds {self._shard.data_bytes / GB:.1f} GB of responses alone, above its share of "
+                f"--history.memory_gb, {self._place.memory_bytes / GB:.1f} GB: every index is on the disk, so drafts "
+                "come later; raise it, or --history.workers on more nodes"
+            )
+        self._store.set_limit(max(0, room))
 
-    def index(self, prompt_key: str) -> np.ndarray | None:
-        """The prompt's draft index (history/index.py), or None if nothing is known of it."""
-        return self._shard.index(prompt_key)
+    def _build_later(self, key: str) -> None:
+        """Build a prompt's index for the next epoch, if it was not asked for since."""
+        if key in self._unbuilt:
+            self._build(key, soon=False)
 
-    def prompts(self) -> int:
-        """How many prompts this worker knows."""
-        return self._shard.prompts
+    def _build(self, key: str, *, soon: bool) -> np.ndarray | None:
+        self._unbuilt.discard(key)
+        index = self._shard.build(key)
+        if index is not None:
+            self._store.put(key, index, soon=soon)
+        return index
 
-    def save(self, path: Path, up_to: int) -> None:
+    def _record_state(self, step: int) -> None:
+        state = self._store.state()
+        self._record(
+            HistoryState(
+                step=step,
+                worker=self._place.number,
+                prompts=self._shard.prompts,
+                resident=state.resident,
+                spilled=state.spilled,
+                memory_bytes=self._shard.data_bytes + state.resident_bytes,
+                disk_bytes=state.spilled_bytes,
+                hits=self._hits,
+                late=self._late,
+                misses=self._misses,
+            )
+        )
+        self._hits = self._late = self._misses = 0
+
+    async def save(self, path: Path, up_to: int) -> None:
         """Write what is known of the rollouts up to training step `up_to` to a checkpoint's file. Raises OSError."""
-        write_records(path, NO_RUN, self._shard.records(up_to))
+        await self._give(Urgency.KEPT, lambda: write_entries(path, NO_RUN, self._shard.encoded(up_to)))
+
+    async def epoch_lengths(self, first: int, last: int) -> EpochLengths:
+        """The response lengths of training steps `first` to `last`, with those before: what `report_ranks` takes."""
+        return await self._give(Urgency.KEPT, lambda: self._shard.epoch_lengths(first, last))
+
+    async def report_ranks(self, epoch: int, *shares: EpochLengths) -> None:
+        """Record how well the epoch before ranked this epoch's prompts, from all workers' `epoch_lengths`."""
+
+        def compare() -> None:
+            lengths = together(list(shares))
+            change, correlation = rank_change(lengths), rank_correlation(lengths)
+            if change is not None and correlation is not None:
+                self._record(
+                    RankStability(
+                        epoch=epoch,
+                        correlation=correlation,
+                        prompts=lengths.before.size,
+                        groups=change.groups,
+                        responses=change.responses,
+                        accurate=change.accurate,
+                        near_boundary=change.near_boundary,
+                        not_last=change.not_last,
+                        within_reach=change.within_reach,
+                        migrated=change.migrated,
+                    )
+                )
+
+        await self._give(Urgency.LATER, compare)
+
+    # --- what the rollout asks
+
+    async def prepare(self, prompt_keys: list[str]) -> None:
+        """These prompts were sent to engines, which will ask for them: have their indexes, of all turns, in memory."""
+        keys = [key for prompt in prompt_keys for key in turns(prompt, self._shard.has_drafts)]
+        # Those that are there first: none of them is to make room for another.
+        keys.sort(key=lambda key: self._store.resident(key) is None)
+        await asyncio.gather(*(self._give(Urgency.COMING, partial(self._prepare, key)) for key in keys))
+
+    def _prepare(self, key: str) -> None:
+        self._ready(key)
+
+    async def index(self, prompt_key: str) -> np.ndarray | None:
+        """The prompt's draft index (history/index.py), or None if nothing is known of it."""
+        index = self._store.resident(prompt_key)
+        if index is not None:
+            self._hits += 1
+            return index
+        index = await self._give(Urgency.ASKED, partial(self._ready, prompt_key))
+        if index is None:
+            self._misses += 1
+        else:
+            self._late += 1
+        return index
+
+    def _ready(self, key: str) -> np.ndarray | None:
+        """The index of a prompt, however it is to be had; kept in memory before others."""
+        index = self._store.bring(key)
+        return self._build(key, soon=True) if index is None else index
+
+    async def median_lengths(self, prompt_keys: list[str]) -> list[Earlier]:
+        """Each prompt's rollouts with their median response length (RhymeRL, section 6.2), oldest first."""
+        return await self._give(Urgency.ASKED, lambda: [self._shard.median_lengths(key) for key in prompt_keys])
+
+    async def prompts(self) -> int:
+        """How many prompts this worker knows, turns counted singly."""
+        return await self._give(Urgency.KEPT, lambda: self._shard.prompts)
+
+    async def close(self) -> None:
+        """The run is over: give back the disk that indexes were spilled to."""
+        await self._give(Urgency.ASKED, self._close)
+
+    def _close(self) -> None:
+        # Nothing is built from now on, so nothing is written there again.
+        self._unbuilt.clear()
+        self._store.close()
+        # Shared with the other workers of this node: the last one removes it.
+        with suppress(OSError):
+            self._place.spill.parent.rmdir()
 
 
 HistoryWorker = ray.remote(PlainHistoryWorker)
 
 
 def start_history_workers(
-    settings: HistorySettings, journals: Path, checkpoint: Sequence[Path] = ()
+    settings: HistorySettings, journals: Path, checkpoint: Sequence[Path] = (), recorder: Any = None
 ) -> list[ray.actor.ActorHandle]:
-    """Start the run's history workers; Ray restarts one that dies, as often as it takes.
+    """Start the run's history workers, spread over the nodes; Ray restarts one that dies, as often as it takes.
 
     `journals` is where they keep them, a directory of this run; `checkpoint` are the files that the workers of the
     resumed run saved, in their order. There may have been another number of them.
@@ -130,16 +302,41 @@ def start_history_workers(
     threads = str(max(1, int(settings.cpus_per_worker)))
     variables = {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads, **WITHOUT_TORCH}
     token = secrets.token_bytes(TOKEN_BYTES)
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    memory = int(settings.memory_gb * GB) // -(-settings.workers // nodes)
     workers = []
     for number in range(settings.workers):
-        journal = journals / f"worker-{number}.journal"
-        # All of the files: there may be as many as workers, and still be those of another number of workers.
-        place = WorkerPlace(number, settings.workers, journal, token, tuple(checkpoint))
+        name = f"worker-{number}"
+        # A directory that the user names may be shared by runs; the run's own is not.
+        spill = (
+            Path(settings.spill_dir).absolute() / f"rhyme-{token.hex()}" if settings.spill_dir else journals / "spilled"
+        )
+        # All of the checkpoint's files: there may be as many as workers, and still be those of another number of them.
+        place = WorkerPlace(
+            number,
+            settings.workers,
+            journals / f"{name}.journal",
+            token,
+            tuple(checkpoint),
+            memory,
+            spill / name,
+            settings,
+            recorder,
+        )
         workers.append(
             HistoryWorker.options(
                 num_cpus=settings.cpus_per_worker,
                 max_restarts=-1,
+                scheduling_strategy="SPREAD",
                 runtime_env={"env_vars": variables},
             ).remote(place)
         )
     return workers
+
+
+def stop_history_workers(workers: Sequence[ray.actor.ActorHandle]) -> None:
+    """Have the workers give back their disk, as far as they answer; they end with the run."""
+    if not workers:
+        return
+    with suppress(ray.exceptions.RayError):
+        ray.wait([worker.close.remote() for worker in workers], num_returns=len(workers), timeout=CLOSE_SECONDS)

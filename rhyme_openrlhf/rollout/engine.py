@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -35,6 +34,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from rhyme_openrlhf.rollout import engine_core_channel
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
 from rhyme_openrlhf.rollout.engine_samples import KV_CACHE, RUNNING
+from rhyme_openrlhf.rollout.histories_in_flight import HistoriesInFlight
 from rhyme_openrlhf.rollout.history_feed import HistoryFeed
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE
 from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
@@ -100,7 +100,6 @@ class RhymeRolloutActor(SeededRolloutActor):
         self._may_start = asyncio.Event()
         self._may_start.set()
         self._reported = EngineCounters()
-        self._prompts_in_flight: Counter[str] = Counter()
         self._traced: frozenset[str] = frozenset()
         self._timeline = EngineTimeline(time.time())
         kwargs.update(speculation_arguments(rhyme))
@@ -109,6 +108,7 @@ class RhymeRolloutActor(SeededRolloutActor):
         await super().__init__(*args, rhyme=rhyme, **kwargs)
         workers = history_workers if rhyme.histospec.enable else []
         self._history = HistoryFeed(workers, self.call_scheduler, rhyme.history.fetch_timeout_s)
+        self._in_flight = HistoriesInFlight(self._history)
 
     async def call_scheduler(self, method: str, *arguments: Any) -> Any:
         """Call a method of this engine's scheduler (rollout/scheduler.py)."""
@@ -117,24 +117,21 @@ class RhymeRolloutActor(SeededRolloutActor):
     async def generate_responses(self, prompt: str, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
         """The responses to one prompt, as upstream, with the prompt's history installed beside."""
         key = prompt_key(prompt)
-        self._prompts_in_flight[key] += 1
-        feeding = asyncio.create_task(self._history.install(key))
+        fetch = self._in_flight.begin(key)
         try:
-            if self.rhyme.run.reproducible:
-                await asyncio.wait([feeding], timeout=self.rhyme.history.fetch_timeout_s)
+            await self._wait_for_history(fetch)
             responses: list[dict[str, Any]] = await super().generate_responses(prompt, *args, **kwargs)
             for response in responses:
                 check_finite(response)
             await self._add_traces(responses)
             return responses
         finally:
-            # A worker that has not answered by now is too late for this prompt; the samples do not wait for it.
-            feeding.cancel()
-            await asyncio.wait([feeding])
-            self._prompts_in_flight[key] -= 1
-            if not self._prompts_in_flight[key]:
-                del self._prompts_in_flight[key]
-                await self._history.forget(key)
+            await self._in_flight.end(key)
+
+    async def _wait_for_history(self, fetch: asyncio.Task[None] | None) -> None:
+        """Until an index is there, in a reproducible run; else samples never wait for one."""
+        if self.rhyme.run.reproducible and fetch is not None:
+            await asyncio.wait([fetch], timeout=self.rhyme.history.fetch_timeout_s)
 
     def trace_prompts(self, keys: list[str]) -> None:
         """From now on, note of the samples of these prompts (`prompt_key`), and of no others, what was drafted."""
@@ -176,11 +173,13 @@ class RhymeRolloutActor(SeededRolloutActor):
         turn = None
         if identity is not None:
             key = prompt_key(identity.prompt)
+            of_turn, fetch = self._in_flight.turn(key, len(identity.turns))
             turn = Turn(self.index, self.weight_version, len(prompt_token_ids))
             identity.turns.append(turn)
-            parameters.extra_args = {**(parameters.extra_args or {}), PROMPT_KEY: key}
+            parameters.extra_args = {**(parameters.extra_args or {}), PROMPT_KEY: of_turn}
             if key in self._traced:
                 turn.trace = parameters.extra_args[TRACE] = request_id
+            await self._wait_for_history(fetch)
         self._started(request_id)
         try:
             # FINAL_ONLY: there is exactly one.

@@ -1,7 +1,8 @@
 """Brings a prompt's draft index from its history worker into the engine-core process.
 
 The engine core is not a Ray worker, so the index goes through a file on tmpfs that it maps; the file is removed as
-soon as it is mapped. Invariant: no failure here reaches the sample: it is noted, and the prompt has no drafts.
+soon as it is mapped. Invariants: no failure here reaches the sample, the prompt has no drafts then; a worker that fails
+is noted when it begins to, not with every prompt, and again only after it has answered.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rhyme_openrlhf.history.keys import owner
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "rhyme-index-"
-# More would say the same again; the count of lost prompts is what matters then.
+# More would say the same again.
 KEPT_PROBLEMS = 20
 
 
@@ -33,26 +34,33 @@ class HistoryFeed:
         self._timeout_s = timeout_s
         self._installed: set[str] = set()
         self._problems: list[str] = []
+        self._failing: set[int] = set()
 
     async def install(self, key: str) -> None:
-        """Fetch the index of prompt `key` and hand it to the scheduler, unless it is there or there is none."""
+        """Fetch the index of `key` (a prompt's or turn's) and hand it to the scheduler, if there is one."""
         if not self._workers or key in self._installed:
             return
         number = owner(key, len(self._workers))
         try:
             buffer = await asyncio.wait_for(self._ask(number, key), self._timeout_s)
         except TimeoutError:
-            self._note(f"history worker {number} did not answer within {self._timeout_s:g} s")
+            self._fails(number, f"did not answer within {self._timeout_s:g} s")
             return
         except ray.exceptions.RayError as error:
-            self._note(f"history worker {number} failed: {str(error).splitlines()[0]}")
+            self._fails(number, f"failed: {str(error).splitlines()[0]}")
             return
+        self._failing.discard(number)
         if buffer is not None:
             # Marked first: if this call is cancelled half-way, `forget` still drops what the scheduler may have got.
             self._installed.add(key)
             refused = await self.hand_over(key, buffer)
             if refused:
                 self._note(refused)
+
+    def _fails(self, number: int, how: str) -> None:
+        if number not in self._failing:
+            self._failing.add(number)
+            self._note(f"history worker {number} {how}: its prompts go on without drafts from history")
 
     async def _ask(self, number: int, key: str) -> np.ndarray | None:
         return await self._workers[number].index.remote(key)

@@ -11,14 +11,15 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
+from rhyme_openrlhf.history.keys import owner, prompt_key
 from rhyme_openrlhf.rollout.engine_samples import EngineSampler
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import (
@@ -128,6 +129,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self._stage = RolloutWatch(self.vllm_engines, self.services, step, samples)
             # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
             self._choose_samples(prompts)
+        announce(prompts, self.services.history_workers)
         return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
 
     def _choose_samples(self, prompts: list[str]) -> None:
@@ -201,6 +203,15 @@ class RhymeSamplesGenerator(SamplesGenerator):
             ),
             SOURCE,
         )
+
+
+def announce(prompts: list[str], workers: Sequence[Any]) -> None:
+    """Tell each history worker, without waiting, which of its prompts engines will ask for."""
+    keys: dict[int, list[str]] = defaultdict(list)
+    for key in map(prompt_key, prompts if workers else ()):
+        keys[owner(key, len(workers))].append(key)
+    for number, share in keys.items():
+        workers[number].prepare.remote(share)
 
 
 class RolloutWatch:

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from rhyme_openrlhf.telemetry.event_base import Event
+from rhyme_openrlhf.telemetry.history_events import HistoryState, RankStability
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 SCHEMA_VERSION = 1
@@ -31,13 +33,6 @@ MoveCarrier = Literal["kv_transfer", "recompute"]
 MoveOutcome = Literal["moved", "recomputed", "cancelled", "failed"]
 Stage = Literal["experience", "train", "sync", "check", "checkpoint", "evaluate"]
 RunStatus = Literal["succeeded", "failed", "stopped"]
-
-
-@dataclass(frozen=True)
-class Event:
-    """Base of all kinds. A kind is a frozen dataclass whose field names differ from the envelope's."""
-
-    kind: ClassVar[str]
 
 
 @dataclass(frozen=True)
@@ -184,16 +179,6 @@ class LayoutSwitched(Event):
     to_tp: int
     samples: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class RankStability(Event):
-    """Rank correlation (Spearman) of the prompts' median response lengths in this epoch and the one before."""
-
-    kind: ClassVar[str] = "rank_stability"
-    epoch: int
-    correlation: float
-    prompts: int
 
 
 @dataclass(frozen=True)
@@ -383,7 +368,7 @@ class RunFinished(Event):
 
 EVENT_CLASSES: tuple[type[Event], ...] = (
     RunStarted, RolloutStarted, RolloutProgress, RolloutFinished, EngineStep, EngineInterval, EngineSample,
-    SampleMoved, LayoutSwitched, RankStability, RankGroups, DraftBudget, OffPolicyness, SystemSample,
+    SampleMoved, LayoutSwitched, RankStability, HistoryState, RankGroups, DraftBudget, OffPolicyness, SystemSample,
     WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessDied, Evaluation,
     CheckpointSaved, Note, RunFinished,
 )  # fmt: skip

@@ -5,7 +5,7 @@
     summary.json   what came out, written at the end
     samples/       responses of a few prompts a step (telemetry/sample_records.py)
     logs/          output of the run's processes
-    history/       journals of the history workers, on the nodes where they run
+    history/       journals and spilled draft indexes of the history workers, on the nodes where they run
     checkpoints    link to --ckpt.path
     stop-request.json  somebody wants the run to end: the trainer looks for it between two steps
 

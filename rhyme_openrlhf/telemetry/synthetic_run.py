@@ -27,6 +27,7 @@ from rhyme_openrlhf.telemetry.events import (
     EngineStep,
     Evaluation,
     Event,
+    HistoryState,
     LayoutSwitched,
     Note,
     OffPolicyness,
@@ -284,10 +285,34 @@ class _Draw:
         }
         parts = {"rollout": rollout, "experience": 3.0, "train": train - 3, "sync": 1.0}
         yield done, "trainer", TrainStep(step, epoch, parts, metrics)
+        of_step, in_epoch = 2 * run.engines, (step - 1) % run.steps_per_epoch + 1
+        prompts = of_step * (run.steps_per_epoch if epoch > 1 else in_epoch)
+        hits = of_step if epoch > 1 else 0
+        yield (
+            done,
+            "history",
+            HistoryState(step, 0, prompts, prompts, 0, 10**6 * prompts, 0, hits=hits, late=0, misses=of_step - hits),
+        )
         if step % run.steps_per_epoch == 0:
             if epoch > 1:
                 alike = 0.9 - 0.4 / epoch + self._random.gauss(0, 0.02)
-                yield done, "scheduler", RankStability(epoch, alike, 2 * run.engines * run.steps_per_epoch)
+                up = 0.3 * (1 - alike)
+                yield (
+                    done,
+                    "history",
+                    RankStability(
+                        epoch,
+                        alike,
+                        prompts,
+                        8,
+                        samples * run.steps_per_epoch,
+                        1 - up,
+                        0.8 * up,
+                        0.9 * up,
+                        0.04 * up,
+                        0.06 * up,
+                    ),
+                )
             yield done, "trainer", Evaluation(step, {"pass1": min(1.0, max(0.0, reward - 0.05))})
             yield done, "trainer", CheckpointSaved(step, f"checkpoints/global_step{step}")
         for node in range(run.nodes):

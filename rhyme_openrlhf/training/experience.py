@@ -14,7 +14,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from rhyme_openrlhf.history.index import Piece
-from rhyme_openrlhf.history.keys import owner, prompt_key
+from rhyme_openrlhf.history.keys import owner, prompt_key, turn_key
 from rhyme_openrlhf.history.worker import PromptRollout
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import OffPolicyness
@@ -43,6 +43,7 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
             self._sent = tuple(
                 workers[number].record.remote(self.step, rollouts) for number, rollouts in shares.items()
             )
+            self._compare_ranks(workers)
         return experiences
 
     def _record(self, rollout_samples: list[Any], experiences: list[Any]) -> None:
@@ -74,6 +75,15 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
     def _decode(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    def _compare_ranks(self, workers: tuple[Any, ...]) -> None:
+        """After an epoch's last step: have the workers record how well the epoch before ranked its prompts."""
+        steps = self.services.steps_per_epoch
+        if steps is None or self.step % steps:
+            return
+        epoch = self.services.epoch_of(self.step)
+        lengths = [worker.epoch_lengths.remote(self.step - steps + 1, self.step) for worker in workers]
+        workers[0].report_ranks.remote(epoch, *lengths)
+
     def wait_for_history(self) -> None:
         """Until the workers have this step's responses, as far as they answer in time.
 
@@ -94,7 +104,7 @@ def rewards_by_sample(experiences: list[Any]) -> dict[int, float]:
 
 
 def by_worker(experiences: list[Any], workers: int, context: int) -> dict[int, list[PromptRollout]]:
-    """The responses in a step's experiences, by prompt, for the history worker that owns each prompt."""
+    """The responses in a step's experiences, by prompt and turn, for the history worker that owns each prompt."""
     pieces: dict[str, list[Piece]] = defaultdict(list)
     lengths: dict[str, list[int]] = defaultdict(list)
     for experience in experiences:
@@ -102,11 +112,13 @@ def by_worker(experiences: list[Any], workers: int, context: int) -> dict[int, l
         for row, prompt in enumerate(experience.prompts):
             key = prompt_key(prompt)
             found = response_pieces(experience.sequences[row], experience.action_mask[row], rewards[row], context)
-            pieces[key] += found
+            for turn, piece in enumerate(found):
+                pieces[turn_key(key, turn)].append(piece)
             lengths[key].append(sum(len(piece.tokens) for piece in found))
     shares: dict[int, list[PromptRollout]] = defaultdict(list)
-    for key, found in pieces.items():
-        shares[owner(key, workers)].append(PromptRollout(key, tuple(found), tuple(lengths[key])))
+    for key in {**lengths, **pieces}:
+        rollout = PromptRollout(key, tuple(pieces.get(key, ())), tuple(lengths.get(key, ())))
+        shares[owner(key, workers)].append(rollout)
     return shares
 
 

@@ -23,7 +23,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.config import RhymeSettings
-from rhyme_openrlhf.history.worker import start_history_workers
+from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
 from rhyme_openrlhf.telemetry.event_log import follow, read_events
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted, RunStatus
 from rhyme_openrlhf.telemetry.progress import make_display
@@ -108,7 +108,7 @@ def _run(job: _Job, notes: list[str]) -> int:
     status: RunStatus = "failed"
     message, code = "", 1
     display = threading.Thread()
-    recorder = supervisor = system = None
+    recorder = supervisor = system = services = None
     termination = Termination(run.stop_request, job.settings.limits.sigterm_s)
     try:
         _check_gpus(job.args)
@@ -150,6 +150,8 @@ def _run(job: _Job, notes: list[str]) -> int:
             system.stop()
         if supervisor is not None:
             supervisor.stop()
+        if services is not None:
+            stop_history_workers(services.history_workers)
         _finish(run, recorder, RunFinished(status, message, time.time() - job.started), display)
         job_id = ray.get_runtime_context().get_job_id()
         ray.shutdown()
@@ -238,7 +240,7 @@ def _services(job: _Job, recorder: Any) -> RunServices:
     workers = []
     if settings.histospec.enable:
         saved = job.checkpoints.resume.history if job.checkpoints.resume is not None else ()
-        workers = start_history_workers(settings.history, job.run.history, saved)
+        workers = start_history_workers(settings.history, job.run.history, saved, recorder)
     return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, job.on_gpus, job.checkpoints)
 
 

@@ -67,7 +67,8 @@ def run(bench: Bench) -> Outcome:
     bench.say("free memory, and what the flags ask for")
     weight_version = inputs.parameters * DTYPE_BYTES[args.ds.param_dtype]
     responses = args.rollout.batch_size * args.rollout.n_samples_per_prompt
-    indexes = responses * (args.rollout.max_new_tokens or args.data.max_len) * INDEX_BYTES_PER_TOKEN
+    tokens = responses * (args.rollout.max_new_tokens or args.data.max_len)
+    indexes = tokens * INDEX_BYTES_PER_TOKEN * inputs.settings.history.rollouts
     status = os.statvfs(SHARED_MEMORY)
     room = Room(
         host_free=host_free(),

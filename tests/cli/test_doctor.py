@@ -4,12 +4,14 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rhyme_openrlhf.cli import doctor, doctor_facts
 from rhyme_openrlhf.cli.doctor_checks import Check, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts, TorchFacts
+from rhyme_openrlhf.history.cpu_share import QuotaParent
 from rhyme_openrlhf.verify.record import Entry, relevant
 
 # As upstream's metadata writes them, shortened.
@@ -222,3 +224,15 @@ def test_on_this_machine_it_ends_with_a_report_and_imports_nothing_heavy() -> No
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert "What will run here:" in shown
     assert shown.splitlines()[-1] == "[]"
+
+
+def test_whether_history_workers_can_be_held_to_their_cpus_is_said_and_stops_nothing() -> None:
+    for quota, state, said in (
+        (QuotaParent(Path("/sys/fs/cgroup/cpu"), 1), "ok", "low priority, and a quota (cgroup version 1)"),
+        ("/sys/fs/cgroup is not writable", "not here", "low priority only: /sys/fs/cgroup is not writable"),
+    ):
+        facts = dataclasses.replace(CPU, cpu_quota=quota)
+        checks = run_checks(facts)
+        (check,) = [check for check in checks if check.component == "history workers' CPUs"]
+        assert (check.state, check.found) == (state, said)
+        assert verdicts(facts, checks)[0].runs

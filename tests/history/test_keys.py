@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rhyme_openrlhf.history.keys import owner, prompt_key
+from rhyme_openrlhf.history.keys import owner, prompt_key, turn_key, turns
 
 KEYS = [prompt_key(f"prompt {number}") for number in range(4000)]
 
@@ -40,3 +40,16 @@ def test_owners_share_evenly_and_growing_moves_few(workers: int) -> None:
 def test_no_workers_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         owner("key", 0)
+
+
+def test_all_turns_of_a_prompt_have_one_owner_and_keys_of_their_own() -> None:
+    for key in KEYS[:100]:
+        of_turns = [turn_key(key, turn) for turn in range(12)]
+        assert of_turns[0] == key and len(set(of_turns)) == 12
+        assert {owner(turn, 7) for turn in of_turns} == {owner(key, 7)}
+
+
+def test_the_turns_of_a_prompt_are_those_known_without_a_gap() -> None:
+    known = {turn_key(KEYS[0], turn) for turn in (0, 1, 2, 4)}
+    assert list(turns(KEYS[0], known.__contains__)) == [turn_key(KEYS[0], turn) for turn in (0, 1, 2)]
+    assert list(turns(KEYS[1], known.__contains__)) == []

@@ -18,14 +18,15 @@ ray = pytest.importorskip("ray")
 from rhyme_openrlhf.config import HistorySettings  # noqa: E402
 from rhyme_openrlhf.history.index import DraftIndex, Piece  # noqa: E402
 from rhyme_openrlhf.history.keys import owner, prompt_key  # noqa: E402
-from rhyme_openrlhf.history.worker import PromptRollout, start_history_workers  # noqa: E402
+from rhyme_openrlhf.history.worker import PromptRollout, start_history_workers, stop_history_workers  # noqa: E402
 from rhyme_openrlhf.rollout.history_feed import PREFIX, SHARED_MEMORY, HistoryFeed  # noqa: E402
+from rhyme_openrlhf.telemetry.events import Note  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield start_history_workers(HistorySettings(workers=2, cpus_per_worker=0.1), tmp_path_factory.mktemp("history"))
+    yield start_history_workers(HistorySettings(workers=2, cpus_per_worker=0), tmp_path_factory.mktemp("history"))
     ray.shutdown()
 
 
@@ -83,7 +84,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def test_a_dead_worker_costs_drafts_and_nothing_else(workers: list[Any], tmp_path: Path) -> None:
-    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0.1), tmp_path)
+    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0), tmp_path)
     key = record([worker], "lost", [5, 6, 7, 8], step=1)
     ray.kill(worker, no_restart=True)
 
@@ -103,7 +104,7 @@ def test_a_dead_worker_costs_drafts_and_nothing_else(workers: list[Any], tmp_pat
 
 
 def test_a_worker_that_dies_has_its_history_again(workers: list[Any], tmp_path: Path) -> None:
-    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0.1), tmp_path)
+    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0), tmp_path)
     key = record([worker], "again", [5, 6, 7, 8], step=1)
     process = ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))
     os.kill(process, signal.SIGKILL)
@@ -117,13 +118,13 @@ def test_a_worker_that_dies_has_its_history_again(workers: list[Any], tmp_path: 
 
 def test_a_worker_without_a_place_for_its_journal_works(workers: list[Any], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0.1), tmp_path / "file")
+    (worker,) = start_history_workers(HistorySettings(workers=1, cpus_per_worker=0), tmp_path / "file")
     record([worker], "again", [5, 6, 7, 8], step=1)
     assert ray.get(worker.prompts.remote()) == 1
 
 
 def test_a_checkpoint_brings_history_back_to_any_number_of_workers(workers: list[Any], tmp_path: Path) -> None:
-    two = start_history_workers(HistorySettings(workers=2, cpus_per_worker=0.1), tmp_path / "first")
+    two = start_history_workers(HistorySettings(workers=2, cpus_per_worker=0), tmp_path / "first")
     keys = [record(two, f"prompt {n}", [10 + n, 11 + n, 12 + n], step=3) for n in range(6)]
     record(two, "of a step that was not completed", [1, 2, 3], step=4)
     saved = [tmp_path / "history-0-of-2", tmp_path / "history-1-of-2"]
@@ -131,7 +132,7 @@ def test_a_checkpoint_brings_history_back_to_any_number_of_workers(workers: list
     saved.append(tmp_path / "deleted since")
     for number in (1, 2, 3):
         started = start_history_workers(
-            HistorySettings(workers=number, cpus_per_worker=0.1), tmp_path / str(number), saved
+            HistorySettings(workers=number, cpus_per_worker=0), tmp_path / str(number), saved
         )
         # Waits for the processes too: starting them takes longer than a prompt waits for its index.
         assert sum(ray.get([worker.prompts.remote() for worker in started])) == 6
@@ -148,15 +149,71 @@ def test_a_worker_that_does_not_answer_is_given_up(workers: list[Any]) -> None:
     @ray.remote
     class Slow:
         def index(self, key: str) -> None:
-            time.sleep(60)
+            if key != "known":
+                time.sleep(60)
 
-    slow = Slow.options(num_cpus=0).remote()
+    slow = Slow.options(num_cpus=0, max_concurrency=8).remote()
     feed = HistoryFeed([slow], Scheduler().call, timeout_s=0.5)
+    ray.get(slow.index.remote("known"))
+
+    async def install(*keys: str) -> None:
+        await asyncio.gather(*(feed.install(key) for key in keys))
+
     started = time.time()
-    asyncio.run(feed.install("any"))
+    asyncio.run(install("any", "other"))
     assert time.time() - started < 20
-    assert feed.take_problems() == ["history worker 0 did not answer within 0.5 s"]
+    said = ["history worker 0 did not answer within 0.5 s: its prompts go on without drafts from history"]
+    assert feed.take_problems() == said
+    # Said once, until it has answered in between.
+    asyncio.run(install("any"))
+    assert feed.take_problems() == []
+    asyncio.run(HistoryFeed.install(feed, "known"))
+    asyncio.run(install("any"))
+    assert feed.take_problems() == said
     ray.kill(slow)
+
+
+@pytest.fixture(scope="module")
+def notes(workers: list[Any]) -> Any:
+    """Stands for the run's recorder."""
+
+    @ray.remote
+    class Notes:
+        def __init__(self) -> None:
+            self.events: list[Any] = []
+
+        def write(self, event: Any, source: str, at: float) -> None:
+            assert source == "history"
+            self.events.append(event)
+
+        def take(self) -> list[Any]:
+            return self.events
+
+    return Notes.options(num_cpus=0).remote()
+
+
+def big(prompt: str, seed: int) -> PromptRollout:
+    tokens = np.random.default_rng(seed).integers(0, 50_000, 4000)
+    return PromptRollout(prompt_key(prompt), (Piece([1, 2, 3], tokens, 1.0),), (tokens.size,))
+
+
+def drafts(index: np.ndarray, rollout: PromptRollout) -> bool:
+    (piece,) = rollout.pieces
+    return DraftIndex.from_buffer(index).draft(piece.tokens[:8], 7, 3, 8).tokens == piece.tokens[8:16].tolist()
+
+
+def test_a_full_disk_is_told_once_and_indexes_are_built_again(notes: Any, tmp_path: Path) -> None:
+    (tmp_path / "disk").touch()
+    settings = HistorySettings(cpus_per_worker=0, memory_gb=0.001, spill_dir=str(tmp_path / "disk"))
+    (worker,) = start_history_workers(settings, tmp_path / "history", (), notes)
+    rollouts = [big(f"prompt {n}", n) for n in range(40)]
+    ray.get(worker.record.remote(1, rollouts))
+    found = ray.get([worker.index.remote(rollout.prompt_key) for rollout in rollouts])
+    assert all(map(drafts, found, rollouts))
+    warnings = [event.text for event in ray.get(notes.take.remote()) if isinstance(event, Note)]
+    assert len(warnings) == 1 and "history worker 0 cannot write draft indexes to" in warnings[0]
+    stop_history_workers([worker])
+    ray.kill(worker)
 
 
 def test_a_refused_index_is_noted(workers: list[Any]) -> None:

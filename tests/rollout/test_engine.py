@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.config import CpuSettings, RhymeSettings
+from rhyme_openrlhf.history.index import Piece, build_index
+from rhyme_openrlhf.history.keys import prompt_key, turn_key
 from rhyme_openrlhf.rollout.node_weights import SegmentStore
 from rhyme_openrlhf.training.weight_buckets import Parameter, PublishedBucket, Segment, WeightVersion, plan_buckets
 
@@ -206,3 +210,66 @@ def test_a_bad_index_is_refused_and_harms_nothing(actor: Actor, tmp_path: Path) 
     assert "refused" in actor.call(actor.raw.call_scheduler("install_history", "key", str(torn)))
     assert "refused" in actor.call(actor.raw.call_scheduler("install_history", "key", str(tmp_path / "gone")))
     assert actor.call(actor.raw.generate(list(PROMPT[:8]), sampling())).outputs[0].token_ids
+
+
+class TwoTurns:
+    """An agent with two turns: its second prompt is the first answer and a question."""
+
+    async def execute(
+        self, prompt: str, label: str, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any,
+        images: Any = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        tokens, answers = list(PROMPT[:40]), []
+        for _ in range(2):
+            output = await llm_engine.generate(tokens, sampling_params)
+            answers.append(list(output.outputs[0].token_ids))
+            tokens = tokens + answers[-1] + [7, 8, 9]
+        return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answers": answers}
+
+
+class MadeUpWorker:
+    """Stands for a history worker: has an index for each key, and notes what it is asked."""
+
+    def __init__(self, indexes: dict[str, Any]) -> None:
+        self.indexes = indexes
+        self.asked: list[str] = []
+
+    @property
+    def index(self) -> Any:
+        async def answer(key: str) -> Any:
+            self.asked.append(key)
+            return self.indexes.get(key)
+
+        return SimpleNamespace(remote=answer)
+
+
+def test_each_turn_of_a_conversation_is_drafted_from_its_own_history(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second turn's history is its answer; the first turn's, and so nothing else, says the contrary."""
+    monkeypatch.setattr(actor.raw, "executor", TwoTurns())
+    run = dataclasses.replace(actor.raw.rhyme.run, reproducible=True)  # waits for each index
+    monkeypatch.setattr(actor.raw, "rhyme", dataclasses.replace(actor.raw.rhyme, run=run))
+
+    def answers() -> list[list[int]]:
+        parameters = sampling(max_tokens=24, ignore_eos=True)
+        (response,) = actor.call(actor.raw.generate_responses("p", "", parameters, 768, None, 1))
+        return response["answers"]
+
+    def accepted() -> float:
+        return actor.call(actor.raw._totals()).accepted
+
+    without = answers()
+    key = prompt_key("p")
+    context = [*PROMPT[:40], *without[0], 7, 8, 9][-16:]
+    worker = MadeUpWorker({
+        key: build_index([Piece(context, [3] * 24, 1.0)]),
+        turn_key(key, 1): build_index([Piece(context, without[1], 1.0)]),
+    })  # fmt: skip
+    monkeypatch.setattr(actor.raw._history, "_workers", [worker])
+    before = accepted()
+    assert answers() == without
+    assert worker.asked == [key, turn_key(key, 1)]
+    assert accepted() - before >= 20
+    assert actor.raw._history.take_problems() == []
+    assert actor.raw._history._installed == set()

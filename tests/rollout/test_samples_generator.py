@@ -23,8 +23,8 @@ if not gpu_present():
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
-from rhyme_openrlhf.history.keys import prompt_key
-from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator
+from rhyme_openrlhf.history.keys import owner, prompt_key
+from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce
 from rhyme_openrlhf.training.seeding import VisitedPrompt
 
 
@@ -135,3 +135,17 @@ def test_engines_are_told_which_samples_to_trace(groups: int, chosen: int) -> No
 def test_a_visited_prompt_travels_as_it_is() -> None:
     prompt = pickle.loads(pickle.dumps(VisitedPrompt("text", 3)))
     assert isinstance(prompt, VisitedPrompt) and (prompt, prompt.visit) == ("text", 3)
+
+
+def test_prompts_are_announced_to_the_workers_that_own_them_when_they_are_sent() -> None:
+    told: list[tuple[int, list[str]]] = []
+    workers = [NS(prepare=NS(remote=lambda keys, number=number: told.append((number, keys)))) for number in range(3)]
+    prompts = [f"prompt {number}" for number in range(40)]
+    announce(prompts, workers)
+    assert sorted(number for number, _ in told) == [0, 1, 2]
+    assert {key: number for number, keys in told for key in keys} == {
+        prompt_key(prompt): owner(prompt_key(prompt), 3) for prompt in prompts
+    }
+    told.clear()
+    announce(prompts, [])
+    assert told == []

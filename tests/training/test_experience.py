@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rhyme_openrlhf.config import RhymeSettings, TelemetrySettings
-from rhyme_openrlhf.history.keys import owner, prompt_key
+from rhyme_openrlhf.history.keys import owner, prompt_key, turn_key
 from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.telemetry.events import OffPolicyness
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker, by_worker, response_pieces, rewards_by_sample
@@ -96,3 +96,61 @@ def test_a_steps_age_and_its_chosen_responses_are_recorded(groups: int) -> None:
     assert step == 7 and [record["prompt"] for record in records] == ["p0", "p1"]
     assert [record["reward"] for record in records] == [1.0, 0.5]
     assert records[0]["pieces"] == [["own", "3"], ["", "4"]] and records[0]["weight_versions"] == [4, 7]
+
+
+def test_each_turn_has_a_history_of_its_own_and_lengths_are_of_whole_samples() -> None:
+    experience = SimpleNamespace(
+        prompts=["p", "p", "silent"],
+        sequences=torch.arange(24).reshape(3, 8),
+        action_mask=torch.tensor([[1, 1, 0, 0, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0], [0] * 7], dtype=torch.bool),
+        info={"reward": torch.tensor([1.0, 0.5, 0.0])},
+    )
+    (rollouts,) = by_worker([experience], workers=1, context=2).values()
+    found = {one.prompt_key: one for one in rollouts}
+    key, silent = prompt_key("p"), prompt_key("silent")
+    assert found.keys() == {key, turn_key(key, 1), silent}
+    assert [list(piece.tokens) for piece in found[key].pieces] == [[1, 2], [10]]
+    assert [list(piece.tokens) for piece in found[turn_key(key, 1)].pieces] == [[5, 6, 7]]
+    assert (found[key].lengths, found[turn_key(key, 1)].lengths) == ((5, 1), ())
+    assert (found[silent].pieces, found[silent].lengths) == ((), (0,))
+
+
+class Worker:
+    """Stands for a Ray actor: notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, object]] = []
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda *arguments: self.told.append((name, arguments)))
+
+
+def test_ranks_are_compared_after_the_last_step_of_an_epoch_only() -> None:
+    maker = RhymeExperienceMaker.__new__(RhymeExperienceMaker)
+    workers = (Worker(), Worker())
+    for steps_per_epoch, expected in ((3, 2), (None, 0)):
+        maker.services = SimpleNamespace(steps_per_epoch=steps_per_epoch, epoch_of=lambda step: (step - 1) // 3 + 1)
+        for worker in workers:
+            worker.told.clear()
+        for step in range(1, 9):
+            maker.step = step
+            maker._compare_ranks(workers)
+        spans = [told for name, told in workers[1].told if name == "epoch_lengths"]
+        assert spans == [(1, 3), (4, 6)][:expected]
+        assert [told[0] for name, told in workers[0].told if name == "report_ranks"] == [1, 2][:expected]
+
+
+def test_evaluations_never_reach_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Responses are recorded where experiences are made, which an evaluation never does."""
+    import openrlhf.trainer.ppo_trainer as upstream
+
+    from rhyme_openrlhf.training.trainer import RhymePPOTrainer
+
+    monkeypatch.setattr(upstream, "compute_eval_metrics", lambda loader, samples, n: {"eval_pass1": len(samples)})
+    trainer = RhymePPOTrainer.__new__(RhymePPOTrainer)
+    trainer.samples_generator = SimpleNamespace(generate_eval_samples=lambda **_: ["sample"])
+    trainer.eval_dataloader = trainer.wandb_logger = trainer.tensorboard_logger = None
+    # No workers and no experience maker: asking for either would fail.
+    trainer.services = SimpleNamespace(record=lambda event, source: None)
+    assert trainer.evaluate(3, n_samples_per_prompt=4) == {"eval_pass1": 1}
+    assert not hasattr(trainer, "experience_maker")
