@@ -111,14 +111,16 @@ def test_what_is_reserved_is_taken(text: str, gpus: float) -> None:
 
 HOLD = """
 import ray, time
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 ray.init()
 group = ray.util.placement_group([{"GPU": 1}, {"GPU": 1}])
 ray.get(group.ready())
-@ray.remote(num_gpus=1)
+# The group has no CPU to give.
+@ray.remote(num_gpus=1, num_cpus=0)
 class Holder:
     pass
-inside = Holder.options(placement_group=group).remote()
-beside = Holder.options(placement_group=None).remote()
+inside = Holder.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group)).remote()
+beside = Holder.remote()
 ray.get([inside.__ray_ready__.remote(), beside.__ray_ready__.remote()])
 print("held", flush=True)
 time.sleep(600)
