@@ -7,6 +7,7 @@ OpenRLHF's own options are not repeated here: they come from its own parser (`cl
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -49,15 +50,43 @@ class HistoSpecSettings(Settings):
         low=1,
         high=VLLM_MAX_DRAFT_TOKENS,
     )
-    # RhymeRL looks up 7. With 16 the recorded runs of the embedded task give 5 to 7 % more tokens per decode step.
+    # By replay of recorded runs of the embedded task: a fifth fewer decode steps a sample, at equal acceptance.
+    extend_confidence: float = option(
+        0.7,
+        "A draft goes past its sample's window for as long as the estimated probability that all of it is right is at "
+        "least this. 1: never.",
+        low=0.01,
+        high=1,
+    )
+    stop_confidence: float = option(
+        0.5,
+        "A draft from history ends, inside the window too, before the token that takes that probability below this "
+        "(but has one token at least). 0: never.",
+        low=0,
+        high=1,
+    )
+    batch_limits: str = option(
+        "",
+        "When speculation is off: ACCEPTANCE:SAMPLES pairs, as '0:32,0.5:128'. At an acceptance rate of at least "
+        "ACCEPTANCE (0 in the first pair, then rising), samples are only drafted for while at most SAMPLES of them run "
+        "in the engine. If not given: always. Not in reproducible runs: how many run depends on timing.",
+    )
+    # RhymeRL looks up 7 down to 3. By replay of recorded runs of the embedded task, 16 give 5 to 7 % more tokens a step
+    # than 7, and 2 take a tenth of the decode steps away that 3 leave: a match that is too short to mean much costs
+    # little, because its draft is short (stop_confidence).
     prefix_max: int = option(16, "Last tokens of a sample that are first looked up in the history.", low=1, high=64)
     prefix_min: int = option(
-        3, "Shortest match that still drafts: the lookup shortens its prefix down to this.", low=1, high=64
+        2, "Shortest match that still drafts: the lookup shortens its prefix down to this.", low=1, high=64
+    )
+    siblings: bool = option(
+        True,
+        "Also draft from the other samples of the same prompt on the same engine, running or finished, while they are "
+        "generated. Not in reproducible runs: how far a sibling is depends on timing.",
     )
     own_output: bool = option(
         True,
         "Also draft from the sample's own prompt and response so far, where a longer match is found there than in the "
-        "history.",
+        "other sources.",
     )
 
     def check(self) -> None:
@@ -71,6 +100,23 @@ class HistoSpecSettings(Settings):
                 f"--histospec.prefix_min must be at most --histospec.prefix_max ({self.prefix_max}), "
                 f"got {self.prefix_min}"
             )
+        self.batch_limit_pairs()
+
+    def batch_limit_pairs(self) -> tuple[tuple[float, int], ...]:
+        """`batch_limits` as (acceptance rate, samples) pairs; none: always. Raises SettingsError."""
+        try:
+            pairs = [pair.split(":") for pair in self.batch_limits.split(",")] if self.batch_limits else []
+            limits = tuple((float(acceptance), int(samples)) for acceptance, samples in pairs)
+        except ValueError:
+            limits = ((-1.0, 0),)
+        rates = [acceptance for acceptance, _ in limits]
+        rising = all(low < high for low, high in itertools.pairwise(rates))
+        if limits and not (rates[0] == 0 and rates[-1] <= 1 and rising and min(s for _, s in limits) >= 1):
+            raise SettingsError(
+                "--histospec.batch_limits must be ACCEPTANCE:SAMPLES pairs, with acceptance rates that begin with 0 "
+                f"and rise to at most 1, and at least 1 sample, as '0:32,0.5:128', got {self.batch_limits!r}"
+            )
+        return limits
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,14 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from rhyme_openrlhf.history.lookup import draft_from
+from rhyme_openrlhf.history.suffix_array import suffix_array
 
 Tokens = NDArray[np.integer[Any]] | Sequence[int]
 Int32s = NDArray[np.int32]
@@ -50,8 +52,6 @@ HEADER_BYTES = 64
 CHECKSUM_AT = HEADER_BYTES - CHECKSUM.size
 # Prefix sums are int64: one bit is the sign, one is spare for the rounding of the largest reward.
 PRIORITY_BITS = 62
-# Radix keys are int64 and must not be negative.
-KEY_BITS = 63
 MAX_TOKEN = 2**31 - 1
 
 
@@ -75,10 +75,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that followed in the history, and how many of the last tokens had to match to find them (0: no match)."""
+    """Tokens that followed in the history, and how many of the last tokens had to match to find them (0: no match).
+
+    `confidence`: for each token, the estimated probability that the draft is right up to and including it.
+    """
 
     tokens: list[int]
     match_length: int
+    confidence: list[float] = field(default_factory=list, compare=False)
 
 
 def build_index(pieces: Sequence[Piece]) -> NDArray[np.uint8]:
@@ -95,7 +99,7 @@ def build_index(pieces: Sequence[Piece]) -> NDArray[np.uint8]:
     buffer = np.zeros(size, dtype=np.uint8)
     prefix_sums, suffixes, tokens = _arrays(buffer, count)
     tokens[:] = text
-    suffixes[:] = _suffix_array(text)
+    suffixes[:] = suffix_array(text)
     weights = _fixed_point([piece.reward for piece in pieces], count)
     np.cumsum(weights[owners[suffixes]], out=prefix_sums[1:])
     buffer[: HEADER.size] = np.frombuffer(HEADER.pack(MAGIC, VERSION, len(pieces), count, size), dtype=np.uint8)
@@ -140,6 +144,10 @@ class DraftIndex:
             raw = raw.copy()
         return cls(raw, count)
 
+    def arrays(self) -> tuple[Int32s, Int32s, Int64s]:
+        """Tokens [n], suffixes [n] and prefix sums [n + 1], read-only, for `lookup.draft_from`; the buffer's memory."""
+        return self._tokens, self._suffixes, self._prefix_sums
+
     def draft(self, context: Tokens, prefix_max: int, prefix_min: int, limit: int) -> Draft:
         """Up to `limit` tokens that are likely to follow `context` (RhymeRL, sections 5.2 to 5.4).
 
@@ -152,16 +160,12 @@ class DraftIndex:
             raise ValueError(f"need 1 <= prefix_min <= prefix_max, got {prefix_min} and {prefix_max}")
         if limit <= 0:
             return Draft([], 0)
-        pattern = np.array(context[-prefix_max:], dtype=np.int64)
-        out = np.empty(limit, dtype=np.int32)
-        found, matched = _draft(self._tokens, self._suffixes, self._prefix_sums, pattern, prefix_min, out)
-        return Draft(out[:found].tolist(), matched)
-
-
-def compile_lookup() -> None:
-    """Compile build and lookup, or load them from Numba's cache: seconds that no decode step should have to wait."""
-    index = DraftIndex.from_buffer(build_index([Piece([0, 1], [2], 1.0)]))
-    index.draft([0, 1], 2, 1, 1)
+        text = np.array(context[-prefix_max:], dtype=np.int32)
+        out, confidence = np.empty(limit, dtype=np.int32), np.empty(limit, dtype=np.float32)
+        found, matched = draft_from(
+            self._tokens, self._suffixes, self._prefix_sums, text, prefix_max, prefix_min, out, confidence
+        )
+        return Draft(out[:found].tolist(), matched, confidence[:found].tolist())
 
 
 def _size(count: int) -> int:
@@ -217,172 +221,3 @@ def _fixed_point(rewards: Sequence[float], count: int) -> Int64s:
     _, exponent = math.frexp(max(map(abs, finite), default=0.0))
     shift = PRIORITY_BITS - count.bit_length() - exponent
     return np.array([round(math.ldexp(reward, shift)) for reward in finite], dtype=np.int64)
-
-
-def _suffix_array(text: Int32s) -> Int32s:
-    """Start positions of the suffixes of `text` in lexicographic order, int32[n].
-
-    Prefix doubling (Manber and Myers 1993), O(n log n) even where the text only repeats itself. The first round
-    sorts by as many tokens as fit one 64-bit key, which spares the rounds for 1, 2 and often 4 tokens.
-    """
-    if text.size == 0:
-        return np.empty(0, dtype=np.int32)
-    values, dense = np.unique(text, return_inverse=True)
-    bits = values.size.bit_length()
-    width = min(KEY_BITS // bits, text.size)
-    keys = np.zeros(text.size, dtype=np.int64)
-    for offset in range(width):
-        keys <<= bits
-        keys[: text.size - offset] |= dense[offset:] + 1  # 0 stays for: the text has ended
-    order = np.argsort(keys).astype(np.int32)
-    ordered = keys[order]
-    heads = np.zeros(text.size, dtype=np.int32)
-    heads[1:] = np.where(ordered[1:] != ordered[:-1], np.arange(1, text.size), 0)
-    ranks = np.empty(text.size, dtype=np.int32)
-    ranks[order] = np.maximum.accumulate(heads)
-    _refine(order, ranks, width)
-    return order
-
-
-@njit(cache=True, nogil=True)
-def _refine(order: Int32s, ranks: Int32s, width: int) -> None:
-    """Sort `order` in place from "by the first `width` tokens" to "by all tokens".
-
-    `ranks[i]`: where the group of suffixes that equal suffix i so far begins in `order`. Overwritten.
-    """
-    count = order.size
-    by_second = np.empty(count, dtype=np.int32)
-    new_ranks = np.empty(count, dtype=np.int32)
-    free = np.empty(count, dtype=np.int32)
-    while True:
-        # All suffixes in the order of what follows their first `width` tokens: `order` itself, moved by `width`.
-        filled = 0
-        for suffix in range(count - width, count):
-            by_second[filled] = suffix
-            filled += 1
-        for place in range(count):
-            free[place] = place
-            if order[place] >= width:
-                by_second[filled] = order[place] - width
-                filled += 1
-        for place in range(count):
-            suffix = by_second[place]
-            group = ranks[suffix]
-            order[free[group]] = suffix
-            free[group] += 1
-        head = 0
-        groups = 1
-        new_ranks[order[0]] = 0
-        for place in range(1, count):
-            before, suffix = order[place - 1], order[place]
-            # Two of one group have `width` equal tokens, none of them a separator: so both go on behind them.
-            if ranks[before] != ranks[suffix] or ranks[before + width] != ranks[suffix + width]:
-                head = place
-                groups += 1
-            new_ranks[suffix] = head
-        if groups == count:
-            return
-        ranks, new_ranks = new_ranks, ranks
-        width *= 2
-
-
-@njit(cache=True, nogil=True)
-def _draft(
-    tokens: Int32s, suffixes: Int32s, prefix_sums: Int64s, pattern: Int64s, prefix_min: int, out: Int32s
-) -> tuple[int, int]:
-    """Fill `out` with the draft for `pattern`; returns (tokens found, tokens matched), both 0 without a match."""
-    usable = 0
-    while usable < pattern.size and pattern[pattern.size - 1 - usable] >= 0:
-        usable += 1
-    # Whatever follows a longer match follows its end too: so the longest is found by bisection, beginning with the
-    # shortest, because often there is none at all.
-    best, best_low, best_high = 0, 0, 0
-    length, shortest, longest = prefix_min, prefix_min, usable
-    while shortest <= longest:
-        low, high = _match(tokens, suffixes, pattern[pattern.size - length :])
-        # Separators sort first: if the last suffix goes on with one, all of them do.
-        if low < high and tokens[suffixes[high - 1] + length] >= 0:
-            best, best_low, best_high = length, low, high
-            shortest = length + 1
-        elif not best:
-            return 0, 0
-        else:
-            longest = length - 1
-        length = (shortest + longest + 1) >> 1
-    if not best:
-        return 0, 0
-    return _walk(tokens, suffixes, prefix_sums, best_low, best_high, best, out), best
-
-
-@njit(cache=True, nogil=True)
-def _match(tokens: Int32s, suffixes: Int32s, pattern: Int64s) -> tuple[int, int]:
-    """The interval [low, high) of the suffixes that begin with `pattern`; low == high where none does."""
-    low, high = 0, suffixes.size
-    for depth in range(pattern.size):
-        low = _first_at_least(tokens, suffixes, low, high, depth, pattern[depth])
-        if low == high or tokens[suffixes[low] + depth] != pattern[depth]:
-            return low, low
-        high = _child_end(tokens, suffixes, low, high, depth)
-    return low, high
-
-
-@njit(cache=True, nogil=True)
-def _walk(tokens: Int32s, suffixes: Int32s, prefix_sums: Int64s, low: int, high: int, depth: int, out: Int32s) -> int:
-    """Follow the best child from the node [low, high) at `depth` tokens; returns how many of `out` were filled."""
-    found = 0
-    while found < out.size:
-        last = tokens[suffixes[high - 1] + depth]
-        if last < 0:
-            break
-        if tokens[suffixes[low] + depth] != last:
-            low, high = _best_child(tokens, suffixes, prefix_sums, low, high, depth)
-        out[found] = tokens[suffixes[low] + depth]
-        found += 1
-        depth += 1
-    return found
-
-
-@njit(cache=True, nogil=True)
-def _best_child(
-    tokens: Int32s, suffixes: Int32s, prefix_sums: Int64s, low: int, high: int, depth: int
-) -> tuple[int, int]:
-    """The child interval with the greatest (max(priority, 0), count, recency), see the module docstring."""
-    start = _first_at_least(tokens, suffixes, low, high, depth, 0)
-    best_start, best_end, best_priority = start, start, -1
-    while start < high:
-        end = _child_end(tokens, suffixes, start, high, depth)
-        priority = max(prefix_sums[end] - prefix_sums[start], 0)
-        better = priority > best_priority
-        if priority == best_priority:
-            gain = (end - start) - (best_end - best_start)
-            better = gain > 0
-            if gain == 0:
-                # Rare enough that scanning the two intervals is cheaper than keeping range maxima for all of them.
-                better = suffixes[start:end].max() > suffixes[best_start:best_end].max()
-        if better:
-            best_start, best_end, best_priority = start, end, priority
-        start = end
-    return best_start, best_end
-
-
-@njit(cache=True, nogil=True)
-def _first_at_least(tokens: Int32s, suffixes: Int32s, low: int, high: int, depth: int, token: int) -> int:
-    """First place in [low, high) whose token at `depth` is at least `token`; `high` if there is none."""
-    while low < high:
-        middle = (low + high) >> 1
-        if tokens[suffixes[middle] + depth] < token:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@njit(cache=True, nogil=True)
-def _child_end(tokens: Int32s, suffixes: Int32s, low: int, high: int, depth: int) -> int:
-    """End of the child that begins at `low`: doubling steps, then bisection, as most children are small."""
-    token = tokens[suffixes[low] + depth]
-    step = 1
-    while low + step < high and tokens[suffixes[low + step] + depth] == token:
-        low += step
-        step *= 2
-    return _first_at_least(tokens, suffixes, low + 1, min(low + step, high), depth, token + 1)

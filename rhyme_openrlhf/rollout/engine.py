@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import time
 from functools import partial
@@ -60,9 +61,14 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     """vLLM engine arguments that plug our scheduler in, with or without speculation."""
     if not rhyme.histospec.enable:
         return {"scheduler_cls": f"{SCHEDULER}.metered_scheduler"}
+    histospec = rhyme.histospec
+    if rhyme.run.reproducible:
+        # How far a sibling is, or how many samples run, depends on timing, and drafts decide which random numbers a
+        # sample draws.
+        histospec = dataclasses.replace(histospec, siblings=False, batch_limits="")
     return {
         "scheduler_cls": f"{SCHEDULER}.HistoryScheduler",
-        "additional_config": {SETTINGS_KEY: rhyme.to_dict()["histospec"]},
+        "additional_config": {SETTINGS_KEY: dataclasses.asdict(histospec)},
         "speculative_config": {
             "method": "custom_class",
             "model": PROPOSER,

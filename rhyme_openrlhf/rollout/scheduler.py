@@ -25,7 +25,7 @@ from rhyme_openrlhf.rollout.draft_trace import DraftTraces
 from rhyme_openrlhf.rollout.engine_samples import KV_CACHE
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE, UNCOUNTED
 from rhyme_openrlhf.rollout.step_meter import Emitted, StepMeter, VerifiedDraft, verified_drafts
-from rhyme_openrlhf.speculation.drafter import HistoryDrafter
+from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Running
 
 # Key of our settings in vLLM's additional_config.
 SETTINGS_KEY = "rhyme_histospec"
@@ -64,9 +64,7 @@ class Metering(Scheduler):
             {request: len(sampled[i]) for request, i in model_runner_output.req_id_to_index.items()} if sampled else {},
         )
         # Before vLLM's own update, which forgets the requests that this step finishes.
-        for draft in verified:
-            if draft.request in before:
-                self.on_verified(draft)
+        sources = {draft.request: self.on_verified(draft) for draft in verified if draft.request in before}
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         emitted = {
             output.request_id: Emitted(len(output.new_token_ids), output.finish_reason is not None)
@@ -74,11 +72,12 @@ class Metering(Scheduler):
             for output in client.outputs
         }
         seconds = time.perf_counter() - scheduler_output.rhyme_started
-        self.meter.record_step(before, scheduler_output.num_scheduled_tokens, verified, emitted, seconds)
+        self.meter.record_step(before, scheduler_output.num_scheduled_tokens, verified, emitted, sources, seconds)
         return outputs
 
-    def on_verified(self, draft: VerifiedDraft) -> None:
-        """Called for each draft that a step verified, while its request is still known."""
+    def on_verified(self, draft: VerifiedDraft) -> str:
+        """Called for each draft that a step verified, while its request is known; returns its source, if that is."""
+        return ""
 
     def read_counters(self) -> dict[str, int | float]:
         """Everything this engine did since it started, as EngineCounters' fields; and KV_CACHE, as of now."""
@@ -138,37 +137,40 @@ class HistoryScheduler(Metering, Scheduler):
         super().add_request(request)
         if is_new:
             arguments = extra_arguments(request)
-            self.drafter.start(request.request_id, arguments.get(PROMPT_KEY))
+            self.drafter.start(request.request_id, arguments.get(PROMPT_KEY), request.num_prompt_tokens)
             self.traces.start(request.request_id, arguments.get(TRACE))
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Replace the worker's (empty) drafts by ours, for each request that is decoding."""
         started = time.perf_counter()
+        decoding = []
         for request_id in draft_token_ids.req_ids:
             request = self.requests.get(request_id)
             if request is None or request.is_finished():
                 continue
-            request.spec_token_ids = [] if request.is_prefill_chunk else self._draft(request)
+            request.spec_token_ids = []
+            if not request.is_prefill_chunk:
+                decoding.append(request)
+        running = [Running(request.request_id, request.all_token_ids, self._room(request)) for request in decoding]
+        for request, draft in zip(decoding, self.drafter.draft(running), strict=True):
+            if draft and self.structured_output_manager.should_advance(request):
+                draft = request.structured_output_request.grammar.validate_tokens(draft)
+            request.spec_token_ids = draft
         self.meter.add_draft_seconds(time.perf_counter() - started)
 
-    def _draft(self, request: Any) -> list[int]:
+    def _room(self, request: Any) -> int:
         # A draft of n tokens yields up to n + 1: leave room for that one below both limits.
-        room = min(
+        return min(
             self.num_spec_tokens,
             self.max_model_len - request.num_tokens - 1,
             request.max_tokens - request.num_output_tokens - 1,
         )
-        if room <= 0:
-            return []
-        draft = self.drafter.draft(request.request_id, request.all_token_ids, room)
-        if draft and self.structured_output_manager.should_advance(request):
-            return request.structured_output_request.grammar.validate_tokens(draft)
-        return draft
 
-    def on_verified(self, draft: VerifiedDraft) -> None:
-        self.drafter.record(draft.request, draft.drafted, draft.accepted)
+    def on_verified(self, draft: VerifiedDraft) -> str:
+        source = self.drafter.record(draft.request, draft.drafted, draft.accepted)
         if draft.request in self.traces:
-            self.traces.add(draft, self.requests[draft.request].num_output_tokens, self.drafter.source(draft.request))
+            self.traces.add(draft, self.requests[draft.request].num_output_tokens, source)
+        return source
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.drafter.finish(request.request_id)

@@ -14,6 +14,8 @@ from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES
 
 # vLLM 0.29.0 pads the draft of a request that enters decode with this token (v1/core/sched/scheduler.py).
 PADDING = -1
+# What the counters tell apart: the rest of the accepted tokens is from history.
+ACCEPTED_BY_SOURCE = {"siblings": "accepted_siblings", "own": "accepted_own"}
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,13 @@ class StepMeter:
         scheduled_tokens: Mapping[str, int],
         verified: Sequence[VerifiedDraft],
         emitted: Mapping[str, Emitted],
+        sources: Mapping[str, str],
         seconds: float,
     ) -> None:
-        """Count one step; mappings are by request. A request with no response token before it is in prefill."""
+        """Count one step; mappings are by request. A request with no response token before it is in prefill.
+
+        `sources`: where the drafts came from, "history" or a key of ACCEPTED_BY_SOURCE.
+        """
         totals = self._totals
         nothing = Emitted(0, False)
         decoding = 0
@@ -76,7 +82,11 @@ class StepMeter:
         for draft in verified:
             totals["drafts"] += 1
             totals["drafted"] += draft.drafted
-            totals["accepted"] += min(draft.accepted, emitted.get(draft.request, nothing).tokens)
+            accepted = min(draft.accepted, emitted.get(draft.request, nothing).tokens)
+            totals["accepted"] += accepted
+            counter = ACCEPTED_BY_SOURCE.get(sources.get(draft.request, ""))
+            if counter:
+                totals[counter] += accepted
         totals["decode_steps"] += decoding > 0
         totals["sample_steps"] += decoding
         totals["busy_seconds"] += seconds

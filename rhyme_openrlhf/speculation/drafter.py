@@ -1,33 +1,33 @@
 """What the inference engine's scheduler asks for drafts: indexes by prompt, windows by sample.
 
-Two sources: the history of the sample's prompt, and the sample's own text so far. The one that matches more of the
-sample's last tokens drafts; the history if both match as many, because rewards chose among its branches.
+Three sources: the history of the sample's prompt, its siblings (the other samples of that prompt on this engine, while
+they are generated), and its own text so far. The one that matches most of the sample's last tokens drafts; where they
+match as many, history before siblings before own text.
 
 Invariants:
 - A sample drafts from history as soon as its prompt's index is installed, whether that is before or after its start,
   and no more when the index is forgotten. Indexes live until the caller forgets them.
-- A draft is never longer than the sample's window and the room the caller gives.
-- No call gets slower with more samples or prompts; beside the lookup of the prefix and the children at a branch, a
-  draft costs time in proportion to the window only.
+- A draft is never longer than the room the caller gives and the largest window; and longer than the sample's own
+  window only as far as its confidence, the estimated probability that all of it is right, is high enough.
+- Beside the lookup of the prefix and the children at a branch, a draft costs time in proportion to the window only,
+  however many samples, prompts and tokens there are.
 - `drafted` and `accepted` count what the engine verified, which may be less than was proposed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rhyme_openrlhf.config import HistoSpecSettings
-from rhyme_openrlhf.history.index import Draft, DraftIndex, compile_lookup
-from rhyme_openrlhf.speculation.own_output import OwnOutput
+from rhyme_openrlhf.history.index import DraftIndex
+from rhyme_openrlhf.speculation.draft_step import FROM_HISTORY, FROM_OWN, FROM_SIBLINGS, NO_SOURCE
+from rhyme_openrlhf.speculation.live_texts import LiveTexts, compile_step
+from rhyme_openrlhf.speculation.off_switch import OffSwitch
 from rhyme_openrlhf.speculation.window import SpeculationWindow
 
-NO_DRAFT = Draft([], 0)
-# Where a draft comes from: earlier responses to the prompt, or the sample's own text so far.
-HISTORY = "history"
-OWN_TEXT = "own"
+SOURCE_NAMES = {NO_SOURCE: "", FROM_HISTORY: "history", FROM_SIBLINGS: "siblings", FROM_OWN: "own"}
 
 
 @dataclass(frozen=True)
@@ -40,120 +40,120 @@ class SampleSpeculation:
     window: int
 
 
-@dataclass
-class DrafterCounters:
-    """Totals since the drafter was made.
+class Running(NamedTuple):
+    """A sample that decodes: `tokens` are prompt and response so far, `room` the most draft tokens it can take."""
 
-    Index lookups, lookups that found something, drafts from samples' own text; tokens drafted and accepted.
-    """
-
-    lookups: int = 0
-    matches: int = 0
-    own: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    request_id: str
+    tokens: Sequence[int]
+    room: int
 
 
-@dataclass
 class _Sample:
-    prompt_key: str | None
-    window: SpeculationWindow
-    own: OwnOutput | None
-    drafted: int = 0
-    accepted: int = 0
-    drafts: int = 0
-    source: str = ""
+    __slots__ = ("accepted", "drafted", "drafts", "row", "seen", "source", "window")
+
+    def __init__(self, row: int | None, window: SpeculationWindow) -> None:
+        """`row` None: a sample that never drafts."""
+        self.row = row
+        self.window = window
+        self.seen = 0
+        self.source = NO_SOURCE
+        self.drafted = self.accepted = self.drafts = 0
 
 
 class HistoryDrafter:
-    """Drafts from history for all samples of one engine (RhymeRL, sections 5.2 to 5.4). One caller at a time."""
+    """Drafts for all samples of one engine (RhymeRL, sections 5.2 to 5.4). One caller at a time."""
 
     def __init__(self, settings: HistoSpecSettings) -> None:
-        """Compiles the lookup, or loads it from Numba's cache, so that no decode step waits for it."""
+        """Compiles a step, or loads it from Numba's cache, so that no decode step waits for it."""
         self._settings = settings
-        self._indexes: dict[str, DraftIndex] = {}
         self._samples: dict[str, _Sample] = {}
-        self._counters = DrafterCounters()
-        compile_lookup()
-        OwnOutput(settings.prefix_min).extend([0])
+        compile_step()
+        self._texts = LiveTexts(settings)
+        self._switch = OffSwitch(settings.batch_limit_pairs())
 
     def install(self, prompt_key: str, buffer: Any) -> None:
         """Draft for this prompt from `buffer` (made by `build_index`), which must not change from now on.
 
         Replaces the prompt's earlier index. Raises IndexBufferError for a bad buffer, and then keeps the earlier one.
         """
-        self._indexes[prompt_key] = DraftIndex.from_buffer(buffer)
+        self._texts.install(prompt_key, DraftIndex.from_buffer(buffer))
 
     def forget(self, prompt_key: str) -> None:
         """Drop the prompt's index, if there is one; its running samples go on without drafts from it."""
-        self._indexes.pop(prompt_key, None)
+        self._texts.forget(prompt_key)
 
-    def start(self, request_id: str, prompt_key: str | None, window: int | None = None) -> None:
-        """A sample begins. `prompt_key` None: it never drafts. `window`: its window's size if it ran elsewhere before.
+    def start(self, request_id: str, prompt_key: str | None, prompt_tokens: int, window: int | None = None) -> None:
+        """A sample begins, whose prompt has `prompt_tokens` tokens. `prompt_key` None: it never drafts.
 
-        Raises ValueError if the request has started already, or for an impossible `window`.
+        `window`: its window's size if it ran elsewhere before. Raises ValueError if the request has started already,
+        or for an impossible `window`.
         """
         if request_id in self._samples:
             raise ValueError(f"request {request_id} has started already")
-        own = OwnOutput(self._settings.prefix_min) if self._settings.own_output and prompt_key is not None else None
-        self._samples[request_id] = _Sample(prompt_key, SpeculationWindow(self._settings, window), own)
+        begun = SpeculationWindow(self._settings, window)
+        row = self._texts.start(prompt_key, prompt_tokens) if prompt_key is not None else None
+        self._samples[request_id] = _Sample(row, begun)
 
-    def draft(self, request_id: str, tokens: Sequence[int], room: int) -> list[int]:
-        """Draft tokens to verify in the sample's next decode step; empty if there is no match or room.
+    def draft(self, running: Sequence[Running]) -> list[list[int]]:
+        """Draft tokens to verify in the next decode step, for each sample; empty where nothing matches or fits.
 
-        `tokens`: prompt and response so far, whole. `room`: most draft tokens the engine can take. Raises KeyError for
-        a request that has not started.
+        All are empty while the off-switch says so; what the samples wrote meanwhile is caught up with later.
+
+        Raises KeyError for a request that has not started.
         """
-        sample = self._sample(request_id)
-        limit = min(sample.window.size, room)
-        if limit <= 0:
-            return []
-        drafted = self._from_history(sample, tokens, limit)
-        if sample.own is not None:
-            sample.own.extend(tokens[len(sample.own) :])
-            if sample.own.match_length > drafted.match_length:
-                self._counters.own += 1
-                sample.source = OWN_TEXT
-                return sample.own.draft(limit)
-        sample.source = HISTORY
-        return drafted.tokens
+        window_max = self._settings.window_max
+        drafts: list[list[int]] = [[] for _ in running]
+        if not self._switch.allows(len(running)):
+            return drafts
+        rows: list[int] = []
+        places: list[int] = []
+        asking: list[_Sample] = []
+        new: list[int] = []
+        ends: list[int] = []
+        windows: list[int] = []
+        rooms: list[int] = []
+        samples = self._samples
+        for place, (request_id, tokens, room) in enumerate(running):
+            sample = samples.get(request_id) or self._sample(request_id)
+            if sample.row is None:
+                continue
+            added = tokens[sample.seen :]
+            sample.seen += len(added)
+            new += added
+            places.append(place)
+            asking.append(sample)
+            rows.append(sample.row)
+            ends.append(len(new))
+            windows.append(sample.window.size)
+            rooms.append(room if room < window_max else window_max)
+        if rows:
+            drafted = self._texts.draft(rows, new, ends, windows, rooms)
+            for place, sample, draft, source in zip(places, asking, drafted.tokens, drafted.sources, strict=True):
+                drafts[place] = draft
+                sample.source = source
+        return drafts
 
-    def source(self, request_id: str) -> str:
-        """Where the sample's last draft came from. Raises KeyError for a request that has not started."""
-        return self._sample(request_id).source
+    def record(self, request_id: str, drafted: int, accepted: int) -> str:
+        """The engine verified `drafted` tokens of the last draft and accepted the first `accepted` of them.
 
-    def _from_history(self, sample: _Sample, tokens: Sequence[int], limit: int) -> Draft:
-        index = self._indexes.get(sample.prompt_key) if sample.prompt_key is not None else None
-        if index is None:
-            return NO_DRAFT
-        last_tokens = tokens[-self._settings.prefix_max :]
-        drafted = index.draft(last_tokens, self._settings.prefix_max, self._settings.prefix_min, limit)
-        self._counters.lookups += 1
-        self._counters.matches += bool(drafted.tokens)
-        return drafted
-
-    def record(self, request_id: str, drafted: int, accepted: int) -> None:
-        """The engine verified `drafted` tokens of a draft and accepted the first `accepted` of them.
-
-        Raises KeyError for a request that has not started, ValueError unless 0 <= accepted <= drafted.
+        Returns the draft's source (a value of SOURCE_NAMES). Raises KeyError for a request that has not started,
+        ValueError unless 0 <= accepted <= drafted.
         """
         sample = self._sample(request_id)
         sample.window.record(drafted, accepted)
+        self._switch.record(drafted, accepted)
         sample.drafted += drafted
         sample.accepted += accepted
         sample.drafts += drafted > 0
-        self._counters.drafted += drafted
-        self._counters.accepted += accepted
+        return SOURCE_NAMES[sample.source]
 
     def finish(self, request_id: str) -> SampleSpeculation:
         """A sample ended, was aborted or moves away. Raises KeyError for a request that has not started."""
         sample = self._sample(request_id)
         del self._samples[request_id]
+        if sample.row is not None:
+            self._texts.finish(sample.row)
         return SampleSpeculation(sample.drafted, sample.accepted, sample.drafts, sample.window.size)
-
-    def counters(self) -> DrafterCounters:
-        """A copy of the totals."""
-        return dataclasses.replace(self._counters)
 
     def _sample(self, request_id: str) -> _Sample:
         try:

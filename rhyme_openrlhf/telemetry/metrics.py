@@ -55,6 +55,10 @@ class EngineCounters:
     draft_seconds: float = 0.0
     """The part of the busy time in which drafts were looked up."""
     finished_samples: int = 0
+    accepted_siblings: int = 0
+    """The accepted tokens whose drafts came from other samples of the same prompt, of the same rollout."""
+    accepted_own: int = 0
+    """The accepted tokens whose drafts came from the sample's own text. What is left of `accepted` is from history."""
 
     def __add__(self, other: EngineCounters) -> EngineCounters:
         return EngineCounters(*(getattr(self, n) + getattr(other, n) for n in COUNTER_NAMES))
@@ -70,17 +74,22 @@ class EngineCounters:
     def from_dict(cls, values: Mapping[str, Any]) -> EngineCounters:
         """Build from what `to_dict` gave. Names it does not know are skipped: a newer writer.
 
-        Raises CountersError when a counter is missing or is not a number of its kind.
+        A counter that an older writer did not have is 0. Raises CountersError when another is missing, or when one is
+        not a number of its kind.
         """
         counters: dict[str, Any] = {}
         for name in COUNTER_NAMES:
             if name not in values:
+                if name in LATER:
+                    continue
                 raise CountersError(name, "is missing")
             counters[name] = _as_seconds(values[name], name) if name in SECONDS else _as_count(values[name], name)
         return cls(**counters)
 
 
 SECONDS = ("busy_seconds", "draft_seconds")
+# Not in the records of version 0.1.
+LATER = ("accepted_siblings", "accepted_own")
 COUNTER_NAMES: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(EngineCounters))
 
 

@@ -5,9 +5,9 @@ A record is one JSON object on one line:
     {"step", "group" (history/keys.py::prompt_key of the prompt), "prompt", "pieces": [[source, text], ...],
      "tokens", "drafted", "accepted", "reward", "engines", "weight_versions", "finish_reason", "cut"}
 
-`pieces` joined are the text behind the prompt. Their sources: "" sampled by the model itself, "history" and "own"
-(speculation/drafter.py) accepted drafts, "context" what the task put between two turns. `drafted` and `accepted` are
-null where nothing was noted (no speculation); `weight_versions` are those of the first and of the last token; `cut`
+`pieces` joined are the text behind the prompt. Their sources: "" sampled by the model itself, "history", "siblings" and
+"own" (speculation/drafter.py) accepted drafts, "context" what the task put between two turns. `drafted` and `accepted`
+are null where nothing was noted (no speculation); `weight_versions` are those of the first and of the last token; `cut`
 says that the text was longer than is kept.
 
 Invariants: the same text as the whole response decoded at once, also where a character's bytes come from two pieces;

@@ -172,7 +172,8 @@ class EnginePool:
     def _start(self, dtype: str, speculate: bool, group: Any, shared: bool) -> Any:
         settings = dataclasses.replace(
             self._settings,
-            histospec=dataclasses.replace(self._settings.histospec, enable=speculate),
+            # Checks draft what they installed: a prompt's other samples must not come in between.
+            histospec=dataclasses.replace(self._settings.histospec, enable=speculate, siblings=False),
             cpu=dataclasses.replace(self._settings.cpu, dtype=dtype),
         )
         args = self._args

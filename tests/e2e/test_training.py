@@ -51,7 +51,7 @@ def check_weights(run: FinishedRun, engines: int, steps: int) -> None:
 def test_the_main_job(train: Train) -> None:
     before = shared_memory()
     # Drafts from history alone, so that what the second epoch drafts is what the first one left.
-    run = train("--vllm.num_engines", "2", "--no-histospec.own_output", *EVERY_SYNC)
+    run = train("--vllm.num_engines", "2", "--no-histospec.own_output", "--no-histospec.siblings", *EVERY_SYNC)
     assert run.code == 0, run.output
     assert [event.status for event in run.of(RunFinished)] == ["succeeded"]
     check_weights(run, engines=2, steps=4)

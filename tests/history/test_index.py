@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.history.index import Draft, DraftIndex, IndexBufferError, Piece, build_index
+from rhyme_openrlhf.history.lookup import CONFIDENCE_A, CONFIDENCE_B, SHORT_MATCH_FACTOR, SURE_MATCH
 
 # Few different tokens, so that random pieces share prefixes, branch and repeat themselves.
 TOKENS = st.lists(st.integers(0, 2), max_size=14)
@@ -78,6 +80,62 @@ def test_repetitive_text_is_sorted_right(period: list[int], repeats: int, copies
     for start in range(len(period)):
         context = (period * 3)[start : start + 5]
         assert index.draft(context, 5, 1, 40) == oracle(pieces, context, 5, 1, 40)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(PIECES, CONTEXTS, st.integers(1, 20))
+def test_confidence_is_what_the_counts_say(pieces: list[Piece], context: list[int], limit: int) -> None:
+    found = DraftIndex.from_buffer(build_index(pieces)).draft(context, 7, 1, limit)
+    texts = [[*piece.context, *piece.tokens] for piece in pieces]
+    path = context[len(context) - found.match_length :]
+    assert len(found.confidence) == len(found.tokens)
+    expected = 1.0
+    for token, confidence in zip(found.tokens, found.confidence, strict=True):
+        count, child = (sum(occurrences(text, end) for text in texts) for end in (path, [*path, token]))
+        expected *= (child + CONFIDENCE_A) / (count + CONFIDENCE_B)
+        expected *= SHORT_MATCH_FACTOR if len(path) < SURE_MATCH else 1
+        assert confidence == pytest.approx(expected, rel=1e-5)
+        path = [*path, token]
+
+
+def occurrences(text: list[int], part: list[int]) -> int:
+    return sum(text[at : at + len(part)] == part for at in range(len(text) - len(part) + 1))
+
+
+def test_readers_see_the_old_index_or_the_new_one(tmp_path: Path) -> None:
+    """A file that is written in place while it is read is refused; one that is replaced is one of the two."""
+    indexes = [build_index([Piece([1, 2, 3], [4] * 3000, 1.0)]), build_index([Piece([1, 2, 3], [5] * 3000, 1.0)])]
+    path = tmp_path / "index"
+    indexes[0].tofile(path)
+    stop = threading.Event()
+
+    def publish() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            if number % 3:
+                indexes[number % 2].tofile(tmp_path / "next")
+                (tmp_path / "next").replace(path)
+            else:
+                with path.open("r+b") as file:
+                    file.write(indexes[number % 2].tobytes())
+
+    writer = threading.Thread(target=publish)
+    writer.start()
+    whole = 0
+    try:
+        for _ in range(300):
+            try:
+                # Read, not mapped: what is written in place after the check is beyond any reader.
+                found = DraftIndex.from_buffer(path.read_bytes()).draft([1, 2, 3], 7, 3, 8).tokens
+            except IndexBufferError:
+                continue
+            whole += 1
+            assert found in ([4] * 8, [5] * 8)
+    finally:
+        stop.set()
+        writer.join()
+    assert whole
 
 
 def draft(pieces: list[Piece], context: list[int], limit: int = 8) -> list[int]:

@@ -97,7 +97,7 @@ def plain_engine() -> Iterator[RunningEngine]:
 @pytest.fixture(scope="session")
 def history_engine() -> Iterator[RunningEngine]:
     """Speculation on, from history alone: what is drafted is what the test put there."""
-    settings = HistoSpecSettings(own_output=False)
+    settings = HistoSpecSettings(own_output=False, siblings=False, extend_confidence=1.0, stop_confidence=0.0)
     engine = RunningEngine(RhymeSettings(histospec=settings, cpu=CpuSettings(kv_cache_mb=128)))
     yield engine
     engine.stop()

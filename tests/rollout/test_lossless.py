@@ -100,6 +100,31 @@ def test_greedy_output_is_the_same_with_drafts_from_itself(
     assert did.drafted > 0 and did.accepted > 0
 
 
+def test_greedy_output_is_the_same_with_drafts_from_siblings(
+    plain_engine: Any, default_engine: Any, tokenizer: Any
+) -> None:
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
+
+    prompts = prompts_of(TASKS[0], tokenizer)
+    expected = [list(out.token_ids) for out in plain_engine.generate(prompts, [greedy(p) for p in prompts])]
+    before = EngineCounters.from_dict(default_engine.scheduler("read_counters"))
+    # Three sampled siblings beside each greedy sample: some are ahead of it, and some say something else.
+    asked, parameters = [], []
+    for number, prompt in enumerate(prompts):
+        key = f"siblings-{number}"
+        asked += [prompt] * 4
+        parameters += [
+            SamplingParams(temperature=1, seed=n, max_tokens=300, extra_args={PROMPT_KEY: key}) for n in range(3)
+        ]
+        parameters.append(greedy(prompt, key))
+    found = [list(out.token_ids) for out in default_engine.generate(asked, parameters)[3::4]]
+    did = EngineCounters.from_dict(default_engine.scheduler("read_counters")) - before
+    assert found == expected
+    assert did.accepted_siblings > 0
+
+
 def test_log_probabilities_equal_transformers(
     plain_engine: Any, history_engine: Any, tokenizer: Any, model: Any, tmp_path: Path
 ) -> None:

@@ -2,145 +2,218 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import IndexBufferError, Piece, build_index
-from rhyme_openrlhf.speculation.drafter import DrafterCounters, HistoryDrafter, SampleSpeculation
+from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Running, SampleSpeculation
 
 RESPONSE = list(range(10, 60))
 INDEX = build_index([Piece([1, 2, 3], RESPONSE, 1.0)])
 OTHER = build_index([Piece([1, 2, 3], [7, 8, 9], 1.0)])
 ROOM = 100
+PROMPT = 3
+
+
+def settings(**changes: Any) -> HistoSpecSettings:
+    """History alone, and the window alone says how long a draft is; but for `changes`."""
+    alone: dict[str, Any] = {
+        "prefix_min": 3, "own_output": False, "siblings": False, "extend_confidence": 1.0, "stop_confidence": 0.0
+    }  # fmt: skip
+    return HistoSpecSettings(**(alone | changes))
 
 
 @pytest.fixture
 def drafter() -> HistoryDrafter:
-    return HistoryDrafter(HistoSpecSettings(own_output=False))
+    return HistoryDrafter(settings())
+
+
+def draft(drafter: HistoryDrafter, request: str, tokens: list[int], room: int = ROOM) -> list[int]:
+    return drafter.draft([Running(request, tokens, room)])[0]
 
 
 def test_a_draft_is_as_long_as_the_window_and_the_room_allow(drafter: HistoryDrafter) -> None:
     drafter.install("p", INDEX)
-    drafter.start("a", "p", window=6)
-    assert drafter.draft("a", [0, 1, 2, 3], ROOM) == RESPONSE[:6]
-    assert drafter.draft("a", [0, 1, 2, 3], 4) == RESPONSE[:4]
-    assert drafter.draft("a", [0, 1, 2, 3], 0) == []
-    assert drafter.draft("a", [0, 1, 2, 3], -1) == []
-    assert drafter.counters() == DrafterCounters(lookups=2, matches=2)
+    drafter.start("a", "p", PROMPT, window=6)
+    assert draft(drafter, "a", [0, 1, 2, 3]) == RESPONSE[:6]
+    assert draft(drafter, "a", [0, 1, 2, 3], 4) == RESPONSE[:4]
+    assert draft(drafter, "a", [0, 1, 2, 3], 0) == []
+    assert draft(drafter, "a", [0, 1, 2, 3], -1) == []
 
 
 def test_a_whole_response_is_replayed(drafter: HistoryDrafter) -> None:
     """Every draft is accepted, so the window grows 2, 4, 6, ... and one more token comes free with each step."""
     drafter.install("p", INDEX)
-    drafter.start("a", "p")
+    drafter.start("a", "p", PROMPT)
     tokens, drafted, drafts = [1, 2, 3], 0, 0
     target = [1, 2, 3, *RESPONSE]
     while len(tokens) < len(target):
-        draft = drafter.draft("a", tokens, ROOM)
-        drafter.record("a", len(draft), len(draft))
-        drafted, drafts = drafted + len(draft), drafts + 1
-        tokens += draft
+        found = draft(drafter, "a", tokens)
+        assert drafter.record("a", len(found), len(found)) == "history"
+        drafted, drafts = drafted + len(found), drafts + 1
+        tokens = tokens + found
         assert tokens == target[: len(tokens)]
-        tokens += target[len(tokens) : len(tokens) + 1]
+        tokens = target[: len(tokens) + 1]
     assert drafter.finish("a") == SampleSpeculation(drafted, drafted, drafts, 2 + 2 * drafts)
     assert drafts == 7
 
 
 def test_without_index_or_key_or_match_there_is_no_draft(drafter: HistoryDrafter) -> None:
     drafter.install("p", INDEX)
-    drafter.start("keyless", None)
-    drafter.start("unknown", "q")
-    drafter.start("known", "p")
-    assert drafter.draft("keyless", [1, 2, 3], ROOM) == []
-    assert drafter.draft("unknown", [1, 2, 3], ROOM) == []
-    assert drafter.counters().lookups == 0
-    assert drafter.draft("known", [3, 2, 1], ROOM) == []
-    assert drafter.draft("known", [], ROOM) == []
-    assert drafter.counters() == DrafterCounters(lookups=2)
+    drafter.start("keyless", None, PROMPT)
+    drafter.start("unknown", "q", PROMPT)
+    drafter.start("known", "p", PROMPT)
+    assert draft(drafter, "keyless", [1, 2, 3]) == []
+    assert draft(drafter, "unknown", [1, 2, 3]) == []
+    assert draft(drafter, "known", []) == []
+    assert draft(drafter, "known", [3, 2, 1]) == []
+    assert drafter.record("known", 0, 0) == ""
+    assert drafter.draft([]) == []
 
 
 def test_an_index_may_come_late_be_replaced_and_forgotten(drafter: HistoryDrafter) -> None:
-    drafter.start("a", "p")
-    assert drafter.draft("a", [1, 2, 3], ROOM) == []
+    drafter.start("a", "p", PROMPT)
+    assert draft(drafter, "a", [1, 2, 3]) == []
     drafter.install("p", INDEX)
-    assert drafter.draft("a", [1, 2, 3], ROOM) == [10, 11]
+    assert draft(drafter, "a", [1, 2, 3]) == [10, 11]
     drafter.install("p", OTHER)
-    assert drafter.draft("a", [1, 2, 3], ROOM) == [7, 8]
+    assert draft(drafter, "a", [1, 2, 3]) == [7, 8]
     drafter.forget("p")
     drafter.forget("p")
-    assert drafter.draft("a", [1, 2, 3], ROOM) == []
+    assert draft(drafter, "a", [1, 2, 3]) == []
 
 
 def test_a_bad_index_is_refused_and_the_old_one_kept(drafter: HistoryDrafter) -> None:
     drafter.install("p", INDEX)
-    drafter.start("a", "p")
+    drafter.start("a", "p", PROMPT)
     with pytest.raises(IndexBufferError):
         drafter.install("p", OTHER[:-1])
-    assert drafter.draft("a", [1, 2, 3], ROOM) == [10, 11]
+    assert draft(drafter, "a", [1, 2, 3]) == [10, 11]
 
 
 def test_samples_have_windows_of_their_own(drafter: HistoryDrafter) -> None:
     drafter.install("p", INDEX)
-    drafter.start("a", "p")
-    drafter.start("b", "p")
+    drafter.start("a", "p", PROMPT)
+    drafter.start("b", "p", PROMPT)
     drafter.record("a", 2, 2)
     drafter.record("b", 2, 1)
     drafter.record("b", 0, 0)
-    assert len(drafter.draft("a", [1, 2, 3], ROOM)) == 4
-    assert len(drafter.draft("b", [1, 2, 3], ROOM)) == 2
+    assert len(draft(drafter, "a", [1, 2, 3])) == 4
+    assert len(draft(drafter, "b", [1, 2, 3])) == 2
     assert drafter.finish("a") == SampleSpeculation(drafted=2, accepted=2, drafts=1, window=4)
     assert drafter.finish("b") == SampleSpeculation(drafted=2, accepted=1, drafts=1, window=2)
-    assert drafter.counters() == DrafterCounters(lookups=2, matches=2, drafted=4, accepted=3)
 
 
 def test_a_moved_sample_keeps_its_window(drafter: HistoryDrafter) -> None:
-    drafter.start("a", "p")
+    drafter.start("a", "p", PROMPT)
     drafter.record("a", 2, 2)
-    other = HistoryDrafter(HistoSpecSettings())
+    other = HistoryDrafter(settings(own_output=True))
     other.install("p", INDEX)
-    other.start("a", "p", window=drafter.finish("a").window)
-    assert len(other.draft("a", [1, 2, 3], ROOM)) == 4
+    other.start("a", "p", PROMPT, window=drafter.finish("a").window)
+    assert len(draft(other, "a", [1, 2, 3])) == 4
 
 
 def test_prefix_bounds_come_from_the_settings() -> None:
-    drafter = HistoryDrafter(HistoSpecSettings(prefix_min=1, prefix_max=2))
+    drafter = HistoryDrafter(settings(prefix_min=1, prefix_max=2))
     drafter.install("p", INDEX)
-    drafter.start("a", "p")
-    assert drafter.draft("a", [5, 3], ROOM) == [10, 11]
+    drafter.start("a", "p", PROMPT)
+    assert draft(drafter, "a", [5, 3]) == [10, 11]
 
 
 def test_unknown_and_repeated_requests_are_errors(drafter: HistoryDrafter) -> None:
-    drafter.start("a", "p")
+    drafter.start("a", "p", PROMPT)
     with pytest.raises(ValueError, match="started already"):
-        drafter.start("a", "p")
+        drafter.start("a", "p", PROMPT)
     drafter.finish("a")
-    for call in (lambda: drafter.draft("a", [1], 1), lambda: drafter.record("a", 1, 1), lambda: drafter.finish("a")):
+    for call in (lambda: draft(drafter, "a", [1], 1), lambda: drafter.record("a", 1, 1), lambda: drafter.finish("a")):
         with pytest.raises(KeyError, match="request a"):
             call()
 
 
-def test_counters_are_a_copy(drafter: HistoryDrafter) -> None:
-    drafter.counters().lookups = 9
-    assert drafter.counters().lookups == 0
-
-
 def test_the_longer_match_drafts() -> None:
-    drafter = HistoryDrafter(HistoSpecSettings())
+    drafter = HistoryDrafter(settings(own_output=True))
     drafter.install("p", INDEX)
-    drafter.start("a", "p")
+    drafter.start("a", "p", PROMPT)
     # Both match three tokens: the history.
-    assert drafter.draft("a", [1, 2, 3, 90, 91, 1, 2, 3], ROOM) == [10, 11]
+    assert draft(drafter, "a", [1, 2, 3, 90, 91, 1, 2, 3]) == [10, 11]
     # Four of its own.
-    drafter.start("b", "p")
-    assert drafter.draft("b", [0, 1, 2, 3, 90, 91, 0, 1, 2, 3], ROOM) == [90, 91]
-    assert drafter.counters().own == 1
+    drafter.start("b", "p", PROMPT)
+    assert draft(drafter, "b", [0, 1, 2, 3, 90, 91, 0, 1, 2, 3]) == [90, 91]
+    assert drafter.record("b", 2, 2) == "own"
 
 
 def test_without_history_a_sample_drafts_from_itself() -> None:
-    drafter = HistoryDrafter(HistoSpecSettings())
-    drafter.start("a", "p", window=4)
+    drafter = HistoryDrafter(settings(own_output=True))
+    drafter.start("a", "p", PROMPT, window=4)
     tokens = [5, 6, 7, 8, 9]
-    assert drafter.draft("a", tokens, ROOM) == []
-    assert drafter.draft("a", [*tokens, 5, 6, 7], ROOM) == [8, 9, 5, 6]
-    drafter.start("keyless", None)
-    assert drafter.draft("keyless", [*tokens, 5, 6, 7], ROOM) == []
+    assert draft(drafter, "a", tokens) == []
+    assert draft(drafter, "a", [*tokens, 5, 6, 7]) == [8, 9, 5, 6]
+    drafter.start("keyless", None, PROMPT)
+    assert draft(drafter, "keyless", [*tokens, 5, 6, 7]) == []
+
+
+def test_samples_of_one_prompt_draft_from_each_other() -> None:
+    drafter = HistoryDrafter(settings(siblings=True))
+    for request in "ab":
+        drafter.start(request, "p", PROMPT)
+    drafter.start("stranger", "q", PROMPT)
+    first, second = [1, 2, 3, 50, 51, 52, 53, 54], [1, 2, 3, 50]
+    drafts = drafter.draft(
+        [Running("a", first, ROOM), Running("b", second, ROOM), Running("stranger", second, ROOM)],
+    )
+    assert drafts == [[], [51, 52], []]
+    assert drafter.record("b", 2, 2) == "siblings"
+    # It follows what it matched, up to where the other is; a finished one is still there.
+    assert draft(drafter, "b", [*second, 51, 52, 53]) == [54]
+    drafter.finish("a")
+    assert draft(drafter, "b", [*second, 51, 52, 53, 9, 50, 51, 52]) == [53, 54]
+    # And from its very start.
+    drafter.start("c", "p", PROMPT)
+    assert draft(drafter, "c", [1, 2, 3]) == [50, 51]
+
+
+def test_siblings_are_forgotten_when_the_last_has_finished() -> None:
+    drafter = HistoryDrafter(settings(siblings=True))
+    drafter.install("p", OTHER)
+    for turn in range(2):
+        drafter.start("a", "p", PROMPT)
+        drafter.start("b", "p", PROMPT)
+        assert draft(drafter, "b", [1, 2, 3, 50, 51]) == []
+        assert draft(drafter, "a", [1, 2, 3, 50, 51, 52, 53]) == []
+        assert draft(drafter, "b", [1, 2, 3, 50, 51, 52]) == [53]
+        drafter.finish("a")
+        drafter.finish("b")
+        drafter.start(f"next {turn}", "p", PROMPT)
+        assert draft(drafter, f"next {turn}", [1, 2, 3, 50, 51, 52]) == []
+        drafter.finish(f"next {turn}")
+
+
+def test_history_before_siblings_before_own_text() -> None:
+    drafter = HistoryDrafter(settings(siblings=True, own_output=True))
+    drafter.start("a", "p", PROMPT)
+    drafter.start("b", "p", PROMPT)
+    assert draft(drafter, "a", [1, 2, 3, 50, 51, 52, 60, 61]) == []
+    text = [1, 2, 3, 7, 50, 51, 52, 80, 81, 82, 83, 9]
+    assert draft(drafter, "b", text) == []
+    assert draft(drafter, "b", [*text, 50, 51, 52]) == [60, 61]
+    assert drafter.record("b", 2, 0) == "siblings"
+    # Four of its own against three.
+    assert draft(drafter, "b", [*text, 50, 51, 52, 90, 7, 50, 51, 52]) == [80, 81]
+    drafter.install("p", build_index([Piece([], [50, 51, 52, 70, 71], 1.0)]))
+    assert draft(drafter, "b", [*text, 50, 51, 52, 90, 7, 50, 51, 52, 91, 50, 51, 52]) == [70, 71]
+
+
+def test_a_certain_draft_goes_past_the_window_and_a_doubtful_one_ends_in_it() -> None:
+    certain = HistoryDrafter(settings(extend_confidence=0.3))
+    certain.install("p", build_index([Piece([1, 2, 3], RESPONSE, 1.0)] * 16))
+    certain.start("a", "p", PROMPT)
+    found = draft(certain, "a", [1, 2, 3])
+    assert 2 < len(found) <= 32 and found == RESPONSE[: len(found)]
+    assert draft(certain, "a", [1, 2, 3], 4) == RESPONSE[:4]
+    doubtful = HistoryDrafter(settings(stop_confidence=0.6))
+    split = [Piece([1, 2, 3], [10, 11, *tail], 1.0) for tail in ([20], [30], [40])]
+    doubtful.install("p", build_index(split))
+    doubtful.start("a", "p", PROMPT, window=8)
+    assert draft(doubtful, "a", [1, 2, 3]) == [10, 11]

@@ -1,0 +1,174 @@
+"""Replays a recorded run offline: which drafts would have been accepted, had this drafter proposed them?
+
+What a sample says does not depend on drafts, so a recorded run tells for any drafter how many tokens each decode step
+would have yielded. Samples of one engine decode in step with each other, as they do in a run, so a sample sees of its
+siblings what it would see there.
+
+A trace is a file of `history/journal.py` without a run's token (`journal.NO_RUN`), xz-compressed: one record a prompt
+and training step, with the step as `rollout_id`, in each the responses with the last tokens of the prompt before them
+and the reward. `benchmarks/data/embedded-6-epochs.journal.xz` is the run of `benchmarks/rollout.py` (arm "on", seed 1):
+12 prompts, 16 samples each, two steps an epoch, two engines.
+"""
+
+from __future__ import annotations
+
+import lzma
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.history.index import Piece, build_index
+from rhyme_openrlhf.history.journal import NO_RUN, read_records, write_records
+from rhyme_openrlhf.history.shard import Record
+from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Running
+
+TRACE = Path(__file__).parent / "data" / "embedded-6-epochs.journal.xz"
+# As in the recorded run.
+ENGINES = 2
+STEPS_PER_EPOCH = 2
+
+
+def read_trace(path: Path) -> list[list[Record]]:
+    """The records of each training step, in order."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(lzma.decompress(path.read_bytes()))
+        file.flush()
+        found = read_records(Path(file.name), NO_RUN)
+    if found is None:
+        raise ValueError(f"{path} is the journal of a run: make a trace of it with write_trace")
+    by_step: dict[int, list[Record]] = defaultdict(list)
+    for record in found[0]:
+        by_step[record.rollout_id].append(record)
+    return [by_step[number] for number in sorted(by_step)]
+
+
+def write_trace(records: list[Record], path: Path) -> None:
+    """Make a trace of a journal's records."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "trace"
+        write_records(plain, NO_RUN, records)
+        path.write_bytes(lzma.compress(plain.read_bytes(), preset=9))
+
+
+@dataclass
+class Sample:
+    """One response as it is decoded: `text` so far (from the context on), `response`, and how much of it there is."""
+
+    name: str
+    prompt_key: str
+    context: list[int]
+    response: list[int]
+    text: list[int] = field(default_factory=list)
+    done: int = 0
+
+    @property
+    def room(self) -> int:
+        """A draft of n tokens yields up to n + 1."""
+        return len(self.response) - self.done - 1
+
+
+class Drafter(Protocol):
+    """What is replayed."""
+
+    def begin(self, samples: list[Sample]) -> None:
+        """These samples of one engine begin (their first token is there)."""
+
+    def draft(self, running: list[Sample]) -> list[list[int]]:
+        """A draft for each."""
+
+    def verified(self, sample: Sample, drafted: int, accepted: int) -> str:
+        """What became of the sample's draft; returns its source, if it is known."""
+
+    def finished(self, sample: Sample) -> None:
+        """The sample is complete."""
+
+    def learn(self, records: list[Record]) -> None:
+        """The training step is over; these are its rollouts."""
+
+
+class Ours:
+    """Our drafter. `with_rewards` False: all rewards are 0, so that counts choose the branch."""
+
+    def __init__(self, settings: HistoSpecSettings, with_rewards: bool = True, history: bool = True) -> None:
+        self._drafter = HistoryDrafter(settings)
+        self._with_rewards = with_rewards
+        self._history = history
+
+    def begin(self, samples: list[Sample]) -> None:
+        for sample in samples:
+            self._drafter.start(sample.name, sample.prompt_key, len(sample.context))
+
+    def draft(self, running: list[Sample]) -> list[list[int]]:
+        return self._drafter.draft([Running(sample.name, sample.text, sample.room) for sample in running])
+
+    def verified(self, sample: Sample, drafted: int, accepted: int) -> str:
+        return self._drafter.record(sample.name, drafted, accepted)
+
+    def finished(self, sample: Sample) -> None:
+        self._drafter.finish(sample.name)
+
+    def learn(self, records: list[Record]) -> None:
+        for record in records if self._history else ():
+            pieces = record.pieces if self._with_rewards else [replace(piece, reward=0.0) for piece in record.pieces]
+            self._drafter.install(record.prompt_key, build_index(pieces))
+
+
+def samples_of(record: Record) -> Iterator[Sample]:
+    """The record's samples, each with its first token (which comes from prefill)."""
+    for number, piece in enumerate(record.pieces):
+        context, response = _ints(piece.context), _ints(piece.tokens)
+        if response:
+            name = f"{record.rollout_id}-{record.prompt_key}-{number}"
+            yield Sample(name, record.prompt_key, context, response, [*context, response[0]], 1)
+
+
+def _ints(tokens: Piece | object) -> list[int]:
+    return [int(token) for token in tokens]  # type: ignore[attr-defined]
+
+
+def replay(steps: list[list[Record]], drafters: list[Drafter]) -> list[Counter[str]]:
+    """Each epoch's totals, over all engines (one drafter each).
+
+    steps: decode steps; samples: sums of the samples in them; tokens: what came out; drafted, accepted; and the
+    accepted tokens by source.
+    """
+    epochs: list[Counter[str]] = []
+    for number, records in enumerate(steps):
+        if number % STEPS_PER_EPOCH == 0:
+            epochs.append(Counter())
+        for engine, drafter in enumerate(drafters):
+            _rollout(drafter, records[engine :: len(drafters)], epochs[-1])
+        for drafter in drafters:
+            drafter.learn(records)
+    return epochs
+
+
+def _rollout(drafter: Drafter, records: list[Record], total: Counter[str]) -> None:
+    running = [sample for record in records for sample in samples_of(record)]
+    drafter.begin(running)
+    running = _without_finished(drafter, running)
+    while running:
+        drafts = drafter.draft(running)
+        total["steps"] += 1
+        for sample, draft in zip(running, drafts, strict=True):
+            kept = draft[: sample.room]
+            accepted = 0
+            while accepted < len(kept) and kept[accepted] == sample.response[sample.done + accepted]:
+                accepted += 1
+            source = drafter.verified(sample, len(kept), accepted)
+            total.update(samples=1, tokens=accepted + 1, drafted=len(kept), accepted=accepted)
+            total[f"from {source}"] += accepted
+            sample.text += sample.response[sample.done : sample.done + accepted + 1]
+            sample.done += accepted + 1
+        running = _without_finished(drafter, running)
+
+
+def _without_finished(drafter: Drafter, running: list[Sample]) -> list[Sample]:
+    for sample in running:
+        if sample.done >= len(sample.response):
+            drafter.finished(sample)
+    return [sample for sample in running if sample.done < len(sample.response)]

@@ -1,0 +1,241 @@
+"""What the samples of one engine have written so far, held so that one compiled call drafts for all of them.
+
+Owns the memory that `speculation/draft_step.py` reads: a row and a text for each sample, a row and a table for each
+prompt. A finished sample stays, as history of its siblings, until its prompt's last running sample has finished.
+
+Invariants: a row's addresses always belong to arrays that are kept here; text and tables have room for what is
+appended before the compiled call sees it; nothing is shared between prompts. One caller at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.history.index import DraftIndex
+from rhyme_openrlhf.speculation import draft_step as step
+
+Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+
+# Rows there is room for at first; doubled when there are more.
+FIRST_ROWS = 64
+# Tokens a sample's text has room for at first; doubled when it has more.
+FIRST_TOKENS = 256
+# Slots in the table of a sample's own text for each token there is room for: half are free, so few are taken over.
+SLOTS_PER_TOKEN = 2
+# Buckets of a prompt's table at first; doubled when it is crowded.
+FIRST_BUCKETS = 1024
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The drafts of one step: for each sample the tokens, and the source (`draft_step.FROM_...`)."""
+
+    tokens: list[list[int]]
+    sources: list[int]
+
+
+@dataclass
+class _Prompt:
+    """One prompt's samples. The arrays are kept because rows hold only their addresses."""
+
+    row: int
+    table: Int64s
+    rows: list[int] = field(default_factory=list)
+    running: int = 0
+    index: DraftIndex | None = None
+
+
+class LiveTexts:
+    """All samples of one engine, by row; see the module docstring."""
+
+    def __init__(self, settings: HistoSpecSettings) -> None:
+        """`settings` say which sources there are, how many tokens have to match, and how certain a draft has to be."""
+        self._shortest = settings.prefix_min
+        self._longest = settings.prefix_max
+        self._own = settings.own_output
+        self._siblings = settings.siblings
+        self._extend_confidence = float(settings.extend_confidence)
+        self._stop_confidence = float(settings.stop_confidence)
+        self._samples: Int64s = np.zeros((FIRST_ROWS, step.SAMPLE_COLUMNS), dtype=np.int64)
+        self._prompts: Int64s = np.zeros((FIRST_ROWS, step.PROMPT_COLUMNS), dtype=np.int64)
+        self._capacity: Int64s = np.zeros(FIRST_ROWS, dtype=np.int64)
+        self._texts: list[Int32s | None] = [None] * FIRST_ROWS
+        self._own_tables: list[Int32s | None] = [None] * FIRST_ROWS
+        self._free_rows = list(range(FIRST_ROWS))[::-1]
+        self._free_prompt_rows = list(range(FIRST_ROWS))[::-1]
+        self._by_key: dict[str, _Prompt] = {}
+        self._keys: dict[int, str] = {}
+
+    def install(self, key: str, index: DraftIndex) -> None:
+        """Draft for the samples of prompt `key` from `index` too, in place of an earlier one."""
+        prompt = self._prompt(key)
+        prompt.index = index
+        arrays = index.arrays()
+        row = self._prompts[prompt.row]
+        row[step.INDEX_TOKENS : step.INDEX_SUMS + 1] = [array.ctypes.data for array in arrays]
+        row[step.INDEX_COUNT] = arrays[0].size
+
+    def forget(self, key: str) -> None:
+        """Drop the index of prompt `key`, if there is one."""
+        prompt = self._by_key.get(key)
+        if prompt is None:
+            return
+        self._prompts[prompt.row, step.INDEX_COUNT] = 0
+        prompt.index = None
+        self._drop_if_unused(key, prompt)
+
+    def start(self, key: str, prompt_tokens: int) -> int:
+        """A sample of prompt `key`, whose prompt has `prompt_tokens` tokens, begins without text; returns its row."""
+        prompt = self._prompt(key)
+        if not self._free_rows:
+            self._more_rows()
+        row = self._free_rows.pop()
+        self._samples[row] = 0
+        self._samples[row, step.PROMPT] = prompt.row
+        self._samples[row, step.PROMPT_TOKENS] = prompt_tokens
+        self._grow(row, FIRST_TOKENS)
+        prompt.rows.append(row)
+        prompt.running += 1
+        self._keys[row] = key
+        return row
+
+    def finish(self, row: int) -> None:
+        """The sample gets no more text or drafts."""
+        key = self._keys.pop(row)
+        prompt = self._by_key[key]
+        prompt.running -= 1
+        if not self._siblings:
+            prompt.rows.remove(row)
+            self._free(row)
+        self._drop_if_unused(key, prompt)
+
+    def draft(self, rows: list[int], new: list[int], ends: list[int], windows: list[int], rooms: list[int]) -> Drafts:
+        """Append to each sample of `rows` its part of `new` (which ends at `ends`), then draft for all of them.
+
+        `windows`: tokens a sample may draft; `rooms`: the most it may where its draft is certain enough.
+        """
+        at, until = np.array(rows, dtype=np.int64), np.array(ends, dtype=np.int64)
+        most = np.maximum(np.array(rooms, dtype=np.int64), 0)
+        self._make_room(at, until)
+        crowded = step.append(
+            self._samples, self._prompts, at, np.array(new, dtype=np.int32), until, self._shortest, self._siblings
+        )
+        if crowded:
+            for prompt in self._by_key.values():
+                self._grow_table(prompt)
+        out = np.empty(int(most.sum()), dtype=np.int32)
+        found, sources = np.empty_like(at), np.empty_like(at)
+        total = step.draft_step(
+            self._samples, self._prompts, at, np.array(windows, dtype=np.int64), most, self._longest, self._shortest,
+            self._siblings, self._extend_confidence, self._stop_confidence, out, found, sources,
+        )  # fmt: skip
+        flat = out[:total].tolist()
+        tokens, begin = [], 0
+        for size in found.tolist():
+            tokens.append(flat[begin : begin + size])
+            begin += size
+        return Drafts(tokens, sources.tolist())
+
+    def memory_bytes(self) -> int:
+        """Bytes of all texts and tables (indexes not counted: they are mapped)."""
+        arrays = [*self._texts, *self._own_tables, *(prompt.table for prompt in self._by_key.values())]
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def _prompt(self, key: str) -> _Prompt:
+        prompt = self._by_key.get(key)
+        if prompt is None:
+            if not self._free_prompt_rows:
+                self._more_prompt_rows()
+            row = self._free_prompt_rows.pop()
+            prompt = self._by_key[key] = _Prompt(row, np.empty(0, dtype=np.int64))
+            self._prompts[row] = 0
+            if self._siblings:
+                self._new_table(prompt, FIRST_BUCKETS)
+        return prompt
+
+    def _new_table(self, prompt: _Prompt, buckets: int) -> None:
+        prompt.table = np.zeros(step.BUCKET * buckets, dtype=np.int64)
+        row = self._prompts[prompt.row]
+        row[step.TABLE], row[step.TABLE_BUCKETS], row[step.TABLE_ENTERED] = prompt.table.ctypes.data, buckets, 0
+
+    def _drop_if_unused(self, key: str, prompt: _Prompt) -> None:
+        if prompt.running:
+            return
+        for row in prompt.rows:
+            self._free(row)
+        prompt.rows.clear()
+        if prompt.index is None:
+            del self._by_key[key]
+            self._free_prompt_rows.append(prompt.row)
+        elif self._siblings:
+            # Entries of rows that others will have must not be found.
+            self._new_table(prompt, FIRST_BUCKETS)
+
+    def _free(self, row: int) -> None:
+        self._texts[row] = self._own_tables[row] = None
+        self._capacity[row] = 0
+        self._free_rows.append(row)
+
+    def _make_room(self, rows: Int64s, ends: Int64s) -> None:
+        needed = self._samples[rows, step.COUNT] + ends
+        needed[1:] -= ends[:-1]
+        for number in np.flatnonzero(needed > self._capacity[rows]).tolist():
+            self._grow(int(rows[number]), int(needed[number]))
+
+    def _grow(self, row: int, needed: int) -> None:
+        """Room for `needed` tokens in the text of `row`, and a table of its own text that fits."""
+        capacity = max(FIRST_TOKENS, int(self._capacity[row]))
+        while capacity < needed:
+            capacity *= 2
+        sample = self._samples[row]
+        count = int(sample[step.COUNT])
+        text, earlier = np.empty(capacity, dtype=np.int32), self._texts[row]
+        if earlier is not None:
+            text[:count] = earlier[:count]
+        self._texts[row] = text
+        self._capacity[row] = capacity
+        sample[step.TEXT] = text.ctypes.data
+        if self._own:
+            table = np.zeros(capacity * SLOTS_PER_TOKEN, dtype=np.int32)
+            step.follow_own(text, table, 0, count, self._shortest, 0, 0)
+            self._own_tables[row] = table
+            sample[step.OWN_TABLE], sample[step.OWN_SLOTS] = table.ctypes.data, table.size
+
+    def _grow_table(self, prompt: _Prompt) -> None:
+        row = self._prompts[prompt.row]
+        if not step.is_crowded(row):
+            return
+        buckets = int(row[step.TABLE_BUCKETS])
+        while row[step.TABLE_ENTERED] > step.ENTRIES_PER_BUCKET * buckets:
+            buckets *= 2
+        self._new_table(prompt, buckets)
+        for sample in prompt.rows:
+            text = self._texts[sample]
+            assert text is not None
+            count, start = self._samples[sample, [step.COUNT, step.PROMPT_TOKENS]].tolist()
+            step.enter_siblings(row, text[:count], sample, max(1, start), count, self._shortest)
+
+    def _more_rows(self) -> None:
+        before = len(self._texts)
+        self._samples = np.concatenate([self._samples, np.zeros_like(self._samples)])
+        self._capacity = np.concatenate([self._capacity, np.zeros_like(self._capacity)])
+        self._texts += [None] * before
+        self._own_tables += [None] * before
+        self._free_rows += list(range(before, 2 * before))[::-1]
+
+    def _more_prompt_rows(self) -> None:
+        before = len(self._prompts)
+        self._prompts = np.concatenate([self._prompts, np.zeros_like(self._prompts)])
+        self._free_prompt_rows += list(range(before, 2 * before))[::-1]
+
+
+def compile_step() -> None:
+    """Compile a step, or load it from Numba's cache: seconds that no decode step should have to wait."""
+    texts = LiveTexts(HistoSpecSettings())
+    row = texts.start("", 0)
+    texts.draft([row], [0], [1], [1], [1])

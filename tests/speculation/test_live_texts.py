@@ -1,0 +1,144 @@
+"""Drafts from texts as they grow: found against a search through everything, and never a wrong match."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
+from rhyme_openrlhf.speculation.draft_step import FROM_OWN, FROM_SIBLINGS, NO_SOURCE
+from rhyme_openrlhf.speculation.live_texts import FIRST_BUCKETS, FIRST_ROWS, FIRST_TOKENS, LiveTexts
+
+PARTS = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
+WINDOW = 5
+
+
+def live(**changes: Any) -> LiveTexts:
+    """The named sources alone; a draft is as long as its window."""
+    plain: dict[str, Any] = {
+        "prefix_min": 3, "own_output": False, "siblings": False, "extend_confidence": 1.0, "stop_confidence": 0.0
+    }  # fmt: skip
+    return LiveTexts(HistoSpecSettings(**(plain | changes)))
+
+
+def grow(texts: LiveTexts, row: int, part: list[int], window: int = WINDOW) -> tuple[list[int], int]:
+    drafts = texts.draft([row], part, [len(part)], [window], [window])
+    return drafts.tokens[0], drafts.sources[0]
+
+
+def continuations(text: list[int], end: list[int]) -> list[int]:
+    """The places in `text` right after an occurrence of `end`."""
+    return [at for at in range(len(end), len(text)) if text[at - len(end) : at] == end]
+
+
+def repeated(text: list[int], at: int, size: int) -> list[int]:
+    """`size` tokens from `at`, as if the text went on repeating itself from there."""
+    period = len(text) - at
+    return [text[at + i % period] for i in range(size)]
+
+
+@settings(deadline=None, derandomize=True)
+@given(PARTS, st.integers(1, 4))
+def test_own_text_is_found_when_it_repeats(parts: list[list[int]], shortest: int) -> None:
+    texts, text = live(own_output=True, prefix_min=shortest), []
+    row = texts.start("p", 0)
+    for part in parts:
+        found, source = grow(texts, row, part)
+        text += part
+        # Four different tokens never fill the table: nothing is taken over.
+        places = continuations(text, text[-shortest:]) if len(text) >= shortest else []
+        assert (source == FROM_OWN) == bool(places)
+        assert not places or found in [repeated(text, at, WINDOW) for at in places]
+
+
+@settings(deadline=None, derandomize=True)
+@given(PARTS, PARTS, st.integers(1, 4))
+def test_what_a_sibling_wrote_after_the_same_tokens_is_found(
+    theirs: list[list[int]], ours: list[list[int]], shortest: int
+) -> None:
+    texts = live(siblings=True, prefix_min=shortest)
+    other, row = texts.start("p", 1), texts.start("p", 1)
+    their_text, our_text = [0], [0]
+    grow(texts, other, [0])
+    grow(texts, row, [0])
+    for number in range(max(len(theirs), len(ours))):
+        for text, who, parts in ((their_text, other, theirs), (our_text, row, ours)):
+            part = parts[number] if number < len(parts) else []
+            found, source = grow(texts, who, part)
+            text += part
+        places = continuations(their_text, our_text[-shortest:]) if len(our_text) >= shortest else []
+        assert source in (FROM_SIBLINGS, NO_SOURCE)
+        # The latest place may be where the sibling is now; then there may be none although an earlier one goes on.
+        assert not found or found in [their_text[at : at + WINDOW] for at in places]
+        if places and their_text[-shortest:] != our_text[-shortest:]:
+            assert found
+
+
+def test_a_loop_is_drafted_on() -> None:
+    texts = live(own_output=True)
+    row = texts.start("p", 0)
+    assert grow(texts, row, [1, 2, 3, 4] * 2, 10)[0] == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    assert grow(texts, row, [], 0) == ([], NO_SOURCE)
+
+
+def test_the_most_recent_occurrence_counts() -> None:
+    texts = live(own_output=True, prefix_min=2)
+    row = texts.start("p", 0)
+    assert grow(texts, row, [1, 2, 7, 1, 2, 8, 1, 2], 1)[0] == [8]
+
+
+def test_it_does_not_matter_how_the_tokens_came() -> None:
+    text = [number * number % 11 for number in range(4 * FIRST_TOKENS)]
+    texts = live(own_output=True, siblings=True)
+    whole, single = texts.start("p", 0), texts.start("q", 0)
+    drafted = grow(texts, whole, text, 20)
+    for token in text[:-1]:
+        grow(texts, single, [token])
+    assert grow(texts, single, text[-1:], 20) == drafted
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=3, max_size=400))
+def test_any_token_id_is_fine(text: list[int]) -> None:
+    texts = live(own_output=True)
+    row = texts.start("p", 0)
+    found, source = grow(texts, row, text + text)
+    assert source == FROM_OWN
+    assert found in [repeated(text + text, at, WINDOW) for at in continuations(text + text, text[-3:])]
+
+
+def test_tables_and_rows_grow_and_nothing_is_lost() -> None:
+    texts = live(siblings=True)
+    rows = [texts.start(f"p{number % 3}", 0) for number in range(3 * FIRST_ROWS)]
+    # Every other token is new, so that there are more places than the first table has buckets.
+    said = {row: [(row * 7919 + i * 31 + i * i) % 100003 for i in range(200)] for row in rows}
+    assert 200 * FIRST_ROWS > 4 * FIRST_BUCKETS
+    for row in rows:
+        grow(texts, row, said[row])
+    missed = 0
+    for row in rows:
+        sibling = rows[(rows.index(row) + 3) % len(rows)]
+        grow(texts, row, [5, 4, 3])
+        found, source = grow(texts, row, said[sibling][50:60])
+        assert source in (FROM_SIBLINGS, NO_SOURCE)
+        missed += found != said[sibling][60:65]
+    assert missed < len(rows) / 5
+    for row in rows:
+        texts.finish(row)
+    assert texts.memory_bytes() == 0
+
+
+def test_a_prompt_with_an_index_outlives_its_samples() -> None:
+    texts = live()
+    texts.install("p", DraftIndex.from_buffer(build_index([Piece([1, 2, 3], [4, 5], 1.0)])))
+    for _ in range(2):
+        row = texts.start("p", 3)
+        assert grow(texts, row, [1, 2, 3])[0] == [4, 5]
+        texts.finish(row)
+    texts.forget("p")
+    texts.forget("p")
+    row = texts.start("p", 3)
+    assert grow(texts, row, [1, 2, 3])[0] == []
