@@ -168,6 +168,12 @@ class DraftIndex:
         return Draft(out[:found].tolist(), matched, confidence[:found].tolist())
 
 
+def compile_lookup() -> None:
+    """Compile build and lookup, or load them from Numba's cache: seconds that nothing timed should have to wait."""
+    index = DraftIndex.from_buffer(build_index([Piece([0, 1], [2], 1.0)]))
+    index.draft([0, 1], 2, 1, 1)
+
+
 def _size(count: int) -> int:
     return HEADER_BYTES + 8 * (count + 1) + 4 * count + 4 * count
 
