@@ -38,7 +38,7 @@ from replay import ENGINES, TRACE, Drafter, Ours, read_trace, replay
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.history.lookup import draft_from
-from rhyme_openrlhf.history.shard import Record
+from rhyme_openrlhf.history.record import Record
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Running
 
 RESPONSES = 16
@@ -246,10 +246,11 @@ def variants(arctic: bool) -> dict[str, Callable[[], Drafter]]:
     rows, length = 256, 1024
     found: dict[str, Callable[[], Drafter]] = {
         "ours": ours(),
+        "ours, from the last two rollouts": lambda: Ours(HistoSpecSettings(), rollouts=2),
         "without rewards (counts choose)": lambda: Ours(HistoSpecSettings(), with_rewards=False),
         "without siblings": ours(siblings=False),
         "without own text": ours(own_output=False),
-        "without history": lambda: Ours(HistoSpecSettings(), history=False),
+        "without history": lambda: Ours(HistoSpecSettings(), rollouts=0),
         "without confidence (the paper's window)": ours(**plain),
         "without window (always 32)": ours(window_start=32, **plain),
         "7 down to 3 tokens looked up": ours(prefix_max=7, prefix_min=3),

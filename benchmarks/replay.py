@@ -4,16 +4,15 @@ What a sample says does not depend on drafts, so a recorded run tells for any dr
 would have yielded. Samples of one engine decode in step with each other, as they do in a run, so a sample sees of its
 siblings what it would see there.
 
-A trace is a file of `history/journal.py` without a run's token (`journal.NO_RUN`), xz-compressed: one record a prompt
-and training step, with the step as `rollout_id`, in each the responses with the last tokens of the prompt before them
-and the reward. `benchmarks/data/embedded-6-epochs.journal.xz` is the run of `benchmarks/rollout.py` (arm "on", seed 1):
-12 prompts, 16 samples each, two steps an epoch, two engines.
+A trace is xz-compressed JSON lines, one for each prompt and training step, in order: {"step", "prompt" (its key),
+"context" (the prompt's last tokens), "rewards": [...], "responses": [[token, ...], ...]}. That of the repository is the
+run of `benchmarks/rollout.py` (arm "on", seed 1): 12 prompts, 16 samples each, two steps an epoch, two engines.
 """
 
 from __future__ import annotations
 
+import json
 import lzma
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -22,11 +21,10 @@ from typing import Protocol
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import Piece, build_index
-from rhyme_openrlhf.history.journal import NO_RUN, read_records, write_records
-from rhyme_openrlhf.history.shard import Record
+from rhyme_openrlhf.history.record import Record
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Running
 
-TRACE = Path(__file__).parent / "data" / "embedded-6-epochs.journal.xz"
+TRACE = Path(__file__).parent / "data" / "embedded-6-epochs.jsonl.xz"
 # As in the recorded run.
 ENGINES = 2
 STEPS_PER_EPOCH = 2
@@ -34,24 +32,24 @@ STEPS_PER_EPOCH = 2
 
 def read_trace(path: Path) -> list[list[Record]]:
     """The records of each training step, in order."""
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(lzma.decompress(path.read_bytes()))
-        file.flush()
-        found = read_records(Path(file.name), NO_RUN)
-    if found is None:
-        raise ValueError(f"{path} is the journal of a run: make a trace of it with write_trace")
     by_step: dict[int, list[Record]] = defaultdict(list)
-    for record in found[0]:
-        by_step[record.rollout_id].append(record)
+    for line in lzma.decompress(path.read_bytes()).decode().splitlines():
+        row = json.loads(line)
+        both = zip(row["responses"], row["rewards"], strict=True)
+        pieces = tuple(Piece(row["context"], tokens, reward) for tokens, reward in both)
+        by_step[row["step"]].append(Record(row["prompt"], row["step"], pieces))
     return [by_step[number] for number in sorted(by_step)]
 
 
 def write_trace(records: list[Record], path: Path) -> None:
-    """Make a trace of a journal's records."""
-    with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder) / "trace"
-        write_records(plain, NO_RUN, records)
-        path.write_bytes(lzma.compress(plain.read_bytes(), preset=9))
+    """Make a trace of the records of a run's journal (history/journal.py), whose prompts have one turn each."""
+    lines = []
+    for record in records:
+        pieces = record.pieces
+        row = {"step": record.rollout_id, "prompt": record.prompt_key, "context": _ints(pieces[0].context)}
+        row |= {"rewards": [piece.reward for piece in pieces], "responses": [_ints(piece.tokens) for piece in pieces]}
+        lines.append(json.dumps(row, separators=(",", ":")) + "\n")
+    path.write_bytes(lzma.compress("".join(lines).encode(), preset=9))
 
 
 @dataclass
@@ -91,12 +89,16 @@ class Drafter(Protocol):
 
 
 class Ours:
-    """Our drafter. `with_rewards` False: all rewards are 0, so that counts choose the branch."""
+    """Our drafter. `with_rewards` False: all rewards are 0, so that counts choose the branch.
 
-    def __init__(self, settings: HistoSpecSettings, with_rewards: bool = True, history: bool = True) -> None:
+    `rollouts`: how many of a prompt's last ones its index covers (--history.rollouts); 0: no history.
+    """
+
+    def __init__(self, settings: HistoSpecSettings, with_rewards: bool = True, rollouts: int = 1) -> None:
         self._drafter = HistoryDrafter(settings)
         self._with_rewards = with_rewards
-        self._history = history
+        self._rollouts = rollouts
+        self._kept: dict[str, list[Piece]] = {}
 
     def begin(self, samples: list[Sample]) -> None:
         for sample in samples:
@@ -112,9 +114,12 @@ class Ours:
         self._drafter.finish(sample.name)
 
     def learn(self, records: list[Record]) -> None:
-        for record in records if self._history else ():
-            pieces = record.pieces if self._with_rewards else [replace(piece, reward=0.0) for piece in record.pieces]
-            self._drafter.install(record.prompt_key, build_index(pieces))
+        for record in records if self._rollouts else ():
+            pieces = [piece if self._with_rewards else replace(piece, reward=0.0) for piece in record.pieces]
+            before = self._kept.get(record.prompt_key, [])
+            kept = [*before, *pieces][-self._rollouts * len(pieces) :]
+            self._kept[record.prompt_key] = kept
+            self._drafter.install(record.prompt_key, build_index(kept))
 
 
 def samples_of(record: Record) -> Iterator[Sample]:
