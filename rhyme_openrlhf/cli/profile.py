@@ -51,7 +51,9 @@ def main(argv: list[str]) -> int:
         args = upstream.parse(train_argv or demo.arguments("unused"))
         settings = RhymeSettings.from_namespace(args)
         if not settings.histospec.enable:
-            raise SettingsError("--no-histospec.enable: an engine without speculation has no verifying steps to measure")
+            raise SettingsError(
+                "--no-histospec.enable: an engine without speculation has no verifying steps to measure"
+            )
     except (upstream.ArgumentsError, SettingsError) as error:
         return _refuse(str(error))
     return _measure(args, settings, gather(), options.out)
@@ -136,7 +138,9 @@ class _Bar:
     def __init__(self, points: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._progress = Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(
+            BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+        )
         self._task = self._progress.add_task("", total=points)
         self._begun = False
 

@@ -102,9 +102,7 @@ class EnginePair:
 class EnginePool:
     """Ray, and at most one pair of engines; everything is started when it is first asked for."""
 
-    def __init__(
-        self, args: SimpleNamespace, settings: RhymeSettings, on_gpus: bool, actor: Any = VerifyActor
-    ) -> None:
+    def __init__(self, args: SimpleNamespace, settings: RhymeSettings, on_gpus: bool, actor: Any = VerifyActor) -> None:
         """`actor`: the Ray actor class to make engines of."""
         self._actor = actor
         self._args = args

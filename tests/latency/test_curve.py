@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.latency.curve import Curve
 
-points = st.dictionaries(st.integers(0, 1000), st.floats(0.001, 10), min_size=1, max_size=6).map(lambda d: list(d.items()))
+points = st.dictionaries(st.integers(0, 1000), st.floats(0.001, 10), min_size=1, max_size=6).map(
+    lambda d: list(d.items())
+)
 
 
 @given(points)

@@ -84,6 +84,11 @@ def test_a_profile_of_something_else_is_named_side_by_side() -> None:
 
 def test_points_that_make_no_model_are_refused() -> None:
     point = StepPoint(1, 32, 0, 0.01, 0.0, 5)
-    for steps in ((), (point, point), (dataclasses.replace(point, drafts=2),), (dataclasses.replace(point, seconds=0.0),)):
+    for steps in (
+        (),
+        (point, point),
+        (dataclasses.replace(point, drafts=2),),
+        (dataclasses.replace(point, seconds=0.0),),
+    ):
         with pytest.raises(ValueError, match="profile|takes time"):
             formula.profile(steps=steps)
