@@ -184,9 +184,8 @@ def _print_table(profile: Profile) -> None:
     from rich.table import Table
 
     subject = profile.subject
-    table = Table(
-        title=f"{subject.model}, {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size} ({profile.origin})"
-    )
+    what = f"{subject.model}, {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}"
+    table = Table(title=f"{what} ({profile.origin})")
     for heading in ("samples", "context", "drafts", "ms a step", "+-"):
         table.add_column(heading, justify="right")
     shown = profile.steps[:: max(1, -(-len(profile.steps) // TABLE_ROWS))]

@@ -119,7 +119,7 @@ class Profile:
             if getattr(self.subject, name) != getattr(wanted, name)
         ]
         raise ProfileError(
-            f"{where} is a profile of something else: {'; '.join(pairs)}. Make one of this machine with `rhyme profile`."
+            f"{where} is a profile of something else: {'; '.join(pairs)}. Make one of this with `rhyme profile`."
         )
 
 

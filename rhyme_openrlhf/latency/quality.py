@@ -1,4 +1,4 @@
-"""How well a profile predicts what it was not shown: each inner point from all others, and the noise to hold it against.
+"""How well a profile predicts what it was not shown: each inner point from all others; and the noise beside it.
 
 Invariant: no point takes part in its own prediction.
 """

@@ -14,9 +14,9 @@ from typing import Any
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.platform import gpu_present
-from rhyme_openrlhf.verify.engine_actor import VerifyEngine
-from rhyme_openrlhf.rollout.engine import speculation_arguments  # isort: skip
+from rhyme_openrlhf.rollout.engine import speculation_arguments
 from rhyme_openrlhf.rollout.profiling_connector import FILLED
+from rhyme_openrlhf.verify.engine_actor import VerifyEngine
 
 SCHEDULER = "rhyme_openrlhf.rollout.profiling_scheduler.ProfilingScheduler"
 CONNECTOR = "rhyme_openrlhf.rollout.profiling_connector"
@@ -50,7 +50,7 @@ class ProfileEngine(VerifyEngine):
         )
 
     async def padded_rows(self) -> tuple[int, ...]:
-        """Token counts to which a step is padded: CUDA graph sizes (not run on a GPU by us yet), or the CPU's shapes."""
+        """Token counts to which a step is padded: CUDA graph sizes (not run on a GPU yet), or the CPU's shapes."""
         if not gpu_present():
             from rhyme_openrlhf.platform.cpu_shapes import all_sizes
 
