@@ -1,9 +1,9 @@
 """vLLM scheduler plug-in of `rhyme profile`: decode steps verify as many draft tokens as told, and are timed.
 
 A step's time is from its `schedule` to the next one's, when that follows at once: so it has in it all that surrounds
-the forward pass, as a run's steps have. Invariants: only steps that decode and prefill nothing are kept; the last step of a
-burst has no next one and is dropped; drafts are of one fixed token, so nearly all are rejected and samples grow by one.
-Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`.
+the forward pass, as a run's steps have. Invariants: only steps that decode and prefill nothing are kept; the last step
+of a burst has no next one and is dropped; drafts are of one fixed token, so nearly all are rejected and samples grow by
+one. Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`.
 """
 
 from __future__ import annotations
