@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rhyme_openrlhf.cli import demo
 from rhyme_openrlhf.cli import profile as command
 from rhyme_openrlhf.latency import profile as profiles
 from tests.latency import formula
@@ -29,6 +30,5 @@ def test_show_of_a_broken_file_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_without_speculation_there_is_nothing_to_verify(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d", "--no-histospec.enable"]
-    assert command.main(argv) == command.BAD_INPUT
-    assert "verifying steps" in capsys.readouterr().err
+    assert command.main([*demo.arguments("unused"), "--no-histospec.enable"]) == command.BAD_INPUT
+    assert "never verifies drafts" in capsys.readouterr().err
