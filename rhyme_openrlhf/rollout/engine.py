@@ -108,13 +108,18 @@ class RhymeRolloutActor(SeededRolloutActor):
         self._reported = EngineCounters()
         self._traced: frozenset[str] = frozenset()
         self._timeline = EngineTimeline(time.time())
-        kwargs.update(speculation_arguments(rhyme))
+        kwargs.update(self.plugins(rhyme))
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)
         await super().__init__(*args, rhyme=rhyme, **kwargs)
         workers = history_workers if rhyme.histospec.enable else []
         self._history = HistoryFeed(workers, self.call_scheduler, rhyme.history.fetch_timeout_s)
         self._in_flight = HistoriesInFlight(self._history)
+
+    @staticmethod
+    def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
+        """vLLM engine arguments of ours."""
+        return speculation_arguments(rhyme)
 
     async def call_scheduler(self, method: str, *arguments: Any) -> Any:
         """Call a method of this engine's scheduler (rollout/scheduler.py)."""

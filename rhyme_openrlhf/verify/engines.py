@@ -102,7 +102,9 @@ class EnginePair:
 class EnginePool:
     """Ray, and at most one pair of engines; everything is started when it is first asked for."""
 
-    def __init__(self, args: SimpleNamespace, settings: RhymeSettings, on_gpus: bool) -> None:
+    def __init__(self, args: SimpleNamespace, settings: RhymeSettings, on_gpus: bool, actor: Any = VerifyActor) -> None:
+        """`actor`: the Ray actor class to make engines of."""
+        self._actor = actor
         self._args = args
         self._settings = settings
         self._on_gpus = on_gpus
@@ -155,6 +157,14 @@ class EnginePool:
             self._pair, self._dtype = EnginePair(plain, speculating, shared), dtype
         return self._pair
 
+    def single(self) -> Any:
+        """One speculating engine in the run's number format: its actor. Raises VerifyError when it does not start."""
+        self.stop_engines()
+        self.start_ray()
+        actor = self._start(self.run_dtype, True, self._place(), False)
+        wait(actor.ready.remote(), START_SECONDS, f"an engine in {self.run_dtype} to start")
+        return actor
+
     def _shares_gpus(self) -> bool:
         return ray.cluster_resources().get("GPU", 0) < 2 * self.tensor_parallel_size
 
@@ -179,7 +189,7 @@ class EnginePool:
         args = self._args
         # Two engines of one seed could sample the same: a history would then be an answer that is still to come.
         seed = args.train.seed + speculate
-        upstream.RolloutRayActor = _Factory(settings, dtype, seed)
+        upstream.RolloutRayActor = _Factory(settings, dtype, seed, self._actor)
         (actor,) = upstream.create_vllm_engines(
             1,
             args.vllm.tensor_parallel_size,
@@ -238,8 +248,8 @@ class EnginePool:
 class _Factory(EngineFactory):
     """Makes VerifyEngines in a number format that may differ from the run's."""
 
-    def __init__(self, settings: RhymeSettings, dtype: str, seed: int) -> None:
-        super().__init__(settings, (), seed, VerifyActor)
+    def __init__(self, settings: RhymeSettings, dtype: str, seed: int, actor: Any) -> None:
+        super().__init__(settings, (), seed, actor)
         self._changed = {"dtype": dtype, "max_logprobs": -1}
 
     def remote(self, **arguments: Any) -> Any:

@@ -1,0 +1,215 @@
+"""`rhyme profile`: measure how long an engine's steps take; `rhyme profile show`: look at what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf.cli import demo, upstream
+from rhyme_openrlhf.cli.doctor_facts import Facts, gather
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.profile import Profile, ProfileError
+from rhyme_openrlhf.latency.quality import Quality, assess
+from rhyme_openrlhf.options import SettingsError
+from rhyme_openrlhf.telemetry.run_directory import versions
+
+BAD_INPUT = 2
+# One point: some steps of as many samples as fit.
+POINT_SECONDS = 300
+# A person reads a table of this many rows.
+TABLE_ROWS = 40
+
+USAGE = """\
+rhyme profile [--out FILE] [options of rhyme train]
+       rhyme profile show FILE [--html PAGE]"""
+
+DESCRIPTION = """\
+Measures, on a real engine with your model and flags (the embedded model without any), how long a decode step takes for
+how many samples, with how much context, verifying how many draft tokens; and how long a prefill takes. Contexts are
+filled, not computed, so that long ones cost no time. Interrupted, it goes on where it was when it is run again.
+
+  rhyme profile                                  the embedded model
+  rhyme profile --actor.model_name_or_path ...   your model, with the flags of your run
+  rhyme profile show FILE --html page.html       a table, and a page with the curves"""
+
+
+def main(argv: list[str]) -> int:
+    """0: measured or shown; 1: it could not be measured; 2: bad input."""
+    if argv[:1] == ["show"]:
+        return _show(argv[1:])
+    options, train_argv = _parser().parse_known_args(argv)
+    # They are about the libraries, not about the user's input.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        args = upstream.parse(train_argv or demo.arguments("unused"))
+        settings = RhymeSettings.from_namespace(args)
+        if not settings.histospec.enable:
+            raise SettingsError(
+                "--no-histospec.enable: an engine without speculation has no verifying steps to measure"
+            )
+    except (upstream.ArgumentsError, SettingsError) as error:
+        return _refuse(str(error))
+    return _measure(args, settings, gather(), options.out)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rhyme profile",
+        usage=USAGE,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An abbreviation could swallow an option of rhyme train.
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, help="where the profile goes (default: the user's cache)")
+    return parser
+
+
+def _measure(args: Any, settings: RhymeSettings, facts: Facts, out: Path | None) -> int:
+    from rhyme_openrlhf.platform import PlatformError, gpu_present, run_has_gpus, shims
+
+    try:
+        if not gpu_present():
+            shims.install()
+        on_gpus = run_has_gpus()
+        if not on_gpus:
+            from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
+
+            for change in adapt_arguments(args):
+                print(change)
+    except PlatformError as error:
+        return _refuse(str(error))
+    import ray
+    import transformers
+
+    from rhyme_openrlhf.profiling import subject as subjects
+    from rhyme_openrlhf.profiling.engine_actor import ProfileEngine
+    from rhyme_openrlhf.profiling.measure import MeasureError, Plan, measure
+    from rhyme_openrlhf.profiling.remote_engine import RemoteEngine
+    from rhyme_openrlhf.verify.engines import EnginePool
+    from rhyme_openrlhf.verify.outcome import VerifyError
+
+    config = transformers.AutoConfig.from_pretrained(args.actor.model_name_or_path, trust_remote_code=True)
+    pool = EnginePool(args, settings, on_gpus, ray.remote(ProfileEngine))
+    subject = profiles.Subject(
+        model=subjects.model_name(config),
+        hardware=subjects.hardware_name(facts.torch.gpus if on_gpus else ()),
+        dtype=pool.run_dtype,
+        tensor_parallel_size=pool.tensor_parallel_size,
+    )
+    out = out or subjects.folder() / subjects.file_name(subject)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    print(f"profile of {subject.model} on {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}")
+    try:
+        print("starting an engine", flush=True)
+        engine = RemoteEngine(pool.single(), POINT_SECONDS)
+        plan = Plan(
+            subject=subject,
+            limits=engine.limits(),
+            versions=versions(),
+            padded_rows=engine.padded_rows(),
+            kv_bytes_per_token=subjects.kv_bytes_per_token(config, pool.run_dtype, pool.tensor_parallel_size),
+        )
+        journal = out.with_name(out.name + ".points")
+        with _Bar(len(plan.steps()) + len(plan.prefills()) + 1) as bar:
+            profile = measure(plan, engine, journal, bar.point)
+    except (MeasureError, VerifyError) as error:
+        print(f"rhyme profile: error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        pool.close()
+    profiles.write(profile, out)
+    journal.unlink()
+    _print_quality(assess(profile))
+    print(f"profile: {out}\nrhyme profile show {out}")
+    return 0
+
+
+class _Bar:
+    """A progress bar with the time left."""
+
+    def __init__(self, points: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+        )
+        self._task = self._progress.add_task("", total=points)
+        self._begun = False
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def point(self, words: str) -> None:
+        """The point before is done; this one begins."""
+        self._progress.update(self._task, description=words, advance=1 if self._begun else 0)
+        self._begun = True
+
+
+def _show(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="rhyme profile show", description="A profile as a table, and as a page.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--html", type=Path, metavar="PAGE", help="also draw the curves into this self-contained page")
+    options = parser.parse_args(argv)
+    try:
+        profile = profiles.read(options.file)
+    except ProfileError as error:
+        return _refuse(str(error))
+    quality = assess(profile)
+    _print_table(profile)
+    _print_quality(quality)
+    if options.html:
+        try:
+            from rhyme_openrlhf.profiling.page import draw
+        except ModuleNotFoundError:
+            return _refuse("--html needs the package plotly: pip install 'rhyme-openrlhf[server]'")
+        options.html.write_text(draw(profile, quality), encoding="utf-8")
+        print(f"page: {options.html}")
+    return 0
+
+
+def _print_table(profile: Profile) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    subject = profile.subject
+    what = f"{subject.model}, {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}"
+    table = Table(title=f"{what} ({profile.origin})")
+    for heading in ("samples", "context", "drafts", "ms a step", "+-"):
+        table.add_column(heading, justify="right")
+    shown = profile.steps[:: max(1, -(-len(profile.steps) // TABLE_ROWS))]
+    for point in shown:
+        table.add_row(
+            str(point.running),
+            str(point.context),
+            str(point.drafts),
+            f"{point.seconds * 1000:.2f}",
+            f"{point.spread * 1000:.2f}",
+        )
+    Console().print(table)
+    if len(shown) < len(profile.steps):
+        print(f"{len(shown)} of {len(profile.steps)} points; all are in the file")
+
+
+def _print_quality(quality: Quality) -> None:
+    error = "not known" if quality.held_out_error is None else f"{quality.held_out_error:.1%}"
+    print(
+        f"error of prediction on {quality.points} points held out one at a time: {error}; "
+        f"spread of identical steps: {quality.noise:.1%}"
+    )
+
+
+def _refuse(reason: str) -> int:
+    print(f"rhyme profile: error: {reason}", file=sys.stderr)
+    return BAD_INPUT

@@ -1,0 +1,49 @@
+"""How much slower or faster the steps of now are than the profile says: learnt while the run goes.
+
+Another job on the machine, a clock that throttles, a newer driver: they scale step times. The correction is a factor
+for all steps and a finer one for each size of step, both moving averages of measured / predicted in logarithms, so
+that twice as long and half as long weigh the same.
+
+Invariants: without observations the factor is 1; one observation moves it by at most MOST_AT_ONCE, whatever was
+measured (a step that an interrupt stretched hundredfold says nothing about the next one); it stays within the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+
+# One observation's weight in the averages: some 50 steps, half a second of decoding, are remembered.
+RATE = 0.02
+# A step is seldom off by more for a reason that lasts: beyond, an observation counts as this.
+MOST_AT_ONCE = math.log(2.0)
+# A profile that is further off is of another machine.
+BOUND = math.log(8.0)
+
+
+def _size(running: int, drafts: int) -> tuple[int, int]:
+    """Steps of one size: samples and rows to the power of two."""
+    return running.bit_length(), (running + drafts).bit_length()
+
+
+class Correction:
+    """Moving averages of log(measured / predicted)."""
+
+    def __init__(self) -> None:
+        self._all = 0.0
+        self._by_size: dict[tuple[int, int], float] = {}
+
+    def observe(self, running: int, drafts: int, predicted: float, measured: float) -> None:
+        """A step of this size was predicted (without correction) and took so long, both in seconds above 0."""
+        off = math.log(measured / predicted)
+        size = _size(running, drafts)
+        self._by_size[size] = _moved(self._by_size.get(size, self._all), off)
+        self._all = _moved(self._all, off)
+
+    def factor(self, running: int, drafts: int) -> float:
+        """What to multiply the profile's prediction by."""
+        return math.exp(self._by_size.get(_size(running, drafts), self._all))
+
+
+def _moved(before: float, off: float) -> float:
+    step = max(-MOST_AT_ONCE, min(MOST_AT_ONCE, off - before))
+    return max(-BOUND, min(BOUND, before + RATE * step))

@@ -1,0 +1,80 @@
+"""Which points a profile measures: few, where they tell most (PAT 4.2's sparse sampling; RLHFSpec 5.2's draft term).
+
+Invariants: no point needs more KV cache than there is (B x L <= tokens); contexts are denser where they are short,
+since decoding is less linear there; draft counts end on the stairs to which the engine pads, so that the fitted
+staircase has its steps where the engine's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Powers of two from one sample on: step times bend at tile sizes, which are powers of two.
+RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Tokens per sample. PAT: denser below 512.
+CONTEXTS = (16, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
+# Draft tokens a sample: the paper's window runs from 2 to 32.
+DRAFTS = (1, 3, 7, 15, 31)
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """A decode step to measure: samples, tokens of context each, draft tokens each."""
+
+    running: int
+    context_each: int
+    drafts_each: int
+
+
+@dataclass(frozen=True)
+class PrefillShape:
+    """A prefill to measure: sequences, tokens each."""
+
+    sequences: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine can hold: samples at once, tokens of a sequence, tokens of KV cache, tokens computed a step."""
+
+    running: int
+    length: int
+    kv_cache_tokens: int
+    step_tokens: int
+
+
+def step_shapes(limits: Limits, steps: int) -> list[StepShape]:
+    """The decode steps to measure, those of few samples first. `steps`: decode steps measured at each point.
+
+    A sample grows while it is measured: by up to its drafts and one a step.
+    """
+    shapes = []
+    for running in _up_to(RUNNING, limits.running):
+        for drafts in (0, *DRAFTS):
+            if running * (1 + drafts) > limits.step_tokens:
+                continue
+            for context in _up_to(CONTEXTS, limits.length):
+                room = context + steps * (1 + drafts) + 1
+                if room <= limits.length and running * room <= limits.kv_cache_tokens:
+                    shapes.append(StepShape(running, context, drafts))
+    return shapes
+
+
+def prefill_shapes(limits: Limits) -> list[PrefillShape]:
+    """The prefills to measure."""
+    return [
+        PrefillShape(sequences, length)
+        for sequences in _up_to((1, 2, 4, 8, 16, 32), limits.running)
+        for length in _up_to(CONTEXTS, limits.length - 1)
+        if sequences * (length + 1) <= limits.kv_cache_tokens
+    ]
+
+
+def _up_to(values: Sequence[int], most: int) -> list[int]:
+    """Those of `values` up to `most`, and `most` itself where it lies well beyond the last of them."""
+    found = [value for value in values if value <= most]
+    if found and found[-1] * 1.5 < most < values[-1]:
+        found.append(most)
+    return found

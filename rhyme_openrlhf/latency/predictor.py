@@ -1,0 +1,77 @@
+"""What everyone asks: seconds of a step, corrected by what this engine's steps really take, and cached (RLHFSpec 5.2).
+
+Invariants: an answer from the cache is the answer without it for the middle of its bucket, so it is off by at most
+what the step time changes within a bucket (a sixteenth of the context); the first question outside of what was
+profiled is told to `on_outside`, once, and answered with the nearest edge's slope. One caller at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rhyme_openrlhf.latency.correction import Correction
+from rhyme_openrlhf.latency.step_model import StepModel
+
+# Leading bits of the context that tell buckets apart: neighbours differ by 1/16 to 1/8, where step times differ less.
+CONTEXT_BITS = 4
+# Tables of step seconds kept: of some thousand floats each, so some MB.
+MOST_TABLES = 512
+
+
+def context_bucket(context: int) -> int:
+    """The middle of the bucket that `context` falls into; small ones stand for themselves."""
+    drop = max(context.bit_length() - CONTEXT_BITS - 1, 0)
+    return ((context >> drop) << drop) + ((1 << drop) >> 1)
+
+
+class Predictor:
+    """Step times of one engine."""
+
+    def __init__(self, model: StepModel, on_outside: Callable[[str], None] = lambda sentence: None) -> None:
+        self.model = model
+        self.correction = Correction()
+        self._on_outside = on_outside
+        self._told = False
+        self._cache: dict[tuple[int, int, int], float] = {}
+        self._tables: dict[tuple[int, int, int], tuple[np.ndarray, list[int], np.ndarray]] = {}
+
+    def step_seconds(self, running: int, context: int, drafts: int) -> float:
+        """Seconds of the step, corrected. Arguments as `StepModel.seconds`."""
+        return self.profiled_seconds(running, context, drafts) * self.correction.factor(running, drafts)
+
+    def profiled_seconds(self, running: int, context: int, drafts: int) -> float:
+        """The same without correction."""
+        key = (running, context_bucket(context), self.model.rows(running, drafts) - running if drafts else 0)
+        known = self._cache.get(key)
+        if known is None:
+            known = self._cache[key] = self.model.seconds(*key)
+            if not self._told and not self.model.covers(*key):
+                self._told = True
+                self._on_outside(
+                    f"step times of {running} samples with {context} tokens of context and {drafts} draft tokens lie "
+                    "outside of what was profiled: the profile's edge is continued"
+                )
+        return known
+
+    def step_table(self, running: int, context: int, most: int) -> np.ndarray:
+        """Seconds with 0 to `most` draft tokens, float64[most + 1], corrected: what a draft budget chooses from."""
+        key = (running, context_bucket(context), most)
+        if key not in self._tables:
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
+            profiled = np.array([self.profiled_seconds(running, context, drafts) for drafts in range(most + 1)])
+            # A correction is of a size of step (powers of two of its rows), so a table has few of them.
+            sizes = np.array([(running + drafts).bit_length() for drafts in range(most + 1)])
+            first = np.flatnonzero(np.diff(sizes, prepend=-1))
+            self._tables[key] = (profiled, first.tolist(), np.diff(first, append=most + 1))
+        profiled, first, lengths = self._tables[key]
+        factors = [self.correction.factor(running, drafts) for drafts in first]
+        return profiled * np.repeat(factors, lengths)
+
+    def observe(self, running: int, context: int, drafts: int, seconds: float) -> None:
+        """A step of this engine took `seconds` (above 0)."""
+        predicted = self.profiled_seconds(running, context, drafts)
+        if predicted > 0:
+            self.correction.observe(running, drafts, predicted, seconds)

@@ -1,0 +1,209 @@
+"""What was measured of one model on one kind of hardware at one tensor-parallel size: the points and their file.
+
+Invariants: a profile is frozen; `read` gives back what `write` wrote; a file that is torn, of another format or of
+impossible values is refused with the file and the line. `check_fits` refuses a profile of something else than what
+runs, and names both side by side. Seconds, bytes and tokens throughout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+FORMAT = 1
+Origin = Literal["measured", "derived"]
+P = TypeVar("P", bound="_Point")
+
+
+class ProfileError(ValueError):
+    """A profile cannot be read, or is of something else; the message says what, where, and what to do."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was profiled. `model` is its architecture in short, so that two trained copies of it share a profile."""
+
+    model: str
+    hardware: str
+    dtype: str
+    tensor_parallel_size: int
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One line of a profile: numbers only, in the order of the fields."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            whole = item.type == "int"
+            # bool is an int, and NaN a float; neither is a measurement.
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+                raise ValueError(f"{item.name} must be {'a whole number' if whole else 'a number'}, got {value!r}")
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{item.name} must be finite and not negative, got {value!r}")
+
+
+@dataclass(frozen=True)
+class StepPoint(_Point):
+    """A decode step of `running` samples with `context` tokens in all and `drafts` draft tokens in all.
+
+    `seconds`: median over `steps` repeats; `spread`: half the distance between their quartiles.
+    """
+
+    running: int
+    context: int
+    drafts: int
+    seconds: float
+    spread: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class PrefillPoint(_Point):
+    """Prefill of `sequences` sequences of `length` tokens each, from nothing in the cache."""
+
+    sequences: int
+    length: int
+    seconds: float
+    spread: float
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything measured of one subject.
+
+    `padded_rows`: token counts to which the engine pads a step (CUDA graph sizes; the CPU's few shapes), ascending;
+    above the last it pads no more. `kv_bytes_per_token`: of all layers, keys and values, on one rank.
+    `kv_bytes_per_second`: one way, per rank (PAT's B_net^uni); 0: not measured. `weight_load_seconds`: a weight version
+    into one engine; 0: not measured. `notes` say how the points came about.
+    """
+
+    subject: Subject
+    origin: Origin
+    steps: tuple[StepPoint, ...]
+    prefills: tuple[PrefillPoint, ...] = ()
+    padded_rows: tuple[int, ...] = ()
+    kv_cache_tokens: int = 0
+    kv_bytes_per_token: int = 0
+    kv_bytes_per_second: float = 0.0
+    weight_load_seconds: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        plain = {(p.running, p.context) for p in self.steps if p.drafts == 0}
+        if not plain:
+            raise ValueError("a profile needs decode steps without drafts")
+        places = [(p.running, p.context, p.drafts) for p in self.steps]
+        if len(set(places)) != len(places):
+            raise ValueError("a profile has each point once")
+        if any(p.running < 1 for p in self.steps) or any(p.seconds <= 0 for p in self.steps):
+            raise ValueError("a decode step has at least one running sample and takes time")
+        if list(self.padded_rows) != sorted(set(self.padded_rows)):
+            raise ValueError("padded_rows must ascend")
+
+    def check_fits(self, wanted: Subject, where: str) -> None:
+        """Raises ProfileError unless this profile is of `wanted`; `where` is the file, for the message."""
+        if self.subject == wanted:
+            return
+        pairs = [
+            f"{name} is {getattr(self.subject, name)!r} there and {getattr(wanted, name)!r} here"
+            for name in (item.name for item in dataclasses.fields(Subject))
+            if getattr(self.subject, name) != getattr(wanted, name)
+        ]
+        raise ProfileError(
+            f"{where} is a profile of something else: {'; '.join(pairs)}. Make one of this with `rhyme profile`."
+        )
+
+
+def write(profile: Profile, path: Path) -> None:
+    """Write `profile` as JSON, one point a line, so that a person and a diff can read it."""
+    head = {
+        "format": FORMAT,
+        "subject": dataclasses.asdict(profile.subject),
+        **{
+            name: getattr(profile, name)
+            for name in (item.name for item in dataclasses.fields(Profile))
+            if name not in ("subject", "steps", "prefills")
+        },
+    }
+    lines = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
+    text = "{\n" + "\n".join(lines) + "\n"
+    text += _section("prefills", profile.prefills) + ",\n" + _section("steps", profile.steps) + "\n}\n"
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _section(name: str, points: Sequence[_Point]) -> str:
+    rows = ",\n".join("    " + json.dumps(list(dataclasses.astuple(point))) for point in points)
+    return f'  "{name}": [\n{rows}\n  ]'
+
+
+def read(path: Path) -> Profile:
+    """The profile at `path`. Raises ProfileError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ProfileError(f"the profile {path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"the profile {path} is no text, at byte {error.start}") from error
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ProfileError(f"the profile {path} is no JSON: line {error.lineno}: {error.msg}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else None
+        raise ProfileError(f"the profile {path} has format {found!r}; this version reads format {FORMAT}")
+    steps = _points(StepPoint, content, "steps", text, path)
+    prefills = _points(PrefillPoint, content, "prefills", text, path)
+    try:
+        return Profile(
+            subject=Subject(**content["subject"]),
+            origin=content["origin"],
+            steps=steps,
+            prefills=prefills,
+            padded_rows=tuple(content["padded_rows"]),
+            kv_cache_tokens=content["kv_cache_tokens"],
+            kv_bytes_per_token=content["kv_bytes_per_token"],
+            kv_bytes_per_second=content["kv_bytes_per_second"],
+            weight_load_seconds=content["weight_load_seconds"],
+            versions=content["versions"],
+            notes=tuple(content["notes"]),
+        )
+    except KeyError as error:
+        raise ProfileError(f"the profile {path} lacks {error.args[0]!r}") from error
+    except (TypeError, ValueError) as error:
+        raise ProfileError(f"the profile {path}: {error}") from error
+
+
+def _points(kind: type[P], content: dict[str, Any], section: str, text: str, path: Path) -> tuple[P, ...]:
+    rows = content.get(section)
+    if not isinstance(rows, list):
+        raise ProfileError(f"the profile {path} lacks the list {section!r}")
+    names = [item.name for item in dataclasses.fields(kind)]
+    points = []
+    for number, row in enumerate(rows):
+        try:
+            if not isinstance(row, list) or len(row) != len(names):
+                raise ValueError(f"a point of {section!r} is {len(names)} numbers ({', '.join(names)})")
+            points.append(kind(*row))
+        except ValueError as error:
+            line = _line_of(text, section, number)
+            raise ProfileError(f"the profile {path}, line {line}: {error}") from error
+    return tuple(points)
+
+
+def _line_of(text: str, section: str, number: int) -> int:
+    """The line (from 1) of a section's point: `write` puts one a line, after the section's name."""
+    for line, content in enumerate(text.splitlines(), start=1):
+        if f'"{section}"' in content:
+            return line + 1 + number
+    return 1

@@ -1,0 +1,121 @@
+"""Seconds of one decode step: of how many samples, with how much context, verifying how many draft tokens.
+
+Plain steps follow PAT 4.2: for each profiled number of running samples a piecewise linear curve over the total context;
+between two of them, linear. A step that verifies drafts adds RLHFSpec 5.2's two terms, attention by context and the
+feed-forward part by tokens computed, as a second family of curves: over the context, for each profiled number of rows
+(running samples + draft tokens). It is a family of its own because a verifying step also does things that a plain one
+does not (rejection sampling), so that the first draft token costs more than the second.
+
+Invariants: at a profiled point the answer is the measured one; rows are first padded as the engine pads them, so the
+answer is a staircase in draft tokens where the engine's time is one; outside of what was measured the nearest edge goes
+on with its slope, and `covers` says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rhyme_openrlhf.latency.curve import Curve
+from rhyme_openrlhf.latency.profile import Profile
+
+
+class StepModel:
+    """The fitted model of one profile."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._padded = profile.padded_rows
+        plain: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        verify: dict[int, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+        for point in profile.steps:
+            if point.drafts == 0:
+                plain[point.running].append((point.context, point.seconds))
+            else:
+                rows = self.rows(point.running, point.drafts)
+                at = verify[point.running][rows]
+                # Two profiled draft counts on one stair: the engine computes the same.
+                if all(context != point.context for context, _ in at):
+                    at.append((point.context, point.seconds))
+        self._running = sorted(plain)
+        self._plain = {running: Curve(points) for running, points in plain.items()}
+        self._verify = {
+            running: {rows: Curve(points) for rows, points in by_rows.items()} for running, by_rows in verify.items()
+        }
+        self._verified_running = sorted(self._verify)
+        self._verified_rows = {running: sorted(by_rows) for running, by_rows in self._verify.items()}
+
+    def rows(self, running: int, drafts: int) -> int:
+        """Tokens that the engine computes in the step, with its padding."""
+        rows = running + drafts
+        at = bisect_left(self._padded, rows)
+        return self._padded[at] if at < len(self._padded) else rows
+
+    def next_stair(self, running: int, drafts: int) -> int:
+        """The most draft tokens that cost as much as `drafts`."""
+        return self.rows(running, drafts) - running
+
+    def covers(self, running: int, context: int, drafts: int) -> bool:
+        """Whether the answer lies between measured points."""
+        if not (drafts and self._verify):
+            at = self.rows(running, drafts) if drafts else running
+            return _within(self._running, at) and self._plain[_nearest(self._running, at)].covers(context)
+        nearest = _nearest(self._verified_running, running)
+        rows = self.rows(running, drafts)
+        return (
+            _within(self._verified_running, running)
+            and rows <= self._verified_rows[nearest][-1]
+            and self._verify[nearest][_nearest(self._verified_rows[nearest], rows)].covers(context)
+        )
+
+    def seconds(self, running: int, context: int, drafts: int) -> float:
+        """Seconds of a step of `running` samples with `context` tokens in all and `drafts` draft tokens in all.
+
+        Without profiled verification a step of n rows is taken to cost what n running samples with that context cost.
+        Raises ValueError for a step without samples or of negative size.
+        """
+        if running < 1 or context < 0 or drafts < 0:
+            raise ValueError(f"no step has {running} samples, {context} tokens of context and {drafts} drafts")
+        if drafts and self._verify:
+            rows = self.rows(running, drafts)
+            values = [
+                (b, _between([(r, self._verify[b][r]) for r in _around(self._verified_rows[b], rows)], rows, context))
+                for b in _around(self._verified_running, running)
+            ]
+            return _line(values, running)
+        at = self.rows(running, drafts) if drafts else running
+        return _between([(b, self._plain[b]) for b in _around(self._running, at)], at, context)
+
+
+def _around(known: Sequence[int], x: float) -> Sequence[int]:
+    """The two of `known` (ascending) that `x` lies between, or the two outermost on its side; one if x is known."""
+    at = bisect_left(known, x)
+    if at < len(known) and known[at] == x:
+        return known[at : at + 1]
+    right = min(max(bisect_right(known, x), 1), len(known) - 1)
+    return known[max(right - 1, 0) : right + 1]
+
+
+def _within(known: Sequence[int], x: float) -> bool:
+    return known[0] <= x <= known[-1]
+
+
+def _nearest(known: Sequence[int], x: float) -> int:
+    return min(known, key=lambda value: abs(value - x))
+
+
+def _between(curves: Sequence[tuple[int, Curve]], x: float, context: float) -> float:
+    return _line([(at, curve.at(context)) for at, curve in curves], x)
+
+
+def _line(values: Sequence[tuple[int, float]], x: float) -> float:
+    """The straight line through one or two (x, y), as `Curve` continues it outside."""
+    if len(values) == 1:
+        return values[0][1]
+    (x0, y0), (x1, y1) = values
+    slope = (y1 - y0) / (x1 - x0)
+    if x < x0:
+        return max(y0 - max(slope, 0.0) * (x0 - x), 0.0)
+    if x > x1:
+        return y1 + max(slope, 0.0) * (x - x1)
+    return y0 + slope * (x - x0)

@@ -1,0 +1,53 @@
+"""Seconds to carry samples to another engine, both ways there are, and to load weights (PAT 4.3, equations 1 to 4).
+
+Invariants: what was not measured raises NotMeasured and is never guessed; more tokens never cost less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rhyme_openrlhf.latency.curve import Curve
+from rhyme_openrlhf.latency.profile import Profile
+
+
+class NotMeasured(ValueError):
+    """The profile has no measurement of this."""
+
+
+class TransferModel:
+    """The fitted model of one profile: of the engine that receives."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        by_sequences: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for point in profile.prefills:
+            by_sequences[point.sequences].append((point.length, point.seconds))
+        self._prefills = {sequences: Curve(points) for sequences, points in by_sequences.items()}
+
+    def prefill_seconds(self, lengths: Sequence[int]) -> float:
+        """Prefill of sequences of these lengths together: as of as many of their root-mean-square length (eq. 3, 4)."""
+        if not self._prefills:
+            raise NotMeasured("the profile has no prefill: make it again with `rhyme profile`")
+        if not lengths:
+            return 0.0
+        rms = math.sqrt(sum(length * length for length in lengths) / len(lengths))
+        return Curve([(n, curve.at(rms)) for n, curve in self._prefills.items()]).at(len(lengths))
+
+    def kv_bytes(self, lengths: Sequence[int]) -> int:
+        """Bytes that one rank sends (eq. 1, with the profile's own bytes per token: grouped-query heads are right)."""
+        return sum(lengths) * self._profile.kv_bytes_per_token
+
+    def kv_transfer_seconds(self, lengths: Sequence[int]) -> float:
+        """The KV cache of these contexts to another engine (eq. 2)."""
+        if not self._profile.kv_bytes_per_second:
+            raise NotMeasured("the profile has no KV bandwidth: make it again with `rhyme profile`")
+        return self.kv_bytes(lengths) / self._profile.kv_bytes_per_second
+
+    def weight_load_seconds(self) -> float:
+        """A new weight version into the engine."""
+        if not self._profile.weight_load_seconds:
+            raise NotMeasured("the profile has no weight load: make it again with `rhyme profile`")
+        return self._profile.weight_load_seconds

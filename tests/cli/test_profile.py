@@ -1,0 +1,34 @@
+"""`rhyme profile show`, and bad input to `rhyme profile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rhyme_openrlhf.cli import demo
+from rhyme_openrlhf.cli import profile as command
+from rhyme_openrlhf.latency import profile as profiles
+from tests.latency import formula
+
+
+def test_show_prints_points_and_quality_and_draws_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profiles.write(formula.profile(), tmp_path / "p.json")
+    assert command.main(["show", str(tmp_path / "p.json"), "--html", str(tmp_path / "p.html")]) == 0
+    printed = capsys.readouterr().out
+    assert "Qwen2ForCausalLM 4x128" in printed and "held out" in printed
+    page = (tmp_path / "p.html").read_text()
+    assert "Steps that verify drafts" in page and "Prefill" in page
+    # Self-contained: the script is in the page.
+    assert "<script src" not in page
+
+
+def test_show_of_a_broken_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.json").write_text("{")
+    assert command.main(["show", str(tmp_path / "p.json")]) == command.BAD_INPUT
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_speculation_there_is_nothing_to_verify(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([*demo.arguments("unused"), "--no-histospec.enable"]) == command.BAD_INPUT
+    assert "never verifies drafts" in capsys.readouterr().err

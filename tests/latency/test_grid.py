@@ -1,0 +1,42 @@
+"""The points to measure fit into the engine."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.latency.grid import Limits, prefill_shapes, step_shapes
+
+limits = st.builds(
+    Limits,
+    running=st.integers(1, 1024),
+    length=st.integers(256, 131_072),
+    kv_cache_tokens=st.integers(1000, 1 << 21),
+    step_tokens=st.integers(512, 16_384),
+)
+
+
+@given(limits, st.integers(5, 60))
+def test_every_point_fits_to_its_last_step(room: Limits, steps: int) -> None:
+    shapes = step_shapes(room, steps)
+    assert len(set(shapes)) == len(shapes)
+    for shape in shapes:
+        longest = shape.context_each + steps * (1 + shape.drafts_each)
+        assert longest < room.length
+        assert shape.running * longest < room.kv_cache_tokens
+        assert shape.running * (1 + shape.drafts_each) <= room.step_tokens
+        assert shape.running <= room.running
+
+
+@given(limits)
+def test_every_prefill_fits(room: Limits) -> None:
+    for shape in prefill_shapes(room):
+        assert shape.length < room.length
+        assert shape.sequences * shape.length < room.kv_cache_tokens
+
+
+def test_each_number_of_samples_has_a_plain_step_and_short_contexts_are_denser() -> None:
+    shapes = step_shapes(Limits(64, 8192, 100_000, 2048), 12)
+    for running in (1, 2, 4, 8, 16, 32, 64):
+        plain = [shape.context_each for shape in shapes if shape.running == running and not shape.drafts_each]
+        assert plain and sum(context < 512 for context in plain) >= min(3, len(plain))

@@ -1,0 +1,72 @@
+"""Cache, correction, and what lies outside of the profile."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.latency.correction import BOUND, MOST_AT_ONCE, RATE, Correction
+from rhyme_openrlhf.latency.predictor import Predictor, context_bucket
+from rhyme_openrlhf.latency.step_model import StepModel
+from tests.latency import formula
+
+
+def predictor(told: list[str] | None = None) -> Predictor:
+    return Predictor(StepModel(formula.profile()), (told if told is not None else []).append)
+
+
+@given(st.integers(0, 10_000_000))
+def test_a_bucket_is_near_what_it_stands_for(context: int) -> None:
+    assert abs(context_bucket(context) - context) <= context / 16
+    assert context_bucket(context_bucket(context)) == context_bucket(context)
+
+
+@given(st.integers(1, 64), st.integers(64, 2000), st.integers(0, 15))
+def test_the_cache_changes_little(running: int, each: int, drafts_each: int) -> None:
+    asked, context, drafts = predictor(), running * each, running * drafts_each
+    exact = asked.model.seconds(running, context, drafts)
+    for _ in range(2):
+        assert asked.profiled_seconds(running, context, drafts) == pytest.approx(exact, rel=0.07)
+
+
+def test_what_lies_outside_is_said_once() -> None:
+    told: list[str] = []
+    asked = predictor(told)
+    asked.step_seconds(4, 400, 0)
+    assert told == []
+    asked.step_seconds(500, 500, 0)
+    asked.step_seconds(600, 600, 0)
+    assert len(told) == 1 and told[0].startswith("step times of 500 samples")
+
+
+def test_steps_that_take_longer_are_learnt() -> None:
+    asked = predictor()
+    for _ in range(400):
+        asked.observe(16, 4096, 48, 1.5 * asked.profiled_seconds(16, 4096, 48))
+    assert asked.step_seconds(16, 4096, 48) == pytest.approx(1.5 * asked.profiled_seconds(16, 4096, 48), rel=0.01)
+    # Sizes that were not seen follow the average of all.
+    assert asked.step_seconds(1, 64, 0) == pytest.approx(1.5 * asked.profiled_seconds(1, 64, 0), rel=0.01)
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3)), max_size=60))
+def test_no_observation_moves_it_far(pairs: list[tuple[float, float]]) -> None:
+    learnt, before = Correction(), 0.0
+    for predicted, measured in pairs:
+        learnt.observe(4, 0, predicted, measured)
+        now = math.log(learnt.factor(4, 0))
+        assert abs(now - before) <= RATE * MOST_AT_ONCE + 1e-9
+        assert abs(now) <= BOUND
+        before = now
+
+
+def test_a_table_holds_what_the_single_questions_answer() -> None:
+    asked = predictor()
+    for drafts, slower in ((0, 1.2), (48, 2.0)):
+        for _ in range(100):
+            asked.observe(16, 4096, drafts, slower * asked.profiled_seconds(16, 4096, drafts))
+    for _ in range(2):
+        table = asked.step_table(16, 4096, 100)
+        assert table == pytest.approx([asked.step_seconds(16, 4096, drafts) for drafts in range(101)])

@@ -1,0 +1,94 @@
+"""A profile's file: what goes in comes out, and what is broken is refused with its line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.profile import ProfileError, StepPoint
+from tests.latency import formula
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    profiles.write(formula.profile(), tmp_path / "p.json")
+    return tmp_path / "p.json"
+
+
+def test_what_is_written_is_read(file: Path) -> None:
+    assert profiles.read(file) == formula.profile()
+    assert [path.name for path in file.parent.iterdir()] == ["p.json"]
+
+
+def test_a_torn_file_names_its_line(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[:20]))
+    with pytest.raises(ProfileError, match=r"p\.json is no JSON: line 20"):
+        profiles.read(file)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("[1, 32, 0, -0.5, 0.0001, 20]", "seconds must be finite and not negative, got -0.5"),
+        ("[1.5, 32, 0, 0.5, 0.0001, 20]", "running must be a whole number, got 1.5"),
+        ('[1, 32, 0, "fast", 0.0001, 20]', "seconds must be a number, got 'fast'"),
+        ("[1, 32]", "a point of 'steps' is 6 numbers"),
+        ("7", "a point of 'steps' is 6 numbers"),
+    ],
+)
+def test_an_impossible_point_names_its_line(file: Path, bad: str, said: str) -> None:
+    lines = file.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if '"steps"' in line) + 3
+    lines[at] = f"    {bad},"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ProfileError, match=rf"line {at + 1}: ") as raised:
+        profiles.read(file)
+    assert said in str(raised.value)
+
+
+def test_another_format_is_refused(file: Path) -> None:
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "format": 99}))
+    with pytest.raises(ProfileError, match="format 99; this version reads format 1"):
+        profiles.read(file)
+
+
+@pytest.mark.parametrize("field", ["subject", "padded_rows", "versions"])
+def test_a_missing_field_is_named(file: Path, field: str) -> None:
+    content = json.loads(file.read_text())
+    del content[field]
+    file.write_text(json.dumps(content))
+    with pytest.raises(ProfileError, match=f"lacks '{field}'"):
+        profiles.read(file)
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="cannot be read"):
+        profiles.read(tmp_path / "none.json")
+    (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ProfileError, match="is no text"):
+        profiles.read(tmp_path / "b.json")
+
+
+def test_a_profile_of_something_else_is_named_side_by_side() -> None:
+    wanted = dataclasses.replace(formula.SUBJECT, hardware="H200", tensor_parallel_size=2)
+    with pytest.raises(ProfileError, match="hardware is 'test' there and 'H200' here; tensor_parallel_size is 1 there"):
+        formula.profile().check_fits(wanted, "p.json")
+    formula.profile().check_fits(formula.SUBJECT, "p.json")
+
+
+def test_points_that_make_no_model_are_refused() -> None:
+    point = StepPoint(1, 32, 0, 0.01, 0.0, 5)
+    for steps in (
+        (),
+        (point, point),
+        (dataclasses.replace(point, drafts=2),),
+        (dataclasses.replace(point, seconds=0.0),),
+    ):
+        with pytest.raises(ValueError, match="profile|takes time"):
+            formula.profile(steps=steps)

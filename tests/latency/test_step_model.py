@@ -1,0 +1,62 @@
+"""The fitted step model against the formula its points were made with."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.latency.step_model import StepModel
+from tests.latency import formula
+
+model = StepModel(formula.profile())
+
+
+def test_every_profiled_point_is_answered_as_measured() -> None:
+    for point in formula.profile().steps:
+        assert model.seconds(point.running, point.context, point.drafts) == pytest.approx(point.seconds)
+
+
+@given(st.integers(1, 64), st.integers(32, 2048))
+def test_plain_steps_between_the_points(running: int, each: int) -> None:
+    wanted = formula.formula(running, running * each, 0)
+    assert model.seconds(running, running * each, 0) == pytest.approx(wanted, rel=1e-6)
+
+
+@given(st.integers(1, 64), st.integers(40, 2000), st.integers(1, 15))
+def test_verifying_steps_between_the_points(running: int, each: int, drafts_each: int) -> None:
+    drafts = running * drafts_each
+    wanted = formula.formula(running, running * each, drafts)
+    # Fewer rows than any profiled step of the neighbours has are answered by the nearest that was.
+    assert model.seconds(running, running * each, drafts) == pytest.approx(wanted, rel=0.12)
+
+
+@given(st.integers(1, 400), st.integers(1, 100_000), st.integers(0, 1000))
+def test_more_context_never_costs_less(running: int, context: int, drafts: int) -> None:
+    assert model.seconds(running, context + 1000, drafts) >= model.seconds(running, context, drafts) > 0
+
+
+@given(st.integers(1, 64), st.integers(32, 4000), st.integers(1, 500))
+def test_drafts_on_one_stair_cost_the_same(running: int, context: int, drafts: int) -> None:
+    last = model.next_stair(running, drafts)
+    assert last >= drafts
+    assert model.seconds(running, context, last) == model.seconds(running, context, drafts)
+
+
+def test_outside_goes_on_with_the_slope_and_says_so() -> None:
+    assert not model.covers(128, 4096, 0)
+    assert model.seconds(128, 4096, 0) == pytest.approx(formula.formula(128, 4096, 0))
+    assert not model.covers(4, 4 * 4096, 0)
+    assert model.covers(4, 400, 0) and model.covers(4, 400, 12)
+
+
+def test_without_profiled_verification_rows_cost_what_samples_cost() -> None:
+    plain = tuple(point for point in formula.profile().steps if not point.drafts)
+    without = StepModel(formula.profile(steps=plain, padded_rows=()))
+    assert without.seconds(4, 1000, 12) == pytest.approx(without.seconds(16, 1000, 0))
+
+
+@pytest.mark.parametrize("shape", [(0, 10, 0), (1, -1, 0), (1, 10, -1)])
+def test_impossible_steps_are_refused(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="no step has"):
+        model.seconds(*shape)

@@ -1,0 +1,106 @@
+"""Walking the grid: on an engine whose times follow a formula, interrupted and gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
+from rhyme_openrlhf.latency.quality import assess
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.profiling.measure import STEPS, WARM_UP, MeasureError, Plan, measure
+from tests.latency import formula
+
+LIMITS = Limits(running=8, length=600, kv_cache_tokens=5000, step_tokens=512)
+
+
+def plan(**changes: object) -> Plan:
+    values: dict[str, object] = {
+        "subject": formula.SUBJECT,
+        "limits": LIMITS,
+        "versions": {"vllm": "0.29.0"},
+        "padded_rows": formula.PADDED,
+        "kv_bytes_per_token": 2048,
+    }
+    return Plan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class FormulaEngine:
+    """Times by formula; `dies_after`: points until it is killed."""
+
+    def __init__(self, dies_after: int = 10_000, steps: int = STEPS) -> None:
+        self.asked: list[object] = []
+        self._dies_after = dies_after
+        self._steps = steps
+
+    def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
+        self._ask(shape)
+        drafts = shape.running * shape.drafts_each
+        contexts = [shape.running * (shape.context_each + step) for step in range(min(steps, self._steps))]
+        return [(shape.running, t, drafts, formula.formula(shape.running, t, drafts)) for t in contexts]
+
+    def prefill(self, shape: PrefillShape) -> float:
+        self._ask(shape)
+        return shape.sequences * shape.length * 1e-5
+
+    def _ask(self, shape: object) -> None:
+        if len(self.asked) == self._dies_after:
+            raise MeasureError("killed")
+        self.asked.append(shape)
+
+
+def test_the_profile_answers_as_the_engine_does(tmp_path: Path) -> None:
+    profile = measure(plan(), FormulaEngine(), tmp_path / "points", lambda words: None)
+    model = StepModel(profile)
+    for shape in (StepShape(3, 100, 0), StepShape(5, 200, 0), StepShape(4, 100, 4)):
+        context, drafts = shape.running * shape.context_each, shape.running * shape.drafts_each
+        wanted = formula.formula(shape.running, context, drafts)
+        assert model.seconds(shape.running, context, drafts) == pytest.approx(wanted, rel=0.02)
+    quality = assess(profile)
+    assert quality.points > 10
+    assert quality.held_out_error is not None and quality.held_out_error < 0.01
+
+
+def test_an_interrupted_walk_goes_on_where_it_was(tmp_path: Path) -> None:
+    journal = tmp_path / "points"
+    first = FormulaEngine(dies_after=10)
+    with pytest.raises(MeasureError, match="killed"):
+        measure(plan(), first, journal, lambda words: None)
+    second, whole = FormulaEngine(), FormulaEngine()
+    resumed = measure(plan(), second, journal, lambda words: None)
+    assert resumed == measure(plan(), whole, tmp_path / "others", lambda words: None)
+    # The first nine points (the tenth question was the warm-up) are not asked for again.
+    assert second.asked == [WARM_UP, *whole.asked[10:]]
+
+
+def test_a_torn_last_line_is_measured_again(tmp_path: Path) -> None:
+    journal = tmp_path / "points"
+    measure(plan(), FormulaEngine(), journal, lambda words: None)
+    journal.write_text(journal.read_text()[:-7])
+    again = FormulaEngine()
+    measure(plan(), again, journal, lambda words: None)
+    assert again.asked[0] == WARM_UP and set(again.asked[1:]) == {plan().prefills()[-1]}
+
+
+@pytest.mark.parametrize("changes", [{"versions": {"vllm": "0.30.0"}}, {"limits": Limits(8, 600, 4000, 512)}])
+def test_a_journal_of_something_else_is_not_used(tmp_path: Path, changes: dict[str, object]) -> None:
+    journal = tmp_path / "points"
+    measure(plan(), FormulaEngine(), journal, lambda words: None)
+    again = FormulaEngine()
+    measure(plan(**changes), again, journal, lambda words: None)
+    assert len(again.asked) > len(plan(**changes).steps())
+    assert json.loads(journal.read_text().splitlines()[0])["subject"]["hardware"] == "test"
+
+
+def test_a_point_that_does_not_come_about_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MeasureError, match=r"1 samples x 16 tokens, 0 drafts each: 3 of 16 decode steps"):
+        measure(plan(), FormulaEngine(steps=3), tmp_path / "points", lambda words: None)
+
+
+def test_every_point_is_announced(tmp_path: Path) -> None:
+    told: list[str] = []
+    measure(plan(), FormulaEngine(), tmp_path / "points", told.append)
+    assert len(told) == 1 + len(plan().steps()) + len(plan().prefills())
