@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from rhyme_openrlhf.api.cluster_state import ClusterState, cluster_state
 from rhyme_openrlhf.api.launch_file import ENTRYPOINT
 from rhyme_openrlhf.api.queueing import Job, JobState
 
@@ -23,6 +24,8 @@ CALL_SECONDS = 10.0
 # What a driver gets between SIGTERM and SIGKILL: it writes its last events and its summary.
 STOP_WAIT_SECONDS = 30
 LOG_LINES = 200
+# The most that Ray's state API lists (RAY_MAX_LIMIT_FROM_API_SERVER).
+LISTED = 10_000
 
 _GPUS = re.compile(
     r"^\s*([\d.]+)/[\d.]+ GPU(?: \(([\d.]+) used of ([\d.]+) reserved in placement groups\))?\s*$", re.MULTILINE
@@ -67,6 +70,9 @@ class Launcher(Protocol):
 
     def used_gpus(self) -> int:
         """GPUs that any job has or has reserved."""
+
+    def state(self) -> ClusterState:
+        """Nodes, resources and actors."""
 
 
 class RayLauncher:
@@ -139,8 +145,7 @@ class RayLauncher:
     def gpus(self) -> int:
         """See Launcher."""
         with self._answering() as client:
-            listed = _json(client._do_request("GET", "/api/v0/nodes?detail=true&limit=10000"))
-        nodes = listed["data"]["result"]["result"]
+            nodes = _listed(client, "nodes")
         return int(sum(node["resources_total"].get("GPU", 0) for node in nodes if node["state"] == "ALIVE"))
 
     def used_gpus(self) -> int:
@@ -149,6 +154,12 @@ class RayLauncher:
             summary = _json(client._do_request("GET", "/nodes?view=summary"))
         nodes = summary["data"]["nodeLogicalResources"].values()
         return math.ceil(sum(taken_gpus(text) for text in nodes))
+
+    def state(self) -> ClusterState:
+        """See Launcher."""
+        with self._answering() as client:
+            status = _json(client._do_request("GET", "/api/cluster_status"))["data"].get("clusterStatus")
+            return cluster_state(_listed(client, "nodes"), _listed(client, "actors"), status)
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[Any]:
@@ -194,6 +205,13 @@ def _connect(address: str, token: str) -> Any:
             return super()._do_request(method, endpoint, timeout=CALL_SECONDS, **options)
 
     return BoundedClient(address, headers={"Authorization": f"Bearer {token}"} if token else None)
+
+
+def _listed(client: Any, what: str) -> list[Mapping[str, Any]]:
+    """Rows of Ray's state API, as many as it gives."""
+    answer = _json(client._do_request("GET", f"/api/v0/{what}?detail=true&limit={LISTED}"))
+    rows: list[Mapping[str, Any]] = answer["data"]["result"]["result"]
+    return rows
 
 
 def _json(answer: Any) -> Mapping[str, Any]:

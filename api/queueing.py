@@ -262,3 +262,38 @@ def choose(
         else:
             held = True
     return Start(tuple(now), tuple(never))
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What an attempt in the queue waits for. `position` counts from 1."""
+
+    attempt_id: int
+    position: int
+    why: str
+
+
+def waits(queue: Sequence[Queued], running: Sequence[int], total_gpus: int | None, max_runs: int) -> list[Wait]:
+    """Why each of the `queue` has not started, by what `choose` says; `total_gpus` None: Ray does not answer."""
+    if total_gpus is None:
+        return [Wait(one.attempt_id, at, "Ray does not answer") for at, one in enumerate(queue, 1)]
+    start = choose(queue, running, total_gpus, max_runs)
+    never = dict(start.never)
+    free = total_gpus - sum(running) - sum(one.gpus for one in queue if one.attempt_id in start.now)
+    full = len(running) + len(start.now) >= max_runs
+    held = 0
+    found = []
+    for position, one in enumerate(queue, 1):
+        if one.attempt_id in start.now:
+            why = "it starts in a moment"
+        elif one.attempt_id in never:
+            why = f"it will be refused: {never[one.attempt_id]}"
+        elif held:
+            why = f"runs start in the order they came, and number {held} waits"
+        else:
+            held = position
+            why = f"it asks for {one.gpus} GPUs, and {max(0, free)} of {total_gpus} are free"
+            if full:
+                why = f"as many runs are active as may be at once: --launch.max_runs {max_runs}"
+        found.append(Wait(one.attempt_id, position, why))
+    return found

@@ -21,7 +21,7 @@ from rhyme_openrlhf.api import spec_paths
 from rhyme_openrlhf.api.schema import TypedOption, options
 from rhyme_openrlhf.config import SETTINGS_CLASSES
 from rhyme_openrlhf.options import SettingsError, from_mapping
-from rhyme_openrlhf.training.resources import required_gpus
+from rhyme_openrlhf.training.resources import Share, required_gpus, shares
 
 Arguments = dict[str, dict[str, Any]]
 
@@ -130,6 +130,11 @@ def merged(base: Arguments, edits: Mapping[str, Mapping[str, Any]]) -> Arguments
 def gpus_needed(arguments: Arguments) -> int:
     """GPUs that a run of checked `arguments` asks Ray for."""
     return required_gpus(_namespace(arguments))
+
+
+def gpu_shares(arguments: Arguments) -> list[Share]:
+    """Who of a run of checked `arguments` gets which of these GPUs."""
+    return shares(_namespace(arguments))
 
 
 def _unknown(group: str, name: str) -> Fault:

@@ -1,4 +1,7 @@
-"""Figures as JSON: `/ui/runs/<uid>/figures/<name>`; the query parameters are the figure's options."""
+"""Figures as JSON: `/ui/runs/<uid>/figures/<name>` of one run, `/ui/figures/<name>?run=...` of several.
+
+The query parameters are the figure's options.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from rhyme_openrlhf.api.fields import RunUid
 from rhyme_openrlhf.api.problems import not_found
 from rhyme_openrlhf.api.queries import find_run
 from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.webui.compare_figures import RUNS_FIGURES, RunsWindow
 from rhyme_openrlhf.webui.rendering import HEADERS
 from rhyme_openrlhf.webui.run_figures import RUN_FIGURES
 
@@ -30,6 +34,18 @@ def run_figure(uid: RunUid, name: FigureName, request: Request, who: auth.Viewer
     with service.database.reading() as session:
         rows = figure.ask(session, find_run(session, uid), options)
         drawn = figure.draw(rows, options)
+    return Response(drawn.to_json(), media_type="application/json", headers=HEADERS)
+
+
+@router.get("/figures/{name}")
+def runs_figure(name: FigureName, request: Request, who: auth.Viewer, service: ServiceDep) -> Response:
+    """One figure of several runs, without a theme."""
+    figure = RUNS_FIGURES.get(name)
+    if figure is None:
+        raise not_found("figure", name)
+    options = read_options(RunsWindow, request)
+    with service.database.reading() as session:
+        drawn = figure.draw(session, options)
     return Response(drawn.to_json(), media_type="application/json", headers=HEADERS)
 
 

@@ -21,6 +21,7 @@ _LONGEST_AGO = 30 * _DAY
 # Three digits are what people compare; more is in the export.
 _SIGNIFICANT = 3
 _THOUSAND = 1000.0
+_KIB = 1024.0
 _SUFFIXES = ("", "k", "M", "G", "T")
 
 # Names of curves (`api/curves.py`: columns, figures) and what they are called, with the unit where there is one.
@@ -138,6 +139,17 @@ def moment(then: float | None) -> str:
 def iso(then: float) -> str:
     """For `<time datetime>`."""
     return datetime.fromtimestamp(then, UTC).isoformat(timespec="seconds")
+
+
+def memory(size: float | None) -> str:
+    """A size in memory, in units of 1024: 512 B, 1.5 GiB."""
+    if size is None or not math.isfinite(size):
+        return NO_VALUE
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < _KIB:
+            return f"{number(size, 0 if unit == 'B' or size >= 100 else 1)} {unit}"
+        size /= _KIB
+    return f"{number(size, 1)} TiB"
 
 
 def counted(count: int, noun: str) -> str:

@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
-from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.curves import FIGURES, Axis, Curve, curve_names, curves
+from rhyme_openrlhf.api.comparison import COMPARED, configuration, differing, figures_of, ratio
+from rhyme_openrlhf.api.curves import Axis, Curve, curve_names, curves
 from rhyme_openrlhf.api.fields import INT32, FromStep, RunUid, ToStep, UidText, View
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
-from rhyme_openrlhf.api.queries import find_run, flatten, names_around
-from rhyme_openrlhf.api.record import METRIC_LENGTH, Step
+from rhyme_openrlhf.api.queries import find_run, names_around
+from rhyme_openrlhf.api.record import METRIC_LENGTH
 from rhyme_openrlhf.api.state import ServiceDep
 from rhyme_openrlhf.api.timeline import MAX_LANES, timeline
 from rhyme_openrlhf.api.views import RunSummary, run_summary
@@ -31,8 +31,6 @@ MOST_POINTS = 5000
 # Intervals of one answer: about 2 MB of JSON.
 INTERVALS = 5000
 MOST_INTERVALS = 20_000
-# Figures whose ratio to the first run's says how much faster or better a run is.
-COMPARED = ("tokens_per_second", "speculation_rate", "bubble_fraction", "reward", "step", "seconds_per_step")
 
 Names = Annotated[
     str,
@@ -189,14 +187,14 @@ def compare(
     with service.database.reading() as session:
         for uid in run:
             row = find_run(session, uid)
-            figures = _figures(session, row)
+            figures = figures_of(session, row)
             first = compared[0].figures if compared else figures
             found = curves(session, row, _split(names), 0, INT32, points, axis)
             compared.append(
                 Compared(
                     run=_summary(session, row),
                     figures=figures,
-                    ratios={name: _ratio(figures[name], first[name]) for name in COMPARED},
+                    ratios={name: ratio(figures[name], first[name]) for name in COMPARED},
                     curves=[_curve(curve) for curve in found],
                 )
             )
@@ -209,12 +207,10 @@ def config_diff(
 ) -> ConfigDiff:
     """What the configurations and versions of two runs do not share, by dotted name."""
     with service.database.reading() as session:
-        flat = [flatten(_configuration(find_run(session, uid))) for uid in (a, b)]
-    names = sorted({*flat[0], *flat[1]})
+        flat = [configuration(find_run(session, uid)) for uid in (a, b)]
     differences = [
         Difference(name=name, a=flat[0].get(name), b=flat[1].get(name), in_a=name in flat[0], in_b=name in flat[1])
-        for name in names
-        if name not in flat[0] or name not in flat[1] or flat[0][name] != flat[1][name]
+        for name in differing(flat)
     ]
     return ConfigDiff(a=a, b=b, differences=differences)
 
@@ -233,19 +229,3 @@ def _curve(curve: Curve) -> CurveView:
 
 def _summary(session: Session, run: Run) -> RunSummary:
     return run_summary(run, *names_around(session, run))
-
-
-def _configuration(run: Run) -> dict[str, Any]:
-    return {"config": run.config, "versions": run.versions}
-
-
-def _figures(session: Session, run: Run) -> dict[str, float | None]:
-    figures: dict[str, float | None] = {name: getattr(run, name, None) for name in COMPARED}
-    # Of the steps that are whole: a run that waits, or was stopped for a night, is not slower for it.
-    seconds = FIGURES["step_seconds"]
-    figures["seconds_per_step"] = session.scalar(select(func.avg(seconds)).where(Step.run_id == run.id))
-    return figures
-
-
-def _ratio(value: float | None, first: float | None) -> float | None:
-    return value / first if value is not None and first else None

@@ -5,27 +5,54 @@ Follows the placement in OpenRLHF 0.11.2 `cli/train_ppo_ray.py::train`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 # CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
 SPARE_CPUS = 8
 
 
-def required_gpus(args: SimpleNamespace) -> int:
-    """GPUs of all placement groups and actors of a run."""
+@dataclass(frozen=True)
+class Share:
+    """GPUs that these models have for themselves: "engines", "actor", "reference", "critic", "reward"."""
+
+    models: tuple[str, ...]
+    gpus: int
+
+
+def shares(args: SimpleNamespace) -> list[Share]:
+    """Who gets which GPUs: every placement group and actor of a run, those with none left out."""
     engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
-    actor = _group(args.actor)
-    reference = _group(args.ref) if args.algo.kl.init_coef > 0 else 0
-    critic = _group(args.critic) if args.critic.model_name_or_path else 0
-    reward = _group(args.reward) if not args.reward.remote_url else 0
+    sizes = {
+        "actor": _group(args.actor),
+        "reference": _group(args.ref) if args.algo.kl.init_coef > 0 else 0,
+        "critic": _group(args.critic) if args.critic.model_name_or_path else 0,
+        "reward": _group(args.reward) if not args.reward.remote_url else 0,
+    }
+    there = tuple(name for name, size in sizes.items() if size)
     if args.train.colocate_all:
         # One placement group for all models; the engines share it only when generation and training take turns.
-        return actor + (engines if args.train.async_enable else 0)
+        if args.train.async_enable:
+            found = [Share(("engines",), engines), Share(there, sizes["actor"])]
+        else:
+            found = [Share(("engines", *there), sizes["actor"])]
+        return [share for share in found if share.gpus]
+    pairs = []
     if args.train.colocate_actor_ref:
-        reference = 0
-    if args.train.colocate_critic_reward and critic:
-        reward = 0
-    return engines + actor + reference + critic + reward
+        pairs.append(("actor", "reference"))
+    if args.train.colocate_critic_reward and sizes["critic"]:
+        pairs.append(("critic", "reward"))
+    found = [Share(("engines",), engines)]
+    for name, size in sizes.items():
+        first = next((pair for pair in pairs if name in pair), (name,))
+        if name == first[0]:
+            found.append(Share(tuple(one for one in first if sizes[one]), size))
+    return [share for share in found if share.gpus]
+
+
+def required_gpus(args: SimpleNamespace) -> int:
+    """GPUs of all placement groups and actors of a run."""
+    return sum(share.gpus for share in shares(args))
 
 
 def _group(model: SimpleNamespace) -> int:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from rhyme_openrlhf.webui.pages import run, runs, sign_in
+from rhyme_openrlhf.webui.pages import cluster, compare, config, new_run, run, runs, settings, sign_in
 
 PAGES: tuple[APIRouter, ...] = (
     sign_in.router,
     runs.router,
+    new_run.router,
+    compare.router,
+    cluster.router,
+    settings.router,
     run.router,
+    config.router,
 )

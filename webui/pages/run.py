@@ -95,7 +95,7 @@ def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
         "seconds_so_far": None if run.started_at is None or end is None else end - run.started_at,
         "can_stop": active and run.status != "stopping",
         "can_resume": run.status in ENDED and run.spec is not None,
-        "can_clone": run.spec is not None,
+        "can_clone": run.spec is not None or run.command[:2] == ["rhyme", "train"],
     }
 
 

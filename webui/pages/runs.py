@@ -5,23 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, cast, get_args
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
 from sqlalchemy import select
 
 from rhyme_openrlhf.api.fields import NO_NUL, TAG_LENGTH, Cursor
-from rhyme_openrlhf.api.models import NAME_LENGTH, Run
+from rhyme_openrlhf.api.models import NAME_LENGTH, Experiment, Run
 from rhyme_openrlhf.api.pagination import Direction
 from rhyme_openrlhf.api.queries import RUN_SORTS, Archived, Origin, RunFilter, RunSort, list_runs
-from rhyme_openrlhf.api.status import RUN_STATUSES
+from rhyme_openrlhf.api.status import ENDED, RUN_STATUSES
 from rhyme_openrlhf.api.views import RunSummary
+from rhyme_openrlhf.webui import sparkline
 from rhyme_openrlhf.webui import text as wording
 from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
+from rhyme_openrlhf.webui.sparkline import reward_lines
 
 router = APIRouter(include_in_schema=False)
 
 # A screen of a wall monitor; the rest is on the next page.
 ROWS = 50
+ORIGINS = (("launched", "Started here"), ("reported", "Reported"), ("imported", "Imported"))
 # As README.md and docs/control-plane.md have it.
 START_COMMAND = "rhyme runs start --name first -f -- rhyme demo"
 
@@ -30,22 +33,36 @@ START_COMMAND = "rhyme runs start --name first -f -- rhyme demo"
 class Column:
     """A column of the table: `sort` is the order that its head asks for, "" where it has none."""
 
+    name: str
     title: str
     sort: str = ""
     is_number: bool = False
     hint: str = ""
+    by_default: bool = True
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("Run", "name"),
-    Column("Status", "status"),
-    Column("Progress", "step"),
-    Column("Reward", "reward", True, "Mean over the last epoch that has one"),
-    Column("Tokens/s", "tokens_per_second", True, "Response tokens a second of rollout"),
-    Column("Speculation", "speculation_rate", True, "Share of response tokens that were accepted drafts"),
-    Column("Bubbles", "bubble_fraction", True, "Share of engine time in rollouts with nothing to run"),
-    Column("Started", "created_at"),
+    Column("status", "Status", "status"),
+    Column("progress", "Progress", "step"),
+    Column("reward", "Reward", "reward", True, "Mean over the last epoch that has one"),
+    Column("curve", "Reward curve", "", False, "Mean reward of a few steps, from the first to the last"),
+    Column("tokens_per_second", "Tokens/s", "tokens_per_second", True, "Response tokens a second of rollout"),
+    Column(
+        "speculation", "Speculation", "speculation_rate", True, "Share of response tokens that were accepted drafts"
+    ),
+    Column("bubbles", "Bubbles", "bubble_fraction", True, "Share of engine time in rollouts with nothing to run"),
+    Column("started", "Started", "created_at"),
+    Column("duration", "Duration", "", True, "From its start to its end, or until now", False),
+    Column("finished", "Finished", "finished_at", by_default=False),
+    Column("heard", "Last event", "last_event_at", by_default=False),
+    Column("epoch", "Epoch", "epoch", True, by_default=False),
+    Column("engines", "Engines", "", True, by_default=False),
+    Column("origin", "Origin", "origin", by_default=False),
+    Column("uid", "Id", by_default=False),
 )
+NAME_COLUMN = Column("name", "Run", "name")
+# Names that the filter offers; the address takes any.
+EXPERIMENTS = 200
 
 Words = Annotated[list[Annotated[str, Query(max_length=TAG_LENGTH, pattern=NO_NUL)]], Query(max_length=20)]
 Text = Annotated[str, Query(max_length=NAME_LENGTH, pattern=NO_NUL)]
@@ -57,12 +74,20 @@ class Asked:
 
     status: Words
     origin: Words
+    columns: Words
     tag: Text = ""
     experiment: Text = ""
     text: Text = ""
     archived: Text = "no"
     sort: Text = "created_at"
     direction: Text = "desc"
+
+    @property
+    def shown(self) -> tuple[Column, ...]:
+        """The columns that were chosen, in their own order; the usual ones where none was."""
+        chosen = {name for name in self.columns if name}
+        found = tuple(column for column in COLUMNS if column.name in chosen)
+        return found or tuple(column for column in COLUMNS if column.by_default)
 
     @property
     def wanted(self) -> RunFilter:
@@ -92,39 +117,43 @@ class Head:
     sorted: str
 
 
-@router.get("/")
-def runs_page(
-    page: PageDep,
+def _asked(
     status: Words = [],  # noqa: B006 (FastAPI copies it)
     origin: Words = [],  # noqa: B006
+    columns: Words = [],  # noqa: B006
     tag: Text = "",
     experiment: Text = "",
     text: Text = "",
     archived: Text = "no",
     sort: Text = "created_at",
     direction: Text = "desc",
-    cursor: Cursor = None,
-) -> HTMLResponse:
+) -> Asked:
+    return Asked(status, origin, columns, tag, experiment, text, archived, sort, direction)
+
+
+AskedDep = Annotated[Asked, Depends(_asked)]
+
+
+@router.get("/")
+def runs_page(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResponse:
     """The table of runs; every filter is in the address."""
-    asked = Asked(status, origin, tag, experiment, text, archived, sort, direction)
-    return page.render("runs.html", **_table(page, asked, cursor))
+    with page.service.database.reading() as session:
+        experiments = list(session.scalars(select(Experiment.name).order_by(Experiment.name).limit(EXPERIMENTS)))
+    query = page.request.query_params.multi_items()
+    return page.render(
+        "runs.html",
+        experiments=experiments,
+        origins=ORIGINS,
+        columns=[(column, column in asked.shown) for column in COLUMNS],
+        kept=[(name, value) for name, value in query if name not in ("columns", "cursor") and value],
+        plain_url=url_with("/", query, {"columns": None, "cursor": None}) if any(asked.columns) else "",
+        **_table(page, asked, cursor),
+    )
 
 
 @router.get("/ui/parts/runs")
-def runs_table(
-    page: PageDep,
-    status: Words = [],  # noqa: B006
-    origin: Words = [],  # noqa: B006
-    tag: Text = "",
-    experiment: Text = "",
-    text: Text = "",
-    archived: Text = "no",
-    sort: Text = "created_at",
-    direction: Text = "desc",
-    cursor: Cursor = None,
-) -> HTMLResponse:
+def runs_table(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResponse:
     """The table alone, for a page that is open."""
-    asked = Asked(status, origin, tag, experiment, text, archived, sort, direction)
     return page.render("parts/runs_table.html", **_table(page, asked, cursor))
 
 
@@ -134,6 +163,8 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
         rows, following = list_runs(session, asked.wanted, sort, direction, ROWS, cursor)
         # Without rows: is nothing there at all, or is the filter too narrow?
         any_run = bool(rows) or session.scalar(select(Run.id).limit(1)) is not None
+        has_curves = any(column.name == "curve" for column in asked.shown)
+        lines = reward_lines(session, {run.uid: run.step for run in rows}) if has_curves else {}
     query = page.request.query_params.multi_items()
 
     def link(**changes: Any) -> str:
@@ -141,8 +172,9 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
 
     return {
         "asked": asked,
-        "rows": [(run, progress(run)) for run in rows],
-        "heads": [_head(column, sort, direction, link) for column in COLUMNS],
+        "rows": [(run, progress(run), lines.get(run.uid), _seconds(run, page.now)) for run in rows],
+        "heads": [_head(column, sort, direction, link) for column in (NAME_COLUMN, *asked.shown)],
+        "line_size": (sparkline.WIDTH, sparkline.HEIGHT),
         "next_url": link(cursor=following) if following else None,
         "first_url": link(cursor=None) if cursor else None,
         "any_run": any_run,
@@ -164,6 +196,11 @@ def _head(column: Column, sort: str, direction: Direction, link: Any) -> Head:
     # Names from A, numbers from the largest.
     first = "desc" if column.is_number or column.sort in ("created_at", "step") else "asc"
     return Head(column, link(sort=column.sort, direction=first, cursor=None), "")
+
+
+def _seconds(run: RunSummary, now: float) -> float | None:
+    end = run.finished_at if run.status in ENDED else now
+    return None if run.started_at is None or end is None else end - run.started_at
 
 
 def _toggled(words: list[str], word: str) -> list[str]:

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.app import create_app
+from rhyme_openrlhf.api.cluster_state import ClusterState, cluster_state
 from rhyme_openrlhf.api.dispatcher import Dispatcher
 from rhyme_openrlhf.api.launch_file import read_launch_file
 from rhyme_openrlhf.api.launcher import ClusterUnreachable, SubmitRefused
@@ -76,6 +77,12 @@ class Cluster:
     def used_gpus(self) -> int:
         self._answer()
         return self.others_gpus + self.taken_gpus
+
+    def state(self) -> ClusterState:
+        self._answer()
+        total = {"GPU": float(self.total_gpus), "CPU": 24.0}
+        node = {"node_id": "ab" * 28, "node_ip": "10.0.0.1", "state": "ALIVE", "is_head_node": True}
+        return cluster_state([{**node, "resources_total": total}], [], None)
 
 
 @dataclass

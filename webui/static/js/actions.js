@@ -52,11 +52,18 @@ function filled(address, answer) {
 
 function fields(form) {
   const body = {};
-  for (const [name, value] of new FormData(form)) body[name] = value;
+  for (const [name, value] of new FormData(form)) {
+    body[name] = form.elements[name].dataset?.words === undefined ? value : words(value);
+  }
   return body;
 }
 
-function confirmed(question, title) {
+// A field with data-words holds words with commas between: the API takes a list.
+function words(text) {
+  return [...new Set(text.split(",").map((word) => word.trim()).filter((word) => word !== ""))];
+}
+
+export function confirmed(question, title) {
   const dialog = document.querySelector("[data-confirm-dialog]");
   dialog.querySelector("[data-confirm-text]").textContent = question;
   dialog.querySelector("[data-confirm-yes]").textContent = title || "Confirm";

@@ -16,8 +16,8 @@ const csrf = () => document.querySelector("meta[name=csrf]")?.content ?? "";
 // The service answers pages in milliseconds; what takes this long does not come.
 const LIMIT_MS = 30_000;
 
-export async function ask(url, { method = "GET", body = null } = {}) {
-  const headers = {};
+export async function ask(url, { method = "GET", body = null, headers: more = {} } = {}) {
+  const headers = { ...more };
   if (method !== "GET") headers["X-CSRF-Token"] = csrf();
   if (body !== null) headers["Content-Type"] = "application/json";
   let response;

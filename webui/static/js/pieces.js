@@ -23,7 +23,7 @@ export async function refresh(piece) {
 
 function inUse(piece) {
   const focused = document.activeElement;
-  if (piece.contains(focused) && focused.matches("input, select, textarea")) return true;
+  if (piece.contains(focused) && focused.matches("input:not([type=checkbox]), select, textarea")) return true;
   const selection = document.getSelection();
   return !selection.isCollapsed && piece.contains(selection.anchorNode);
 }

@@ -1,0 +1,65 @@
+"""The queue as people ask for it: which runs of this service are active, which wait, and for what. Only reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.models import Attempt, Run
+from rhyme_openrlhf.api.queueing import Queued, waits
+from rhyme_openrlhf.api.spec import gpus_needed
+from rhyme_openrlhf.api.status import ACTIVE
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """A run of the queue, or one that is active (`position` 0 and no `why`)."""
+
+    uid: str
+    name: str
+    status: str
+    gpus: int
+    since: float
+    position: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """`active`: those that have their GPUs; `waiting`: in the order in which they start."""
+
+    active: list[QueuedRun]
+    waiting: list[QueuedRun]
+
+    @property
+    def gpus_taken(self) -> int:
+        """GPUs that active runs asked for."""
+        return sum(run.gpus for run in self.active)
+
+
+def queue_state(session: Session, total_gpus: int | None, max_runs: int) -> QueueState:
+    """`total_gpus`: of the cluster, None while it does not answer. The order is the dispatcher's."""
+    rows = session.execute(
+        select(Attempt, Run)
+        .join(Run, Run.id == Attempt.run_id)
+        .where(Attempt.status.in_(ACTIVE), Attempt.submission_id.is_not(None))
+        .order_by(Attempt.queued_at, Attempt.id)
+    ).tuples()
+    active: list[QueuedRun] = []
+    queued: list[tuple[Attempt, Run, int]] = []
+    for attempt, run in rows:
+        gpus = gpus_needed(run.spec["arguments"]) if run.spec is not None else 0
+        if attempt.status == "queued":
+            queued.append((attempt, run, gpus))
+        else:
+            since = attempt.started_at or attempt.queued_at
+            active.append(QueuedRun(run.uid, run.name, attempt.status, gpus, since))
+    entries = [Queued(attempt.id, gpus) for attempt, _, gpus in queued]
+    found = waits(entries, [run.gpus for run in active], total_gpus, max_runs)
+    waiting = [
+        QueuedRun(run.uid, run.name, "queued", gpus, attempt.queued_at, wait.position, wait.why)
+        for (attempt, run, gpus), wait in zip(queued, found, strict=True)
+    ]
+    return QueueState(active, waiting)

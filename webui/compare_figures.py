@@ -1,0 +1,69 @@
+"""The registry of figures of several runs: `/ui/figures/<name>?run=<uid>&run=<uid>&axis=time`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from plotly.graph_objects import Figure
+from pydantic import Field
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.curves import curves
+from rhyme_openrlhf.api.fields import UidText
+from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.record import METRIC_LENGTH
+from rhyme_openrlhf.api.routes.series import MAX_COMPARED
+from rhyme_openrlhf.webui import text
+from rhyme_openrlhf.webui.figures.base import has_values
+from rhyme_openrlhf.webui.figures.comparison import of_runs
+from rhyme_openrlhf.webui.run_figures import Window
+
+
+class RunsWindow(Window):
+    """The query parameters of a figure of several runs. `metric`: the curve, of the figure "metric"."""
+
+    run: Annotated[list[UidText], Field(min_length=1, max_length=MAX_COMPARED)]
+    metric: str = Field(default="", max_length=METRIC_LENGTH, pattern=r"^[^\x00]*$")
+
+
+@dataclass(frozen=True)
+class RunsFigure:
+    """`curves`: the first that a run has values of is drawn; empty: the option `metric` names it."""
+
+    name: str
+    title: str
+    curves: tuple[str, ...]
+
+    def draw(self, session: Session, options: RunsWindow) -> Figure:
+        """Raises ProblemError (404) for a run that is not there."""
+        wanted = self.curves or (options.metric,)
+        found = []
+        runs = [find_run(session, uid) for uid in options.run]
+        for run, name in zip(runs, run_names(runs), strict=True):
+            asked = curves(session, run, wanted, options.from_step, options.to_step, options.points, options.axis)
+            found.append((name, next((curve for curve in asked if has_values(curve)), asked[0])))
+        return of_runs(found, options.axis, text.label(wanted[0]))
+
+
+def run_names(runs: Sequence[Run]) -> list[str]:
+    """Names that tell these runs apart: with the beginning of the uid where two have the same."""
+    counts = Counter(run.name for run in runs)
+    return [run.name if counts[run.name] == 1 else f"{run.name} ({run.uid[:4]})" for run in runs]
+
+
+RUNS_FIGURES: dict[str, RunsFigure] = {
+    figure.name: figure
+    for figure in (
+        RunsFigure("reward", "Reward", ("reward", "rollout_reward")),
+        RunsFigure("throughput", "Throughput", ("tokens_per_second",)),
+        RunsFigure("step-time", "Step time", ("step_seconds",)),
+        RunsFigure("speculation", "Speculation rate", ("speculation_rate",)),
+        RunsFigure("bubbles", "Bubble fraction", ("bubble_fraction",)),
+        RunsFigure("length", "Response length", ("length_mean",)),
+        RunsFigure("metric", "Metric", ()),
+    )
+}

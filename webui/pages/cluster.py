@@ -1,0 +1,64 @@
+"""`/cluster`: what is there to run on, and who waits for it?
+
+Ray is asked by the pieces, after the page is there: one that does not answer holds nothing up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from rhyme_openrlhf.api.cluster_state import ClusterState
+from rhyme_openrlhf.api.launcher import ClusterUnreachable
+from rhyme_openrlhf.api.launching import Launching
+from rhyme_openrlhf.api.routes.launch import LaunchingDep
+from rhyme_openrlhf.api.waiting import queue_state
+from rhyme_openrlhf.webui.rendering import Page, PageDep
+
+router = APIRouter(include_in_schema=False)
+
+# Ray's names of actor classes (rollout/engine_factory.py, OpenRLHF's own) that are rollout engines.
+ENGINE_CLASSES = ("RhymeRolloutActor", "RolloutRayActor", "LLMRayActor")
+
+
+@router.get("/cluster")
+def cluster_page(page: PageDep) -> HTMLResponse:
+    """The frame; Ray is asked by its pieces."""
+    return page.render("cluster.html")
+
+
+@router.get("/ui/cluster/parts/state")
+def cluster_piece(page: PageDep, launching: LaunchingDep) -> HTMLResponse:
+    """Nodes, resources, engines and queue."""
+    return page.render("parts/cluster_state.html", **_state(page, launching))
+
+
+@router.get("/ui/cluster/parts/room")
+def room_piece(page: PageDep, launching: LaunchingDep) -> HTMLResponse:
+    """One sentence on how much room there is, for the form of a new run."""
+    return page.render("parts/cluster_room.html", **_state(page, launching))
+
+
+def _state(page: Page, launching: Launching) -> dict[str, Any]:
+    state: ClusterState | None = None
+    away = ""
+    if launching.launcher is not None:
+        try:
+            state = launching.launcher.state()
+        except ClusterUnreachable as error:
+            away = str(error)
+    total = None if state is None else int(state.amount("GPU").total)
+    with page.service.database.reading() as session:
+        queue = queue_state(session, total, launching.settings.max_runs)
+    return {
+        "launches": launching.launcher is not None,
+        "address": getattr(launching.launcher, "address", ""),
+        "away": away,
+        "state": state,
+        "gpus": total,
+        "engines": sum(one.count for one in state.actors if one.name in ENGINE_CLASSES) if state else 0,
+        "queue": queue,
+        "max_runs": launching.settings.max_runs,
+    }

@@ -1,0 +1,149 @@
+"""`/compare?run=a&run=b`: what is different, and what came of it?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.comparison import differing, figures_of, ratio
+from rhyme_openrlhf.api.curves import Axis
+from rhyme_openrlhf.api.fields import UidText
+from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.queries import RunFilter, find_run, list_runs
+from rhyme_openrlhf.api.record import METRIC_LENGTH, Metric
+from rhyme_openrlhf.api.routes.series import MAX_COMPARED
+from rhyme_openrlhf.api.status import ACTIVE
+from rhyme_openrlhf.webui import text
+from rhyme_openrlhf.webui.compare_figures import RUNS_FIGURES, run_names
+from rhyme_openrlhf.webui.config_view import everything_of, is_own, rows_of
+from rhyme_openrlhf.webui.figures import palette
+from rhyme_openrlhf.webui.rendering import PageDep
+
+router = APIRouter(include_in_schema=False)
+
+# Runs that are offered; older ones are found in the table of runs.
+OFFERED = 30
+METRICS = 8
+# A change below it is no news: "better" by a thousandth is noise.
+SAME = 0.005
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One figure of the summary; `more_is_better` None: neither way is."""
+
+    name: str
+    title: str
+    hint: str
+    kind: str
+    more_is_better: bool | None
+
+
+MEASURES: tuple[Measure, ...] = (
+    Measure("reward", "Reward", "Mean over the last epoch that has one", "number", True),
+    Measure("tokens_per_second", "Tokens/s", "Response tokens a second of rollout", "number", True),
+    Measure("seconds_per_step", "Step time", "Mean over the steps that are whole", "duration", False),
+    Measure("speculation_rate", "Speculation", "Share of response tokens that were accepted drafts", "share", True),
+    Measure("bubble_fraction", "Bubbles", "Share of engine time in rollouts with nothing to run", "share", False),
+    Measure("step", "Steps", "Steps trained", "count", None),
+)
+_WRITTEN = {"number": text.number, "duration": text.duration, "share": text.percent, "count": text.number}
+# SVG's dashes for the names that Plotly has.
+_DASHES = {"solid": "", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2", "longdash": "9 3", "longdashdot": "9 3 2 3"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure of one run; `trend`: "better" or "worse" than the first, or ""."""
+
+    value: str
+    ratio: str
+    trend: str
+
+
+@router.get("/compare")
+def compare_page(
+    page: PageDep,
+    run: Annotated[list[UidText], Query(max_length=MAX_COMPARED + 1)] = [],  # noqa: B006 (FastAPI copies it)
+    axis: Axis = "step",
+    metric: Annotated[list[Annotated[str, Query(max_length=METRIC_LENGTH)]], Query(max_length=METRICS + 1)] = [],  # noqa: B006
+) -> HTMLResponse:
+    """Runs side by side; what is compared is all in the address."""
+    uids = list(dict.fromkeys(run))
+    dropped = uids[MAX_COMPARED:]
+    uids = uids[:MAX_COMPARED]
+    metrics = [name for name in dict.fromkeys(metric) if name][:METRICS]
+    with page.service.database.reading() as session:
+        rows = [find_run(session, uid) for uid in uids]
+        offered = [
+            one
+            for one in list_runs(session, RunFilter(), "created_at", "desc", OFFERED, None)[0]
+            if one.uid not in uids
+        ]
+        context = _compared(session, rows) if len(rows) > 1 else {"runs": []}
+        single = rows[0].name if len(rows) == 1 else ""
+        known = _metrics(session, rows)
+    query = urlencode([("run", uid) for uid in uids] + ([("axis", axis)] if axis != "step" else []))
+    return page.render(
+        "compare.html",
+        uids=uids,
+        single=single,
+        offered=offered,
+        axis=axis,
+        query=f"?{query}",
+        metrics=metrics,
+        known_metrics=[name for name in known if name not in metrics],
+        figures=[figure for figure in RUNS_FIGURES.values() if figure.curves],
+        most=MAX_COMPARED,
+        dropped=len(dropped),
+        **context,
+    )
+
+
+def _compared(session: Session, rows: list[Run]) -> dict[str, Any]:
+    figures = [figures_of(session, row) for row in rows]
+    recorded = [everything_of(row) for row in rows]
+    names = differing(recorded)
+    shared = len(set().union(*recorded)) - len(names)
+    runs = [
+        {
+            "run": row,
+            "name": name,
+            "color": palette.series_color(index),
+            "dash": _DASHES[palette.series_dash(index)],
+            "cells": [_cell(measure, values[measure.name], figures[0][measure.name], index) for measure in MEASURES],
+        }
+        for index, (row, name, values) in enumerate(zip(rows, run_names(rows), figures, strict=True))
+    ]
+    return {
+        "runs": runs,
+        "measures": MEASURES,
+        "differences": rows_of([name for name in names if not is_own(name)], recorded),
+        "own": rows_of([name for name in names if is_own(name)], recorded),
+        "shared": shared,
+        "is_live": any(row.status in ACTIVE for row in rows),
+    }
+
+
+def _cell(measure: Measure, value: float | None, first: float | None, index: int) -> Cell:
+    written = _WRITTEN[measure.kind](value)
+    times = ratio(value, first)
+    # Of a value that may be below zero, a multiple says nothing.
+    if index == 0 or times is None or times < 0 or (first or 0.0) < 0:
+        return Cell(written, "", "")
+    trend = ""
+    if measure.more_is_better is not None and abs(times - 1) >= SAME:
+        trend = "better" if (times > 1) == measure.more_is_better else "worse"
+    return Cell(written, text.ratio(times), trend)
+
+
+def _metrics(session: Session, rows: list[Run]) -> list[str]:
+    """Names of what OpenRLHF reported, of any of the runs."""
+    ids = [row.id for row in rows]
+    return list(session.scalars(select(Metric.name).where(Metric.run_id.in_(ids)).distinct().order_by(Metric.name)))

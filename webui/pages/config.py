@@ -1,0 +1,55 @@
+"""`/runs/<uid>/config`: with what was it started, and how does that differ from another run?"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+
+from rhyme_openrlhf.api.comparison import differing
+from rhyme_openrlhf.api.fields import RunUid
+from rhyme_openrlhf.api.models import UID_LENGTH
+from rhyme_openrlhf.api.queries import RunFilter, find_run, list_runs
+from rhyme_openrlhf.api.views import attempt_view
+from rhyme_openrlhf.webui.config_view import everything_of, is_own, rows_of, sections
+from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.rendering import PageDep
+
+router = APIRouter(include_in_schema=False)
+
+# Runs that are offered for a difference; any other by its address.
+OFFERED = 30
+
+
+@router.get("/runs/{uid}/config")
+def config_page(
+    uid: RunUid,
+    page: PageDep,
+    to: Annotated[str, Query(pattern=rf"^([0-9a-f]{{{UID_LENGTH}}})?$", description="A run to differ from.")] = "",
+) -> HTMLResponse:
+    """Settings, versions and command of a run, and what people wrote about it."""
+    with page.service.database.reading() as session:
+        run = find_run(session, uid)
+        other = find_run(session, to) if to and to != uid else None
+        newest = list_runs(session, RunFilter(archived="all"), "created_at", "desc", OFFERED, None)[0]
+        machine = run.config.get("machine")
+        context = {
+            **run_context(page, session, run),
+            "detail": run,
+            "other": other,
+            "offered": [one for one in newest if one.uid != uid and (other is None or one.uid != other.uid)],
+            "sections": sections(run, other),
+            "command": shlex.join(run.command),
+            "versions": run.versions,
+            "machine": machine if isinstance(machine, Mapping) else {},
+            "attempts": [attempt_view(attempt) for attempt in run.attempts],
+            "created_by": run.created_by,
+        }
+        if other is not None:
+            recorded = [everything_of(run), everything_of(other)]
+            names = [name for name in differing(recorded) if not is_own(name)]
+            context["differences"] = rows_of(names, recorded)
+        return page.render("config.html", uid=uid, **context)

@@ -1,0 +1,224 @@
+"""`/runs/new`: what would I start, and is it right?
+
+The form is filled from a template, a run to clone, or a pasted command. What is typed is judged by the API's own check
+(`api/spec.py`), piece by piece: the panel beside the form names every fault, and shows the command and the GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+from pydantic import Field
+from sqlalchemy import select
+
+from rhyme_openrlhf.api import launching as launches
+from rhyme_openrlhf.api.fields import Body, UidText
+from rhyme_openrlhf.api.launching import LaunchConflict, Launching
+from rhyme_openrlhf.api.models import NAME_LENGTH, Experiment
+from rhyme_openrlhf.api.problems import FieldError, ProblemError
+from rhyme_openrlhf.api.queries import find_run, names_around
+from rhyme_openrlhf.api.routes.launch import Command, Given, LaunchingDep
+from rhyme_openrlhf.api.schema import options
+from rhyme_openrlhf.api.spec import NAME_PATTERN, Arguments, Fault, SpecError, check, gpu_shares, gpus_needed
+from rhyme_openrlhf.api.spec_command import from_command, to_command
+from rhyme_openrlhf.webui import text
+from rhyme_openrlhf.webui.rendering import Page, PageDep
+from rhyme_openrlhf.webui.run_form import run_form
+from rhyme_openrlhf.webui.run_templates import templates
+
+router = APIRouter(include_in_schema=False)
+# Random bytes of an idempotency key: no two pages have the same.
+KEY_BYTES = 16
+# Names that the field offers; more than anybody reads.
+EXPERIMENTS = 200
+DEFAULT_TEMPLATE = "demo"
+
+
+class Typed(Body):
+    """What stands in the form: only what is not at its default."""
+
+    name: Annotated[str, Field(max_length=NAME_LENGTH)] = ""
+    arguments: Given = {}
+
+
+class Pasted(Body):
+    """A command to fill the form from."""
+
+    command: Command
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What the form is filled with, and what is said about that."""
+
+    name: str
+    arguments: Arguments
+    experiment: str = ""
+    notice: str = ""
+    clone: str = ""
+
+
+@router.get("/runs/new")
+def new_run_page(
+    page: PageDep,
+    launching: LaunchingDep,
+    template: Annotated[str, Query(max_length=50)] = DEFAULT_TEMPLATE,
+    clone: UidText | None = None,
+) -> HTMLResponse:
+    """The form, filled from a template or from a run."""
+    _for_operators(page)
+    known = templates(launching.roots)
+    if clone is not None:
+        filled = _from_run(page, clone)
+    else:
+        chosen = known.get(template)
+        if chosen is None:
+            raise ProblemError(404, f"there is no template of this name; there are: {', '.join(known)}")
+        filled = Filled(chosen.name, chosen.arguments, notice=chosen.needs)
+    with page.service.database.reading() as session:
+        experiments = list(session.scalars(select(Experiment.name).order_by(Experiment.name).limit(EXPERIMENTS)))
+    return page.render(
+        "new_run.html",
+        templates=list(known.values()),
+        chosen="" if clone else template,
+        experiments=experiments,
+        key=secrets.token_hex(KEY_BYTES),
+        **_form(filled, launching),
+        **_panel(filled.name, filled.arguments, launching),
+    )
+
+
+@router.post("/ui/new-run/form")
+def filled_form(page: PageDep, body: Pasted, launching: LaunchingDep) -> HTMLResponse:
+    """The form, filled from a pasted command. Options that do not exist, and words that are no values, are 422."""
+    _for_operators(page)
+    try:
+        name, arguments = from_command(body.command)
+    except SpecError as error:
+        errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in error.faults]
+        raise ProblemError(422, "the command cannot be used like this", errors=errors) from error
+    kept, dropped = _settable(arguments)
+    notice = f"Left out, because the service sets them itself or may not: {', '.join(dropped)}" if dropped else ""
+    filled = Filled(name or "run", kept, notice=notice)
+    return page.render("parts/new_run_form.html", **_form(filled, launching))
+
+
+@router.post("/ui/new-run/panel")
+def checked_panel(page: PageDep, body: Typed, launching: LaunchingDep) -> HTMLResponse:
+    """What is wrong with the form as it stands; the command and the GPUs where nothing is."""
+    _for_operators(page)
+    return page.render("parts/new_run_panel.html", **_panel(body.name, body.arguments, launching))
+
+
+def _for_operators(page: Page) -> None:
+    if not page.may_act:
+        raise ProblemError(403, "a viewer may not start runs; it takes an operator's token")
+
+
+def _from_run(page: Page, uid: str) -> Filled:
+    with page.service.database.reading() as session:
+        run = find_run(session, uid)
+        experiment, _ = names_around(session, run)
+        try:
+            arguments = launches.arguments_of(run)
+        except (LaunchConflict, SpecError) as error:
+            raise ProblemError(409, f"this run cannot be cloned: {error}") from error
+        name = run.spec["name"] if run.spec is not None else "clone"
+    notice = ""
+    places = {"path", "output_dir"} & set(arguments.get("ckpt", {}))
+    if places:
+        kept = {name: value for name, value in arguments["ckpt"].items() if name not in places}
+        arguments = {**arguments, "ckpt": kept}
+        notice = "The checkpoints of that run stay its own: this one writes to a folder of its own."
+    return Filled(name, arguments, experiment or "", notice, uid)
+
+
+def _settable(arguments: Arguments) -> tuple[Arguments, list[str]]:
+    """What of them a spec may set, and the flags of the rest."""
+    kept: Arguments = {}
+    dropped = []
+    for group, values in arguments.items():
+        for name, value in values.items():
+            option = options()[group, name]
+            if option.refused:
+                dropped.append(option.flag)
+            else:
+                kept.setdefault(group, {})[name] = value
+    return kept, dropped
+
+
+def _form(filled: Filled, launching: Launching) -> dict[str, Any]:
+    base = {f"{group}.{name}" for group, values in filled.arguments.items() for name in values} if filled.clone else ()
+    return {
+        "filled": filled,
+        "form": run_form(filled.arguments),
+        "roots": [str(root) for root in launching.roots],
+        "base": sorted(base),
+    }
+
+
+def _panel(name: str, arguments: Mapping[str, Any], launching: Launching) -> dict[str, Any]:
+    faults: list[Fault] = []
+    if not re.fullmatch(NAME_PATTERN, name):
+        faults.append(Fault("name", "must be a short name of letters, digits, '.', '_' and '-'"))
+    normal: Arguments = {}
+    try:
+        normal = check(arguments, launching.roots)
+    except SpecError as error:
+        faults += error.faults
+    return {
+        "faults": _shown(faults),
+        "command": "" if faults else to_command(name, normal),
+        "plan": None if faults else _plan(normal),
+        "can_start": launching.launcher is not None,
+    }
+
+
+def _shown(faults: Sequence[Fault]) -> list[dict[str, str]]:
+    """Each with the field's key ("" for what stands in no field) and its flag or name."""
+    found = []
+    for fault in faults:
+        key = fault.field.removeprefix("arguments.")
+        group, _, name = key.partition(".")
+        option = options().get((group, name))
+        has_field = option is not None or key == "name"
+        found.append(
+            {"key": key if has_field else "", "title": option.flag if option else key, "message": fault.message}
+        )
+    return found
+
+
+def _plan(arguments: Arguments) -> dict[str, Any]:
+    """What the layout means, in words; `arguments` are checked."""
+
+    def value(group: str, name: str) -> Any:
+        return arguments.get(group, {}).get(name, options()[group, name].default)
+
+    samples = value("rollout", "batch_size") * value("rollout", "n_samples_per_prompt")
+    engines, parallel = value("vllm", "num_engines"), value("vllm", "tensor_parallel_size")
+    updates = -(-samples // value("train", "batch_size")) * value("train", "max_epochs")
+    return {
+        "gpus": gpus_needed(arguments),
+        "shares": [(_models(share.models, engines, parallel), share.gpus) for share in gpu_shares(arguments)],
+        "facts": [
+            ("Samples of a step", text.number(samples)),
+            ("Samples for each engine", text.number(samples / engines)),
+            ("Optimizer steps of a step", text.number(updates)),
+        ],
+    }
+
+
+def _models(models: Sequence[str], engines: int, parallel: int) -> str:
+    words = []
+    for model in models:
+        word = model
+        if model == "engines":
+            word = text.counted(engines, "engine") + (f" of {parallel} GPUs" if parallel > 1 else "")
+        words.append(word)
+    return " + ".join(words) + (" in turns" if len(models) > 1 else "")

@@ -1,0 +1,101 @@
+"""`/settings`: who may get in, and which folders may runs use?"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+from sqlalchemy import select
+from sqlalchemy.engine import make_url
+
+from rhyme_openrlhf import __version__
+from rhyme_openrlhf.api.launching import LaunchSettings
+from rhyme_openrlhf.api.models import Run, Token
+from rhyme_openrlhf.api.routes.launch import LaunchingDep
+from rhyme_openrlhf.api.schema import upstream_version
+from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.options import OPTION, Settings
+from rhyme_openrlhf.webui.rendering import Page, PageDep
+
+router = APIRouter(include_in_schema=False)
+
+# Tokens of the list; runs' own reporters come and go by themselves.
+TOKENS = 200
+# What each role is for, as docs/http-api.md says.
+ROLES: tuple[tuple[str, str], ...] = (
+    ("viewer", "Sees everything but tokens: people who follow runs, Grafana, scripts that read."),
+    (
+        "operator",
+        "Does everything: starts, stops and deletes runs, makes tokens. Whoever has it runs code on the cluster.",
+    ),
+    ("reporter", "Only sends what a run reports. For machines that run `rhyme train --control.url`."),
+)
+# Where files lie is nobody's business but the operators'.
+_ABOUT_FILES = ("data_dir", "database", "roots", "tls_cert", "tls_key", "dir")
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    """One setting of the service, as it is in force."""
+
+    flag: str
+    value: Any
+    help: str
+    changed: bool
+
+
+@router.get("/settings")
+def settings_page(
+    page: PageDep, launching: LaunchingDep, revoked: Annotated[str, Query(max_length=10)] = ""
+) -> HTMLResponse:
+    """Tokens and roots for operators; limits and versions for everybody."""
+    settings = page.service.settings
+    return page.render(
+        "settings.html",
+        roles=ROLES,
+        tokens=_tokens(page, revoked == "yes") if page.may_act else [],
+        show_revoked=revoked == "yes",
+        roots=[str(root) for root in launching.roots] if page.may_act else [],
+        directory=str(launching.directory) if page.may_act else "",
+        database=make_url(settings.database_url()).render_as_string(hide_password=True) if page.may_act else "",
+        sections=[
+            (ServeSettings.title, _rows(settings, page.may_act)),
+            (LaunchSettings.title, _rows(launching.settings, page.may_act)),
+        ],
+        version=__version__,
+        openrlhf=upstream_version(),
+    )
+
+
+@router.get("/ui/settings/parts/tokens")
+def tokens_piece(page: PageDep, revoked: Annotated[str, Query(max_length=10)] = "") -> HTMLResponse:
+    """The list of tokens; empty for a viewer."""
+    tokens = _tokens(page, revoked == "yes") if page.may_act else []
+    return page.render("parts/tokens.html", tokens=tokens, show_revoked=revoked == "yes")
+
+
+def _tokens(page: Page, revoked: bool) -> list[dict[str, Any]]:
+    """Newest first; those of the service's own runs, which it closes itself, only with their run's name."""
+    query = select(Token, Run.uid, Run.name).outerjoin(Run, Run.id == Token.run_id)
+    if not revoked:
+        query = query.where(Token.revoked_at.is_(None))
+    with page.service.database.reading() as session:
+        rows = session.execute(query.order_by(Token.id.desc()).limit(TOKENS)).tuples().all()
+        return [
+            {"row": token, "run": uid, "run_name": name, "mine": token.id == page.who.token_id}
+            for token, uid, name in rows
+        ]
+
+
+def _rows(settings: Settings, all_of_them: bool) -> list[LimitRow]:
+    found = []
+    for field in dataclasses.fields(settings):
+        if field.name in _ABOUT_FILES and not all_of_them:
+            continue
+        value = getattr(settings, field.name)
+        flag = settings.flag(field.name)
+        found.append(LimitRow(flag, value, field.metadata[OPTION].help, value != field.default))
+    return found

@@ -1,0 +1,5 @@
+// The Config tab: searching a run's settings.
+import { fold } from "./option_search.js";
+
+const settings = document.querySelector("[data-settings]");
+if (settings.querySelector("[data-search]")) fold.start(settings);

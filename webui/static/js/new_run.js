@@ -1,0 +1,230 @@
+// The form of a new run: what is not at its default is sent to the server, which says what is wrong and what it means.
+//   [data-field]   one option; data-kind, data-type and data-list say how its text becomes a value
+// A field without a value leaves its option at the default; the server's check judges everything else.
+import { ask } from "./ask.js";
+import { fold } from "./option_search.js";
+
+const form = document.querySelector("[data-new-run]");
+const holder = form.querySelector("[data-form]");
+const panel = document.querySelector("[data-panel]");
+const start = document.querySelector("[data-start]");
+const startProblem = document.querySelector("[data-start-problem]");
+// Long enough that a word is typed, short enough to feel immediate.
+const PAUSE_MS = 250;
+
+let timer = null;
+let asked = 0;
+let sent = { body: "", count: 0 };
+
+const fields = () => [...form.querySelectorAll("[data-field]")];
+const one = (name) => form.querySelector(`[data-${name}]`);
+
+function typed(text, type) {
+  if (type === "str") return text;
+  const number = Number(text);
+  // What is no number goes as it is: the server says what it must be.
+  return text.trim() !== "" && Number.isFinite(number) ? number : text;
+}
+
+// The field's value, or undefined for the default.
+function valueOf(field) {
+  const input = field.querySelector("[data-input]");
+  const { kind, type } = field.dataset;
+  if (kind === "switch") {
+    const word = input.checked ? "on" : "off";
+    return word === field.dataset.default ? undefined : JSON.parse(field.dataset[word]);
+  }
+  const text = kind === "block" || type === "str" ? input.value : input.value.trim();
+  if (text.trim() === "") return undefined;
+  if ("list" in field.dataset) return text.trim().split(/[\s,]+/).map((item) => typed(item, type));
+  return typed(text, type);
+}
+
+function collect() {
+  const found = {};
+  for (const field of fields()) {
+    const value = valueOf(field);
+    if (value === undefined) continue;
+    (found[field.dataset.group] ??= {})[field.dataset.option] = value;
+  }
+  return found;
+}
+
+const nameOf = () => one("name").value.trim();
+
+function markChanges() {
+  for (const field of fields()) {
+    const changed = valueOf(field) !== undefined;
+    field.classList.toggle("changed", changed);
+    const reset = field.querySelector("[data-reset]");
+    if (reset) reset.hidden = !changed;
+  }
+  for (const details of form.querySelectorAll("[data-fold]")) {
+    const count = details.querySelectorAll(".field.changed").length;
+    const mark = details.querySelector("[data-changed-count]");
+    mark.hidden = count === 0;
+    mark.textContent = `${count} changed`;
+  }
+}
+
+function edited() {
+  markChanges();
+  clearTimeout(timer);
+  timer = setTimeout(() => void check(), PAUSE_MS);
+}
+
+async function check() {
+  asked += 1;
+  const mine = asked;
+  let html;
+  try {
+    const response = await ask("/ui/new-run/panel", { method: "POST", body: { name: nameOf(), arguments: collect() } });
+    html = await response.text();
+  } catch (error) {
+    if (!("status" in error)) throw error;
+    if (mine === asked) say(error.message);
+    return;
+  }
+  // Something was typed meanwhile: its own answer comes.
+  if (mine !== asked) return;
+  say("");
+  replace(panel, html);
+  showFaults();
+}
+
+// Server-rendered, escaped by its templates.
+function replace(element, html) {
+  const template = document.createElement("template");
+  template.innerHTML = html;
+  element.replaceChildren(template.content);
+}
+
+function say(text) {
+  startProblem.textContent = text;
+  startProblem.hidden = text === "";
+}
+
+// The panel's faults, each also at its field.
+function showFaults() {
+  const faults = new Map();
+  for (const item of panel.querySelectorAll("[data-fault]")) {
+    if (item.dataset.fault) faults.set(item.dataset.fault, item.querySelector("[data-message]").textContent);
+  }
+  mark(faults);
+  if (start) start.disabled = panel.querySelector("[data-fault]") !== null;
+}
+
+function mark(faults) {
+  for (const field of form.querySelectorAll("[data-key]:not(form)")) {
+    const message = faults.get(field.dataset.key) ?? "";
+    const problem = field.querySelector("[data-problem]");
+    problem.textContent = message;
+    problem.hidden = message === "";
+    const input = field.querySelector("[data-input], [data-name]");
+    if (message) input.setAttribute("aria-invalid", "true");
+    else input.removeAttribute("aria-invalid");
+  }
+}
+
+function request() {
+  const words = one("tags").value.split(",").map((word) => word.trim()).filter((word) => word !== "");
+  const about = { name: nameOf(), notes: one("notes").value, tags: [...new Set(words)] };
+  const experiment = one("experiment").value.trim();
+  if (experiment) about.experiment = experiment;
+  const given = collect();
+  const { clone, base } = one("filled").dataset;
+  if (!clone) return { url: "/api/v1/runs", body: { ...about, arguments: given } };
+  // What the cloned run had and this one has not goes back to its default.
+  for (const key of base.split(" ").filter(Boolean)) {
+    const at = key.indexOf(".");
+    const group = (given[key.slice(0, at)] ??= {});
+    if (!(key.slice(at + 1) in group)) group[key.slice(at + 1)] = null;
+  }
+  return { url: `/api/v1/runs/${clone}/clone`, body: { ...about, edits: given } };
+}
+
+async function submit() {
+  const { url, body } = request();
+  // The same request has the same key, so that a second click gives the same run; another one has another.
+  const text = JSON.stringify([url, body]);
+  if (text !== sent.body) sent = { body: text, count: sent.count + 1 };
+  start.disabled = true;
+  say("");
+  try {
+    const headers = { "Idempotency-Key": `${form.dataset.key}-${sent.count}` };
+    const response = await ask(url, { method: "POST", body, headers });
+    const run = await response.json();
+    location.assign(`/runs/${run.uid}`);
+  } catch (error) {
+    if (!("status" in error)) throw error;
+    const faults = new Map(error.errors.map(({ field, message }) => [field.replace(/^body\.(arguments\.|edits\.)?/, ""), message]));
+    mark(faults);
+    say(error.message);
+    start.disabled = false;
+  }
+}
+
+// A link to a field also opens what it is folded into.
+function reach(event) {
+  const link = event.target.closest("a[href^='#f-']");
+  if (!link) return;
+  const input = document.getElementById(link.getAttribute("href").slice(1));
+  if (!input) return;
+  event.preventDefault();
+  fold.showAll(form);
+  for (let at = input.closest("details"); at; at = at.parentElement.closest("details")) at.open = true;
+  input.scrollIntoView({ block: "center" });
+  input.focus({ preventScroll: true });
+}
+
+async function fillFrom(command) {
+  const problem = document.querySelector("[data-paste-problem]");
+  problem.hidden = true;
+  try {
+    const response = await ask("/ui/new-run/form", { method: "POST", body: { command } });
+    replace(holder, await response.text());
+  } catch (error) {
+    if (!("status" in error)) throw error;
+    const lines = error.errors.length > 0 ? error.errors.map(({ field, message }) => `${field.replace(/^body\.(arguments\.)?/, "")}: ${message}`) : [error.message];
+    problem.replaceChildren(...lines.map((line) => Object.assign(document.createElement("p"), { textContent: line })));
+    problem.hidden = false;
+    document.getElementById("pasted").focus();
+    return;
+  }
+  for (const link of document.querySelectorAll(".choice[aria-current]")) link.removeAttribute("aria-current");
+  document.getElementById("paste").open = false;
+  begin();
+  one("name").focus();
+  await check();
+}
+
+function begin() {
+  fold.start(form);
+  markChanges();
+}
+
+form.addEventListener("input", (event) => {
+  if (event.target.closest("[data-field], [data-key='name']")) edited();
+});
+form.addEventListener("click", (event) => {
+  const reset = event.target.closest("[data-reset]");
+  if (!reset) return;
+  const input = reset.closest("[data-field]").querySelector("[data-input]");
+  input.value = "";
+  input.focus();
+  edited();
+});
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (start && !start.disabled) void submit();
+});
+document.querySelector("[data-paste]").addEventListener("submit", (event) => {
+  event.preventDefault();
+  void fillFrom(document.getElementById("pasted").value);
+});
+panel.addEventListener("click", reach);
+begin();
+showFaults();
+// How much room the cluster has: asked after the page is there, because Ray may take its time, and by
+// the module that loads pieces, which starts after this one.
+document.addEventListener("DOMContentLoaded", () => document.dispatchEvent(new CustomEvent("rhyme:stale")));
