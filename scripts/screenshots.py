@@ -31,6 +31,11 @@ PAGES: dict[str, str] = {
     "sign-in": "/sign-in",
     "runs": "/",
     "run": "/runs/{uid}",
+    "config": "/runs/{uid}/config",
+    "new-run": "/runs/new",
+    "compare": "/compare?run={uid}",
+    "cluster": "/cluster",
+    "settings": "/settings",
 }
 PUBLIC = ("sign-in",)
 # A laptop's and a telephone's window.

@@ -20,6 +20,7 @@ from rhyme_openrlhf.api.queueing import (
     choose,
     decide,
     used_by_others,
+    waits,
 )
 from rhyme_openrlhf.api.status import ENDED, TRANSITIONS, RunStatus
 
@@ -284,3 +285,24 @@ def test_what_others_use_holds_back_and_refuses_nobody() -> None:
     assert choose(queue, [2], 8, 9, others_gpus=2).now == (1,)
     held = choose(queue, [2], 8, 9, others_gpus=3)
     assert (held.now, held.never) == ((), ())
+
+
+def test_every_run_of_the_queue_is_told_why_it_waits() -> None:
+    queue = [Queued(1, 9), Queued(2, 2), Queued(3, 4), Queued(4, 1)]
+    found = {wait.attempt_id: (wait.position, wait.why) for wait in waits(queue, [4], 8, 5)}
+    assert found[1] == (1, "it will be refused: the run asks for 9 GPUs, the cluster has 8")
+    assert found[2] == (2, "it starts in a moment")
+    assert found[3] == (3, "it asks for 4 GPUs, and 2 of 8 are free")
+    assert found[4] == (4, "runs start in the order they came, and number 3 waits")
+    (full,) = waits([Queued(1, 1)], [1, 1], 8, 2)
+    assert full.why == "as many runs are active as may be at once: --launch.max_runs 2"
+    assert [wait.why for wait in waits(queue, [4], None, 5)] == ["Ray does not answer"] * 4
+
+
+@given(st.lists(st.integers(0, 10), max_size=8), st.lists(st.integers(0, 10), max_size=5), st.integers(0, 16))
+def test_what_is_said_of_the_queue_is_what_is_done(waiting: list[int], running: list[int], gpus: int) -> None:
+    queue = [Queued(number, need) for number, need in enumerate(waiting)]
+    start = choose(queue, running, gpus, 4)
+    found = waits(queue, running, gpus, 4)
+    assert tuple(one.attempt_id for one in found if one.why == "it starts in a moment") == start.now
+    assert {one.attempt_id for one in found if "refused" in one.why} == {number for number, _ in start.never}

@@ -4,7 +4,7 @@ from types import SimpleNamespace as NS
 
 import pytest
 
-from rhyme_openrlhf.training.resources import required_gpus
+from rhyme_openrlhf.training.resources import required_gpus, shares
 
 
 def run(**changes: object) -> NS:
@@ -48,3 +48,16 @@ def run(**changes: object) -> NS:
 )
 def test_gpus(changes: dict[str, object], gpus: int) -> None:
     assert required_gpus(run(**changes)) == gpus
+
+
+def test_who_shares_which_gpus() -> None:
+    def named(**changes: object) -> list[tuple[tuple[str, ...], int]]:
+        return [(share.models, share.gpus) for share in shares(run(**changes))]
+
+    assert named() == [(("engines",), 4), (("actor",), 4), (("reference",), 4)]
+    assert named(train__colocate_actor_ref=True) == [(("engines",), 4), (("actor", "reference"), 4)]
+    both = {"critic__model_name_or_path": "m", "reward__remote_url": None, "train__colocate_critic_reward": True}
+    assert named(**both)[-1] == (("critic", "reward"), 2)
+    assert named(train__colocate_all=True) == [(("engines", "actor", "reference"), 4)]
+    taking_turns_is_over = {"train__colocate_all": True, "train__async_enable": True}
+    assert named(**taking_turns_is_over) == [(("engines",), 4), (("actor", "reference"), 4)]
