@@ -273,13 +273,15 @@ class Wait:
     why: str
 
 
-def waits(queue: Sequence[Queued], running: Sequence[int], total_gpus: int | None, max_runs: int) -> list[Wait]:
+def waits(
+    queue: Sequence[Queued], running: Sequence[int], total_gpus: int | None, max_runs: int, others_gpus: int = 0
+) -> list[Wait]:
     """Why each of the `queue` has not started, by what `choose` says; `total_gpus` None: Ray does not answer."""
     if total_gpus is None:
         return [Wait(one.attempt_id, at, "Ray does not answer") for at, one in enumerate(queue, 1)]
-    start = choose(queue, running, total_gpus, max_runs)
+    start = choose(queue, running, total_gpus, max_runs, others_gpus)
     never = dict(start.never)
-    free = total_gpus - sum(running) - sum(one.gpus for one in queue if one.attempt_id in start.now)
+    free = total_gpus - others_gpus - sum(running) - sum(one.gpus for one in queue if one.attempt_id in start.now)
     full = len(running) + len(start.now) >= max_runs
     held = 0
     found = []
@@ -293,6 +295,8 @@ def waits(queue: Sequence[Queued], running: Sequence[int], total_gpus: int | Non
         else:
             held = position
             why = f"it asks for {one.gpus} GPUs, and {max(0, free)} of {total_gpus} are free"
+            if others_gpus:
+                why += f" (jobs of others have {others_gpus})"
             if full:
                 why = f"as many runs are active as may be at once: --launch.max_runs {max_runs}"
         found.append(Wait(one.attempt_id, position, why))

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.models import Attempt, Run
-from rhyme_openrlhf.api.queueing import Queued, waits
+from rhyme_openrlhf.api.queueing import Queued, used_by_others, waits
 from rhyme_openrlhf.api.spec import gpus_needed
 from rhyme_openrlhf.api.status import ACTIVE
 
@@ -39,8 +39,11 @@ class QueueState:
         return sum(run.gpus for run in self.active)
 
 
-def queue_state(session: Session, total_gpus: int | None, max_runs: int) -> QueueState:
-    """`total_gpus`: of the cluster, None while it does not answer. The order is the dispatcher's."""
+def queue_state(session: Session, total_gpus: int | None, used_gpus: int, max_runs: int) -> QueueState:
+    """`total_gpus`: of the cluster, None while it does not answer; `used_gpus`: what any job has of them.
+
+    Order and counting are the dispatcher's.
+    """
     rows = session.execute(
         select(Attempt, Run)
         .join(Run, Run.id == Attempt.run_id)
@@ -57,7 +60,8 @@ def queue_state(session: Session, total_gpus: int | None, max_runs: int) -> Queu
             since = attempt.started_at or attempt.queued_at
             active.append(QueuedRun(run.uid, run.name, attempt.status, gpus, since))
     entries = [Queued(attempt.id, gpus) for attempt, _, gpus in queued]
-    found = waits(entries, [run.gpus for run in active], total_gpus, max_runs)
+    others = used_by_others(used_gpus, [run.gpus for run in active if run.status in ("running", "stopping")])
+    found = waits(entries, [run.gpus for run in active], total_gpus, max_runs, others)
     waiting = [
         QueuedRun(run.uid, run.name, "queued", gpus, attempt.queued_at, wait.position, wait.why)
         for (attempt, run, gpus), wait in zip(queued, found, strict=True)

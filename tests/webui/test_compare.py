@@ -27,6 +27,7 @@ def compared(dashboard: Any, tmp_path: Path) -> Any:
             event["metrics"]["reward"] /= 2
         if event["kind"] == "rollout_finished":
             event["seconds"] *= 2
+            event["reward_mean"] /= 2
         events.append(json.dumps(event))
     (directory / "events.jsonl").write_text("\n".join(events) + "\n")
     settings = {"run": {"name": "slow"}, "histospec": {"enable": True, "window_max": 8}}

@@ -44,14 +44,16 @@ def room_piece(page: PageDep, launching: LaunchingDep) -> HTMLResponse:
 def _state(page: Page, launching: Launching) -> dict[str, Any]:
     state: ClusterState | None = None
     away = ""
+    used = 0
     if launching.launcher is not None:
         try:
             state = launching.launcher.state()
+            used = launching.launcher.used_gpus()
         except ClusterUnreachable as error:
             away = str(error)
     total = None if state is None else int(state.amount("GPU").total)
     with page.service.database.reading() as session:
-        queue = queue_state(session, total, launching.settings.max_runs)
+        queue = queue_state(session, total, used, launching.settings.max_runs)
     return {
         "launches": launching.launcher is not None,
         "address": getattr(launching.launcher, "address", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -53,7 +54,12 @@ MEASURES: tuple[Measure, ...] = (
     Measure("bubble_fraction", "Bubbles", "Share of engine time in rollouts with nothing to run", "share", False),
     Measure("step", "Steps", "Steps trained", "count", None),
 )
-_WRITTEN = {"number": text.number, "duration": text.duration, "share": text.percent, "count": text.number}
+_WRITTEN: dict[str, Callable[[float | None], str]] = {
+    "number": text.number,
+    "duration": text.duration,
+    "share": text.percent,
+    "count": text.number,
+}
 # SVG's dashes for the names that Plotly has.
 _DASHES = {"solid": "", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2", "longdash": "9 3", "longdashdot": "9 3 2 3"}
 
