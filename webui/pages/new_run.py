@@ -55,13 +55,14 @@ class Pasted(Body):
 
 @dataclass(frozen=True)
 class Filled:
-    """What the form is filled with, and what is said about that."""
+    """What the form is filled with, and what is said about that. `base`: keys of the options that a cloned run has."""
 
     name: str
     arguments: Arguments
     experiment: str = ""
     notice: str = ""
     clone: str = ""
+    base: tuple[str, ...] = ()
 
 
 @router.get("/runs/new")
@@ -130,13 +131,14 @@ def _from_run(page: Page, uid: str) -> Filled:
         except (LaunchConflict, SpecError) as error:
             raise ProblemError(409, f"this run cannot be cloned: {error}") from error
         name = run.spec["name"] if run.spec is not None else "clone"
+    base = tuple(f"{group}.{option}" for group, values in arguments.items() for option in values)
     notice = ""
     places = {"path", "output_dir"} & set(arguments.get("ckpt", {}))
     if places:
-        kept = {name: value for name, value in arguments["ckpt"].items() if name not in places}
+        kept = {option: value for option, value in arguments["ckpt"].items() if option not in places}
         arguments = {**arguments, "ckpt": kept}
         notice = "The checkpoints of that run stay its own: this one writes to a folder of its own."
-    return Filled(name, arguments, experiment or "", notice, uid)
+    return Filled(name, arguments, experiment or "", notice, uid, base)
 
 
 def _settable(arguments: Arguments) -> tuple[Arguments, list[str]]:
@@ -154,12 +156,10 @@ def _settable(arguments: Arguments) -> tuple[Arguments, list[str]]:
 
 
 def _form(filled: Filled, launching: Launching) -> dict[str, Any]:
-    base = {f"{group}.{name}" for group, values in filled.arguments.items() for name in values} if filled.clone else ()
     return {
         "filled": filled,
         "form": run_form(filled.arguments),
         "roots": [str(root) for root in launching.roots],
-        "base": sorted(base),
     }
 
 

@@ -111,6 +111,10 @@ function showFaults() {
     if (item.dataset.fault) faults.set(item.dataset.fault, item.querySelector("[data-message]").textContent);
   }
   mark(faults);
+  // For screen readers: said when it changes, without the rest of the panel.
+  const verdict = document.querySelector("[data-verdict]");
+  const words = panel.querySelector("h2").textContent;
+  if (verdict.textContent !== words) verdict.textContent = words;
   if (start) start.disabled = panel.querySelector("[data-fault]") !== null;
 }
 
@@ -213,6 +217,10 @@ form.addEventListener("click", (event) => {
   input.value = "";
   input.focus();
   edited();
+});
+form.addEventListener("keydown", (event) => {
+  // A run is started by its button alone, never by Enter in a field.
+  if (event.key === "Enter" && event.target.matches("input")) event.preventDefault();
 });
 form.addEventListener("submit", (event) => {
   event.preventDefault();
