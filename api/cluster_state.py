@@ -13,6 +13,8 @@ from typing import Any
 
 # What of a node's resources people ask for; the rest are labels that Ray gives each node.
 _SHOWN = ("GPU", "CPU", "memory", "object_store_memory")
+# `/api/cluster_status` writes all names without underscores.
+_IN_STATUS = {"object_store_memory": "objectStoreMemory"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def cluster_state(
             node["node_id"],
             str(node.get("node_ip") or ""),
             bool(node.get("is_head_node")),
-            _amounts(node["resources_total"], by_node.get(node["node_id"])),
+            # By id where Ray starts the nodes itself, else by address.
+            _amounts(node["resources_total"], by_node.get(node["node_id"]) or by_node.get(str(node.get("node_ip")))),
         )
         for node in sorted(alive, key=lambda node: (not node.get("is_head_node"), str(node.get("node_ip"))))
     )
@@ -94,6 +97,6 @@ def _amounts(totals: Mapping[str, Any], usage: Mapping[str, Any] | None) -> tupl
     found = []
     for name in _SHOWN:
         if total := float(totals.get(name, 0.0)):
-            pair = (usage or {}).get(name)
+            pair = (usage or {}).get(_IN_STATUS.get(name, name))
             found.append(Amount(name, total, float(pair[0]) if pair else None))
     return tuple(found)

@@ -8,25 +8,30 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from plotly.graph_objects import Figure
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.curves import curves
-from rhyme_openrlhf.api.fields import UidText
+from rhyme_openrlhf.api.curves import Axis, curves
+from rhyme_openrlhf.api.fields import INT32, UidText
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.queries import find_run
 from rhyme_openrlhf.api.record import METRIC_LENGTH
-from rhyme_openrlhf.api.routes.series import MAX_COMPARED
+from rhyme_openrlhf.api.routes.series import MAX_COMPARED, MOST_POINTS, POINTS
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures.base import has_values
 from rhyme_openrlhf.webui.figures.comparison import of_runs
-from rhyme_openrlhf.webui.run_figures import Window
 
 
-class RunsWindow(Window):
+class RunsWindow(BaseModel):
     """The query parameters of a figure of several runs. `metric`: the curve, of the figure "metric"."""
 
+    model_config = ConfigDict(extra="forbid")
+
     run: Annotated[list[UidText], Field(min_length=1, max_length=MAX_COMPARED)]
+    from_step: int = Field(default=0, ge=0, le=INT32)
+    to_step: int = Field(default=INT32, ge=0, le=INT32)
+    axis: Axis = "step"
+    points: int = Field(default=POINTS, ge=4, le=MOST_POINTS)
     metric: str = Field(default="", max_length=METRIC_LENGTH, pattern=r"^[^\x00]*$")
 
 

@@ -33,9 +33,10 @@ def test_nodes_and_their_sum() -> None:
 
 
 def test_what_is_taken_comes_from_the_autoscaler() -> None:
-    status = {"loadMetricsReport": {"usage": {"GPU": [3.0, 8.0]}, "usageByNode": {"a": {"CPU": [2.5, 16.0]}}}}
+    usage = {"GPU": [3.0, 8.0], "objectStoreMemory": [GIB, 16 * GIB]}
+    status = {"loadMetricsReport": {"usage": usage, "usageByNode": {"a": {"CPU": [2.5, 16.0]}, "10.0.0.3": {}}}}
     state = cluster_state([node("a", "10.0.0.1"), node("b", "10.0.0.2")], [], status)
-    assert state.amount("GPU").used == 3.0
+    assert state.amount("GPU").used == 3.0 and state.amount("object_store_memory").used == GIB
     used = {one.uid: {amount.name: amount.used for amount in one.resources} for one in state.nodes}
     assert used["a"]["CPU"] == 2.5 and used["b"]["CPU"] is None
 
