@@ -79,4 +79,8 @@ _UPSTREAM: dict[str, str] = {
 
 def explained(option: TypedOption) -> str:
     """One sentence; "" where nobody has said anything."""
-    return _UPSTREAM.get(option.flag) or option.help.strip()
+    said = _UPSTREAM.get(option.flag) or option.help.strip()
+    if not said:
+        return ""
+    # Upstream's help begins and ends in every way.
+    return f"{said[0].upper()}{said[1:]}{'' if said[-1] in '.?!:' else '.'}"
