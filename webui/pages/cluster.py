@@ -11,9 +11,9 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.cluster_state import ClusterState
+from rhyme_openrlhf.api.launch_access import LaunchingDep
 from rhyme_openrlhf.api.launcher import ClusterUnreachable
 from rhyme_openrlhf.api.launching import Launching
-from rhyme_openrlhf.api.routes.launch import LaunchingDep
 from rhyme_openrlhf.api.waiting import queue_state
 from rhyme_openrlhf.webui.rendering import Page, PageDep
 

@@ -19,11 +19,12 @@ from sqlalchemy import select
 
 from rhyme_openrlhf.api import launching as launches
 from rhyme_openrlhf.api.fields import Body, UidText
+from rhyme_openrlhf.api.launch_access import LaunchingDep
 from rhyme_openrlhf.api.launching import LaunchConflict, Launching
 from rhyme_openrlhf.api.models import NAME_LENGTH, Experiment
 from rhyme_openrlhf.api.problems import FieldError, ProblemError
 from rhyme_openrlhf.api.queries import find_run, names_around
-from rhyme_openrlhf.api.routes.launch import Command, Given, LaunchingDep
+from rhyme_openrlhf.api.routes.launch import Command, Given
 from rhyme_openrlhf.api.schema import options
 from rhyme_openrlhf.api.spec import NAME_PATTERN, Arguments, Fault, SpecError, check, gpu_shares, gpus_needed
 from rhyme_openrlhf.api.spec_command import from_command, to_command

@@ -12,9 +12,9 @@ from sqlalchemy import select
 from sqlalchemy.engine import make_url
 
 from rhyme_openrlhf import __version__
+from rhyme_openrlhf.api.launch_access import LaunchingDep
 from rhyme_openrlhf.api.launching import LaunchSettings
 from rhyme_openrlhf.api.models import Run, Token
-from rhyme_openrlhf.api.routes.launch import LaunchingDep
 from rhyme_openrlhf.api.schema import upstream_version
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.options import OPTION, Settings
