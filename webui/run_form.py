@@ -80,6 +80,7 @@ _TITLES = {
     "ckpt": "Checkpoints",
     "logger": "Logging",
     "limits": "Limits",
+    "telemetry": "Telemetry",
     "run": "Run record",
     "cpu": "Without a GPU",
 }

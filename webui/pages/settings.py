@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.schema import upstream_version
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.options import OPTION, Settings
 from rhyme_openrlhf.webui.rendering import Page, PageDep
+from rhyme_openrlhf.webui.run_form import written
 
 router = APIRouter(include_in_schema=False)
 
@@ -31,10 +32,10 @@ ROLES: tuple[tuple[str, str], ...] = (
         "operator",
         "Does everything: starts, stops and deletes runs, makes tokens. Whoever has it runs code on the cluster.",
     ),
-    ("reporter", "Only sends what a run reports. For machines that run `rhyme train --control.url`."),
+    ("reporter", "Only sends what a run reports. For machines that run rhyme train --control.url."),
 )
-# Where files lie is nobody's business but the operators'.
-_ABOUT_FILES = ("data_dir", "database", "roots", "tls_cert", "tls_key", "dir")
+# Shown under Folders, to operators; the store's address may hold a password, which is shown to nobody.
+_PLACES = ("data_dir", "database", "roots", "dir", "tls_cert", "tls_key")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class LimitRow:
     """One setting of the service, as it is in force."""
 
     flag: str
-    value: Any
+    value: str
     help: str
     changed: bool
 
@@ -62,8 +63,8 @@ def settings_page(
         directory=str(launching.directory) if page.may_act else "",
         database=make_url(settings.database_url()).render_as_string(hide_password=True) if page.may_act else "",
         sections=[
-            (ServeSettings.title, _rows(settings, page.may_act)),
-            (LaunchSettings.title, _rows(launching.settings, page.may_act)),
+            (ServeSettings.title, _rows(settings)),
+            (LaunchSettings.title, _rows(launching.settings)),
         ],
         version=__version__,
         openrlhf=upstream_version(),
@@ -90,12 +91,12 @@ def _tokens(page: Page, revoked: bool) -> list[dict[str, Any]]:
         ]
 
 
-def _rows(settings: Settings, all_of_them: bool) -> list[LimitRow]:
+def _rows(settings: Settings) -> list[LimitRow]:
     found = []
     for field in dataclasses.fields(settings):
-        if field.name in _ABOUT_FILES and not all_of_them:
+        if field.name in _PLACES:
             continue
         value = getattr(settings, field.name)
         flag = settings.flag(field.name)
-        found.append(LimitRow(flag, value, field.metadata[OPTION].help, value != field.default))
+        found.append(LimitRow(flag, written(value), field.metadata[OPTION].help, value != field.default))
     return found
