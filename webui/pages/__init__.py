@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from rhyme_openrlhf.webui.pages import run, runs, sign_in
+from rhyme_openrlhf.webui.pages import learning, run, runs, scheduling, sign_in, speculation, timeline
 
 PAGES: tuple[APIRouter, ...] = (
     sign_in.router,
     runs.router,
     run.router,
+    timeline.router,
+    speculation.router,
+    scheduling.router,
+    learning.router,
 )
