@@ -31,6 +31,10 @@ PAGES: dict[str, str] = {
     "sign-in": "/sign-in",
     "runs": "/",
     "run": "/runs/{uid}",
+    "timeline": "/runs/{uid}/timeline",
+    "speculation": "/runs/{uid}/speculation",
+    "scheduling": "/runs/{uid}/scheduling",
+    "learning": "/runs/{uid}/learning",
 }
 PUBLIC = ("sign-in",)
 # A laptop's and a telephone's window.

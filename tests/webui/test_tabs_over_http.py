@@ -59,9 +59,8 @@ def test_the_bubbles_of_the_stack_are_the_runs_bubble_fraction(dashboard: Any, c
         for step in client.get(f"/api/v1/runs/{dashboard.run_uid}/steps").json()["items"]
     }
     found = figure(client, dashboard, "bubbles")
-    bubbles = sum(
-        y * engine_seconds[round(x)] for trace in found["data"] for x, y in zip(trace["x"], trace["y"], strict=True)
-    )
+    points = [point for trace in found["data"] for point in zip(trace["x"], trace["y"], strict=True)]
+    bubbles = sum(share * engine_seconds[round(step)] for step, share in points)
     assert bubbles / sum(engine_seconds.values()) == pytest.approx(run["bubble_fraction"], rel=1e-9)
 
 
