@@ -46,7 +46,11 @@ def move_kinds(session: Session, run: Run) -> list[MoveKind]:
         .group_by(*kind)
         .order_by(count.desc(), *kind)
     ).all()
-    return [MoveKind(*row[:5], None if row[5] is None else float(row[5])) for row in rows]
+    # PostgreSQL's mean of whole numbers is a Decimal.
+    return [
+        MoveKind(cause, carrier, outcome, moves, seconds, None if tokens is None else float(tokens))
+        for cause, carrier, outcome, moves, seconds, tokens in rows
+    ]
 
 
 def _stability(session: Session, run: Run, window: Window) -> list[RankStabilityRow]:
