@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.record import RawEvent
+from rhyme_openrlhf.api.record import RawEvent, of_kinds
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -25,13 +25,14 @@ class Latest(Generic[Body]):
 
 
 def latest(session: Session, run: Run, kind: str, form: type[Body], most: int, *, by: tuple[str, ...]) -> Latest[Body]:
-    """The last `most` events of `kind`. `by`: fields that name what one is about; a step done again replaces it.
+    """The last `most` events of `kind`, which is none of `record.FREQUENT_KINDS`.
 
-    What has not this form is a newer writer's, and left out.
+    `by`: fields that name what one is about; a step done again replaces it. What has not this form is a newer writer's,
+    and left out.
     """
     rows = session.scalars(
         select(RawEvent.body)
-        .where(RawEvent.run_id == run.id, RawEvent.kind == kind)
+        .where(RawEvent.run_id == run.id, *of_kinds([kind]))
         .order_by(RawEvent.id.desc())
         .limit(most + 1)
     ).all()

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.record import Move, RawEvent, Step, Switch
+from rhyme_openrlhf.api.record import Move, RawEvent, Step, Switch, of_kinds
 from rhyme_openrlhf.api.step_buckets import bubble_buckets
 from rhyme_openrlhf.api.timeline import MAX_LANES, timeline
 from rhyme_openrlhf.webui.asks.steps_shown import shown_steps
@@ -103,20 +103,35 @@ class _StageStarted(msgspec.Struct):
 
 
 def _stage_starts(session: Session, run: Run, marks: Sequence[StepMark]) -> list[tuple[float, int, str]]:
-    """(unix seconds, step, stage) of the stages that the trainer began in the time of these steps."""
-    begins = [one.started_at for one in marks if one.started_at is not None]
-    if not begins:
+    """(unix seconds, step, stage) of the stages that the trainer began in these steps.
+
+    The trainer writes its stages between its ends of steps, and one writer's events are stored in its order: so they
+    lie between two events that an index finds, and no more than these steps' events are read.
+    """
+    if not marks:
         return []
-    ends = [one.finished_at for one in marks if one.finished_at is not None]
+    earlier = (Step.run_id == run.id, Step.step < marks[0].step)
+    before = session.scalar(select(func.max(Step.finished_at)).where(*earlier))
+    after = _train_step_id(session, run, before)
+    until = _train_step_id(session, run, marks[-1].finished_at)
     query = select(RawEvent.time, RawEvent.body).where(
-        RawEvent.run_id == run.id, RawEvent.kind == "stage_started", RawEvent.time >= min(begins)
+        RawEvent.run_id == run.id, RawEvent.kind == "stage_started", RawEvent.id > (after or 0)
     )
     # A step that is still trained has no end yet: what began until now is its.
-    if ends and marks[-1].finished_at is not None:
-        query = query.where(RawEvent.time <= max(ends))
-    rows = session.execute(query.order_by(RawEvent.time).limit(MOST_STAGES)).all()
+    if until is not None:
+        query = query.where(RawEvent.id < until)
+    rows = session.execute(query.order_by(RawEvent.id).limit(MOST_STAGES)).all()
     found = [(at, msgspec.json.decode(body, type=_StageStarted)) for at, body in rows]
-    return [(at, one.step, one.stage) for at, one in found]
+    shown = {one.step for one in marks}
+    return [(at, one.step, one.stage) for at, one in found if one.step in shown]
+
+
+def _train_step_id(session: Session, run: Run, finished_at: float | None) -> int | None:
+    """Row number of the event that ended a step at this moment."""
+    if finished_at is None:
+        return None
+    conditions = (RawEvent.run_id == run.id, *of_kinds(["train_step"]), RawEvent.time <= finished_at)
+    return session.scalar(select(func.max(RawEvent.id)).where(*conditions))
 
 
 def stage_spans(starts: Sequence[tuple[float, int, str]], marks: Sequence[StepMark]) -> list[StageSpan]:
