@@ -5,8 +5,8 @@ import pytest
 from rhyme_openrlhf.webui.asks.timeline import engine_numbers, parts_backwards, stage_spans
 from rhyme_openrlhf.webui.figures import bubbles, occupancy, palette, timeline
 from rhyme_openrlhf.webui.figures.bubbles import StepBucket
-from rhyme_openrlhf.webui.figures.timeline import StageSpan, StepMark
-from tests.webui.figure_rows import MIDNIGHT, Options, interval, lane, move, rows, switch, traces
+from rhyme_openrlhf.webui.figures.timeline import StageSpan
+from tests.webui.figure_rows import MIDNIGHT, Options, interval, lane, move, rows, switch, traces, two_lanes
 
 
 def test_a_lane_an_engine_coloured_by_what_it_does() -> None:
@@ -58,16 +58,21 @@ def test_without_intervals_there_is_a_sentence(draw: object) -> None:
 
 
 def test_the_heat_map_has_the_share_of_time_waited() -> None:
-    (grid,) = occupancy.heat(rows(), None).data
-    assert list(grid.y) == ["Engine 0", "Engine 3"] and len(grid.z[0]) == occupancy.BINS
-    assert sum(grid.z[0]) / occupancy.BINS == pytest.approx(0.1, abs=0.005)
-    assert sum(grid.z[1]) / occupancy.BINS == pytest.approx(0.6, abs=0.005)
+    first, second = two_lanes()
+    for one, share in ((first, 0.1), (second, 0.6)):
+        shares = occupancy.waiting_shares(one, MIDNIGHT, 10 / occupancy.BINS)
+        assert sum(part or 0 for part in shares) / occupancy.BINS == pytest.approx(share, abs=0.005)
+    drawn = traces(occupancy.heat(rows(), None))
+    waiting = drawn["More than 95%"]
+    assert list(waiting.y) == [0, 1, 1] and list(waiting.base) == pytest.approx([0, 0, 6], abs=0.05)
+    assert sum(drawn["Waits up to 5%"].x) == pytest.approx(13, abs=0.1)
 
 
 def test_time_that_an_engine_did_not_report_is_empty_not_idle() -> None:
     lanes = [lane(0, interval(0, "generate", 0, 10)), lane(1, interval(1, "generate", 0, 5))]
-    (grid,) = occupancy.heat(rows(lanes=lanes), None).data
-    assert grid.z[1][0] == 0 and grid.z[1][-1] is None
+    drawn = traces(occupancy.heat(rows(lanes=lanes), None))
+    assert list(drawn["Waits up to 5%"].x) == pytest.approx([10, 5], abs=0.05)
+    assert not drawn["More than 95%"].x
 
 
 def test_engines_are_counted_by_state() -> None:
@@ -96,9 +101,9 @@ def test_no_finished_rollout_is_a_sentence() -> None:
 
 
 def test_stages_end_with_the_next_or_with_their_step() -> None:
-    marks = [StepMark(1, MIDNIGHT, MIDNIGHT + 20), StepMark(2, MIDNIGHT + 20, None)]
+    finished = {1: MIDNIGHT + 20, 2: None}
     starts = [(MIDNIGHT + 8, 1, "experience"), (MIDNIGHT + 10, 1, "train"), (MIDNIGHT + 30, 2, "experience")]
-    assert stage_spans(starts, marks) == [
+    assert stage_spans(starts, finished) == [
         StageSpan(1, "experience", MIDNIGHT + 8, MIDNIGHT + 10),
         StageSpan(1, "train", MIDNIGHT + 10, MIDNIGHT + 20),
     ]

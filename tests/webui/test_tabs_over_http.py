@@ -24,8 +24,8 @@ def client(dashboard: Any) -> httpx.Client:
     return signed_in(dashboard, "viewer")
 
 
-def figure(client: httpx.Client, dashboard: Any, name: str, **query: Any) -> Any:
-    answer = client.get(f"/ui/runs/{dashboard.run_uid}/figures/{name}", params=query)
+def figure(client: httpx.Client, dashboard: Any, kind: str, **query: Any) -> Any:
+    answer = client.get(f"/ui/runs/{dashboard.run_uid}/figures/{kind}", params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -121,7 +121,6 @@ def test_kinds_of_events_without_a_table_are_read_as_they_came(dashboard: Any, t
     body = {"prompts": [4, 4], "engines": [1, 1], "predicted": [10.0, 20.0], "real": [10.0, 25.0]}
     events: list[dict[str, Any]] = [
         {"kind": "rank_groups", "step": 1, **body},
-        {"kind": "rank_groups", "step": 2, "prompts": "of a newer writer"},
         # A resumed run does a step again: the newer one counts.
         {"kind": "rank_groups", "step": 1, **body, "predicted": [20.0, 20.0]},
         {"kind": "draft_budget", "step": 1, "engine": 0, "running": [1], "decode_steps": [2], "draft_length": [8.0],

@@ -22,7 +22,7 @@ def test_the_answer_names_engine_cause_and_moment() -> None:
     )
     assert longest == "Its longest wait in one piece: 4.0 s, since 00:00:06 UTC, waiting for the others' tail."
     assert together == (
-        "All 2 engines together had nothing to run for 35% of their time: "
+        "The 2 engines together had nothing to run for 35% of their time: "
         "others' tail 20%, first request 10%, loading weights 5%."
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.record import Move, RawEvent, Step, Switch, of_kinds
 from rhyme_openrlhf.api.step_buckets import bubble_buckets
-from rhyme_openrlhf.api.timeline import MAX_LANES, timeline
+from rhyme_openrlhf.api.timeline import MAX_LANES, Lane, timeline
 from rhyme_openrlhf.webui.asks.steps_shown import shown_steps
 from rhyme_openrlhf.webui.figures import bubbles, occupancy
 from rhyme_openrlhf.webui.figures import timeline as drawing
@@ -79,7 +79,7 @@ def timeline_rows(session: Session, run: Run, options: TimelineOptions, most: in
         .order_by(Step.step)
     ).all()
     marks = [StepMark(row[0], row[1], row[2]) for row in steps]
-    stages = stage_spans(_stage_starts(session, run, marks), marks)
+    stages = _stages(session, run, [lane for lane in ordered if lane.intervals], marks)
     if not stages:
         stages = [span for row in steps for span in parts_backwards(row[0], row[2], row[3:6])]
     moves = session.scalars(
@@ -102,17 +102,16 @@ class _StageStarted(msgspec.Struct):
     stage: str
 
 
-def _stage_starts(session: Session, run: Run, marks: Sequence[StepMark]) -> list[tuple[float, int, str]]:
-    """(unix seconds, step, stage) of the stages that the trainer began in these steps.
+def _stages(session: Session, run: Run, lanes: Sequence[Lane], marks: Sequence[StepMark]) -> list[StageSpan]:
+    """What the trainer did from the lanes' first moment to the end of the last step, whichever steps it was about.
 
     The trainer writes its stages between its ends of steps, and one writer's events are stored in its order: so they
     lie between two events that an index finds, and no more than these steps' events are read.
     """
-    if not marks:
+    if not lanes or not marks:
         return []
-    earlier = (Step.run_id == run.id, Step.step < marks[0].step)
-    before = session.scalar(select(func.max(Step.finished_at)).where(*earlier))
-    after = _train_step_id(session, run, before)
+    begin, _ = drawing.reported(lanes)
+    after = _train_step_id(session, run, begin)
     until = _train_step_id(session, run, marks[-1].finished_at)
     query = select(RawEvent.time, RawEvent.body).where(
         RawEvent.run_id == run.id, RawEvent.kind == "stage_started", RawEvent.id > (after or 0)
@@ -122,8 +121,11 @@ def _stage_starts(session: Session, run: Run, marks: Sequence[StepMark]) -> list
         query = query.where(RawEvent.id < until)
     rows = session.execute(query.order_by(RawEvent.id).limit(MOST_STAGES)).all()
     found = [(at, msgspec.json.decode(body, type=_StageStarted)) for at, body in rows]
-    shown = {one.step for one in marks}
-    return [(at, one.step, one.stage) for at, one in found if one.step in shown]
+    starts = [(at, one.step, one.stage) for at, one in found]
+    about = (Step.run_id == run.id, Step.step.in_({step for _, step, _ in starts}))
+    done = session.execute(select(Step.step, Step.finished_at).where(*about)).all()
+    spans = stage_spans(starts, {step: finished for step, finished in done})
+    return [StageSpan(one.step, one.stage, max(one.start, begin), one.end) for one in spans if one.end > begin]
 
 
 def _train_step_id(session: Session, run: Run, finished_at: float | None) -> int | None:
@@ -134,9 +136,11 @@ def _train_step_id(session: Session, run: Run, finished_at: float | None) -> int
     return session.scalar(select(func.max(RawEvent.id)).where(*conditions))
 
 
-def stage_spans(starts: Sequence[tuple[float, int, str]], marks: Sequence[StepMark]) -> list[StageSpan]:
-    """A stage ends when the next one begins or its step is done; one that nothing ends yet is left out."""
-    finished = {one.step: one.finished_at for one in marks}
+def stage_spans(starts: Sequence[tuple[float, int, str]], finished: Mapping[int, float | None]) -> list[StageSpan]:
+    """A stage (unix seconds, step, name) ends when the next one begins or its step is `finished`.
+
+    One that nothing ends yet is left out.
+    """
     spans = []
     for i, (at, step, stage) in enumerate(starts):
         ends = [starts[i + 1][0]] if i + 1 < len(starts) else []

@@ -18,6 +18,7 @@ from rhyme_openrlhf.webui.figures import palette
 AXIS_TITLES: dict[Axis, str] = {"step": "Step", "time": "Seconds since the first step"}
 # A curve with fewer points than this has a mark at each: a line of two points looks like a trend.
 MARKED_POINTS = 40
+PATTERNS = ("", "/", ".", "x", "|")
 
 
 class OnAxis(Protocol):
@@ -39,6 +40,12 @@ def blank(description: str, empty: str | None = None) -> go.Figure:
 def plain(words: str) -> str:
     """Text that a run wrote, for a name or a hover: plotly.js reads some tags, and entities."""
     return words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def pattern(index: int, bars: int) -> dict[str, Any]:
+    """What tells the `index`-th series of bars apart besides its colour; thin bars have no room for it."""
+    shape = PATTERNS[index % len(PATTERNS)] if bars < MARKED_POINTS else ""
+    return {"shape": shape, "size": 6, "solidity": 0.3}
 
 
 def has_values(curve: Curve) -> bool:
@@ -99,7 +106,7 @@ def lines(
 
 def y_axis(title: str, scale: str, values: Sequence[float | None], share: bool = False) -> dict[str, Any]:
     """The y axis of these values. A logarithmic one only where there is something above 0."""
-    axis: dict[str, Any] = {"title": {"text": title}}
+    axis: dict[str, Any] = {"title": {"text": title}, "exponentformat": "power"}
     if share:
         axis["tickformat"] = ".0%" if max((abs(v) for v in values if v is not None), default=1.0) > 0.05 else ".2%"
     if scale == "log" and any(value is not None and value > 0 for value in values):
@@ -107,4 +114,7 @@ def y_axis(title: str, scale: str, values: Sequence[float | None], share: bool =
         axis.update(type="log", dtick="D2")
     elif share:
         axis["rangemode"] = "tozero"
+    elif len(same := {value for value in values if value is not None}) == 1 and (value := same.pop()):
+        # Plotly draws a constant in the middle of 2, where a learning rate of 1e-6 seems to be 0.
+        axis["range"] = sorted((0.0, 1.5 * value))
     return axis

@@ -29,7 +29,7 @@ NAMES: dict[str, str] = {
     "weights": "First request",
     "sync": "Loading weights",
     "switch": "Changing layout",
-    "trainer": "Trainer",
+    "trainer": "Waiting for trainer",
     "unexplained": "No cause given",
 }
 
@@ -58,7 +58,8 @@ def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
     total = {cause: sum(one.by_cause[cause] for one in drawn) for cause in palette.CAUSES}
     whole = sum(one.engine_seconds for one in drawn)
     shares = {cause: share for cause, seconds in total.items() if (share := bubble_share(seconds, 1, whole))}
-    parts = [f"{NAMES[cause].lower()} {text.percent(share)}" for cause, share in _largest(shares)]
+    # What rounds to nothing says nothing.
+    parts = [f"{NAMES[cause].lower()} {text.percent(share)}" for cause, share in _largest(shares) if share >= 0.0005]
     if parts:
         description += f" Over all: {', '.join(parts)}."
     figure = blank(description)

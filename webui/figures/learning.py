@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.api.curves import COLUMNS, FIGURES, Curve
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import OnAxis, blank, has_values, lines, summary, y_axis
+from rhyme_openrlhf.webui.figures.base import OnAxis, blank, has_values, lines, pattern, summary, y_axis
 
 NO_REWARD = "No step of this run has reported a reward yet."
 NO_ROLLOUT = "No rollout of this run is finished yet."
@@ -210,7 +210,7 @@ def off_policyness(rows: Ages, options: object) -> go.Figure:
                 hovertemplate="%{text}<extra></extra>",
                 marker={
                     "color": palette.series_color(index), "line": {"width": 0},
-                    "pattern": {"shape": ("", "/", ".", "x", "|")[index % 5], "size": 6, "solidity": 0.3},
+                    "pattern": pattern(index, len(shown)),
                 },
             )
         )  # fmt: skip

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.api.record import RankStabilityRow, Switch
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import MARKED_POINTS, blank, plain
+from rhyme_openrlhf.webui.figures.base import MARKED_POINTS, blank, pattern, plain
 from rhyme_openrlhf.webui.figures.timeline import CAUSE_WORDS
 
 NO_STABILITY = (
@@ -195,7 +195,7 @@ def moves(buckets: Sequence[MoveBucket], options: object) -> go.Figure:
                 customdata=[one.last for one in shown],
                 marker={
                     "color": palette.series_color(index), "line": {"width": 0},
-                    "pattern": {"shape": ("", "/", ".", "x", "|")[index % 5], "size": 6, "solidity": 0.3},
+                    "pattern": pattern(index, len(shown)),
                 },
                 hovertemplate="%{text}<extra></extra>",
             )

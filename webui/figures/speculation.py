@@ -63,7 +63,8 @@ def draft_length(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
         "Mean tokens of a draft: the sample's window (at most --histospec.window_max), or less where the history "
         "matches less."
     )
-    return lines([found["drafted_per_draft"]], options, "Tokens per draft", description, NO_DRAFTS)
+    figure = lines([found["drafted_per_draft"]], options, "Tokens per draft", description, NO_DRAFTS)
+    return figure.update_layout(yaxis={"rangemode": "tozero"})
 
 
 def cost(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
@@ -75,7 +76,8 @@ def cost(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
 def step_time(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
     """Busy milliseconds a decode step."""
     description = "Busy milliseconds of an engine per decode step, prefills and drafting included."
-    return lines([found["decode_step_ms"]], options, "Milliseconds", description, NOT_YET)
+    figure = lines([found["decode_step_ms"]], options, "Milliseconds", description, NOT_YET)
+    return figure.update_layout(yaxis={"rangemode": "tozero"})
 
 
 def chosen_length(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
@@ -114,7 +116,9 @@ def budget(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
             mode="lines", line={"color": palette.BLUE, "width": 2}, hovertemplate="step %{x}: %{y:.2f}<extra></extra>",
         )
     )  # fmt: skip
-    figure.update_layout(xaxis={"title": {"text": "Step"}}, yaxis={"title": {"text": "Tokens per draft"}})
+    figure.update_layout(
+        xaxis={"title": {"text": "Step"}}, yaxis={"title": {"text": "Tokens per draft"}, "rangemode": "tozero"}
+    )
     return figure
 
 

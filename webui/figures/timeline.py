@@ -32,7 +32,9 @@ MOVE_DASHES: dict[str, str] = {
     "outlier_intra": "solid", "outlier_inter": "dash", "reallocation": "dot", "tp_switch": "dashdot",
     "engine_lost": "longdash",
 }  # fmt: skip
-LANE_HEIGHT = 0.62
+LANE_HEIGHT = 0.8
+# Readable on every colour of the lanes, which are the same in both themes.
+ON_LANES = "#101318"
 # Beyond it version numbers would lie over each other: marks stay, and the hover tells.
 VERSIONS_WRITTEN = 90
 STEPS_WRITTEN = 12
@@ -85,6 +87,14 @@ class _Rows:
     begin: float
 
 
+def reported(found: Sequence[Lane]) -> tuple[float, float]:
+    """From when to when these lanes have intervals (unix seconds). They must have some."""
+    return (
+        min(one.start for lane in found for one in lane.intervals),
+        max(one.end for lane in found for one in lane.intervals),
+    )
+
+
 def lanes(rows: TimelineRows, options: object) -> go.Figure:
     """Intervals as bars, weight versions where they change, moves as arrows, layout switches and stages above."""
     found = [lane for lane in rows.lanes if lane.intervals]
@@ -99,12 +109,14 @@ def lanes(rows: TimelineRows, options: object) -> go.Figure:
     _add_versions(figure, found, places)
     _add_moves(figure, rows.moves, places)
     _add_switches(figure, rows.switches, places)
-    _add_steps(figure, rows.steps, places, max(one.end for lane in found for one in lane.intervals))
+    _add_steps(figure, rows.steps, places, reported(found)[1])
     small = {"tickfont": {"size": 9}} if len(found) > MANY_LANES else {}
+    ends = [one.end for lane in found for one in lane.intervals] + [one.end for one in rows.stages]
+    end = (max(ends) - places.begin) * 1.01
     figure.update_layout(
         barmode="overlay",
         bargap=0,
-        xaxis={"title": {"text": f"Seconds since {text.moment(places.begin)}"}},
+        xaxis={"title": {"text": f"Seconds since {text.moment(places.begin)}"}, "range": [0, round(end, 3)]},
         yaxis={
             "title": {"text": ""},
             "tickvals": list(range(len(places.names))),
@@ -133,7 +145,7 @@ def _place(rows: TimelineRows, found: Sequence[Lane]) -> _Rows:
         names.append("Layout")
     engines = {lane.engine: len(names) + i for i, lane in enumerate(found)}
     names += [f"Engine {lane.engine}" for lane in found]
-    begin = min(one.start for lane in found for one in lane.intervals)
+    begin, _ = reported(found)
     return _Rows(names, engines, trainer, layout, begin)
 
 
@@ -201,16 +213,16 @@ def _add_versions(figure: go.Figure, found: Sequence[Lane], places: _Rows) -> No
                 known = one.weight_version
     if not changes:
         return
-    written = len(changes) <= VERSIONS_WRITTEN
+    written = len(changes) <= VERSIONS_WRITTEN and len(found) <= MANY_LANES
     figure.add_trace(
         go.Scatter(
             x=[round(one.start - places.begin, 4) for _, one in changes],
-            y=[place - LANE_HEIGHT / 2 for place, _ in changes],
+            y=[place for place, _ in changes],
             mode="markers+text" if written else "markers",
-            marker={"symbol": "triangle-down", "size": 6, "color": palette.GREY},
+            marker={"symbol": "triangle-right", "size": 6, "color": ON_LANES},
             text=[f"v{one.weight_version}" for _, one in changes],
             textposition="middle right",
-            textfont={"size": 10},
+            textfont={"size": 10, "color": ON_LANES},
             name="Weight version",
             cliponaxis=True,
             hovertext=[

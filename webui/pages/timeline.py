@@ -17,6 +17,9 @@ from rhyme_openrlhf.api.queries import find_run
 from rhyme_openrlhf.api.timeline import MAX_LANES
 from rhyme_openrlhf.webui.asks.steps_shown import newest_step
 from rhyme_openrlhf.webui.asks.timeline import GRID_INTERVALS, LANE_INTERVALS, LANES, TimelineOptions, timeline_rows
+from rhyme_openrlhf.webui.figures import palette
+from rhyme_openrlhf.webui.figures.bubbles import NAMES
+from rhyme_openrlhf.webui.figures.occupancy import LEVELS
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.pages.tabs import CurveView
 from rhyme_openrlhf.webui.rendering import PageDep, url_with
@@ -33,7 +36,11 @@ VIEWS: dict[View, tuple[str, str]] = {
 STEP_CHOICES = (1, 3, 10, 30)
 LANE_CHOICES = (8, 16, 32, 64, MAX_LANES)
 # Lanes -> the figure's height (figures.css).
-HEIGHTS = ((6, ""), (20, "tall"), (40, "taller"), (MAX_LANES, "tallest"))
+HEIGHTS = ((6, ""), (12, "tall"), (24, "taller"), (MAX_LANES, "tallest"))
+
+# For windows that are too narrow for a legend within the figure: (name, colour).
+STATE_LEGEND = [(NAMES[state], color) for state, color in palette.LANES.items()] + [("Trainer's stages", palette.STAGE)]
+LEVEL_LEGEND = [(name, color) for name, _, color in LEVELS]
 
 
 class Asked(TimelineOptions):
@@ -78,6 +85,7 @@ def timeline_page(uid: RunUid, page: PageDep, asked: AskedQuery) -> HTMLResponse
         uid=uid,
         asked=asked,
         figure=figure,
+        legend=LEVEL_LEGEND if asked.view == "heat" else STATE_LEGEND,
         figure_query=f"?{urlencode(shown)}" if shown else "",
         height="tall" if asked.view == "states" else height,
         views=[(name, title, name == asked.view, page.url_with(view=name)) for name, (title, _) in VIEWS.items()],

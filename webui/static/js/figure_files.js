@@ -1,18 +1,12 @@
 // What a figure is saved as.
 
-// A row a point: series, x, y (and what else its trace has a list of: base, text; the value of a grid's cell).
+// A row a point: series, x, y (and what else its trace has a list of: base, text).
 export function csvOf({ data, layout }) {
   const x = layout.xaxis?.title?.text ?? "x";
   const y = layout.yaxis?.title?.text ?? "y";
   const extra = ["base", "text"].filter((name) => data.some((trace) => Array.isArray(trace[name])));
-  const grid = data.some((trace) => Array.isArray(trace.z)) ? ["value"] : [];
-  const rows = [["series", x, y, ...extra, ...grid]];
+  const rows = [["series", x, y, ...extra]];
   for (const trace of data) {
-    if (Array.isArray(trace.z)) {
-      // A grid: a row a cell.
-      trace.z.forEach((cells, i) => cells.forEach((cell, j) => rows.push([trace.name ?? "", trace.x[j], trace.y[i], cell])));
-      continue;
-    }
     const length = Math.max(trace.x?.length ?? 0, trace.y?.length ?? 0);
     for (let i = 0; i < length; i += 1) {
       rows.push([trace.name ?? "", trace.x?.[i], trace.y?.[i], ...extra.map((name) => trace[name]?.[i])]);
