@@ -92,8 +92,11 @@ def test_what_the_timeline_cannot_show_is_refused(dashboard: Any, client: httpx.
 def test_trainer_stages_lie_beside_the_engines(dashboard: Any, client: httpx.Client) -> None:
     drawn = {trace["name"]: trace for trace in figure(client, dashboard, "timeline", step=3, steps=1)["data"]}
     assert {"Generating", "Trainer: train", "Trainer: experience", "Trainer: sync"} <= set(drawn)
-    # TrainStep's seconds of the same part; the event is written a moment after the stage begins.
-    assert sum(drawn["Trainer: train"]["x"]) == pytest.approx(7.2366, abs=0.05)
+    # The window begins with the wait for step 2's training. TrainStep has the seconds of step 3's; the stage's event is
+    # written a moment after it began.
+    train = drawn["Trainer: train"]
+    assert [words.split("<br>")[0] for words in train["text"]] == ["Trainer, step 2", "Trainer, step 3"]
+    assert train["x"][1] == pytest.approx(7.2366, abs=0.05)
 
 
 def test_a_step_that_is_not_there_is_a_sentence(dashboard: Any, client: httpx.Client) -> None:

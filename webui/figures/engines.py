@@ -22,7 +22,7 @@ NOTHING = (
 MOST_LINES = 8
 BINS = 120
 # Steps are this far apart in a chart whose samples come once a second: no line is drawn over the gap.
-GAP_SECONDS = 5.0
+GAP_SECONDS = 2.5
 
 
 class Look(NamedTuple):

@@ -110,12 +110,10 @@ def reward(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
     """Mean reward a step, with its spread: the trainer's, else the rollout's."""
     curve = found["reward"] if has_values(found["reward"]) else found["rollout_reward"]
     spread = next((one for name in SPREADS if (one := found.get(name)) and has_values(one)), None)
-    words = "Mean reward of each step's samples."
-    if spread is not None and has_values(curve):
-        words += f" Shaded: {SPREAD_WORDS[spread.name]}."
-    figure = lines([curve], options, "Mean reward", words, NO_REWARD)
+    figure = lines([curve], options, "Mean reward", "Mean reward of each step's samples.", NO_REWARD)
     if spread is not None and figure.data:
         _add_spread(figure, curve, spread)
+        figure.layout.meta["description"] += f" Shaded: {SPREAD_WORDS[spread.name]}."
     return figure
 
 
