@@ -43,6 +43,9 @@ FIGURES: dict[str, ColumnElement[Any]] = {
     "tokens_per_second": _ratio(Step.response_tokens, Step.rollout_seconds),
     # None where there is no timeline to find bubbles in.
     "bubble_fraction": _ratio(_bubble_seconds(), case((Step.intervals > 0, Step.engines * Step.rollout_seconds))),
+    "drafted_per_draft": _ratio(Step.drafted, Step.drafts),
+    "drafting_share": _ratio(Step.draft_seconds, Step.busy_seconds),
+    "truncated_share": _ratio(Step.truncated, Step.samples),
     "step_seconds": Step.finished_at - Step.started_at,
 }
 

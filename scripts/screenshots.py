@@ -36,6 +36,10 @@ PAGES: dict[str, str] = {
     "compare": "/compare?run={uid}",
     "cluster": "/cluster",
     "settings": "/settings",
+    "timeline": "/runs/{uid}/timeline",
+    "speculation": "/runs/{uid}/speculation",
+    "scheduling": "/runs/{uid}/scheduling",
+    "learning": "/runs/{uid}/learning",
 }
 PUBLIC = ("sign-in",)
 # A laptop's and a telephone's window.

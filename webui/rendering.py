@@ -42,8 +42,8 @@ def _environment() -> Environment:
         figure_titles=FIGURE_TITLES,
     )
     filters = (
-        text.ago, text.memory, text.change, text.compact, text.counted, text.duration, text.iso, text.label,
-        text.moment, text.number, text.percent, text.ratio,
+        text.ago, text.change, text.clock, text.compact, text.counted, text.duration, text.iso, text.label, text.memory,
+        text.moment, text.number, text.percent, text.ratio, text.span,
     )  # fmt: skip
     environment.filters.update({one.__name__: one for one in filters})
     return environment

@@ -29,6 +29,9 @@ LABELS: dict[str, str] = {
     "acceptance_rate": "Acceptance rate",
     "bubble_fraction": "Bubble fraction",
     "decode_step_ms": "Decode step (ms)",
+    "drafted_per_draft": "Tokens per draft",
+    "drafting_share": "Share of busy time spent drafting",
+    "experience_seconds": "Experience (s)",
     "length_max": "Longest response (tokens)",
     "length_mean": "Mean response (tokens)",
     "length_median": "Median response (tokens)",
@@ -43,6 +46,7 @@ LABELS: dict[str, str] = {
     "tokens_per_step": "Tokens per sample and decode step",
     "train_seconds": "Training (s)",
     "truncated": "Truncated responses",
+    "truncated_share": "Truncated share of responses",
 }
 
 
@@ -134,6 +138,16 @@ def moment(then: float | None) -> str:
     if then is None or not math.isfinite(then):
         return NO_VALUE
     return datetime.fromtimestamp(then, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def clock(then: float) -> str:
+    """The time of day of a moment (unix seconds) that is beside others of its day: 12:30:05 UTC."""
+    return datetime.fromtimestamp(then, UTC).strftime("%H:%M:%S UTC")
+
+
+def span(first: int, last: int, noun: str = "step") -> str:
+    """One or several of a numbered thing: step 8, steps 8 to 10."""
+    return f"{noun} {number(first)}" if first == last else f"{noun}s {number(first)} to {number(last)}"
 
 
 def iso(then: float) -> str:

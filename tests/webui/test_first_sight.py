@@ -14,6 +14,7 @@ def test_the_link_leads_to_the_runs_a_run_and_its_figure(dashboard: Any, browser
     expect(page.get_by_role("heading", level=1)).to_contain_text("demo")
     figure = page.locator("[data-figure]").first
     expect(figure).to_have_attribute("data-state", "drawn")
-    assert figure.locator(".scatterlayer .trace path.js-line").count() == 1
+    # The mean, and the two edges of its spread.
+    assert figure.locator(".scatterlayer .trace path.js-line").count() == 3
     described = figure.locator("[data-figure-plot]")
     expect(described).to_have_attribute("aria-label", re.compile("^Mean reward of each step's samples. First 0.260"))

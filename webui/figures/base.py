@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import plotly.graph_objects as go
 
@@ -15,6 +16,18 @@ from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
 
 AXIS_TITLES: dict[Axis, str] = {"step": "Step", "time": "Seconds since the first step"}
+# A curve with fewer points than this has a mark at each: a line of two points looks like a trend.
+MARKED_POINTS = 40
+PATTERNS = ("", "/", ".", "x", "|")
+
+
+class OnAxis(Protocol):
+    """Options of curves: their x axis, and the scale of y ("linear" or "log")."""
+
+    @property
+    def axis(self) -> Axis: ...
+    @property
+    def scale(self) -> str: ...
 
 
 def blank(description: str, empty: str | None = None) -> go.Figure:
@@ -24,33 +37,85 @@ def blank(description: str, empty: str | None = None) -> go.Figure:
     return figure
 
 
+def plain(words: str) -> str:
+    """Text that a run wrote, for a name or a hover: plotly.js reads some tags, and entities."""
+    return words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def pattern(index: int, bars: int) -> dict[str, Any]:
+    """What tells the `index`-th series of bars apart besides its colour; thin bars have no room for it."""
+    shape = PATTERNS[index % len(PATTERNS)] if bars < MARKED_POINTS else ""
+    return {"shape": shape, "size": 6, "solidity": 0.3}
+
+
 def has_values(curve: Curve) -> bool:
     """Whether anything of it can be drawn."""
     return any(value is not None for value in curve.values)
 
 
-def lines(shown: Sequence[Curve], axis: Axis, y_title: str, description: str, empty: str) -> go.Figure:
-    """Curves over one axis. `empty`: what is said when none of them has a value."""
-    drawn = [curve for curve in shown if has_values(curve)]
+def summary(curve: Curve, share: bool = False) -> str:
+    """A curve in one sentence; empty without values. `share`: values are shares, written as percentages."""
+    values = [value for value in curve.values if value is not None]
+    if not values:
+        return ""
+    written = [
+        text.percent(one) if share else text.number(one) for one in (values[0], values[-1], min(values), max(values))
+    ]
+    return f"First {written[0]}, last {written[1]}, lowest {written[2]}, highest {written[3]}."
+
+
+def lines(
+    shown: Sequence[Curve],
+    options: OnAxis,
+    y_title: str,
+    description: str,
+    empty: str,
+    *,
+    share: bool = False,
+    names: dict[str, str] | None = None,
+) -> go.Figure:
+    """Curves over one axis. `empty`: what is said when none of them has a value; `names`: instead of their labels.
+
+    `share`: values are 0 to 1, written as percentages. A curve has the same colour whichever others are there.
+    """
+    drawn = [(index, curve) for index, curve in enumerate(shown) if has_values(curve)]
     if not drawn:
         return blank(description, empty)
-    figure = blank(description)
-    for index, curve in enumerate(drawn):
+    figure = blank(f"{description} {summary(drawn[0][1], share)}" if len(drawn) == 1 else description)
+    for index, curve in drawn:
+        color = palette.series_color(index)
         figure.add_trace(
             go.Scatter(
                 x=curve.x,
                 y=curve.values,
-                name=text.label(curve.name),
-                # A single point is no line.
-                mode="lines+markers" if len(curve.x) == 1 else "lines",
-                line={"color": palette.series_color(index), "dash": palette.series_dash(index), "width": 2},
+                name=plain((names or {}).get(curve.name) or text.label(curve.name)),
+                mode="lines+markers" if len(curve.x) < MARKED_POINTS else "lines",
+                line={"color": color, "dash": palette.series_dash(index), "width": 2},
+                marker={"color": color, "symbol": palette.SYMBOLS[index % len(palette.SYMBOLS)], "size": 6},
                 connectgaps=False,
             )
         )
     figure.update_layout(
-        xaxis={"title": {"text": AXIS_TITLES[axis]}},
-        yaxis={"title": {"text": y_title}},
+        xaxis={"title": {"text": AXIS_TITLES[options.axis]}},
+        yaxis=y_axis(y_title, options.scale, [value for _, curve in drawn for value in curve.values], share),
         showlegend=len(drawn) > 1,
         hovermode="x unified",
     )
     return figure
+
+
+def y_axis(title: str, scale: str, values: Sequence[float | None], share: bool = False) -> dict[str, Any]:
+    """The y axis of these values. A logarithmic one only where there is something above 0."""
+    # As powers of ten, plotly.js writes an inline style, which the Content-Security-Policy refuses.
+    axis: dict[str, Any] = {"title": {"text": title}, "exponentformat": "e"}
+    if share:
+        axis["tickformat"] = ".0%" if max((abs(v) for v in values if v is not None), default=1.0) > 0.05 else ".2%"
+    if scale == "log" and any(value is not None and value > 0 for value in values):
+        # Powers of ten, with 2 and 5 between them where there is room.
+        axis.update(type="log", dtick="D2")
+    elif share:
+        axis["rangemode"] = "tozero"
+    elif len(same := {value for value in values if value is not None}) == 1 and (value := same.pop()):
+        # Plotly draws a constant in the middle of 2, where a learning rate of 1e-6 seems to be 0.
+        axis["range"] = sorted((0.0, 1.5 * value))
+    return axis

@@ -33,6 +33,20 @@ CAUSES: dict[str, str] = {
     "trainer": GOLD,
     "unexplained": RED,
 }
+# What an engine runs, or what it waits for: the colours of the timeline's lanes.
+LANES: dict[str, str] = {"generate": STATES["generate"], **CAUSES}
+# Arrows lie over lanes of every colour: theirs is none of those.
+MOVE = "#8b6fe8"
+# The trainer's stages share one colour and differ by pattern (`plotly`'s names), so that lanes keep theirs.
+STAGE = GREY
+STAGES: dict[str, str] = {
+    "train": "",
+    "experience": "/",
+    "sync": "\\",
+    "check": ".",
+    "checkpoint": "x",
+    "evaluate": "+",
+}
 
 
 def series_color(index: int) -> str:

@@ -7,7 +7,20 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from rhyme_openrlhf.webui.pages import cluster, compare, config, new_run, run, runs, settings, sign_in
+from rhyme_openrlhf.webui.pages import (
+    cluster,
+    compare,
+    config,
+    learning,
+    new_run,
+    run,
+    runs,
+    scheduling,
+    settings,
+    sign_in,
+    speculation,
+    timeline,
+)
 
 PAGES: tuple[APIRouter, ...] = (
     sign_in.router,
@@ -17,5 +30,9 @@ PAGES: tuple[APIRouter, ...] = (
     cluster.router,
     settings.router,
     run.router,
+    timeline.router,
+    speculation.router,
+    scheduling.router,
+    learning.router,
     config.router,
 )

@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.queries import find_run, names_around
 from rhyme_openrlhf.api.status import ACTIVE, ENDED
 from rhyme_openrlhf.api.views import run_summary
 from rhyme_openrlhf.webui import text
+from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
 from rhyme_openrlhf.webui.recent import RECENT, Change, recent_change, seconds_left, step_ends
 from rhyme_openrlhf.webui.rendering import Page, PageDep
 
@@ -57,12 +58,12 @@ TILES: tuple[TileForm, ...] = (
 
 
 @router.get("/runs/{uid}")
-def run_page(uid: RunUid, page: PageDep) -> HTMLResponse:
+def run_page(uid: RunUid, page: PageDep, view: CurveViewDep) -> HTMLResponse:
     """The overview of a run."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = {**run_context(page, session, run), "tiles": _tiles(session, run)}
-    return page.render("run.html", uid=uid, **context)
+    return page.render("run.html", uid=uid, view=view, switches=view.switches(page, scales=False), **context)
 
 
 @router.get("/ui/runs/{uid}/parts/header")

@@ -9,6 +9,9 @@ import { toast } from "./toasts.js";
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: "reset", showTips: false };
 // Fetched shortly before they come into sight.
 const MARGIN = "200px";
+// A telephone's width, and how many names fit above a drawing there.
+const NARROW = 560;
+const MOST_NAMES = 5;
 // Pictures for a paper or a slide.
 const PICTURE = { width: 1200, height: 600, scale: 2 };
 
@@ -94,6 +97,8 @@ async function redraw(figure) {
   }
   // Plotly writes into what it is given; the server's JSON stays as it came, for the next theme.
   const { data, layout } = structuredClone(found);
+  // Their names, one below the other, would take the drawing's place: the page shows them beside it.
+  if (plot.clientWidth < NARROW && data.length > MOST_NAMES) layout.showlegend = false;
   await window.Plotly.react(plot, data, { ...layout, template: template(), uirevision: "kept", autosize: true }, CONFIG);
   show(figure, "drawn", "");
   figure.dispatchEvent(new CustomEvent("rhyme:drawn", { bubbles: true }));

@@ -1,0 +1,122 @@
+"""What the figures of learning ask."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import msgspec
+from pydantic import Field
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.curves import Curve, curve_names, curves
+from rhyme_openrlhf.api.fields import NO_NUL
+from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.record import METRIC_LENGTH, EngineStepRow
+from rhyme_openrlhf.api.step_buckets import bucket_width
+from rhyme_openrlhf.webui.asks.raw import latest
+from rhyme_openrlhf.webui.asks.timeline import MOST_BARS
+from rhyme_openrlhf.webui.figures import learning as drawing
+from rhyme_openrlhf.webui.figures.learning import GROUPS, AgeBucket, Ages, MetricGroup
+from rhyme_openrlhf.webui.run_figure import MOST_POINTS, RunFigure, Window, curves_of
+
+# Steps whose histograms are read: some 100 bytes each.
+MOST_HISTOGRAMS = 5000
+
+
+class OneMetric(Window):
+    """`name`: a metric of the run."""
+
+    name: str = Field(min_length=1, max_length=METRIC_LENGTH, pattern=NO_NUL)
+
+
+class OffPolicyness(msgspec.Struct):
+    """The event of this name: `samples[i]` samples have `values[i]`."""
+
+    step: int
+    values: list[int]
+    samples: list[int]
+
+
+def metric_names(session: Session, run: Run) -> list[str]:
+    """The run's metrics."""
+    return curve_names(session, run)["metrics"]
+
+
+def _metric(session: Session, run: Run, window: OneMetric) -> dict[str, Curve]:
+    return curves_of(window.name)(session, run, window)
+
+
+def _metrics_of(group: MetricGroup) -> Callable[[Session, Run, Window], dict[str, Curve]]:
+    def ask(session: Session, run: Run, window: Window) -> dict[str, Curve]:
+        names, _ = drawing.grouped(metric_names(session, run))
+        return curves_of(*names[group.name])(session, run, window)
+
+    return ask
+
+
+def _reward(session: Session, run: Run, window: Window) -> dict[str, Curve]:
+    found = curves_of("reward", "rollout_reward")(session, run, window)
+    # All points: the band is drawn where the mean has one.
+    spreads = curves(session, run, drawing.SPREADS, window.from_step, window.to_step, MOST_POINTS, window.axis)
+    return {**found, **{curve.name: curve for curve in spreads}}
+
+
+def _ages(session: Session, run: Run, window: Window) -> Ages:
+    """As the trainer counted samples; else what the engines' weight versions say of their tokens."""
+    reported = latest(session, run, "off_policyness", OffPolicyness, MOST_HISTOGRAMS, by=("step",)).bodies
+    if reported:
+        amounts = ((one.step, age, n) for one in reported for age, n in zip(one.values, one.samples, strict=False))
+        return Ages("samples", _bucketed(amounts, reported[0].step, reported[-1].step))
+    table = EngineStepRow
+    shown = (table.run_id == run.id, table.weight_version.is_not(None))
+    first, last = session.execute(select(func.min(table.step), func.max(table.step)).where(*shown)).one()
+    if first is None:
+        return Ages("response tokens", [])
+    age = table.step - table.weight_version - 1
+    width = bucket_width(first, last, MOST_BARS)
+    bucket = (table.step - first) // width
+    rows = session.execute(
+        select(bucket, age, func.sum(table.response_tokens)).where(*shown).group_by(bucket, age).order_by(bucket, age)
+    ).all()
+    by_bucket: dict[int, dict[int, int]] = defaultdict(dict)
+    for at, years, tokens in rows:
+        by_bucket[at][years] = int(tokens)
+    return Ages(
+        "response tokens",
+        [
+            AgeBucket(first + at * width, min(last, first + (at + 1) * width - 1), amounts)
+            for at, amounts in by_bucket.items()
+        ],
+    )
+
+
+def _bucketed(amounts: Iterable[tuple[int, int, int]], first: int, last: int) -> list[AgeBucket]:
+    width = bucket_width(first, last, MOST_BARS)
+    by_bucket: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for step, age, count in amounts:
+        by_bucket[(step - first) // width][age] += count
+    return [
+        AgeBucket(first + at * width, min(last, first + (at + 1) * width - 1), dict(of))
+        for at, of in sorted(by_bucket.items())
+    ]
+
+
+FIGURES: tuple[RunFigure, ...] = (
+    RunFigure("reward", "Reward over steps", _reward, drawing.reward),
+    RunFigure("throughput", "Throughput", curves_of("tokens_per_second"), drawing.throughput),
+    RunFigure(
+        "step_parts", "Time of a step",
+        curves_of("step_seconds", "rollout_seconds", "train_seconds", "experience_seconds", "sync_seconds"),
+        drawing.step_parts,
+    ),
+    RunFigure(
+        "lengths", "Response length", curves_of("length_mean", "length_median", "length_p95", "length_max"),
+        drawing.lengths,
+    ),
+    RunFigure("truncated", "Truncated responses", curves_of("truncated_share"), drawing.truncated),
+    *(RunFigure(group.name, group.title, _metrics_of(group), drawing.metric_group(group)) for group in GROUPS),
+    RunFigure("off_policyness", "Off-policyness", _ages, drawing.off_policyness),
+    RunFigure("metric", "Metric", _metric, drawing.metric, OneMetric),
+)  # fmt: skip

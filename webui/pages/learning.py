@@ -1,0 +1,29 @@
+"""`/runs/<uid>/learning`: does it learn as it should?"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from rhyme_openrlhf.api.fields import RunUid
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.webui.asks.learning import metric_names
+from rhyme_openrlhf.webui.figures.learning import GROUPS, grouped
+from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
+from rhyme_openrlhf.webui.rendering import PageDep
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/runs/{uid}/learning")
+def learning_page(uid: RunUid, page: PageDep, view: CurveViewDep) -> HTMLResponse:
+    """Reward, lengths, the trainer's metrics by group, and all that no chart of these shows."""
+    with page.service.database.reading() as session:
+        run = find_run(session, uid)
+        context = run_context(page, session, run)
+        _, rest = grouped(metric_names(session, run))
+    metrics = [(name, view.query_with(name=name)) for name in rest]
+    return page.render(
+        "learning.html", uid=uid, view=view, switches=view.switches(page), groups=GROUPS, metrics=metrics, **context
+    )

@@ -1,0 +1,32 @@
+"""`/runs/<uid>/scheduling`: do the predicted lengths hold, and what was moved?"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from rhyme_openrlhf.api.fields import RunUid
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.webui.asks.scheduling import move_kinds
+from rhyme_openrlhf.webui.figures.timeline import CAUSE_WORDS
+from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.rendering import PageDep
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/runs/{uid}/scheduling")
+def scheduling_page(uid: RunUid, page: PageDep) -> HTMLResponse:
+    """Ranks, groups, moves, switches."""
+    with page.service.database.reading() as session:
+        run = find_run(session, uid)
+        context = {**run_context(page, session, run), "kinds": move_kinds(session, run)}
+    return page.render("scheduling.html", uid=uid, cause_words=CAUSE_WORDS, **context)
+
+
+@router.get("/ui/runs/{uid}/parts/moves")
+def moves_table(uid: RunUid, page: PageDep) -> HTMLResponse:
+    """All moves, summed up by cause, carrier and outcome."""
+    with page.service.database.reading() as session:
+        kinds = move_kinds(session, find_run(session, uid))
+    return page.render("parts/moves_table.html", uid=uid, kinds=kinds, cause_words=CAUSE_WORDS)

@@ -1,0 +1,54 @@
+"""`/runs/<uid>/speculation`: do the drafts pay?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+
+from rhyme_openrlhf.api.fields import INT32, RunUid
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.webui.asks.steps_shown import shown_steps
+from rhyme_openrlhf.webui.asks.timeline import RANGES, RANGES_LENGTH
+from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
+from rhyme_openrlhf.webui.rendering import PageDep
+from rhyme_openrlhf.webui.run_figure import MOST_STEPS_SHOWN, STEPS_SHOWN, StepsShown
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/runs/{uid}/speculation")
+def speculation_page(
+    uid: RunUid,
+    page: PageDep,
+    view: CurveViewDep,
+    step: Annotated[int | None, Query(ge=1, le=INT32)] = None,
+    steps: Annotated[int, Query(ge=1, le=MOST_STEPS_SHOWN)] = STEPS_SHOWN,
+    engines: Annotated[str, Query(max_length=RANGES_LENGTH, pattern=RANGES)] = "",
+) -> HTMLResponse:
+    """Rates over all steps; engines in the few steps that `step` and `steps` name."""
+    with page.service.database.reading() as session:
+        run = find_run(session, uid)
+        context = run_context(page, session, run)
+        first, last = shown_steps(session, run, StepsShown(step=step, steps=steps))
+    looks: dict[str, Any] = {"steps": steps}
+    if step is not None:
+        looks["step"] = step
+    if engines:
+        looks["engines"] = engines
+    return page.render(
+        "speculation.html",
+        uid=uid,
+        view=view,
+        switches=view.switches(page, scales=False),
+        looks=f"?{urlencode(looks)}",
+        first=first,
+        last=last,
+        earlier=page.url_with(step=max(1, last - steps)) if first > 1 else None,
+        later=None if step is None else page.url_with(step=last + steps),
+        latest=None if step is None else page.url_with(step=None),
+        **context,
+    )

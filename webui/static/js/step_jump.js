@@ -1,0 +1,24 @@
+// From a bar of steps to these steps in the timeline, and from step to step with the arrow keys.
+//   data-jump="/runs/x/timeline?..."   around a figure whose bars have their last step as `customdata`
+//   data-key="ArrowLeft"               a link that this key follows, unless the reader is typing or in a figure
+const listening = new WeakSet();
+
+document.addEventListener("rhyme:drawn", (event) => {
+  const frame = event.target.closest("[data-jump]");
+  const plot = frame?.querySelector("[data-figure-plot]");
+  if (!plot || listening.has(plot)) return;
+  listening.add(plot);
+  plot.on("plotly_click", ({ points }) => {
+    const step = points.find((point) => point.customdata !== undefined)?.customdata;
+    if (step === undefined) return;
+    const target = new URL(frame.dataset.jump, location.href);
+    target.searchParams.set("step", step);
+    location.assign(target);
+  });
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  if (event.target.closest("input, select, textarea, [data-figure], .tabs, .table-box")) return;
+  document.querySelector(`a[data-key="${CSS.escape(event.key)}"]`)?.click();
+});
