@@ -64,8 +64,8 @@ class Predictor:
             profiled = np.array([self.profiled_seconds(running, context, drafts) for drafts in range(most + 1)])
             # A correction is of a size of step (powers of two of its rows), so a table has few of them.
             sizes = np.array([(running + drafts).bit_length() for drafts in range(most + 1)])
-            first = np.flatnonzero(np.diff(sizes, prepend=-1))
-            self._tables[key] = (profiled, first.tolist(), np.diff(first, append=most + 1))
+            begins = np.flatnonzero(np.diff(sizes, prepend=-1))
+            self._tables[key] = (profiled, begins.tolist(), np.diff(begins, append=most + 1))
         profiled, first, lengths = self._tables[key]
         factors = [self.correction.factor(running, drafts) for drafts in first]
         return profiled * np.repeat(factors, lengths)
