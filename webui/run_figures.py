@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.curves import Axis, Curve, curves
 from rhyme_openrlhf.api.fields import INT32
 from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.webui.figures import learning
+from rhyme_openrlhf.webui.figures import learning, system
+from rhyme_openrlhf.webui.machine_window import MachineWindow, ask_caches, ask_system
 
 # A chart's width in pixels, and more than any has.
 POINTS = 500
@@ -56,8 +57,22 @@ def curves_of(*names: str) -> Callable[[Session, Run, Window], dict[str, Curve]]
     return ask
 
 
+SYSTEM: tuple[RunFigure, ...] = (
+    RunFigure("system-cpu", "Processors", ask_system, system.cpu, MachineWindow),
+    RunFigure("system-memory", "Memory", ask_system, system.memory, MachineWindow),
+    RunFigure("system-process-cpu", "Processors by process", ask_system, system.process_cpu, MachineWindow),
+    RunFigure("system-process-memory", "Memory by process", ask_system, system.process_memory, MachineWindow),
+    RunFigure("system-gpu", "GPU use", ask_system, system.gpu, MachineWindow),
+    RunFigure("system-gpu-memory", "GPU memory", ask_system, system.gpu_memory, MachineWindow),
+    RunFigure("system-kv-cache", "KV cache in use", ask_caches, system.kv_cache, MachineWindow),
+    RunFigure("system-store", "Object store and shared memory", ask_system, system.store, MachineWindow),
+    RunFigure("system-disk", "Free disk space", ask_system, system.disk, MachineWindow),
+)
 RUN_FIGURES: dict[str, RunFigure] = {
     figure.name: figure
-    for figure in (RunFigure("reward", "Reward over steps", curves_of("reward", "rollout_reward"), learning.reward),)
+    for figure in (
+        RunFigure("reward", "Reward over steps", curves_of("reward", "rollout_reward"), learning.reward),
+        *SYSTEM,
+    )
 }
 FIGURE_TITLES: dict[str, str] = {name: figure.title for name, figure in RUN_FIGURES.items()}

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from rhyme_openrlhf.webui.pages import run, runs, sign_in
+from rhyme_openrlhf.webui.pages import events, logs, run, runs, samples, sign_in, system
 
 PAGES: tuple[APIRouter, ...] = (
     sign_in.router,
     runs.router,
     run.router,
+    samples.router,
+    system.router,
+    logs.router,
+    events.router,
 )

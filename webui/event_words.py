@@ -1,0 +1,47 @@
+"""One line that says what an event says, whatever its kind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rhyme_openrlhf.webui import text
+
+# What a row of a table shows; the whole event is below it.
+LENGTH = 200
+# Written elsewhere in the row.
+_LEFT_OUT = ("step", "level", "schema_version")
+
+
+def sentence(kind: str, body: Mapping[str, Any]) -> str:
+    """What a person would say of it: a note's text, why something ended, else its single values."""
+    if kind == "note":
+        said = str(body.get("text", ""))
+    elif kind == "run_finished":
+        said = f"{body.get('status', '')}: {body.get('message', '')}".rstrip(": ")
+    elif kind == "process_died":
+        said = f"{body.get('name', '')}: {body.get('cause', '')}{' (replaced)' if body.get('healed') else ''}"
+    else:
+        said = ", ".join(
+            f"{name.replace('_', ' ')} {_value(value)}" for name, value in body.items() if _single(name, value)
+        )
+    said = " ".join(said.split())
+    return said if len(said) <= LENGTH else f"{said[: LENGTH - 1]}…"
+
+
+def level_of(kind: str, body: Mapping[str, Any]) -> str:
+    """What the row is marked with, error, warning or nothing, as `api/event_queries.py` finds them."""
+    if kind == "process_died" or (kind == "run_finished" and body.get("status") == "failed"):
+        return "error"
+    level = body.get("level") if kind == "note" else ""
+    return level if level in ("warning", "error") else ""
+
+
+def _single(name: str, value: Any) -> bool:
+    return name not in _LEFT_OUT and isinstance(value, (str, int, float)) and value != ""
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else text.number(value)
