@@ -17,7 +17,6 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-import httpx
 import uvicorn
 from fastapi import FastAPI
 
@@ -76,13 +75,6 @@ def make_tokens(service: Service) -> dict[str, str]:
             role: auth.issue_token(session, f"the {role}", role, time.time()).secret  # type: ignore[arg-type]
             for role in ("operator", "viewer")
         }
-
-
-def signed_in(dashboard: Dashboard, role: str = "operator") -> httpx.Client:
-    """A client with that role's session."""
-    client = httpx.Client(base_url=dashboard.url)
-    assert client.post("/api/v1/session", json={"token": dashboard.tokens[role]}).status_code == 200
-    return client
 
 
 @pytest.fixture
