@@ -54,8 +54,8 @@ def search(file: BinaryIO, text: str, start: int) -> Matches:
             break
         base, data = position - len(rest), rest + block
         position += len(block)
-        # Only whole lines; what follows the last line's end is looked at with the next block.
-        cut = len(data) if position >= end or len(data) > _LONGEST_LINE else data.rfind(b"\n") + 1
+        # Only whole lines; what follows the last line's end is looked at with the next block, or the next question.
+        cut = len(data) if position >= size or len(data) > _LONGEST_LINE else data.rfind(b"\n") + 1
         following = base + _matches(data[:cut], base, wanted, found)
         rest = data[cut:]
     return Matches(found, following, size)

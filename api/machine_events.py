@@ -1,7 +1,7 @@
 """What a run's machines and caches did, read from its raw events: SystemSample, and the KV cache of EngineSample.
 
-Invariant: no question reads more than `MAX_ROWS` events (`MAX_LOOKED` of frequent kinds); of more, every one has the same chance to be read, so that no
-machine is left out, and the same question gives the same ones.
+Invariant: no question reads more than about `MAX_ROWS` events (looks at `MAX_LOOKED`, for frequent kinds); of more,
+every one has the same chance to be read, so that no machine is left out, and the same question gives the same ones.
 """
 
 from __future__ import annotations

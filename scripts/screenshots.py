@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def import_runs(folder: Path, events: Path) -> dict[str, str]:
-    """Put the recorded run and the demonstration's into the store of `folder`; gives their uids by their names in `PAGES`."""
+    """Put the recorded run and the demonstration's into the store of `folder`; gives uids by their names in `PAGES`."""
     from rhyme_openrlhf import embedded
     from rhyme_openrlhf.api.database import Database
     from rhyme_openrlhf.api.importer import import_directory

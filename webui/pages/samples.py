@@ -92,7 +92,9 @@ def samples_page(
     asked = Asked(step, text, group, min_reward, max_reward, sort, direction, cursor)
     with page.service.database.reading() as session:
         context = run_context(page, session, find_run(session, uid))
-    return page.render("samples.html", uid=uid, **context, **_shown(page, launching, uid, asked), asked=asked, sorts=SORTS)
+    return page.render(
+        "samples.html", uid=uid, **context, **_shown(page, launching, uid, asked), asked=asked, sorts=SORTS
+    )
 
 
 @router.get("/ui/runs/{uid}/parts/samples")
