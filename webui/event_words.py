@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rhyme_openrlhf.webui import text
@@ -14,7 +14,7 @@ _LEFT_OUT = ("step", "level", "schema_version")
 
 
 def sentence(kind: str, body: Mapping[str, Any]) -> str:
-    """What a person would say of it: a note's text, why something ended, else its single values."""
+    """What a person would say of it: a note's text, why something ended, else its values."""
     if kind == "note":
         said = str(body.get("text", ""))
     elif kind == "run_finished":
@@ -22,9 +22,7 @@ def sentence(kind: str, body: Mapping[str, Any]) -> str:
     elif kind == "process_died":
         said = f"{body.get('name', '')}: {body.get('cause', '')}{' (replaced)' if body.get('healed') else ''}"
     else:
-        said = ", ".join(
-            f"{name.replace('_', ' ')} {_value(value)}" for name, value in body.items() if _single(name, value)
-        )
+        said = ", ".join(f"{name.replace('_', ' ')} {_value(value)}" for name, value in _singles(body))
     said = " ".join(said.split())
     return said if len(said) <= LENGTH else f"{said[: LENGTH - 1]}…"
 
@@ -37,8 +35,15 @@ def level_of(kind: str, body: Mapping[str, Any]) -> str:
     return level if level in ("warning", "error") else ""
 
 
-def _single(name: str, value: Any) -> bool:
-    return name not in _LEFT_OUT and isinstance(value, (str, int, float)) and value != ""
+def _singles(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Single values, and those of tables of numbers (a step's seconds by part, its metrics)."""
+    for name, value in body.items():
+        if name in _LEFT_OUT or value == "":
+            continue
+        if isinstance(value, dict):
+            yield from ((inner, one) for inner, one in value.items() if isinstance(one, (int, float)))
+        elif isinstance(value, (str, int, float)):
+            yield name, value
 
 
 def _value(value: Any) -> str:

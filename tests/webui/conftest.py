@@ -31,6 +31,7 @@ from rhyme_openrlhf.webui.install import install
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
 START_SECONDS = 20
+EXPECT_MS = 20_000
 # Debian's name, and those of other distributions.
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
@@ -133,6 +134,8 @@ def chromium() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         # As root, which containers are, Chromium does not start with its sandbox.
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        # A machine that does other work too draws a page slowly.
+        sync_api.expect.set_options(timeout=EXPECT_MS)
         yield browser
         browser.close()
 

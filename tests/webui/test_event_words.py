@@ -12,7 +12,7 @@ def test_sentences() -> None:
         == "engine 1: killed (replaced)"
     )
     body = {"step": 4, "epoch": 1, "seconds": 3.21987, "metrics": {"kl": 1.0}, "good": True, "path": "a/b"}
-    assert sentence("anything", body) == "epoch 1, seconds 3.22, good yes, path a/b"
+    assert sentence("anything", body) == "epoch 1, seconds 3.22, kl 1, good yes, path a/b"
     assert sentence("anything", {}) == ""
     assert len(sentence("note", {"text": "x" * 1000})) == LENGTH
 

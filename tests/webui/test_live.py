@@ -250,5 +250,6 @@ def test_a_page_recovers_when_the_server_comes_back(tmp_path: Path, run_director
         headers = {"Authorization": f"Bearer {token}"}
         httpx.patch(f"http://127.0.0.1:{port}/api/v1/runs/{uid}", json={"name": "renamed"}, headers=headers)
         expect(page.locator("h1")).to_contain_text("renamed")
+        page.goto("about:blank")
     # What a browser writes when nobody answers.
     page.console_errors[:] = [error for error in page.console_errors if "Failed to load resource" not in error]

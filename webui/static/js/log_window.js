@@ -55,21 +55,26 @@ export class LogWindow {
     return this.chunks.length > 0 && byte >= this.start && byte < this.end;
   }
 
-  // Loads on when the reader comes near an end of what is here.
-  async extend() {
-    if (this.busy || this.chunks.length === 0) return false;
+  // Where the reader comes near an end of what is here and there is more: "above", "below" or "".
+  shortAt() {
     const near = this.place.clientHeight;
-    const above = this.place.scrollTop < near && this.start > 0;
-    const below = this.place.scrollHeight - this.place.scrollTop - this.place.clientHeight < near && !this.atEnd;
-    if (!above && !below) return false;
+    if (this.chunks.length === 0) return "";
+    if (this.place.scrollTop < near && this.start > 0) return "above";
+    const below = this.place.scrollHeight - this.place.scrollTop - this.place.clientHeight;
+    return below < near && !this.atEnd ? "below" : "";
+  }
+
+  // Loads on there.
+  async extend() {
+    const where = this.shortAt();
+    if (this.busy || !where) return;
     this.busy = true;
     try {
-      if (above) this.prepend(await this.read({ before: this.start, tail: LINES }));
+      if (where === "above") this.prepend(await this.read({ before: this.start, tail: LINES }));
       else this.append(await this.read({ start: this.end, length: CHUNK }));
     } finally {
       this.busy = false;
     }
-    return true;
   }
 
   async read(query) {

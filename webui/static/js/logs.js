@@ -33,10 +33,13 @@ function showPlace() {
   part("place").textContent = view.size === 0 ? "" : `${kb(view.start)} to ${kb(view.end)} of ${kb(view.size)}`;
 }
 
+const idle = () =>
+  view.size === 0 ? "Nothing has been written to this log so far." : source?.readyState === EventSource.OPEN ? "Following" : "";
+
 async function attempt(work) {
   try {
     await work();
-    say(view.size === 0 ? "Nothing has been written to this log so far." : "");
+    say(idle());
   } catch (error) {
     if (!("status" in error)) throw error;
     say(error.message);
@@ -48,10 +51,7 @@ async function attempt(work) {
 const atBottom = () => place.scrollHeight - place.scrollTop - place.clientHeight < 8;
 
 place.addEventListener("scroll", () => {
-  if (follow.checked && !atBottom() && source !== null && !view.busy && view.place === document.activeElement) setFollow(false);
-  void attempt(async () => {
-    await view.extend();
-  });
+  if (!view.busy && view.shortAt()) void attempt(() => view.extend());
 });
 part("start").addEventListener("click", () => {
   setFollow(false);
