@@ -12,7 +12,6 @@ from fastapi.responses import HTMLResponse
 from rhyme_openrlhf.api.fields import LARGEST_PAGE, NO_NUL, RunUid
 from rhyme_openrlhf.api.launch_access import LaunchingDep
 from rhyme_openrlhf.api.launching import Launching
-from rhyme_openrlhf.api.pagination import Direction
 from rhyme_openrlhf.api.problems import ProblemError
 from rhyme_openrlhf.api.queries import find_run
 from rhyme_openrlhf.api.routes.sample_records import (
@@ -168,7 +167,7 @@ def _records(page: Page, launching: Launching, uid: str, step: int, asked: Asked
             min_reward=_number(asked.min_reward),
             max_reward=_number(asked.max_reward),
             sort=cast(Sort, asked.sort if asked.sort in get_args(Sort) else "number"),
-            direction=cast(Direction, "desc" if asked.direction == "desc" else "asc"),
+            direction="desc" if asked.direction == "desc" else "asc",
             limit=ROWS,
             cursor=asked.cursor,
         )
