@@ -9,6 +9,8 @@ from rhyme_openrlhf.webui import text
 
 # What a row of a table shows; the whole event is below it.
 LENGTH = 200
+# A longer list is no single value any more.
+MOST_VALUES = 8
 # Written elsewhere in the row.
 _LEFT_OUT = ("step", "level", "schema_version")
 
@@ -21,6 +23,9 @@ def sentence(kind: str, body: Mapping[str, Any]) -> str:
         said = f"{body.get('status', '')}: {body.get('message', '')}".rstrip(": ")
     elif kind == "process_died":
         said = f"{body.get('name', '')}: {body.get('cause', '')}{' (replaced)' if body.get('healed') else ''}"
+    elif kind == "engine_interval" and isinstance(body.get("end"), float) and isinstance(body.get("start"), float):
+        cause = f", cause {body['cause']}" if body.get("cause") else ""
+        said = f"engine {body.get('engine')}: {body.get('state')} {text.duration(body['end'] - body['start'])}{cause}"
     else:
         said = ", ".join(f"{name.replace('_', ' ')} {_value(value)}" for name, value in _singles(body))
     said = " ".join(said.split())
@@ -42,6 +47,9 @@ def _singles(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             continue
         if isinstance(value, dict):
             yield from ((inner, one) for inner, one in value.items() if isinstance(one, (int, float)))
+        elif isinstance(value, list) and 0 < len(value) <= MOST_VALUES:
+            if all(isinstance(one, (int, float)) for one in value):
+                yield name, " / ".join(map(_value, value))
         elif isinstance(value, (str, int, float)):
             yield name, value
 

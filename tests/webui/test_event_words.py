@@ -14,6 +14,12 @@ def test_sentences() -> None:
     body = {"step": 4, "epoch": 1, "seconds": 3.21987, "metrics": {"kl": 1.0}, "good": True, "path": "a/b"}
     assert sentence("anything", body) == "epoch 1, seconds 3.22, kl 1, good yes, path a/b"
     assert sentence("anything", {}) == ""
+    assert (
+        sentence("anything", {"values": [0, 1], "samples": [90, 6.5], "log": ["x"]})
+        == "values 0 / 1, samples 90 / 6.50"
+    )
+    interval = {"engine": 1, "state": "idle", "start": 10.0, "end": 12.5, "step": 3, "cause": "tail"}
+    assert sentence("engine_interval", interval) == "engine 1: idle 2.5 s, cause tail"
     assert len(sentence("note", {"text": "x" * 1000})) == LENGTH
 
 

@@ -120,24 +120,27 @@ def process_memory(rows: Sequence[SystemRow], options: object) -> go.Figure:
 def _per_process(
     rows: Iterable[SystemRow], values: Callable[[SystemRow], Mapping[str, float]], unit: float
 ) -> dict[str, list]:
-    """The processes with the largest means by name; the rest is added up."""
+    """The processes with the largest means by name, and by machine where there are several; the rest is added up."""
     rows = list(rows)
+    several = len({row.node for row in rows}) > 1
     sums: dict[str, float] = defaultdict(float)
+    looks: list[tuple[float, dict[str, float]]] = []
     for row in rows:
-        for name, value in values(row).items():
+        mine = {f"{name}, {row.node}" if several else name: value for name, value in values(row).items()}
+        looks.append((row.time, mine))
+        for name, value in mine.items():
             sums[name] += value
     ranked = sorted(sums, key=lambda name: (-sums[name], name))
     shown = ranked if len(ranked) <= LINES else ranked[: LINES - 1]
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sorted(shown)}
-    for row in rows:
-        mine = values(row)
-        for name in shown:
-            if name in mine:
-                found[name].append((row.time, mine[name] / unit))
-        rest = [value for name, value in mine.items() if name not in found or name == OTHERS]
-        if len(ranked) > LINES and rest:
-            found.setdefault(OTHERS, []).append((row.time, sum(rest) / unit))
-    return found
+    rest: dict[float, float] = defaultdict(float)
+    for time, mine in looks:
+        for name, value in mine.items():
+            if name in found:
+                found[name].append((time, value / unit))
+            else:
+                rest[time] += value / unit
+    return found | ({OTHERS: sorted(rest.items())} if rest else {})
 
 
 def _drawn(found: Points, what: str, y_title: str, description: str, empty: str, share: bool = False) -> go.Figure:

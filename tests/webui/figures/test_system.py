@@ -42,6 +42,12 @@ def test_the_smallest_processes_are_added_up() -> None:
     assert shown == {**{f"p{n}": float(n) for n in range(3, 10)}, "others": 0.0 + 1 + 2}
 
 
+def test_processes_of_the_same_name_on_two_machines_are_two() -> None:
+    rows = [row(node, 1.0, process_cpu={"engine": cores}) for node, cores in (("a", 1.0), ("b", 3.0))]
+    shown = {trace.name: trace.y[0] for trace in system.process_cpu(rows, None).data}
+    assert shown == {"engine, a": 1.0, "engine, b": 3.0}
+
+
 def test_older_records_without_the_cache_say_so() -> None:
     assert "KV cache" in system.kv_cache([CacheRow(0)], None).layout.meta["empty"]
     assert list(system.kv_cache([CacheRow(1, 0.5, 2.0)], None).data[0].y) == [0.5]
