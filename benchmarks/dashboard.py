@@ -168,8 +168,17 @@ def measure_loads(browser: Any, url: str, token: str, repeats: int) -> dict[str,
 
 def _load(page: Any, url: str) -> float:
     page.goto(f"{url}/runs/{RUN}")
-    page.wait_for_function("window.drawn !== undefined")
+    _wait(page, "window.drawn !== undefined")
     return float(page.evaluate("window.drawn")) / 1000
+
+
+def _wait(page: Any, condition: str) -> None:
+    """Until it holds; Playwright's own wait evaluates text within the page, which its security policy refuses."""
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not page.evaluate(condition):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"dashboard: {condition} did not come true within {WAIT_MS / 1000:.0f} s")
+        time.sleep(0.02)
 
 
 def measure_updates(browser: Any, url: str, store: Store, updates: int) -> dict[str, Any]:
@@ -179,7 +188,7 @@ def measure_updates(browser: Any, url: str, store: Store, updates: int) -> dict[
     page.clock.install()
     page.add_init_script(DRAWN)
     _load(page, url)
-    page.wait_for_function("document.querySelector('[data-connection]').dataset.state === 'live'")
+    _wait(page, "document.querySelector('[data-connection]').dataset.state === 'live'")
     devtools = context.new_cdp_session(page)
     devtools.send("Performance.enable")
     devtools.send("HeapProfiler.enable")

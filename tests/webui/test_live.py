@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "data" / "recorded_run.jsonl"
 RUN, ATTEMPT = "a" * 16, "b" * 16
 START_SECONDS = 60
+WAIT_SECONDS = 20
 
 
 class Reporter:
@@ -68,6 +69,14 @@ def set_hidden(page: Any, hidden: bool) -> None:
     )
 
 
+def eventually(page: Any, condition: str) -> None:
+    """Playwright's own wait evaluates text within the page, which its security policy refuses."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(50)
+
+
 def points(page: Any) -> int:
     count: int = page.evaluate("document.querySelector('[data-figure-plot]').data[0].x.length")
     return count
@@ -93,7 +102,7 @@ def test_two_browsers_watch_a_run(dashboard: Any, chromium: Any, browser_page: A
     other.on("request", lambda request: asked.append(request.url))
     reporter.until(6)
     expect(page.locator(".progress-text").first).to_have_text("6 / 10")
-    page.wait_for_function("document.querySelector('[data-figure-plot]').data[0].x.length === 6")
+    eventually(page, "document.querySelector('[data-figure-plot]').data[0].x.length === 6")
     assert page.evaluate("document.querySelector('[data-figure-plot]').layout.xaxis.range") == [2, 3]
     assert asked == [] and points(other) == 3
     other.get_by_role("button", name="Resume updates").click()
@@ -107,7 +116,7 @@ def test_two_browsers_watch_a_run(dashboard: Any, chromium: Any, browser_page: A
     set_hidden(other, False)
     expect(other.locator(".progress-text").first).to_have_text("10 / 10")
     expect(other.locator(".badge").first).to_contain_text("succeeded")
-    other.wait_for_function("document.querySelector('[data-figure-plot]').data[0].x.length === 10")
+    eventually(other, "document.querySelector('[data-figure-plot]').data[0].x.length === 10")
     assert other.locator("#run-tiles").inner_text() == page.locator("#run-tiles").inner_text()
 
     theme_and_files(page)
@@ -120,7 +129,7 @@ def theme_and_files(page: Any) -> None:
     page.get_by_role("button", name="Theme: auto").click()
     light = page.evaluate(color)
     page.get_by_role("button", name="Theme: light").click()
-    page.wait_for_function(f"{color} !== {json.dumps(light)}")
+    eventually(page, f"{color} !== {json.dumps(light)}")
     assert page.evaluate("document.querySelector('[data-figure-plot]').layout.xaxis.range") == [2, 3]
 
     with page.expect_download() as kept:

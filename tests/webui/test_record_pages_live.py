@@ -15,6 +15,7 @@ from rhyme_openrlhf.api.importer import import_directory
 # Runs if any of it becomes more than text.
 HOSTILE = "</pre><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>{{ 7*7 }}\x1b[31m"
 LINES = 60_000
+WAIT_SECONDS = 20
 
 
 def hostile_run(dashboard: Any, run_directory: Path) -> str:
@@ -82,9 +83,10 @@ def logs_are_read_followed_and_searched(page: Any, run: str, log: Path) -> None:
     for _ in range(3):
         before = text.evaluate("(place) => place.textContent.length")
         text.evaluate("(place) => { place.scrollTop = place.scrollHeight; }")
-        page.wait_for_function(
-            "(before) => document.querySelector('[data-log-text]').textContent.length > before", arg=before
-        )
+        deadline = time.monotonic() + WAIT_SECONDS
+        while text.evaluate("(place) => place.textContent.length") <= before:
+            assert time.monotonic() < deadline, "nothing was loaded"
+            page.wait_for_timeout(50)
     page.get_by_label("Wrap").check()
     expect(text).to_have_class(re.compile("wrapped"))
     search = page.get_by_label("Search this log")
