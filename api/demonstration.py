@@ -81,9 +81,9 @@ def show(service: Service, directory: Path) -> Replay:
     synthetic = directory / "synthetic"
     write_run_directory(synthetic, SYNTHETIC)
     past = [(path, f"{name} (recording)", "recording", RECORDED_NOTE) for name, path in recorded.items()]
-    for number, (path, name, tag, note) in enumerate(
-        [*past, (synthetic, SYNTHETIC.name, "synthetic", SYNTHETIC_NOTE)], start=1
-    ):
+    past.append((synthetic, SYNTHETIC.name, "synthetic", SYNTHETIC_NOTE))
+    # The oldest first, as they would have come: the newest one is on top.
+    for number, (path, name, tag, note) in reversed(list(enumerate(past, start=1))):
         move_run(path, now - number * APART_SECONDS)
         _label(service, import_directory(service.database, path, now).run_uid, name, tag, note)
     replay.announce()

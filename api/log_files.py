@@ -7,6 +7,7 @@ configured roots, all resolved through symbolic links; no more than `MAX_CHUNK` 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ MAX_CHUNK = 1024 * 1024
 MAX_FILES = 5000
 # The longest UTF-8 character.
 UTF8_BYTES = 4
+# Ray writes the name before the actor says anything; imports may have said something before.
+NAME_BYTES = 4096
+_ACTOR_NAME = re.compile(rb"^:actor_name:([\x21-\x7e]{1,100})\s*$", re.MULTILINE)
 
 
 class LogError(Exception):
@@ -113,12 +117,13 @@ def read_range(file: BinaryIO, start: int, length: int) -> Chunk:
     return Chunk(data.decode("utf-8", "replace"), start, start + len(data), size)
 
 
-def read_tail(file: BinaryIO, lines: int) -> Chunk:
-    """The last `lines` lines, at most MAX_CHUNK bytes of them."""
+def read_tail(file: BinaryIO, lines: int, before: int | None = None) -> Chunk:
+    """The last `lines` lines, or those that end before byte `before`; at most MAX_CHUNK bytes of them."""
     size = os.fstat(file.fileno()).st_size
-    start = max(0, size - MAX_CHUNK)
+    end = size if before is None else min(before, size)
+    start = max(0, end - MAX_CHUNK)
     file.seek(start)
-    data = file.read(MAX_CHUNK)
+    data = file.read(end - start)
     # The newline that ends the last line begins no line.
     position = len(data) - 1 if data.endswith(b"\n") else len(data)
     for _ in range(lines):
@@ -128,6 +133,22 @@ def read_tail(file: BinaryIO, lines: int) -> Chunk:
     first = position + 1
     data = _whole_characters(data[first:])
     return Chunk(data.decode("utf-8", "replace"), start + first, start + first + len(data), size)
+
+
+def process_name(file: BinaryIO) -> str:
+    """What Ray calls the actor that writes this log, or "": it says so within the first lines."""
+    file.seek(0)
+    found = _ACTOR_NAME.findall(file.read(NAME_BYTES))
+    return found[-1].decode("utf-8", "replace") if found else ""
+
+
+def read_blocks(file: BinaryIO) -> Iterator[bytes]:
+    """The whole file, as it is now."""
+    left = os.fstat(file.fileno()).st_size
+    file.seek(0)
+    while left > 0 and (block := file.read(min(left, MAX_CHUNK))):
+        left -= len(block)
+        yield block
 
 
 def _whole_characters(data: bytes) -> bytes:

@@ -26,7 +26,9 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "tests" / "data" / "recorded_run.jsonl"
-# Name of the picture -> address; {uid} is the recorded run.
+# Of the demonstration's recordings, the one whose responses, logs and machines are shown.
+DEMO = "sorting-and-arithmetic"
+# Name of the picture -> address; {uid} is the recorded run, {demo} that of the demonstration.
 PAGES: dict[str, str] = {
     "sign-in": "/sign-in",
     "runs": "/",
@@ -40,6 +42,10 @@ PAGES: dict[str, str] = {
     "speculation": "/runs/{uid}/speculation",
     "scheduling": "/runs/{uid}/scheduling",
     "learning": "/runs/{uid}/learning",
+    "samples": "/runs/{demo}/samples",
+    "system": "/runs/{demo}/system",
+    "logs": "/runs/{demo}/logs",
+    "events": "/runs/{demo}/events?kind=train_step&kind=note",
 }
 PUBLIC = ("sign-in",)
 # A laptop's and a telephone's window.
@@ -63,16 +69,18 @@ def main(argv: list[str]) -> int:
         parser.error(f"--only: there is no page {', '.join(sorted(unknown))}; there are {', '.join(PAGES)}")
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        uid = import_run(Path(folder), given.events)
+        runs = import_runs(Path(folder), given.events)
         with serving(Path(folder)) as link:
-            take(link, uid, names, given.out)
+            take(link, runs, names, given.out)
     return 0
 
 
-def import_run(folder: Path, events: Path) -> str:
-    """Put the recorded run into the store of `folder`; gives its uid."""
+def import_runs(folder: Path, events: Path) -> dict[str, str]:
+    """Put the recorded run and the demonstration's into the store of `folder`; gives uids by their names in `PAGES`."""
+    from rhyme_openrlhf import embedded
     from rhyme_openrlhf.api.database import Database
     from rhyme_openrlhf.api.importer import import_directory
+    from rhyme_openrlhf.telemetry.recording import unpack
 
     directory = folder / "runs" / "20261121-demo"
     directory.mkdir(parents=True)
@@ -80,16 +88,20 @@ def import_run(folder: Path, events: Path) -> str:
     (directory / "config.json").write_text(json.dumps({"settings": {"run": {"name": "demo"}}, "arguments": {}}))
     database = Database(f"sqlite:///{folder / 'rhyme.sqlite'}")
     database.upgrade()
-    uid = import_directory(database, directory, time.time()).run_uid
+    now = time.time()
+    found = {"uid": import_directory(database, directory, now).run_uid}
+    (folder / "demo").mkdir()
+    recorded = {path.name: path for path in unpack(embedded.RECORDING, folder / "demo")}
+    found["demo"] = import_directory(database, recorded[DEMO], now).run_uid
     database.dispose()
-    return uid
+    return found
 
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """`rhyme serve` over the store of `folder`; gives the sign-in link."""
     command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "serve", "--no-local", "--serve.port", "0"]
-    command += ["--serve.data_dir", str(folder)]
+    command += ["--serve.data_dir", str(folder), "--serve.roots", str(folder)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert server.stdout is not None
@@ -104,7 +116,7 @@ def serving(folder: Path) -> Iterator[str]:
         server.wait(START_SECONDS)
 
 
-def take(link: str, uid: str, names: list[str], out: Path) -> None:
+def take(link: str, runs: dict[str, str], names: list[str], out: Path) -> None:
     """All pictures of these pages."""
     from playwright.sync_api import sync_playwright
 
@@ -122,7 +134,7 @@ def take(link: str, uid: str, names: list[str], out: Path) -> None:
                     if name not in PUBLIC and not context.cookies():
                         page.goto(link)
                         page.wait_for_url(f"{base}/")
-                    page.goto(base + PAGES[name].replace("{uid}", uid))
+                    page.goto(base + PAGES[name].format(**runs))
                     shoot(page, out / f"{name}-{theme}-{size}.png")
                 context.close()
         browser.close()

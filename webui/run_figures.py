@@ -6,10 +6,17 @@ in a template `{{ figure("<name>", uid) }}`.
 
 from __future__ import annotations
 
-from rhyme_openrlhf.webui.asks import learning, scheduling, speculation, timeline
+from rhyme_openrlhf.webui.asks import learning, scheduling, speculation, system, timeline
 from rhyme_openrlhf.webui.run_figure import RunFigure
 
 RUN_FIGURES: dict[str, RunFigure] = {
-    figure.name: figure for figure in (*timeline.FIGURES, *speculation.FIGURES, *scheduling.FIGURES, *learning.FIGURES)
+    figure.name: figure
+    for figure in (
+        *timeline.FIGURES,
+        *speculation.FIGURES,
+        *scheduling.FIGURES,
+        *learning.FIGURES,
+        *system.FIGURES,
+    )
 }
 FIGURE_TITLES: dict[str, str] = {name: figure.title for name, figure in RUN_FIGURES.items()}

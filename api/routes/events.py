@@ -6,17 +6,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import select
 from sse_starlette import EventSourceResponse
 
 from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import INT64, NO_NUL, PAGE, Cursor, Limit, RunUid
+from rhyme_openrlhf.api.event_queries import EventFilter, Level, find_events
+from rhyme_openrlhf.api.fields import INT32, INT64, NO_NUL, PAGE, Cursor, Limit, RunUid
 from rhyme_openrlhf.api.live import LiveResponse, event_row, follow_events, last_id
-from rhyme_openrlhf.api.models import Attempt
-from rhyme_openrlhf.api.pagination import Direction, Order
+from rhyme_openrlhf.api.pagination import Direction
 from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.queries import find_run, page_of
-from rhyme_openrlhf.api.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent, of_kinds
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.record import KIND_LENGTH, SOURCE_LENGTH
 from rhyme_openrlhf.api.state import ServiceDep
 
 router = APIRouter(prefix="/runs/{uid}/events", tags=["events"], responses=documented(401, 403, 404, 422, 429, 503))
@@ -73,23 +72,17 @@ def get_events(
     service: ServiceDep,
     kind: Kinds = [],  # noqa: B006 (FastAPI copies it)
     source: Sources = [],  # noqa: B006
+    attempt: Annotated[int | None, Query(ge=1, le=INT32, description="Only of this attempt.")] = None,
+    level: Annotated[Level | None, Query(description="Notes of this level; what failed is an error.")] = None,
     direction: Direction = "asc",
     limit: Limit = PAGE,
     cursor: Cursor = None,
 ) -> EventPage:
     """A run's events of all its attempts."""
+    wanted = EventFilter(tuple(kind), tuple(source), attempt, level)
     with service.database.reading() as session:
-        run = find_run(session, uid)
-        conditions: list[Any] = [RawEvent.run_id == run.id]
-        if kind:
-            conditions += of_kinds(kind)
-        if source:
-            conditions.append(RawEvent.source.in_(source))
-        order = Order("id", RawEvent.id, RawEvent.id, direction)
-        rows, following = page_of(session, RawEvent, conditions, order, limit, cursor)
-        attempts = select(Attempt.id, Attempt.number).where(Attempt.run_id == run.id)
-        numbers = dict(session.execute(attempts).tuples().all())
-        items = [EventView(**event_row(row, numbers[row.attempt_id])) for row in rows]
+        rows, following = find_events(session, find_run(session, uid), wanted, direction, limit, cursor)
+        items = [EventView(**event_row(row, number)) for row, number in rows]
     return EventPage(items=items, next_cursor=following)
 
 

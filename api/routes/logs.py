@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi import Path as PathParameter
+from fastapi.responses import StreamingResponse
 from pydantic import Field
 from sse_starlette import EventSourceResponse
 
@@ -16,7 +20,18 @@ from rhyme_openrlhf.api.fields import INT64, NO_NUL, AttemptNumber, RunUid, View
 from rhyme_openrlhf.api.launch_access import LaunchingDep, readable_roots
 from rhyme_openrlhf.api.launching import Launching
 from rhyme_openrlhf.api.live import LiveResponse, follow_pieces, last_id
-from rhyme_openrlhf.api.log_files import MAX_CHUNK, LogError, list_logs, logs_of, open_log, read_range, read_tail
+from rhyme_openrlhf.api.log_files import (
+    MAX_CHUNK,
+    LogError,
+    list_logs,
+    logs_of,
+    open_log,
+    process_name,
+    read_blocks,
+    read_range,
+    read_tail,
+)
+from rhyme_openrlhf.api.log_search import search
 from rhyme_openrlhf.api.problems import ProblemError, documented
 from rhyme_openrlhf.api.queries import find_attempt, find_run
 from rhyme_openrlhf.api.state import Service, ServiceDep
@@ -27,6 +42,8 @@ router = APIRouter(
 
 # A terminal's page, several times over.
 TAIL_LINES = 200
+# Of a message; nobody types more.
+SEARCH_LENGTH = 500
 
 LogName = Annotated[
     str,
@@ -38,6 +55,7 @@ class LogFileView(View):
     """A log file."""
 
     name: str = Field(description="Path below the run directory's logs/.")
+    process: str = Field(description="The Ray actor that writes it; empty where it does not say so.")
     size: int = Field(description="Bytes.")
     modified_at: float
 
@@ -51,12 +69,28 @@ class LogChunk(View):
     size: int
 
 
+class LogMatch(View):
+    """A line: the byte where it starts, and its beginning."""
+
+    start: int
+    text: str
+
+
+class LogMatches(View):
+    """Lines with the text, up to byte `scanned_to` of `size`."""
+
+    items: list[LogMatch]
+    scanned_to: int
+    size: int
+
+
 @router.get("/logs", summary="List logs")
 def get_logs(
     uid: RunUid, number: AttemptNumber, who: auth.Viewer, service: ServiceDep, launching: LaunchingDep
 ) -> list[LogFileView]:
     """The log files of one attempt, by name."""
-    return [LogFileView.model_validate(file) for file in list_logs(_directory(service, launching, uid, number))]
+    logs = _directory(service, launching, uid, number)
+    return [LogFileView(process=_process(logs, file.name), **asdict(file)) for file in list_logs(logs)]
 
 
 @router.get("/logs/{name:path}", summary="Read a log")
@@ -70,15 +104,65 @@ def get_log(
     start: Annotated[int | None, Query(ge=0, le=INT64, description="First byte; without it: the last lines.")] = None,
     length: Annotated[int, Query(ge=1, le=MAX_CHUNK, description="Most bytes from `start` on.")] = MAX_CHUNK,
     tail: Annotated[int, Query(ge=1, le=100_000, description="How many last lines.")] = TAIL_LINES,
+    before: Annotated[int | None, Query(ge=0, le=INT64, description="The last lines before this byte.")] = None,
 ) -> LogChunk:
     """The last lines of a log, or a range of its bytes."""
     logs = _directory(service, launching, uid, number)
     try:
         with open_log(logs, name) as file:
-            chunk = read_tail(file, tail) if start is None else read_range(file, start, length)
+            chunk = read_tail(file, tail, before) if start is None else read_range(file, start, length)
     except LogError as error:
         raise ProblemError(404, str(error)) from error
     return LogChunk.model_validate(chunk)
+
+
+@router.get("/log-search/{name:path}", summary="Search a log")
+def search_log(
+    uid: RunUid,
+    number: AttemptNumber,
+    name: LogName,
+    who: auth.Viewer,
+    service: ServiceDep,
+    launching: LaunchingDep,
+    text: Annotated[str, Query(min_length=1, max_length=SEARCH_LENGTH, pattern=NO_NUL)],
+    start: Annotated[int, Query(ge=0, le=INT64, description="A line's first byte: `scanned_to` of before.")] = 0,
+) -> LogMatches:
+    """Lines with a text, in any case of its letters; of a large log a part: go on from `scanned_to`."""
+    try:
+        with open_log(_directory(service, launching, uid, number), name) as file:
+            return LogMatches.model_validate(search(file, text, start))
+    except LogError as error:
+        raise ProblemError(404, str(error)) from error
+
+
+@router.get(
+    "/log-files/{name:path}",
+    summary="Download a log",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def download_log(
+    uid: RunUid,
+    number: AttemptNumber,
+    name: LogName,
+    who: auth.Viewer,
+    service: ServiceDep,
+    launching: LaunchingDep,
+) -> StreamingResponse:
+    """The whole file as it is now."""
+    logs = _directory(service, launching, uid, number)
+    stack = ExitStack()
+    try:
+        file = stack.enter_context(open_log(logs, name))
+    except LogError as error:
+        raise ProblemError(404, str(error)) from error
+
+    def content() -> Iterator[bytes]:
+        with stack:
+            yield from read_blocks(file)
+
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name.replace('/', '-'), safe='')}"}
+    return StreamingResponse(content(), media_type="text/plain; charset=utf-8", headers=headers)
 
 
 @router.get(
@@ -124,6 +208,14 @@ def _piece(logs: Path, name: str, offset: int) -> dict[str, Any] | None:
     except LogError:  # gone meanwhile; it may come again
         return None
     return asdict(chunk) if chunk.end > chunk.start else None
+
+
+def _process(logs: Path, name: str) -> str:
+    try:
+        with open_log(logs, name) as file:
+            return process_name(file)
+    except LogError:  # gone since it was listed
+        return ""
 
 
 def _directory(service: Service, launching: Launching, uid: str, number: int) -> Path:

@@ -11,6 +11,8 @@ from sqlalchemy import select
 
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.fields import INT32, NO_NUL, PAGE, Limit, RunUid, StepNumber, View
+from rhyme_openrlhf.api.launch_access import LaunchingDep, readable_roots
+from rhyme_openrlhf.api.launching import Launching
 from rhyme_openrlhf.api.log_files import LogError
 from rhyme_openrlhf.api.models import Attempt
 from rhyme_openrlhf.api.pagination import Direction
@@ -113,11 +115,16 @@ class SampleRecordPage(View):
 
 @router.get("", summary="Steps with kept responses")
 def get_recorded_steps(
-    uid: RunUid, who: auth.Viewer, service: ServiceDep, limit: Limit = PAGE, cursor: Offset = None
+    uid: RunUid,
+    who: auth.Viewer,
+    service: ServiceDep,
+    launching: LaunchingDep,
+    limit: Limit = PAGE,
+    cursor: Offset = None,
 ) -> RecordedSteps:
     """Which steps have kept responses, the newest first."""
     found: dict[int, RecordedStep] = {}
-    for number, folder in _folders(service, uid):
+    for number, folder in _folders(service, launching, uid):
         for step, size in list_steps(folder).items():
             # Attempts come newest first: what a newer one did again is its.
             found.setdefault(step, RecordedStep(step=step, attempt=number, bytes=size))
@@ -134,6 +141,7 @@ def get_sample_records(
     step: StepNumber,
     who: auth.Viewer,
     service: ServiceDep,
+    launching: LaunchingDep,
     text: Annotated[
         str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL, description="In the prompt or the response, in any case.")
     ] = "",
@@ -147,7 +155,7 @@ def get_sample_records(
 ) -> SampleRecordPage:
     """Responses of a few prompts of a training step, with what was drafted of them."""
     wanted = Wanted(text, group, min_reward, max_reward)
-    for _, folder in _folders(service, uid):
+    for _, folder in _folders(service, launching, uid):
         try:
             records, unreadable = read_records(folder, step, wanted, sort, direction == "desc")
         except LogError:
@@ -165,13 +173,13 @@ def _view(record: SampleRecord) -> SampleRecordView:
     return SampleRecordView(pieces=pieces, **values)
 
 
-def _folders(service: Service, uid: str) -> list[tuple[int, Path]]:
+def _folders(service: Service, launching: Launching, uid: str) -> list[tuple[int, Path]]:
     """Number and folder of each attempt that has records here, the newest first."""
     with service.database.reading() as session:
         run = find_run(session, uid)
         query = select(Attempt.number, Attempt.run_directory).where(Attempt.run_id == run.id)
         attempts = session.execute(query.order_by(Attempt.number.desc())).all()
-    roots = service.settings.root_paths()
+    roots = readable_roots(launching)
     found = []
     for number, directory in attempts:
         try:

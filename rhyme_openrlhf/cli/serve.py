@@ -214,6 +214,8 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
                 ssl_keyfile=settings.tls_key or None,
             )
         )
+        # Who follows the link before everything is up waits, and is not refused.
+        bound.listen()
         print(f"rhyme serve: {settings.base_url(port)} (data: {data}); Ctrl-C ends it", flush=True)
         # A curve is ten thousands of new objects, and each time the collector would look through all that is loaded.
         gc.collect()

@@ -22,16 +22,19 @@ pytest.importorskip("fastapi")
 import uvicorn
 from fastapi import FastAPI
 
+from rhyme_openrlhf import embedded
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.app import create_app
 from rhyme_openrlhf.api.importer import import_directory
 from rhyme_openrlhf.api.launching import Launching, LaunchSettings
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.state import Service
+from rhyme_openrlhf.telemetry.recording import unpack
 from rhyme_openrlhf.webui.install import install
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
 START_SECONDS = 20
+EXPECT_MS = 20_000
 # Debian's name, and those of other distributions.
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
@@ -69,6 +72,15 @@ def serving(app: FastAPI, port: int = 0) -> Iterator[int]:
         assert not thread.is_alive(), f"the service has not ended after {START_SECONDS} s"
 
 
+def make_tokens(service: Service) -> dict[str, str]:
+    """A token of each role that sees pages."""
+    with service.database.writing() as session:
+        return {
+            role: auth.issue_token(session, f"the {role}", role, time.time()).secret  # type: ignore[arg-type]
+            for role in ("operator", "viewer")
+        }
+
+
 @pytest.fixture
 def run_directory(tmp_path: Path) -> Path:
     """A run directory with the recorded run."""
@@ -104,11 +116,7 @@ def empty_dashboard(make_settings: Callable[..., ServeSettings]) -> Iterator[Das
     install(app)
     with serving(app) as port:
         service: Service = app.state.service
-        tokens: dict[str, str] = {}
-        with service.database.writing() as session:
-            for role in ("operator", "viewer"):
-                tokens[role] = auth.issue_token(session, f"the {role}", role, time.time()).secret  # type: ignore[arg-type]
-        yield Dashboard(f"http://127.0.0.1:{port}", app, service, tokens, "")
+        yield Dashboard(f"http://127.0.0.1:{port}", app, service, make_tokens(service), "")
 
 
 @pytest.fixture
@@ -129,6 +137,8 @@ def chromium() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         # As root, which containers are, Chromium does not start with its sandbox.
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        # A machine that does other work too draws a page slowly.
+        sync_api.expect.set_options(timeout=EXPECT_MS)
         yield browser
         browser.close()
 
@@ -163,3 +173,17 @@ def launching_dashboard(dashboard: Dashboard, tmp_path: Path) -> Dashboard:
         LaunchSettings(), settings.data_path(), settings.root_paths(), dashboard.url, sys.modules[name].Cluster()
     )
     return dashboard
+
+
+@pytest.fixture
+def demo_dashboard(make_settings: Callable[..., ServeSettings], tmp_path: Path) -> Iterator[Dashboard]:
+    """A service with one of the demonstration's recorded runs: responses, logs and figures of its machine too."""
+    runs = tmp_path / "runs"
+    runs.mkdir(exist_ok=True)
+    recorded = {path.name: path for path in unpack(embedded.RECORDING, runs)}
+    app = create_app(make_settings())
+    install(app)
+    with serving(app) as port:
+        service: Service = app.state.service
+        imported = import_directory(service.database, recorded["sorting-and-arithmetic"], time.time())
+        yield Dashboard(f"http://127.0.0.1:{port}", app, service, make_tokens(service), imported.run_uid)

@@ -11,14 +11,18 @@ from rhyme_openrlhf.webui.pages import (
     cluster,
     compare,
     config,
+    events,
     learning,
+    logs,
     new_run,
     run,
     runs,
+    samples,
     scheduling,
     settings,
     sign_in,
     speculation,
+    system,
     timeline,
 )
 
@@ -34,5 +38,9 @@ PAGES: tuple[APIRouter, ...] = (
     speculation.router,
     scheduling.router,
     learning.router,
+    samples.router,
+    system.router,
+    logs.router,
     config.router,
+    events.router,
 )

@@ -20,6 +20,11 @@ export function start() {
     event.preventDefault();
     void perform(form, fields(form));
   });
+  // Filters are part of the address: those that are not chosen only make it long.
+  document.addEventListener("formdata", (event) => {
+    if (event.target.getAttribute("method") !== "get") return;
+    for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
+  });
   document.addEventListener("change", (event) => {
     const form = event.target.closest("form[data-autosubmit]");
     if (form) form.requestSubmit();

@@ -18,6 +18,7 @@ const PICTURE = { width: 1200, height: 600, scale: 2 };
 const visible = new WeakSet();
 const waiting = new WeakSet(); // out of sight when they became stale
 const drawn = new WeakMap(); // figure -> the server's JSON
+const latest = new WeakMap(); // figure -> its newest question
 let plotly = null; // the promise of window.Plotly
 
 export const all = () => [...document.querySelectorAll("[data-figure]")];
@@ -71,12 +72,14 @@ function adopt(figure) {
 const plotOf = (figure) => figure.querySelector("[data-figure-plot]");
 
 async function load(figure) {
+  const asked = Symbol();
+  latest.set(figure, asked);
   try {
     const address = figure.dataset.figure;
     const [response] = await Promise.all([ask(address), loadPlotly()]);
     const found = await response.json();
-    // The reader may have asked for another window meanwhile.
-    if (address !== figure.dataset.figure) return;
+    // The reader may have asked for another window meanwhile, or a newer answer has come.
+    if (address !== figure.dataset.figure || asked !== latest.get(figure)) return;
     drawn.set(figure, found);
     await redraw(figure);
   } catch (error) {

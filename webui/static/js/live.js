@@ -45,6 +45,7 @@ const elements = () => [...pieces.all(), ...figures.all()];
 const asleep = () => paused || document.hidden;
 
 function wake() {
+  document.dispatchEvent(new CustomEvent("rhyme:awake", { detail: !asleep() }));
   if (asleep()) disconnect();
   else if (source === null && retry === null) {
     connect();
@@ -70,18 +71,22 @@ function address() {
 
 function connect() {
   retry = null;
-  source = new EventSource(address());
-  source.addEventListener("open", () => back());
-  source.addEventListener("message", (event) => changed(event.data));
-  source.addEventListener("error", () => void lost());
+  // Without a stream (the server has too many), the page is brought up to date as often as it asks for one.
+  if (failures > 0 && awaySince === null) markAll();
+  const mine = new EventSource(address());
+  source = mine;
+  // Events of a stream that was given up meanwhile say nothing.
+  mine.addEventListener("open", () => mine === source && back());
+  mine.addEventListener("message", (event) => mine === source && changed(event.data));
+  mine.addEventListener("error", () => mine === source && void lost());
 }
 
 function back() {
+  // What happened between two streams was not said in either.
+  const missed = failures > 0 || awaySince !== null;
   failures = 0;
-  if (awaySince !== null) {
-    awaySince = null;
-    markAll();
-  }
+  awaySince = null;
+  if (missed) markAll();
   show();
 }
 
@@ -96,7 +101,8 @@ async function lost() {
   } catch (error) {
     if (!("status" in error)) throw error;
     if (error.status === 401) return signedOut();
-    awaySince ??= Date.now();
+    // Meanwhile the stream may be open again: then the server does answer.
+    if (source === null) awaySince ??= Date.now();
   }
   if (asleep() || source !== null || retry !== null) return show();
   retry = setTimeout(connect, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
@@ -130,7 +136,7 @@ function tick() {
 }
 
 function schedule() {
-  if (due !== null || running) return;
+  if (due !== null || running || awaySince !== null) return;
   due = setTimeout(() => void refresh(), Math.max(0, lastRefresh + REFRESH_MS - Date.now()));
 }
 
@@ -145,7 +151,11 @@ async function refresh() {
   running = false;
   for (const { reason } of done) {
     if (reason && !("status" in reason)) throw reason;
-    if (reason?.away && awaySince === null) awaySince = Date.now();
+  }
+  if (done.some(({ reason }) => reason?.away)) {
+    // One way to be away and one to come back: the stream, which is opened anew, says when the server is there.
+    if (url && source !== null) void lost();
+    if (url) return;
   }
   show();
   if (stale.size > 0) schedule();

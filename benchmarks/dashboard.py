@@ -1,0 +1,298 @@
+"""How soon is the page of a large run there, and what does a live update cost the browser? Measured on this machine.
+
+    python benchmarks/dashboard.py --out dashboard.json               # 5,000 steps of 64 engines: minutes to make
+    python benchmarks/dashboard.py --steps 500 --updates 50           # smaller
+    python benchmarks/dashboard.py --store DIR                        # keep the run in DIR, or use the one there
+
+A run of synthetic events (telemetry/synthetic_run.py) is stored as if it had been reported, without its last steps.
+`rhyme serve` shows it to a real Chromium. Loads: the run's page from the start of the navigation to the first figure
+drawn, with nothing kept by the browser (new profile) and with what it keeps, in turns. Updates: the missing steps are
+reported one after the other; each makes the page fetch and draw what changed. The page's clock is wound forward
+between two of them, so that an hour's updates fit into minutes; main-thread time is the browser's own TaskDuration
+less that of as many rounds without news, memory is what is left after a garbage collection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.announce import Announcement, announce
+from rhyme_openrlhf.api.batch import prepare
+from rhyme_openrlhf.api.database import Database
+from rhyme_openrlhf.api.ingest import ingest
+from rhyme_openrlhf.telemetry.event_json import to_json
+from rhyme_openrlhf.telemetry.events import RunFinished, TrainStep
+from rhyme_openrlhf.telemetry.synthetic_run import SyntheticRun, synthetic_events
+
+ROOT = Path(__file__).parents[1]
+RUN, ATTEMPT = "5" * 16, "6" * 16
+# What the reporter sends at most (telemetry/reporter.py).
+BATCH_EVENTS = 2000
+START_SECONDS = 120
+WAIT_MS = 60_000
+# The page fetches at most once a second (static/js/live.js).
+REFRESH_MS = 1000
+# Rounds between two looks at memory.
+MEMORY_EVERY = 25
+TARGET_LOAD_S = 1.5
+TARGET_UPDATE_MS = 50.0
+# Put into the page before its own scripts: when the first figure was drawn, and how many were.
+DRAWN = """
+document.addEventListener("rhyme:drawn", () => {
+  window.drawn ??= performance.now();
+  window.draws = (window.draws ?? 0) + 1;
+});
+"""
+SHOWN = """
+([draws, shown]) => window.draws > draws && document.querySelector(".progress-text").textContent.startsWith(shown)
+"""
+
+
+@dataclass(frozen=True)
+class Store:
+    """A service's data directory with the large run in it; `later`: one JSON line a step that is still to come."""
+
+    folder: Path
+    token: str
+    later: list[list[dict[str, Any]]]
+
+
+def make_store(folder: Path, steps: int, engines: int, later: int) -> None:
+    """Report all but the last `later` steps; write those to later.jsonl, and the operator's token beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    database = Database(f"sqlite:///{folder / 'rhyme.sqlite'}")
+    database.upgrade()
+    run = SyntheticRun(steps=steps + later, engines=engines)
+    config = {"settings": {"run": {"name": run.name}}, "arguments": {}}
+    with database.writing() as session:
+        token = auth.issue_token(session, "benchmark", "operator", time.time()).secret
+        announce(session, Announcement(ATTEMPT, RUN, run.name, "", config), time.time())
+    rows = _rows(run)
+    done = 0
+    pending: list[dict[str, Any]] = []
+    begun = time.monotonic()
+    for row in rows:
+        pending.append(row)
+        if row["kind"] == TrainStep.kind:
+            done = row["step"]
+        if len(pending) >= BATCH_EVENTS or (done == steps and row["kind"] == TrainStep.kind):
+            with database.writing() as session:
+                ingest(session, ATTEMPT, prepare(pending), time.time(), alive=True)
+            pending = []
+            if done == steps:
+                break
+    print(f"{done:,} steps of {engines} engines stored in {time.monotonic() - begun:.0f} s", flush=True)
+    database.dispose()
+    with (folder / "later.jsonl").open("w") as file:
+        for row in rows:
+            pending.append(row)
+            if row["kind"] == TrainStep.kind:
+                file.write(json.dumps(pending) + "\n")
+                pending = []
+    (folder / "token").write_text(token)
+
+
+def _rows(run: SyntheticRun) -> Iterator[dict[str, Any]]:
+    for one in synthetic_events(run):
+        if not isinstance(one.event, RunFinished):
+            yield to_json(one.event, one.time, one.source, one.sequence)
+
+
+def open_store(folder: Path, steps: int, engines: int, later: int) -> Store:
+    """The store in `folder`, made if it is not there."""
+    if not (folder / "token").is_file():
+        make_store(folder, steps, engines, later)
+    lines = (folder / "later.jsonl").read_text().splitlines()
+    return Store(folder, (folder / "token").read_text(), [json.loads(line) for line in lines])
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """`rhyme serve` on the store; gives its address."""
+    command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "serve", "--no-local", "--serve.port", "0"]
+    command += ["--serve.data_dir", str(folder)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert server.stdout is not None
+        for line in server.stdout:
+            if found := re.search(r"rhyme serve: (http://\S+)", line):
+                break
+        else:
+            raise SystemExit("dashboard: the service did not start")
+        yield found.group(1)
+    finally:
+        server.terminate()
+        server.communicate(timeout=START_SECONDS)
+
+
+def sign_in(context: Any, url: str, token: str) -> Any:
+    """A signed-in page of this profile."""
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(f"{url}/#token={token}")
+    page.wait_for_url(f"{url}/")
+    return page
+
+
+def measure_loads(browser: Any, url: str, token: str, repeats: int) -> dict[str, list[float]]:
+    """Seconds to the first figure, with an empty and with a full cache, in turns."""
+    found: dict[str, list[float]] = {"new profile": [], "with the browser's cache": []}
+    for _ in range(repeats):
+        for name in found:
+            context = browser.new_context(viewport={"width": 1440, "height": 900})
+            page = sign_in(context, url, token)
+            page.add_init_script(DRAWN)
+            if name != "new profile":
+                _load(page, url)
+                page.goto("about:blank")
+            found[name].append(_load(page, url))
+            context.close()
+    return found
+
+
+def _load(page: Any, url: str) -> float:
+    page.goto(f"{url}/runs/{RUN}")
+    _wait(page, "window.drawn !== undefined")
+    return float(page.evaluate("window.drawn")) / 1000
+
+
+def _wait(page: Any, condition: str) -> None:
+    """Until it holds; Playwright's own wait evaluates text within the page, which its security policy refuses."""
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not page.evaluate(condition):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"dashboard: {condition} did not come true within {WAIT_MS / 1000:.0f} s")
+        time.sleep(0.02)
+
+
+def measure_updates(browser: Any, url: str, store: Store, updates: int) -> dict[str, Any]:
+    """Main-thread milliseconds of an update, and memory after every `MEMORY_EVERY` of them."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = sign_in(context, url, store.token)
+    page.clock.install()
+    page.add_init_script(DRAWN)
+    _load(page, url)
+    _wait(page, "document.querySelector('[data-connection]').dataset.state === 'live'")
+    devtools = context.new_cdp_session(page)
+    devtools.send("Performance.enable")
+    devtools.send("HeapProfiler.enable")
+    begun = _metrics(devtools)["TaskDuration"]
+    for _ in range(MEMORY_EVERY):
+        page.clock.run_for(REFRESH_MS)
+    idle_ms = (_metrics(devtools)["TaskDuration"] - begun) * 1000 / MEMORY_EVERY
+    costs: list[float] = []
+    memory: list[dict[str, float]] = [_memory(devtools, 0)]
+    for number, rows in enumerate(islice(store.later, updates), start=1):
+        draws = page.evaluate("window.draws")
+        begun = _metrics(devtools)["TaskDuration"]
+        _report(url, store.token, rows)
+        shown = f"{rows[-1]['step']:,} / "
+        for _ in range(WAIT_MS // REFRESH_MS):
+            page.clock.run_for(REFRESH_MS)
+            if page.evaluate(SHOWN, [draws, shown]):
+                break
+            page.wait_for_timeout(20)
+        else:
+            raise SystemExit(f"dashboard: update {number} was not shown")
+        costs.append((_metrics(devtools)["TaskDuration"] - begun) * 1000)
+        if number % MEMORY_EVERY == 0:
+            memory.append(_memory(devtools, number))
+    context.close()
+    return {"idle_ms": idle_ms, "update_ms": costs, "memory": memory}
+
+
+def _metrics(devtools: Any) -> dict[str, float]:
+    return {one["name"]: one["value"] for one in devtools.send("Performance.getMetrics")["metrics"]}
+
+
+def _memory(devtools: Any, updates: int) -> dict[str, float]:
+    devtools.send("HeapProfiler.collectGarbage")
+    found = _metrics(devtools)
+    return {
+        "updates": updates,
+        "heap_mb": found["JSHeapUsedSize"] / 1024**2,
+        "nodes": found["Nodes"],
+        "listeners": found["JSEventListeners"],
+    }
+
+
+def _report(url: str, token: str, rows: list[dict[str, Any]]) -> None:
+    request = urllib.request.Request(
+        f"{url}/api/v1/ingest/attempts/{ATTEMPT}/batches",
+        json.dumps({"events": rows}).encode(),
+        {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
+        answer.read()
+
+
+def print_tables(found: dict[str, Any]) -> None:
+    """What was measured, against its targets."""
+    print("\n| run page, navigation to first figure | median s | lowest | highest | target |\n|---|---|---|---|---|")
+    for name, values in found["load_s"].items():
+        print(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} | {TARGET_LOAD_S} |")
+    updates = found["updates"]
+    costs = sorted(updates["update_ms"])
+    print("\n| main thread, ms an update | median | 95 % | highest | idle second | target |\n|---|---|---|---|---|---|")
+    last = costs[min(len(costs) - 1, round(0.95 * len(costs)))]
+    print(
+        f"| {len(costs)} updates | {statistics.median(costs):.1f} | {last:.1f} | {costs[-1]:.1f} | "
+        f"{updates['idle_ms']:.1f} | {TARGET_UPDATE_MS:g} |"
+    )
+    print("\n| after updates | heap MB | DOM nodes | listeners |\n|---|---|---|---|")
+    for one in updates["memory"]:
+        print(f"| {one['updates']} | {one['heap_mb']:.1f} | {one['nodes']:.0f} | {one['listeners']:.0f} |")
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit code."""
+    from playwright.sync_api import sync_playwright
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--engines", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5, help="loads of each kind")
+    parser.add_argument("--updates", type=int, default=300)
+    parser.add_argument("--store", type=Path, metavar="DIR", help="where the run is kept; else a temporary folder")
+    parser.add_argument("--make-only", action="store_true", help="make the run in --store and measure nothing")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON with everything that was measured")
+    given = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as temporary:
+        store = open_store(given.store or Path(temporary), given.steps, given.engines, given.updates)
+        if given.make_only:
+            return 0
+        with serving(store.folder) as url, sync_playwright() as playwright:
+            # As root, which containers are, Chromium does not start with its sandbox.
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            found: dict[str, Any] = {
+                "steps": given.steps,
+                "engines": given.engines,
+                "browser": browser.version,
+                "load_s": measure_loads(browser, url, store.token, given.repeats),
+                "updates": measure_updates(browser, url, store, given.updates),
+            }
+            browser.close()
+    print_tables(found)
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

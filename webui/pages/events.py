@@ -1,0 +1,135 @@
+"""`/runs/<uid>/events`: what happened, when, and who said so?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, cast, get_args
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.event_queries import EventFilter, Level, find_events, kinds_of, sources_of
+from rhyme_openrlhf.api.fields import NO_NUL, Cursor, RunUid
+from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent
+from rhyme_openrlhf.webui.attempts import attempts_of
+from rhyme_openrlhf.webui.event_words import level_of, sentence
+from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
+
+router = APIRouter(include_in_schema=False)
+
+ROWS = 50
+# An event as JSON; what is longer (a command, a log's tail) is cut here and whole in the API.
+JSON_LENGTH = 20_000
+TIMELINE = "/runs/{uid}/timeline"
+
+Kinds = Annotated[list[Annotated[str, Query(max_length=KIND_LENGTH, pattern=NO_NUL)]], Query(max_length=32)]
+Source = Annotated[str, Query(max_length=SOURCE_LENGTH, pattern=NO_NUL)]
+Word = Annotated[str, Query(max_length=10, pattern=NO_NUL)]
+
+
+@dataclass(frozen=True)
+class EventLine:
+    """A row: `step_url` leads to the event's step in the timeline, or is ""."""
+
+    id: int
+    time: float
+    source: str
+    kind: str
+    attempt: int
+    step: int | None
+    step_url: str
+    text: str
+    level: str
+    json: str
+
+
+@router.get("/runs/{uid}/events")
+def events_page(
+    uid: RunUid,
+    page: PageDep,
+    kind: Kinds = [],  # noqa: B006 (FastAPI copies it)
+    source: Source = "",
+    level: Word = "",
+    attempt: Word = "",
+    cursor: Cursor = None,
+) -> HTMLResponse:
+    """The events that meet the conditions, the newest first; every condition is in the address."""
+    with page.service.database.reading() as session:
+        run = find_run(session, uid)
+        context = run_context(page, session, run)
+        table = _table(page, session, run, kind, source, level, attempt, cursor)
+        attempts = attempts_of(session, run)
+        sources = sources_of(session, run)
+    return page.render("events.html", uid=uid, **context, **table, attempts=attempts, sources=sources)
+
+
+@router.get("/ui/runs/{uid}/parts/events")
+def events_table(
+    uid: RunUid,
+    page: PageDep,
+    kind: Kinds = [],  # noqa: B006
+    source: Source = "",
+    level: Word = "",
+    attempt: Word = "",
+    cursor: Cursor = None,
+) -> HTMLResponse:
+    """The table alone, for a page that is open."""
+    with page.service.database.reading() as session:
+        run = find_run(session, uid)
+        table = _table(page, session, run, kind, source, level, attempt, cursor)
+    return page.render("parts/events_table.html", uid=uid, **table)
+
+
+def _table(
+    page: Page, session: Session, run: Run, kind: list[str], source: str, level: str, attempt: str, cursor: str | None
+) -> dict[str, Any]:
+    wanted = EventFilter(
+        kinds=tuple(kind),
+        sources=(source,) if source else (),
+        attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else None,
+        level=cast(Level, level) if level in get_args(Level) else None,
+    )
+    rows, following = find_events(session, run, wanted, "desc", ROWS, cursor)
+    query = page.request.query_params.multi_items()
+    here = f"/runs/{run.uid}/events"
+    has_timeline = TIMELINE in page.request.app.state.page_paths
+    return {
+        "lines": [_line(event, number, run.uid, has_timeline) for event, number in rows],
+        "kinds": [
+            (one, one in kind, url_with(here, query, {"kind": _toggled(kind, one), "cursor": None}))
+            for one in sorted({*kinds_of(session, run), *kind})
+        ],
+        "asked": {"kind": kind, "source": source, "level": level, "attempt": attempt},
+        "is_filtered": bool(kind or source or wanted.level or wanted.attempt),
+        "all_url": here,
+        "next_url": url_with(here, query, {"cursor": following}) if following else None,
+        "first_url": url_with(here, query, {"cursor": None}) if cursor else None,
+        "piece_url": url_with(f"/ui/runs/{run.uid}/parts/events", query, {}),
+    }
+
+
+def _line(event: RawEvent, attempt: int, uid: str, has_timeline: bool) -> EventLine:
+    body = json.loads(event.body)
+    step = body.get("step") if isinstance(body.get("step"), int) else None
+    whole = json.dumps(body, indent=2, ensure_ascii=False)
+    return EventLine(
+        id=event.id,
+        time=event.time,
+        source=event.source,
+        kind=event.kind,
+        attempt=attempt,
+        step=step,
+        step_url=f"{TIMELINE.replace('{uid}', uid)}?step={step}" if has_timeline and step is not None else "",
+        text=sentence(event.kind, body),
+        level=level_of(event.kind, body),
+        json=whole if len(whole) <= JSON_LENGTH else f"{whole[:JSON_LENGTH]}\n…",
+    )
+
+
+def _toggled(words: list[str], word: str) -> list[str]:
+    return [one for one in words if one != word] if word in words else [*words, word]

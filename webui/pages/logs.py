@@ -1,0 +1,94 @@
+"""`/runs/<uid>/logs`: what did which process say?
+
+The page lists the files; its script (`static/js/logs.js`) reads, follows and searches them by the API's own routes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+
+from rhyme_openrlhf.api.fields import NO_NUL, RunUid
+from rhyme_openrlhf.api.launch_access import LaunchingDep
+from rhyme_openrlhf.api.problems import ProblemError
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.routes.logs import SEARCH_LENGTH, LogFileView, get_logs
+from rhyme_openrlhf.webui.attempts import attempts_of
+from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.rendering import PageDep
+
+router = APIRouter(include_in_schema=False)
+DRIVER = "driver.log"
+
+Word = Annotated[str, Query(max_length=20, pattern=NO_NUL)]
+Name = Annotated[str, Query(max_length=1000, pattern=NO_NUL)]
+Text = Annotated[str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL)]
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A file of the list: `title` says whose it is, `stream` which of its two outputs, `href` opens it."""
+
+    file: LogFileView
+    title: str
+    stream: str
+    href: str
+
+
+@router.get("/runs/{uid}/logs")
+def logs_page(
+    uid: RunUid,
+    page: PageDep,
+    launching: LaunchingDep,
+    attempt: Word = "",
+    file: Name = "",
+    q: Text = "",
+    at: Word = "",
+) -> HTMLResponse:
+    """One attempt's logs and the text of one of them; which, and what is searched, is in the address."""
+    with page.service.database.reading() as session:
+        run = find_run(session, uid)
+        context = run_context(page, session, run)
+        attempts = attempts_of(session, run)
+    numbers = [one.number for one in attempts]
+    number = (
+        int(attempt) if attempt.isascii() and attempt.isdigit() and int(attempt) in numbers else max(numbers, default=0)
+    )
+    problem = ""
+    files: list[LogFileView] = []
+    try:
+        if number:
+            files = get_logs(uid, number, page.who, page.service, launching)
+    except ProblemError as error:
+        if error.status != 404:
+            raise
+        problem = error.detail
+    files.sort(key=lambda one: (one.name != DRIVER, one.process or "~", one.name))
+    chosen = next((one for one in files if one.name == file), files[0] if files and not file else None)
+    return page.render(
+        "logs.html",
+        uid=uid,
+        **context,
+        attempts=attempts,
+        attempt=number,
+        lines=[_line(page, one, number if attempt else None) for one in files],
+        chosen=chosen,
+        asked_file=file,
+        q=q,
+        at=at if at.isascii() and at.isdigit() else "",
+        problem=problem,
+        api=f"/api/v1/runs/{uid}/attempts/{number}",
+        path=quote(chosen.name) if chosen else "",
+    )
+
+
+def _line(page: PageDep, file: LogFileView, attempt: int | None) -> LogLine:
+    path, _, suffix = file.name.rpartition(".")
+    stream = {"out": "output", "err": "errors"}.get(suffix, "")
+    title = "driver" if file.name == DRIVER else file.process or (path if stream else file.name)
+    href = page.url_with(file=file.name, attempt=attempt, at=None)
+    return LogLine(file, title, stream, href)

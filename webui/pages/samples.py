@@ -1,0 +1,202 @@
+"""`/runs/<uid>/samples`: what does it write, and which of it was drafted?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, cast, get_args
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+
+from rhyme_openrlhf.api.fields import LARGEST_PAGE, NO_NUL, RunUid
+from rhyme_openrlhf.api.launch_access import LaunchingDep
+from rhyme_openrlhf.api.launching import Launching
+from rhyme_openrlhf.api.problems import ProblemError
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.routes.sample_records import (
+    SEARCH_LENGTH,
+    Offset,
+    RecordedStep,
+    SampleRecordPage,
+    SampleRecordView,
+    get_recorded_steps,
+    get_sample_records,
+)
+from rhyme_openrlhf.api.sample_files import Sort
+from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
+
+router = APIRouter(include_in_schema=False)
+
+# Responses are long: a screen or three.
+ROWS = 20
+# What a stretch of a response is, by the source that its record names; the legend and the hover text.
+SOURCES: dict[str, str] = {
+    "history": "accepted draft, from earlier responses to this prompt",
+    "own": "accepted draft, from this response's own text",
+    "context": "put in between two turns by the task",
+}
+SORTS: dict[str, str] = {"number": "As kept", "reward": "Reward", "tokens": "Length", "accepted": "Accepted tokens"}
+
+Text = Annotated[str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL)]
+Word = Annotated[str, Query(max_length=40, pattern=NO_NUL)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The query parameters, as the form sends them: what is not chosen comes empty."""
+
+    step: Word = ""
+    text: Text = ""
+    group: Word = ""
+    min_reward: Word = ""
+    max_reward: Word = ""
+    sort: Word = "number"
+    direction: Word = "asc"
+    cursor: Offset = None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether responses may be left out."""
+        return bool(self.text or self.group or self.min_reward or self.max_reward)
+
+
+@dataclass(frozen=True)
+class SampleCard:
+    """A response; `prompt` is shown where it is not that of the one before. Shares of its tokens."""
+
+    sample: SampleRecordView
+    shows_prompt: bool
+    accepted_share: float | None
+    acceptance_rate: float | None
+    group_url: str
+
+
+@router.get("/runs/{uid}/samples")
+def samples_page(
+    uid: RunUid,
+    page: PageDep,
+    launching: LaunchingDep,
+    step: Word = "",
+    text: Text = "",
+    group: Word = "",
+    min_reward: Word = "",
+    max_reward: Word = "",
+    sort: Word = "number",
+    direction: Word = "asc",
+    cursor: Offset = None,
+) -> HTMLResponse:
+    """Kept responses of a step (the newest one without `step`); every choice is in the address."""
+    asked = Asked(step, text, group, min_reward, max_reward, sort, direction, cursor)
+    with page.service.database.reading() as session:
+        context = run_context(page, session, find_run(session, uid))
+    return page.render(
+        "samples.html", uid=uid, **context, **_shown(page, launching, uid, asked), asked=asked, sorts=SORTS
+    )
+
+
+@router.get("/ui/runs/{uid}/parts/samples")
+def samples_part(
+    uid: RunUid,
+    page: PageDep,
+    launching: LaunchingDep,
+    step: Word = "",
+    text: Text = "",
+    group: Word = "",
+    min_reward: Word = "",
+    max_reward: Word = "",
+    sort: Word = "number",
+    direction: Word = "asc",
+    cursor: Offset = None,
+) -> HTMLResponse:
+    """The responses alone, for a page that is open."""
+    asked = Asked(step, text, group, min_reward, max_reward, sort, direction, cursor)
+    return page.render("parts/samples.html", uid=uid, **_shown(page, launching, uid, asked), asked=asked)
+
+
+def _shown(page: Page, launching: Launching, uid: str, asked: Asked) -> dict[str, Any]:
+    recorded = get_recorded_steps(uid, page.who, page.service, launching, LARGEST_PAGE, None)
+    query = page.request.query_params.multi_items()
+    here = f"/runs/{uid}/samples"
+
+    def link(**changes: Any) -> str:
+        return url_with(here, query, {"cursor": None, **changes})
+
+    chosen = chosen_step(recorded.items, asked.step)
+    found = _records(page, launching, uid, chosen.step, asked) if chosen is not None else None
+    steps = [one.step for one in reversed(recorded.items)]
+    at = steps.index(chosen.step) if chosen is not None else 0
+    return {
+        "missing": recorded.missing,
+        "steps": steps,
+        "step": chosen.step if chosen is not None else None,
+        "is_newest": not asked.step,
+        "previous_url": link(step=steps[at - 1]) if at > 0 else None,
+        "following_url": link(step=steps[at + 1]) if at + 1 < len(steps) else None,
+        "newest_url": link(step=None),
+        "all_url": url_with(here, [("step", asked.step)], {}),
+        "found": found,
+        "cards": _cards(found, link) if found is not None else [],
+        "next_url": url_with(here, query, {"cursor": found.next_cursor}) if found and found.next_cursor else None,
+        "first_url": link() if asked.cursor else None,
+        "sources": SOURCES,
+        "piece_url": url_with(f"/ui/runs/{uid}/parts/samples", query, {}),
+    }
+
+
+def chosen_step(recorded: list[RecordedStep], asked: str) -> RecordedStep | None:
+    """The step asked for, or the recorded one before it; the newest without one. `recorded`: the newest first."""
+    if not recorded:
+        return None
+    if not (asked.isascii() and asked.isdigit()):
+        return recorded[0]
+    return next((one for one in recorded if one.step <= int(asked)), recorded[-1])
+
+
+def _records(page: Page, launching: Launching, uid: str, step: int, asked: Asked) -> SampleRecordPage | None:
+    try:
+        return get_sample_records(
+            uid,
+            step,
+            page.who,
+            page.service,
+            launching,
+            text=asked.text,
+            group=asked.group,
+            min_reward=_number(asked.min_reward),
+            max_reward=_number(asked.max_reward),
+            sort=cast(Sort, asked.sort if asked.sort in get_args(Sort) else "number"),
+            direction="desc" if asked.direction == "desc" else "asc",
+            limit=ROWS,
+            cursor=asked.cursor,
+        )
+    except ProblemError as error:
+        if error.status != 404:
+            raise
+        return None  # deleted since it was listed: the oldest ones go
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _cards(found: SampleRecordPage, link: Any) -> list[SampleCard]:
+    cards: list[SampleCard] = []
+    for sample in found.items:
+        before = cards[-1].sample if cards else None
+        accepted = sample.accepted
+        cards.append(
+            SampleCard(
+                sample=sample,
+                shows_prompt=before is None or (before.group, before.prompt) != (sample.group, sample.prompt),
+                accepted_share=accepted / sample.tokens if accepted is not None and sample.tokens else None,
+                acceptance_rate=accepted / sample.drafted if accepted is not None and sample.drafted else None,
+                group_url=link(group=sample.group),
+            )
+        )
+    return cards

@@ -1,0 +1,52 @@
+"""`/runs/<uid>/system`: what do its machines do?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+
+from rhyme_openrlhf.api.fields import NO_NUL, RunUid
+from rhyme_openrlhf.api.machine_events import nodes_of
+from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.record import NODE_LENGTH
+from rhyme_openrlhf.webui.asks.system import FIGURES
+from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.rendering import PageDep
+
+router = APIRouter(include_in_schema=False)
+WINDOWS: tuple[tuple[str, str], ...] = (
+    ("", "Whole run"),
+    ("24", "Last day"),
+    ("6", "Last 6 hours"),
+    ("1", "Last hour"),
+)
+
+
+@router.get("/runs/{uid}/system")
+def system_page(
+    uid: RunUid,
+    page: PageDep,
+    node: Annotated[str, Query(max_length=NODE_LENGTH, pattern=NO_NUL)] = "",
+    hours: Annotated[str, Query(max_length=10, pattern=r"^[0-9.]*$")] = "",
+) -> HTMLResponse:
+    """Figures of one machine or of all; both choices are in the address."""
+    with page.service.database.reading() as session:
+        run = find_run(session, uid)
+        context = run_context(page, session, run)
+        nodes = nodes_of(session, run)
+    window = hours if hours in dict(WINDOWS) else ""
+    chosen = {name: value for name, value in (("node", node), ("hours", window)) if value}
+    return page.render(
+        "system.html",
+        uid=uid,
+        **context,
+        nodes=nodes,
+        node=node,
+        hours=window,
+        windows=WINDOWS,
+        figures=[figure.name for figure in FIGURES],
+        query=f"?{urlencode(chosen)}" if chosen else "",
+    )
