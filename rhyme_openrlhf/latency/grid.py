@@ -53,7 +53,8 @@ def step_shapes(limits: Limits, steps: int) -> list[StepShape]:
     shapes = []
     for running in _up_to(RUNNING, limits.running):
         for drafts in (0, *DRAFTS):
-            if running * (1 + drafts) > limits.step_tokens:
+            # A step that is filled to the brim leaves no token for the last samples to come in.
+            if running * (1 + drafts) >= limits.step_tokens:
                 continue
             for context in _up_to(CONTEXTS, limits.length):
                 room = context + steps * (1 + drafts) + 1

@@ -46,7 +46,8 @@ class ProfileEngine(VerifyEngine):
             running=config.scheduler_config.max_num_seqs,
             length=config.model_config.max_model_len,
             kv_cache_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size,
-            step_tokens=config.scheduler_config.max_num_batched_tokens,
+            step_tokens=config.scheduler_config.max_num_scheduled_tokens
+            or config.scheduler_config.max_num_batched_tokens,
         )
 
     async def padded_rows(self) -> tuple[int, ...]:

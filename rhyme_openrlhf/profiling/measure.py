@@ -1,7 +1,8 @@
 """Walks the grid and writes the profile; goes on where an earlier, interrupted walk stopped.
 
 Invariants: every point that was measured is in the journal beside the profile before the next one begins; a journal of
-another subject, other versions or another grid is not used; the profile appears whole or not at all.
+another subject, other versions or another grid is not used; a point that does not come about (a KV cache too small for
+it after all) is left out and named in the profile's notes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Engine(Protocol):
 
 
 class MeasureError(RuntimeError):
-    """A point could not be measured; the message names it."""
+    """The engine gives no profile; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +59,33 @@ def measure(plan: Plan, engine: Engine, journal: Path, on_point: Callable[[str],
     """The profile of `plan`; `on_point` is told each point in words, before it is measured. Raises MeasureError."""
     done = _Journal(journal, plan)
     shapes: list[StepShape | PrefillShape] = [*plan.steps(), *plan.prefills()]
-    if any(done.get(shape) is None for shape in shapes):
+    if any(shape not in done for shape in shapes):
         on_point("warming up")
         engine.decode_steps(WARM_UP, STEPS)
     for shape in shapes:
         on_point(_words(shape))
-        if done.get(shape) is None:
+        if shape not in done:
             done.add(shape, _step(engine, shape) if isinstance(shape, StepShape) else _prefill(engine, shape))
+    steps = [StepPoint(*numbers) for shape in plan.steps() if (numbers := done.numbers(shape))]
+    if all(point.drafts for point in steps):
+        raise MeasureError(
+            "no decode step ran with all its samples at once: is the KV cache large enough (--cpu.kv_cache_mb, "
+            "--vllm.gpu_memory_utilization), and nothing else on this engine?"
+        )
+    left_out = [_words(shape) for shape in plan.steps() if not done.numbers(shape)]
     return Profile(
         subject=plan.subject,
         origin="measured",
-        steps=tuple(StepPoint(*done.numbers(shape)) for shape in plan.steps()),
+        steps=tuple(steps),
         prefills=tuple(PrefillPoint(*done.numbers(shape)) for shape in plan.prefills()),
         padded_rows=plan.padded_rows,
         kv_cache_tokens=plan.limits.kv_cache_tokens,
         kv_bytes_per_token=plan.kv_bytes_per_token,
         versions=plan.versions,
-        notes=("contexts were filled, not computed; KV transfer and weight load were not measured",),
+        notes=(
+            "contexts were filled, not computed; KV transfer and weight load were not measured",
+            *(f"left out, because it did not run with all samples at once: {words}" for words in left_out),
+        ),
     )
 
 
@@ -84,13 +95,10 @@ def _words(shape: StepShape | PrefillShape) -> str:
     return f"{shape.running} samples x {shape.context_each} tokens, {shape.drafts_each} drafts each"
 
 
-def _step(engine: Engine, shape: StepShape) -> StepPoint:
+def _step(engine: Engine, shape: StepShape) -> StepPoint | None:
     steps = engine.decode_steps(shape, STEPS)
     if len(steps) < STEPS // 2:
-        raise MeasureError(
-            f"{_words(shape)}: {len(steps)} of {STEPS} decode steps ran with all samples at once; is the KV cache "
-            "large enough (--cpu.kv_cache_mb, --vllm.gpu_memory_utilization), and no other run on this engine?"
-        )
+        return None
     seconds, spread = _median([step[3] for step in steps])
     context = round(statistics.median(step[1] for step in steps))
     return StepPoint(shape.running, context, shape.running * shape.drafts_each, seconds, spread, len(steps))
@@ -129,16 +137,16 @@ class _Journal:
         kept = [head, *(json.dumps(item) for item in self._points.items())]
         path.write_text("\n".join(kept) + "\n", encoding="utf-8")
 
-    def get(self, shape: StepShape | PrefillShape) -> list[Any] | None:
-        """What was measured of it."""
-        return self._points.get(_words(shape))
+    def __contains__(self, shape: StepShape | PrefillShape) -> bool:
+        return _words(shape) in self._points
 
     def numbers(self, shape: StepShape | PrefillShape) -> list[Any]:
-        """What was measured of it, which must be there."""
+        """What was measured of it, which must be there; nothing where it did not come about."""
         return self._points[_words(shape)]
 
-    def add(self, shape: StepShape | PrefillShape, point: StepPoint | PrefillPoint) -> None:
+    def add(self, shape: StepShape | PrefillShape, point: StepPoint | PrefillPoint | None) -> None:
         """Note it, on disk too."""
-        self._points[_words(shape)] = list(astuple(point))
+        numbers = list(astuple(point)) if point is not None else []
+        self._points[_words(shape)] = numbers
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([_words(shape), list(astuple(point))]) + "\n")
+            file.write(json.dumps([_words(shape), numbers]) + "\n")

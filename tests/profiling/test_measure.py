@@ -95,8 +95,22 @@ def test_a_journal_of_something_else_is_not_used(tmp_path: Path, changes: dict[s
     assert json.loads(journal.read_text().splitlines()[0])["subject"]["hardware"] == "test"
 
 
-def test_a_point_that_does_not_come_about_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MeasureError, match=r"1 samples x 16 tokens, 0 drafts each: 3 of 16 decode steps"):
+def test_a_point_that_does_not_come_about_is_left_out_and_named(tmp_path: Path) -> None:
+    class Cramped(FormulaEngine):
+        def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
+            found = super().decode_steps(shape, steps)
+            return [] if shape == StepShape(8, 64, 31) else found
+
+    profile = measure(plan(), Cramped(), tmp_path / "points", lambda words: None)
+    assert len(profile.steps) == len(plan().steps()) - 1
+    assert any("8 samples x 64 tokens, 31 drafts each" in note for note in profile.notes)
+    # And is not asked for again.
+    again = FormulaEngine()
+    assert measure(plan(), again, tmp_path / "points", lambda words: None) == profile and not again.asked
+
+
+def test_an_engine_without_one_whole_step_gives_no_profile(tmp_path: Path) -> None:
+    with pytest.raises(MeasureError, match="is the KV cache large enough"):
         measure(plan(), FormulaEngine(steps=3), tmp_path / "points", lambda words: None)
 
 
