@@ -99,11 +99,11 @@ def test_a_point_that_does_not_come_about_is_left_out_and_named(tmp_path: Path) 
     class Cramped(FormulaEngine):
         def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
             found = super().decode_steps(shape, steps)
-            return [] if shape == StepShape(8, 64, 31) else found
+            return [] if shape == StepShape(8, 64, 15) else found
 
     profile = measure(plan(), Cramped(), tmp_path / "points", lambda words: None)
     assert len(profile.steps) == len(plan().steps()) - 1
-    assert any("8 samples x 64 tokens, 31 drafts each" in note for note in profile.notes)
+    assert any("8 samples x 64 tokens, 15 drafts each" in note for note in profile.notes)
     # And is not asked for again.
     again = FormulaEngine()
     assert measure(plan(), again, tmp_path / "points", lambda words: None) == profile and not again.asked
