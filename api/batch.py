@@ -22,7 +22,7 @@ import msgspec
 from rhyme_openrlhf.api.record import KIND_LENGTH, METRIC_LENGTH, NODE_LENGTH, SAMPLE_LENGTH, SOURCE_LENGTH
 from rhyme_openrlhf.telemetry.event_json import EventError, parse
 from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Evaluation, Event, TrainStep
-from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.telemetry.metrics import LATER, EngineCounters
 
 ENVELOPE = ("kind", "time", "source", "sequence")
 EVALUATION_PREFIX = "eval/"
@@ -242,13 +242,14 @@ def _between(low: int, high: int) -> msgspec.Meta:
     return msgspec.Meta(ge=low, le=high)
 
 
-# As `EngineCounters.from_dict`: every counter must be there.
+def _counter(name: str, hint: Any) -> tuple[Any, ...]:
+    seconds, count = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)], Annotated[int, _between(0, COUNT_MAX)]
+    limited = seconds if hint is float else count
+    return (name, limited, 0) if name in LATER else (name, limited)
+
+
+# As `EngineCounters.from_dict`: every counter must be there but those that older writers did not have.
 _COUNTERS = msgspec.defstruct(
-    "Counters",
-    [
-        (name, Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)] if hint is float
-         else Annotated[int, _between(0, COUNT_MAX)])
-        for name, hint in get_type_hints(EngineCounters).items()
-    ],
-)  # fmt: skip
+    "Counters", [_counter(name, hint) for name, hint in get_type_hints(EngineCounters).items()], kw_only=True
+)
 _FORMS = {cls.kind: (cls, _form(cls)) for cls in EVENT_CLASSES}
