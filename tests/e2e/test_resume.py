@@ -124,14 +124,14 @@ def check_same(expected: tuple[RolloutFinished, TrainStep], found: tuple[Rollout
 
 def journal_prompts(run: Path) -> list[tuple[int, str]]:
     """(step, prompt) of everything the run's history workers heard."""
-    from rhyme_openrlhf.history.journal import HEADER, read_records
+    from rhyme_openrlhf.history.journal import HEADER, read_entries
+    from rhyme_openrlhf.history.record import read_head
 
     found = []
     for path in sorted((run / "history").glob("*.journal")):
         token = HEADER.unpack(path.read_bytes()[: HEADER.size])[2]
-        records = read_records(path, token)
-        assert records is not None
-        found += [(record.rollout_id, record.prompt_key) for record in records[0]]
+        heads = [read_head(encoded) for encoded, _ in read_entries(path, token)]
+        found += [(head.rollout_id, head.prompt_key) for head in heads]
     return found
 
 
