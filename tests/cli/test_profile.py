@@ -31,4 +31,4 @@ def test_show_of_a_broken_file_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
 
 def test_without_speculation_there_is_nothing_to_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([*demo.arguments("unused"), "--no-histospec.enable"]) == command.BAD_INPUT
-    assert "never verifies drafts" in capsys.readouterr().err
+    assert "no verifying steps" in capsys.readouterr().err
