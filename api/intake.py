@@ -152,12 +152,13 @@ class WorkerIntake:
         """End the workers; blocks for `GOODBYE_SECONDS` at most."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         end = time.monotonic() + GOODBYE_SECONDS
-        # The service starts no other processes in this way.
-        for process in multiprocessing.active_children():
-            process.join(max(0.0, end - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join(GOODBYE_SECONDS)
+        # The service starts no other processes in this way. Asked again: the pool may just have been starting one.
+        while children := multiprocessing.active_children():
+            for process in children:
+                process.join(max(0.0, end - time.monotonic()))
+                if process.is_alive():
+                    process.kill()
+                    process.join(GOODBYE_SECONDS)
 
     def _start(self) -> ProcessPoolExecutor:
         # A fork would copy locks that other threads hold.

@@ -192,16 +192,21 @@ def _fill(ballast: Path) -> None:
 
 def limit_files(bench: Bench) -> None:
     """What anyone can do to a process of their own: no file may grow beyond what the database has now."""
-    process = bench.service.process.pid
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     while bench.under_way():
         reader = _new_reader(bench)
         largest = max(path.stat().st_size for path in bench.disk.rglob("rhyme.sqlite*"))
-        resource.prlimit(process, resource.RLIMIT_FSIZE, (largest, hard))
+        _limit_files(bench.service.process.pid, (largest, hard))
         _until_refused(bench, reader)
-        resource.prlimit(process, resource.RLIMIT_FSIZE, (hard, hard))
+        _limit_files(bench.service.process.pid, (hard, hard))
         bench.times += 1
         bench.until_stored()
+
+
+def _limit_files(service: int, limits: tuple[int, int]) -> None:
+    """Of the service and of its processes that take batches in."""
+    for process in (service, *(child.pid for child in psutil.Process(service).children(recursive=True))):
+        resource.prlimit(process, resource.RLIMIT_FSIZE, limits)
 
 
 def _until_refused(bench: Bench, reader: dict[str, str]) -> None:

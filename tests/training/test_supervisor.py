@@ -172,12 +172,12 @@ def test_every_name_for_users_is_of_a_class_that_runs() -> None:
     from openrlhf.trainer.ray.launcher import ReferenceModelActor, RewardModelActor
 
     from rhyme_openrlhf.rollout.node_weights import NodeWeights
-    from rhyme_openrlhf.training import critic, policy, recorder, trainer, trainer_async
+    from rhyme_openrlhf.training import critic, policy, recorder, system_watch, trainer, trainer_async
 
     classes = [
         policy.PolicyModelActor, critic.CriticModelActor, ReferenceModelActor, RewardModelActor, trainer.PPOTrainer,
         trainer_async.PPOTrainerAsync, trainer_async.TrainingActor, trainer_async.GenerateSamplesActor,
-        recorder.Recorder, NodeWeights,
+        recorder.Recorder, NodeWeights, system_watch.NodeProbe,
     ]  # fmt: skip
     assert {cls.__ray_metadata__.class_name for cls in classes} == set(NAMES)
 
