@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,7 +136,9 @@ def theme_and_files(page: Any) -> None:
     with page.expect_download() as kept:
         page.get_by_role("button", name="CSV").first.click()
     rows = list(csv.reader(io.StringIO(Path(kept.value.path()).read_text())))
-    assert rows[0] == ["series", "Step", "Mean reward"] and len(rows) == 11
+    assert rows[0] == ["series", "Step", "Mean reward"]
+    # The mean itself, and the two edges of its spread.
+    assert Counter(row[0] for row in rows[1:]) == {"Reward": 10, "Mean + deviation": 10, "Mean - deviation": 10}
     assert kept.value.suggested_filename == f"{RUN}-reward.csv"
     with page.expect_download() as kept:
         page.get_by_role("button", name="PNG").first.click()

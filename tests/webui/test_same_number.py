@@ -59,7 +59,8 @@ def test_every_place_says_the_same(demo_dashboard: Any, tmp_path: Path) -> None:
     assert run["step"] == summary["steps"] and f"{summary['steps']} / {summary['steps_planned']}" in table
 
     # A figure's points are the API's curve, and the API's curve is what the steps say.
-    points = client.get(f"/ui/runs/{uid}/figures/reward").json()["data"][0]
+    traces = client.get(f"/ui/runs/{uid}/figures/reward").json()["data"]
+    (points,) = (trace for trace in traces if trace["name"] == "Reward")
     curve = client.get(f"/api/v1/runs/{uid}/series", params={"names": "reward", "points": 500}).json()
     assert [list(pair) for pair in zip(points["x"], points["y"], strict=True)] == curve_points(curve)
     steps = client.get(f"/api/v1/runs/{uid}/steps", params={"limit": 1000}).json()["items"]

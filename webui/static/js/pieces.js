@@ -22,6 +22,8 @@ export async function refresh(piece) {
 }
 
 function inUse(piece) {
+  // A question is open: its button, to which the focus goes back, must still be there.
+  if (document.querySelector("dialog[open]")) return true;
   const focused = document.activeElement;
   if (piece.contains(focused) && focused.matches("input:not([type=checkbox]), select, textarea")) return true;
   const selection = document.getSelection();
