@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rhyme_openrlhf.cli import demo, upstream
+from rhyme_openrlhf.cli import demo, train_arguments
 from rhyme_openrlhf.cli.doctor_facts import Facts, gather
-from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.cli.train_arguments import BadInputError, TrainArguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.quality import Quality, assess
-from rhyme_openrlhf.options import SettingsError
 from rhyme_openrlhf.telemetry.run_directory import versions
 
 BAD_INPUT = 2
@@ -46,17 +43,13 @@ def main(argv: list[str]) -> int:
     options, train_argv = _parser().parse_known_args(argv)
     # They are about the libraries, not about the user's input.
     warnings.filterwarnings("ignore", category=FutureWarning)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        args = upstream.parse(train_argv or demo.arguments("unused"))
-        settings = RhymeSettings.from_namespace(args)
-        if not settings.histospec.enable:
-            raise SettingsError(
-                "--no-histospec.enable: an engine without speculation has no verifying steps to measure"
-            )
-    except (upstream.ArgumentsError, SettingsError) as error:
+        checked = train_arguments.check(train_argv or demo.arguments("unused"), print)
+    except BadInputError as error:
         return _refuse(str(error))
-    return _measure(args, settings, gather(), options.out)
+    if not checked.settings.histospec.enable:
+        return _refuse("--no-histospec.enable: an engine without speculation has no verifying steps to measure")
+    return _measure(checked, gather(), options.out)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,20 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(args: Any, settings: RhymeSettings, facts: Facts, out: Path | None) -> int:
-    from rhyme_openrlhf.platform import PlatformError, gpu_present, run_has_gpus, shims
-
-    try:
-        if not gpu_present():
-            shims.install()
-        on_gpus = run_has_gpus()
-        if not on_gpus:
-            from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
-
-            for change in adapt_arguments(args):
-                print(change)
-    except PlatformError as error:
-        return _refuse(str(error))
+def _measure(checked: TrainArguments, facts: Facts, out: Path | None) -> int:
     import ray
     import transformers
 
@@ -96,11 +76,12 @@ def _measure(args: Any, settings: RhymeSettings, facts: Facts, out: Path | None)
     from rhyme_openrlhf.verify.engines import EnginePool
     from rhyme_openrlhf.verify.outcome import VerifyError
 
-    config = transformers.AutoConfig.from_pretrained(args.actor.model_name_or_path, trust_remote_code=True)
-    pool = EnginePool(args, settings, on_gpus, ray.remote(ProfileEngine))
+    model = checked.args.actor.model_name_or_path
+    config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=True)
+    pool = EnginePool(checked.args, checked.settings, checked.on_gpus, ray.remote(ProfileEngine))
     subject = profiles.Subject(
         model=subjects.model_name(config),
-        hardware=subjects.hardware_name(facts.torch.gpus if on_gpus else ()),
+        hardware=subjects.hardware_name(facts.torch.gpus if checked.on_gpus else ()),
         dtype=pool.run_dtype,
         tensor_parallel_size=pool.tensor_parallel_size,
     )

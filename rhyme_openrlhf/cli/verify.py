@@ -22,10 +22,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rhyme_openrlhf.cli import demo, upstream, verify_installs
+from rhyme_openrlhf.cli import demo, train_arguments, verify_installs
 from rhyme_openrlhf.cli.doctor_facts import Facts, gather
-from rhyme_openrlhf.config import RhymeSettings
-from rhyme_openrlhf.options import SettingsError
+from rhyme_openrlhf.cli.train_arguments import BadInputError
 from rhyme_openrlhf.telemetry.run_directory import versions
 from rhyme_openrlhf.verify import record, report
 from rhyme_openrlhf.verify.outcome import Outcome, Row
@@ -99,7 +98,7 @@ def _verify(argv: list[str]) -> int:
         folder = Path(tempfile.mkdtemp(prefix="rhyme-verify-"))
         try:
             rows += _run(others, train_argv, facts, folder, progress)
-        except _BadInputError as error:
+        except BadInputError as error:
             return _refuse(str(error))
         finally:
             # What the training run printed is what explains a failure.
@@ -132,10 +131,6 @@ def _chosen(only: str) -> tuple[str, ...] | str:
     names = tuple(name.strip() for name in only.split(",")) if only else known
     unknown = [name for name in names if name not in known]
     return f"--only {unknown[0]}: there is no such check; there are: {', '.join(known)}" if unknown else names
-
-
-class _BadInputError(Exception):
-    """The options of rhyme train cannot work; one sentence."""
 
 
 def _never() -> Outcome:
@@ -171,39 +166,23 @@ def default_arguments(gpus: int, folder: Path) -> list[str]:
 
 
 def _bench(argv: list[str], folder: Path, progress: report.Progress) -> Bench:
-    """Check the arguments as `rhyme train` does, and load what the checks work on. Raises _BadInputError."""
-    try:
-        args = upstream.parse(argv)
-        settings = RhymeSettings.from_namespace(args)
-    except (upstream.ArgumentsError, SettingsError) as error:
-        raise _BadInputError(str(error)) from error
-    # vLLM tells of its imports otherwise, between the lines of progress.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    """Check the arguments as `rhyme train` does, and load what the checks work on. Raises BadInputError."""
+    checked = train_arguments.check(argv, progress.say)
     from rhyme_openrlhf.cli import preflight
-    from rhyme_openrlhf.platform import PlatformError, gpu_present, run_has_gpus, shims
     from rhyme_openrlhf.verify.bench import Bench, Inputs, Prompt
 
     try:
-        if not gpu_present():
-            shims.install()
-        on_gpus = run_has_gpus()
-        if not on_gpus:
-            from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
-
-            for change in adapt_arguments(args):
-                progress.say(change)
-        preflight.check(args)
-        prompts = preflight.some_prompts(args, PROMPTS)
-        parameters = _parameters(args)
-    except (PlatformError, preflight.PreflightError) as error:
-        raise _BadInputError(str(error)) from error
+        prompts = preflight.some_prompts(checked.args, PROMPTS)
+        parameters = _parameters(checked.args)
+    except preflight.PreflightError as error:
+        raise BadInputError(str(error)) from error
     inputs = Inputs(
         argv=tuple(argv),
-        args=args,
-        settings=settings,
+        args=checked.args,
+        settings=checked.settings,
         prompts=tuple(Prompt(text, tuple(tokens)) for text, tokens in prompts),
         parameters=parameters,
-        on_gpus=on_gpus,
+        on_gpus=checked.on_gpus,
         folder=folder,
     )
     return Bench(inputs, progress.say)

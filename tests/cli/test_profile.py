@@ -29,6 +29,12 @@ def test_show_of_a_broken_file_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*demo.arguments("unused"), "--actor.model_name_or_path", str(tmp_path / "none")]
+    assert command.main(argv) == command.BAD_INPUT
+    assert "--actor.model_name_or_path" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_without_speculation_there_is_nothing_to_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([*demo.arguments("unused"), "--no-histospec.enable"]) == command.BAD_INPUT
     assert "no verifying steps" in capsys.readouterr().err
