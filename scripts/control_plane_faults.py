@@ -34,11 +34,12 @@ from typing import Any
 
 import httpx
 import psutil
+import table_in_page
 from reported_runs import ReportedRun, Service, count
 from temporary_postgresql import Server, programs
 
 DOCS = Path(__file__).parents[1] / "docs" / "reliability.md"
-BEGIN, END = "<!-- control plane faults: begin -->", "<!-- control plane faults: end -->"
+MARK = "control plane faults"
 STORES = ("sqlite", "postgresql")
 # What a run with some hundred engines writes.
 EVENTS_PER_SECOND = 400.0
@@ -378,8 +379,7 @@ def main() -> int:
     chosen.out.write_text(json.dumps(rows, indent=2) + "\n")
     print(markdown(rows))
     if chosen.write:
-        before, rest = DOCS.read_text().split(BEGIN)
-        DOCS.write_text(f"{before}{BEGIN}\n{markdown(rows)}\n{END}{rest.split(END)[1]}")
+        table_in_page.put(DOCS, MARK, markdown(rows))
     return int(any(row["problems"] for row in rows))
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import table_in_page
 
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.telemetry.event_log import read_events
@@ -34,7 +35,7 @@ LIMIT_SECONDS = 60.0
 # Loading everything on two busy cores, and the few steps of a run that heals.
 RUN_SECONDS = 900.0
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
-BEGIN, END = "<!-- fault table: begin -->", "<!-- fault table: end -->"
+MARK = "fault table"
 
 SMALL = """
     --vllm.num_engines 1 --rollout.batch_size 4 --rollout.n_samples_per_prompt 4 --rollout.micro_batch_size 8
@@ -324,8 +325,7 @@ def main() -> int:
     chosen.out.write_text(json.dumps(rows, indent=2) + "\n")
     print(markdown(rows))
     if chosen.write:
-        before, rest = PAGE.read_text().split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{markdown(rows)}\n{END}{rest.split(END)[1]}")
+        table_in_page.put(PAGE, MARK, markdown(rows))
     return int(any(row["problems"] for row in rows))
 
 

@@ -82,7 +82,7 @@ class StepModel:
                 (b, _between([(r, self._verify[b][r]) for r in _around(self._verified_rows[b], rows)], rows, context))
                 for b in _around(self._verified_running, running)
             ]
-            return _line(values, running)
+            return Curve(values).at(running)
         at = self.rows(running, drafts) if drafts else running
         return _between([(b, self._plain[b]) for b in _around(self._running, at)], at, context)
 
@@ -105,17 +105,4 @@ def _nearest(known: Sequence[int], x: float) -> int:
 
 
 def _between(curves: Sequence[tuple[int, Curve]], x: float, context: float) -> float:
-    return _line([(at, curve.at(context)) for at, curve in curves], x)
-
-
-def _line(values: Sequence[tuple[int, float]], x: float) -> float:
-    """The straight line through one or two (x, y), as `Curve` continues it outside."""
-    if len(values) == 1:
-        return values[0][1]
-    (x0, y0), (x1, y1) = values
-    slope = (y1 - y0) / (x1 - x0)
-    if x < x0:
-        return max(y0 - max(slope, 0.0) * (x0 - x), 0.0)
-    if x > x1:
-        return y1 + max(slope, 0.0) * (x - x1)
-    return y0 + slope * (x - x0)
+    return Curve([(at, curve.at(context)) for at, curve in curves]).at(x)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.latency.profile import Subject
+from rhyme_openrlhf.user_cache import user_cache
 
 CPU_INFO = Path("/proc/cpuinfo")
 # Bytes of a number in the KV cache, which has the engine's number format.
@@ -47,7 +48,6 @@ def file_name(subject: Subject) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-").lower() + ".json"
 
 
-def folder(environment: Any = os.environ) -> Path:
+def folder() -> Path:
     """Where profiles are kept if not told otherwise."""
-    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
-    return Path(cache) / "rhyme-openrlhf" / "profiles"
+    return user_cache() / "profiles"

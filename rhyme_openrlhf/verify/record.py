@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rhyme_openrlhf.user_cache import user_cache
 from rhyme_openrlhf.verify.outcome import Outcome
 
 NO_GPU = "CPU"
@@ -36,8 +37,7 @@ class Entry:
 
 def path(environment: Mapping[str, str] = os.environ) -> Path:
     """Where the file lies."""
-    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
-    return Path(cache) / "rhyme-openrlhf" / "verified.json"
+    return user_cache(environment) / "verified.json"
 
 
 def relevant(versions: Mapping[str, str]) -> dict[str, str]:
