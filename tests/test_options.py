@@ -21,6 +21,8 @@ FROZEN = {
     "--histospec.extend_confidence": 0.7,
     "--histospec.stop_confidence": 0.5,
     "--histospec.own_output": True,
+    "--drafting.within_graphs": True,
+    "--latency.profile": "auto",
     "--history.workers": 1,
     "--history.cpus_per_worker": 0.5,
     "--history.nice": 19,

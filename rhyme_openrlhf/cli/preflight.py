@@ -6,6 +6,7 @@ have run before (`cli/upstream.py`).
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -14,6 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.profile import ProfileError
+from rhyme_openrlhf.latency.settings import AUTO, NONE
+from rhyme_openrlhf.profiling.subject import model_name
 
 # Importing a reward file may import torch or a tokenizer; more than this means it does not come back.
 IMPORT_TIMEOUT_SECONDS = 180
@@ -48,6 +54,7 @@ def check(args: SimpleNamespace) -> Prompts:
     _check_engines(args)
     config = _check_model("--actor.model_name_or_path", args.actor.model_name_or_path)
     _check_tensor_parallel(args, config)
+    _check_profile(args, config)
     _check_parts(args)
     _check_reward(args)
     if args.eval.dataset:
@@ -95,6 +102,20 @@ def _check_tensor_parallel(args: SimpleNamespace, config: Any) -> None:
             f"--vllm.tensor_parallel_size {size} fits the model's {kv_heads} key-value heads in no way: one must "
             "divide the other"
         )
+
+
+def _check_profile(args: SimpleNamespace, config: Any) -> None:
+    if args.latency.profile in (AUTO, NONE):
+        return
+    try:
+        profile = profiles.read(Path(args.latency.profile))
+        # Hardware and number format are the engines' to tell (training/step_times.py).
+        wanted = dataclasses.replace(
+            profile.subject, model=model_name(config), tensor_parallel_size=args.vllm.tensor_parallel_size
+        )
+        profile.check_fits(wanted, args.latency.profile)
+    except ProfileError as error:
+        raise PreflightError(f"--latency.profile: {error}") from error
 
 
 def _check_parts(args: SimpleNamespace) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rhyme_openrlhf.cli import demo, train_arguments
-from rhyme_openrlhf.cli.doctor_facts import Facts, gather
 from rhyme_openrlhf.cli.train_arguments import BadInputError, TrainArguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
@@ -49,7 +48,7 @@ def main(argv: list[str]) -> int:
         return _refuse(str(error))
     if not checked.settings.histospec.enable:
         return _refuse("--no-histospec.enable: an engine without speculation has no verifying steps to measure")
-    return _measure(checked, gather(), options.out)
+    return _measure(checked, options.out)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,43 +64,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(checked: TrainArguments, facts: Facts, out: Path | None) -> int:
+def _measure(checked: TrainArguments, out: Path | None) -> int:
     import ray
-    import transformers
 
     from rhyme_openrlhf.profiling import subject as subjects
     from rhyme_openrlhf.profiling.engine_actor import ProfileEngine
     from rhyme_openrlhf.profiling.measure import MeasureError, Plan, measure
-    from rhyme_openrlhf.profiling.remote_engine import RemoteEngine
+    from rhyme_openrlhf.profiling.remote_engine import EngineCallError, RemoteEngine
     from rhyme_openrlhf.verify.engines import EnginePool
     from rhyme_openrlhf.verify.outcome import VerifyError
 
-    model = checked.args.actor.model_name_or_path
-    config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=True)
     pool = EnginePool(checked.args, checked.settings, checked.on_gpus, ray.remote(ProfileEngine))
-    subject = profiles.Subject(
-        model=subjects.model_name(config),
-        hardware=subjects.hardware_name(facts.torch.gpus if checked.on_gpus else ()),
-        dtype=pool.run_dtype,
-        tensor_parallel_size=pool.tensor_parallel_size,
-    )
-    out = out or subjects.folder() / subjects.file_name(subject)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    print(f"profile of {subject.model} on {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}")
     try:
         print("starting an engine", flush=True)
         engine = RemoteEngine(pool.single(), POINT_SECONDS)
+        subject = engine.subject()
+        print(f"profile of {subject.model} on {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}")
+        out = out or subjects.folder() / subjects.file_name(subject)
+        out.parent.mkdir(parents=True, exist_ok=True)
         plan = Plan(
             subject=subject,
             limits=engine.limits(),
             versions=versions(),
             padded_rows=engine.padded_rows(),
-            kv_bytes_per_token=subjects.kv_bytes_per_token(config, pool.run_dtype, pool.tensor_parallel_size),
+            kv_bytes_per_token=engine.kv_bytes_per_token(),
         )
         journal = out.with_name(out.name + ".points")
-        with _Bar(len(plan.steps()) + len(plan.prefills()) + 1) as bar:
+        with _Bar(plan.bursts()) as bar:
             profile = measure(plan, engine, journal, bar.point)
-    except (MeasureError, VerifyError) as error:
+    except (MeasureError, EngineCallError, VerifyError) as error:
         print(f"rhyme profile: error: {error}", file=sys.stderr)
         return 1
     finally:

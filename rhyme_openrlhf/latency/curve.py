@@ -31,9 +31,9 @@ class Curve:
             return 0.0
         return max((self.ys[right] - self.ys[left]) / (self.xs[right] - self.xs[left]), 0.0)
 
-    def covers(self, x: float) -> bool:
-        """Whether `x` lies between measured points."""
-        return self.xs[0] <= x <= self.xs[-1]
+    def reaches(self, x: float) -> bool:
+        """Whether `x` lies not above all measured points. Below all of them there is not far to go: sizes end at 0."""
+        return x <= self.xs[-1]
 
     def at(self, x: float) -> float:
         """The curve's value at `x`."""

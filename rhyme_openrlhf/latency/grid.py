@@ -10,12 +10,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Powers of two from one sample on: step times bend at tile sizes, which are powers of two.
-RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# Tokens per sample. PAT: denser below 512.
-CONTEXTS = (16, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
-# Draft tokens a sample: the paper's window runs from 2 to 32.
-DRAFTS = (1, 3, 7, 15, 31)
+
+@dataclass(frozen=True)
+class Grid:
+    """What is asked for, before what fits: samples, tokens of context each, draft tokens each; prefills' sequences."""
+
+    running: tuple[int, ...]
+    contexts: tuple[int, ...]
+    drafts: tuple[int, ...]
+    sequences: tuple[int, ...]
+
+
+# Samples in powers of two from one on: step times bend at tile sizes, which are powers of two. Contexts as PAT's:
+# denser below 512. Drafts: the paper's window runs from 2 to 32.
+FULL = Grid(
+    running=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    contexts=(16, 64, 128, 256, 512, 1024, 4096, 16384, 65536),
+    drafts=(1, 3, 7, 15, 31),
+    sequences=(1, 2, 4, 8, 16, 32),
+)
+# As few as show how time grows with each of the three; of prefill nothing.
+QUICK = Grid(running=(1, 4, 16, 64, 256), contexts=(32, 256, 1024), drafts=(1, 3, 7, 15), sequences=())
 
 
 @dataclass(frozen=True)
@@ -45,30 +60,30 @@ class Limits:
     step_tokens: int
 
 
-def step_shapes(limits: Limits, steps: int) -> list[StepShape]:
+def step_shapes(limits: Limits, steps: int, grid: Grid = FULL) -> list[StepShape]:
     """The decode steps to measure, those of few samples first. `steps`: decode steps measured at each point.
 
     A sample grows while it is measured: by up to its drafts and one a step.
     """
     shapes = []
-    for running in _up_to(RUNNING, limits.running):
-        for drafts in (0, *DRAFTS):
+    for running in _up_to(grid.running, limits.running):
+        for drafts in (0, *grid.drafts):
             # A step that is filled to the brim leaves no token for the last samples to come in.
             if running * (1 + drafts) >= limits.step_tokens:
                 continue
-            for context in _up_to(CONTEXTS, limits.length):
+            for context in _up_to(grid.contexts, limits.length):
                 room = context + steps * (1 + drafts) + 1
                 if room <= limits.length and running * room <= limits.kv_cache_tokens:
                     shapes.append(StepShape(running, context, drafts))
     return shapes
 
 
-def prefill_shapes(limits: Limits) -> list[PrefillShape]:
+def prefill_shapes(limits: Limits, grid: Grid = FULL) -> list[PrefillShape]:
     """The prefills to measure."""
     return [
         PrefillShape(sequences, length)
-        for sequences in _up_to((1, 2, 4, 8, 16, 32), limits.running)
-        for length in _up_to(CONTEXTS, limits.length - 1)
+        for sequences in _up_to(grid.sequences, limits.running)
+        for length in _up_to(grid.contexts, limits.length - 1)
         if sequences * (length + 1) <= limits.kv_cache_tokens
     ]
 

@@ -18,6 +18,8 @@ from rhyme_openrlhf.latency.step_model import StepModel
 CONTEXT_BITS = 4
 # Tables of step seconds kept: of some thousand floats each, so some MB.
 MOST_TABLES = 512
+# Their sizes are multiples of this, so that steps which propose a few tokens more or less share one.
+TABLE_MULTIPLE = 64
 
 
 def context_bucket(context: int) -> int:
@@ -47,28 +49,34 @@ class Predictor:
         known = self._cache.get(key)
         if known is None:
             known = self._cache[key] = self.model.seconds(*key)
-            if not self._told and not self.model.covers(*key):
-                self._told = True
-                self._on_outside(
-                    f"step times of {running} samples with {context} tokens of context and {drafts} draft tokens lie "
-                    "outside of what was profiled: the profile's edge is continued"
-                )
+            self._tell_if_outside(*key)
         return known
 
     def step_table(self, running: int, context: int, most: int) -> np.ndarray:
         """Seconds with 0 to `most` draft tokens, float64[most + 1], corrected: what a draft budget chooses from."""
-        key = (running, context_bucket(context), most)
+        # Longer ones of the same step are kept instead, so that few are made.
+        kept = -(-most // TABLE_MULTIPLE) * TABLE_MULTIPLE
+        key = (running, context_bucket(context), kept)
         if key not in self._tables:
             if len(self._tables) >= MOST_TABLES:
                 self._tables.clear()
-            profiled = np.array([self.profiled_seconds(running, context, drafts) for drafts in range(most + 1)])
             # A correction is of a size of step (powers of two of its rows), so a table has few of them.
-            sizes = np.array([(running + drafts).bit_length() for drafts in range(most + 1)])
+            sizes = np.array([(running + drafts).bit_length() for drafts in range(kept + 1)])
             begins = np.flatnonzero(np.diff(sizes, prepend=-1))
-            self._tables[key] = (profiled, begins.tolist(), np.diff(begins, append=most + 1))
+            self._tables[key] = (self.model.table(*key), begins.tolist(), np.diff(begins, append=kept + 1))
+            self._tell_if_outside(running, context, most)
         profiled, first, lengths = self._tables[key]
         factors = [self.correction.factor(running, drafts) for drafts in first]
-        return profiled * np.repeat(factors, lengths)
+        corrected: np.ndarray = (profiled * np.repeat(factors, lengths))[: most + 1]
+        return corrected
+
+    def _tell_if_outside(self, running: int, context: int, drafts: int) -> None:
+        if not self._told and not self.model.covers(running, context, drafts):
+            self._told = True
+            self._on_outside(
+                f"step times of {running} samples with {context} tokens of context and {drafts} draft tokens lie "
+                "outside of what was profiled: the profile's edge is continued"
+            )
 
     def observe(self, running: int, context: int, drafts: int, seconds: float) -> None:
         """A step of this engine took `seconds` (above 0)."""

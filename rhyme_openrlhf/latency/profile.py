@@ -123,8 +123,8 @@ class Profile:
         )
 
 
-def write(profile: Profile, path: Path) -> None:
-    """Write `profile` as JSON, one point a line, so that a person and a diff can read it."""
+def to_text(profile: Profile) -> str:
+    """`profile` as JSON, one point a line, so that a person and a diff can read it; `parse` reads it."""
     head = {
         "format": FORMAT,
         "subject": dataclasses.asdict(profile.subject),
@@ -136,9 +136,13 @@ def write(profile: Profile, path: Path) -> None:
     }
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
     text = "{\n" + "\n".join(lines) + "\n"
-    text += _section("prefills", profile.prefills) + ",\n" + _section("steps", profile.steps) + "\n}\n"
+    return text + _section("prefills", profile.prefills) + ",\n" + _section("steps", profile.steps) + "\n}\n"
+
+
+def write(profile: Profile, path: Path) -> None:
+    """Write `profile` for `read`: whole, or not at all."""
     unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(text, encoding="utf-8")
+    unfinished.write_text(to_text(profile), encoding="utf-8")
     unfinished.replace(path)
 
 
@@ -149,21 +153,30 @@ def _section(name: str, points: Sequence[_Point]) -> str:
 
 def read(path: Path) -> Profile:
     """The profile at `path`. Raises ProfileError."""
+    return parse(read_text(path), f"the profile {path}")
+
+
+def read_text(path: Path) -> str:
+    """What `parse` reads. Raises ProfileError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ProfileError(f"the profile {path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ProfileError(f"the profile {path} is no text, at byte {error.start}") from error
+
+
+def parse(text: str, what: str) -> Profile:
+    """The profile that `text` is; `what` names it in errors. Raises ProfileError."""
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ProfileError(f"the profile {path} is no JSON: line {error.lineno}: {error.msg}") from error
+        raise ProfileError(f"{what} is no JSON: line {error.lineno}: {error.msg}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
-        raise ProfileError(f"the profile {path} has format {found!r}; this version reads format {FORMAT}")
-    steps = _points(StepPoint, content, "steps", text, path)
-    prefills = _points(PrefillPoint, content, "prefills", text, path)
+        raise ProfileError(f"{what} has format {found!r}; this version reads format {FORMAT}")
+    steps = _points(StepPoint, content, "steps", text, what)
+    prefills = _points(PrefillPoint, content, "prefills", text, what)
     try:
         return Profile(
             subject=Subject(**content["subject"]),
@@ -179,15 +192,15 @@ def read(path: Path) -> Profile:
             notes=tuple(content["notes"]),
         )
     except KeyError as error:
-        raise ProfileError(f"the profile {path} lacks {error.args[0]!r}") from error
+        raise ProfileError(f"{what} lacks {error.args[0]!r}") from error
     except (TypeError, ValueError) as error:
-        raise ProfileError(f"the profile {path}: {error}") from error
+        raise ProfileError(f"{what}: {error}") from error
 
 
-def _points(kind: type[P], content: dict[str, Any], section: str, text: str, path: Path) -> tuple[P, ...]:
+def _points(kind: type[P], content: dict[str, Any], section: str, text: str, what: str) -> tuple[P, ...]:
     rows = content.get(section)
     if not isinstance(rows, list):
-        raise ProfileError(f"the profile {path} lacks the list {section!r}")
+        raise ProfileError(f"{what} lacks the list {section!r}")
     names = [item.name for item in dataclasses.fields(kind)]
     points = []
     for number, row in enumerate(rows):
@@ -197,7 +210,7 @@ def _points(kind: type[P], content: dict[str, Any], section: str, text: str, pat
             points.append(kind(*row))
         except ValueError as error:
             line = _line_of(text, section, number)
-            raise ProfileError(f"the profile {path}, line {line}: {error}") from error
+            raise ProfileError(f"{what}, line {line}: {error}") from error
     return tuple(points)
 
 

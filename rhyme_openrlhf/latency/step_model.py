@@ -17,6 +17,8 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
+import numpy as np
+
 from rhyme_openrlhf.latency.curve import Curve
 from rhyme_openrlhf.latency.profile import Profile
 
@@ -56,16 +58,16 @@ class StepModel:
         return self.rows(running, drafts) - running
 
     def covers(self, running: int, context: int, drafts: int) -> bool:
-        """Whether the answer lies between measured points."""
+        """Whether the answer lies between measured points, or below them with less context."""
         if not (drafts and self._verify):
             at = self.rows(running, drafts) if drafts else running
-            return _within(self._running, at) and self._plain[_nearest(self._running, at)].covers(context)
+            return _within(self._running, at) and self._plain[_nearest(self._running, at)].reaches(context)
         nearest = _nearest(self._verified_running, running)
         rows = self.rows(running, drafts)
         return (
             _within(self._verified_running, running)
             and rows <= self._verified_rows[nearest][-1]
-            and self._verify[nearest][_nearest(self._verified_rows[nearest], rows)].covers(context)
+            and self._verify[nearest][_nearest(self._verified_rows[nearest], rows)].reaches(context)
         )
 
     def seconds(self, running: int, context: int, drafts: int) -> float:
@@ -85,6 +87,50 @@ class StepModel:
             return Curve(values).at(running)
         at = self.rows(running, drafts) if drafts else running
         return _between([(b, self._plain[b]) for b in _around(self._running, at)], at, context)
+
+    def table(self, running: int, context: int, most: int) -> np.ndarray:
+        """`seconds` with 0 to `most` draft tokens, float64[most + 1], at the price of a few of them."""
+        seconds = np.empty(most + 1)
+        seconds[0] = self.seconds(running, context, 0)
+        if not most:
+            return seconds
+        rows = running + np.arange(1, most + 1)
+        if self._padded:
+            stairs = np.asarray(self._padded)
+            at = np.searchsorted(stairs, rows)
+            rows = np.where(at < len(stairs), stairs[np.minimum(at, len(stairs) - 1)], rows)
+        if not self._verify:
+            curve = {b: self._plain[b].at(context) for b in self._running}
+            seconds[1:] = _interpolated(sorted(curve.items()), rows)
+            return seconds
+        around = _around(self._verified_running, running)
+        curves = [
+            _interpolated([(r, self._verify[b][r].at(context)) for r in self._verified_rows[b]], rows) for b in around
+        ]
+        if len(curves) == 1:
+            seconds[1:] = curves[0]
+        else:
+            slope = (curves[1] - curves[0]) / (around[1] - around[0])
+            if running < around[0] or running > around[1]:
+                slope = np.maximum(slope, 0)
+            nearest = 1 if running > around[1] else 0
+            seconds[1:] = np.maximum(curves[nearest] + slope * (running - around[nearest]), 0)
+        return seconds
+
+
+def _interpolated(points: Sequence[tuple[float, float]], xs: np.ndarray) -> np.ndarray:
+    """`Curve(points).at` of each of `xs`; `points` ascend."""
+    knots, values = [x for x, _ in points], [y for _, y in points]
+    curve = Curve(points)
+    found = np.interp(xs, knots, values)
+    for outside in (xs < knots[0], xs > knots[-1]):
+        if outside.any():
+            # A straight line: two of its points give all of them.
+            edge, beyond = (xs[outside][0], xs[outside][-1])
+            first, last = curve.at(edge), curve.at(beyond)
+            share = (xs[outside] - edge) / max(beyond - edge, 1)
+            found[outside] = first + share * (last - first)
+    return found
 
 
 def _around(known: Sequence[int], x: float) -> Sequence[int]:

@@ -1,27 +1,45 @@
-"""Walks the grid and writes the profile; goes on where an earlier, interrupted walk stopped.
+"""Walks the grid and makes the profile; goes on where an earlier, interrupted walk stopped.
 
-Invariants: every point that was measured is in the journal beside the profile before the next one begins; a journal of
-another subject, other versions or another grid is not used; a point that does not come about (a KV cache too small for
-it after all) is left out and named in the profile's notes.
+The walk goes over the grid several times, a few steps of each point at a time: what disturbs the machine for a while is
+then a small part of many points instead of all of a few.
+
+Invariants: every burst that was measured is in the journal, where there is one, before the next one begins; a journal
+of another subject, other versions or another grid is not used; a point that does not come about (a KV cache too small
+for it after all) is left out and named in the profile's notes.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape, prefill_shapes, step_shapes
+from rhyme_openrlhf.latency.grid import FULL, QUICK, Grid, Limits, PrefillShape, StepShape, prefill_shapes, step_shapes
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
 
-# Steps measured at each point: enough for a median and quartiles, few enough for hundreds of points in minutes.
-STEPS = 16
-PREFILLS = 3
 # The first point of all compiles and allocates what all others use.
 WARM_UP = StepShape(1, 16, 1)
+WARM_UP_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How thoroughly: `rounds` times over the grid, each time `steps` decode steps a point, for `limit_s` at most."""
+
+    grid: Grid
+    rounds: int
+    steps: int
+    limit_s: float | None = None
+
+
+# Eighteen steps a point: enough for a median and quartiles, few enough for hundreds of points in minutes.
+THOROUGH = Walk(FULL, rounds=3, steps=6)
+# For a run that has no profile and waits for its start: half a minute.
+QUICKLY = Walk(QUICK, rounds=2, steps=4, limit_s=30.0)
 
 
 class Engine(Protocol):
@@ -45,45 +63,58 @@ class Plan:
     versions: dict[str, str]
     padded_rows: tuple[int, ...]
     kv_bytes_per_token: int
+    walk: Walk = THOROUGH
 
     def steps(self) -> list[StepShape]:
         """The decode steps."""
-        return step_shapes(self.limits, STEPS + 2)
+        return step_shapes(self.limits, self.walk.steps + 2, self.walk.grid)
 
     def prefills(self) -> list[PrefillShape]:
         """The prefills."""
-        return prefill_shapes(self.limits)
+        return prefill_shapes(self.limits, self.walk.grid)
+
+    def bursts(self) -> int:
+        """How often `measure` says what it does next, the warming up among it."""
+        return 1 + self.walk.rounds * (len(self.steps()) + len(self.prefills()))
 
 
-def measure(plan: Plan, engine: Engine, journal: Path, on_point: Callable[[str], None]) -> Profile:
-    """The profile of `plan`; `on_point` is told each point in words, before it is measured. Raises MeasureError."""
+def measure(
+    plan: Plan, engine: Engine, journal: Path | None = None, on_point: Callable[[str], None] = lambda words: None
+) -> Profile:
+    """The profile of `plan`; `on_point` is told each burst in words, before it is measured. Raises MeasureError."""
+    began = time.monotonic()
     done = _Journal(journal, plan)
     shapes: list[StepShape | PrefillShape] = [*plan.steps(), *plan.prefills()]
-    if any(shape not in done for shape in shapes):
+    if any(done.rounds(shape) < plan.walk.rounds for shape in shapes):
         on_point("warming up")
-        engine.decode_steps(WARM_UP, STEPS)
-    for shape in shapes:
-        on_point(_words(shape))
-        if shape not in done:
-            done.add(shape, _step(engine, shape) if isinstance(shape, StepShape) else _prefill(engine, shape))
-    steps = [StepPoint(*numbers) for shape in plan.steps() if (numbers := done.numbers(shape))]
+        engine.decode_steps(WARM_UP, WARM_UP_STEPS)
+    for round_ in range(plan.walk.rounds):
+        for shape in shapes:
+            if plan.walk.limit_s is not None and time.monotonic() - began > plan.walk.limit_s:
+                break
+            on_point(_words(shape))
+            if done.rounds(shape) <= round_:
+                done.add(shape, _burst(engine, shape, plan.walk.steps))
+    # As many as one whole burst has: else only stragglers had all samples at once.
+    points = {shape: _step_point(shape, done.rows(shape), plan.walk.steps) for shape in plan.steps()}
+    steps = [point for point in points.values() if point is not None]
     if all(point.drafts for point in steps):
         raise MeasureError(
             "no decode step ran with all its samples at once: is the KV cache large enough (--cpu.kv_cache_mb, "
             "--vllm.gpu_memory_utilization), and nothing else on this engine?"
         )
-    left_out = [_words(shape) for shape in plan.steps() if not done.numbers(shape)]
+    left_out = [_words(shape) for shape, point in points.items() if point is None and done.rounds(shape)]
     return Profile(
         subject=plan.subject,
         origin="measured",
         steps=tuple(steps),
-        prefills=tuple(PrefillPoint(*done.numbers(shape)) for shape in plan.prefills()),
+        prefills=tuple(_prefill_point(shape, done.rows(shape)) for shape in plan.prefills() if done.rows(shape)),
         padded_rows=plan.padded_rows,
         kv_cache_tokens=plan.limits.kv_cache_tokens,
         kv_bytes_per_token=plan.kv_bytes_per_token,
         versions=plan.versions,
         notes=(
-            "contexts were filled, not computed; KV transfer and weight load were not measured",
+            f"{plan.walk.rounds} x {plan.walk.steps} steps a point; KV transfer and weight load were not measured",
             *(f"left out, because it did not run with all samples at once: {words}" for words in left_out),
         ),
     )
@@ -95,18 +126,25 @@ def _words(shape: StepShape | PrefillShape) -> str:
     return f"{shape.running} samples x {shape.context_each} tokens, {shape.drafts_each} drafts each"
 
 
-def _step(engine: Engine, shape: StepShape) -> StepPoint | None:
-    steps = engine.decode_steps(shape, STEPS)
-    if len(steps) < STEPS // 2:
+def _burst(engine: Engine, shape: StepShape | PrefillShape, steps: int) -> list[tuple[float, float]]:
+    """Tokens of context and seconds, of each step or prefill of the burst."""
+    if isinstance(shape, PrefillShape):
+        return [(shape.sequences * shape.length, engine.prefill(shape))]
+    return [(step[1], step[3]) for step in engine.decode_steps(shape, steps)]
+
+
+def _step_point(shape: StepShape, rows: Sequence[tuple[float, float]], least: int) -> StepPoint | None:
+    """None where fewer than `least` steps came about."""
+    if len(rows) < least:
         return None
-    seconds, spread = _median([step[3] for step in steps])
-    context = round(statistics.median(step[1] for step in steps))
-    return StepPoint(shape.running, context, shape.running * shape.drafts_each, seconds, spread, len(steps))
+    seconds, spread = _median(row[1] for row in rows)
+    context = round(statistics.median(row[0] for row in rows))
+    return StepPoint(shape.running, context, shape.running * shape.drafts_each, seconds, spread, len(rows))
 
 
-def _prefill(engine: Engine, shape: PrefillShape) -> PrefillPoint:
-    seconds, spread = _median([engine.prefill(shape) for _ in range(PREFILLS)])
-    return PrefillPoint(shape.sequences, shape.length, seconds, spread, PREFILLS)
+def _prefill_point(shape: PrefillShape, rows: Sequence[tuple[float, float]]) -> PrefillPoint:
+    seconds, spread = _median(row[1] for row in rows) if len(rows) > 1 else (rows[0][1], 0.0)
+    return PrefillPoint(shape.sequences, shape.length, seconds, spread, len(rows))
 
 
 def _median(values: Iterable[float]) -> tuple[float, float]:
@@ -117,36 +155,40 @@ def _median(values: Iterable[float]) -> tuple[float, float]:
 
 
 class _Journal:
-    """Points that were measured: a first line that says of what, then a line each."""
+    """Bursts that were measured: a first line that says of what, then a line each. `path` None: in memory alone."""
 
-    def __init__(self, path: Path, plan: Plan) -> None:
+    def __init__(self, path: Path | None, plan: Plan) -> None:
         self._path = path
-        self._points: dict[str, list[Any]] = {}
-        head = json.dumps({"subject": asdict(plan.subject), "versions": plan.versions, "limits": asdict(plan.limits)})
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        if not lines or lines[0] != head:
-            path.write_text(head + "\n", encoding="utf-8")
+        self._bursts: dict[str, list[list[tuple[float, float]]]] = {}
+        if path is None:
             return
-        for line in lines[1:]:
+        head = json.dumps(
+            {"subject": asdict(plan.subject), "versions": plan.versions, "limits": asdict(plan.limits)}
+            | {"walk": asdict(plan.walk)}
+        )
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [head]
+        for line in lines[1:] if lines and lines[0] == head else ():
             try:
-                name, numbers = json.loads(line)
+                name, rows = json.loads(line)
             except ValueError:
                 # The line during which the last walk was killed.
                 break
-            self._points[name] = numbers
-        kept = [head, *(json.dumps(item) for item in self._points.items())]
+            self._bursts.setdefault(name, []).append([tuple(row) for row in rows])
+            kept.append(line)
         path.write_text("\n".join(kept) + "\n", encoding="utf-8")
 
-    def __contains__(self, shape: StepShape | PrefillShape) -> bool:
-        return _words(shape) in self._points
+    def rounds(self, shape: StepShape | PrefillShape) -> int:
+        """Bursts of it so far."""
+        return len(self._bursts.get(_words(shape), []))
 
-    def numbers(self, shape: StepShape | PrefillShape) -> list[Any]:
-        """What was measured of it, which must be there; nothing where it did not come about."""
-        return self._points[_words(shape)]
+    def rows(self, shape: StepShape | PrefillShape) -> list[tuple[float, float]]:
+        """All that was measured of it."""
+        return [row for burst in self._bursts.get(_words(shape), []) for row in burst]
 
-    def add(self, shape: StepShape | PrefillShape, point: StepPoint | PrefillPoint | None) -> None:
+    def add(self, shape: StepShape | PrefillShape, burst: list[tuple[float, float]]) -> None:
         """Note it, on disk too."""
-        numbers = list(astuple(point)) if point is not None else []
-        self._points[_words(shape)] = numbers
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([_words(shape), numbers]) + "\n")
+        self._bursts.setdefault(_words(shape), []).append(burst)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([_words(shape), burst]) + "\n")

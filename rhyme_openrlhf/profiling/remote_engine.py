@@ -1,36 +1,73 @@
-"""A `ProfileEngine` actor as plain calls that wait, with a limit."""
+"""An engine actor that can be measured (`rollout/step_measuring.py`) as plain calls that wait, with a limit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import ray
+
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
-from rhyme_openrlhf.verify.engines import wait
+from rhyme_openrlhf.latency.profile import Subject
+
+
+class EngineCallError(RuntimeError):
+    """The engine failed, or did not answer in time; the message says what was waited for."""
 
 
 class RemoteEngine:
-    """Raises VerifyError where the engine fails or does not answer in time."""
+    """Every method is the actor's method of that name; it raises EngineCallError."""
 
     def __init__(self, actor: Any, limit_s: float) -> None:
+        """`limit_s`: seconds any call may take."""
         self._actor = actor
         self._limit_s = limit_s
 
+    def subject(self) -> Subject:
+        """What a profile of it is of."""
+        found: Subject = self._call("subject")
+        return found
+
     def limits(self) -> Limits:
-        """What the engine can hold."""
-        return self._wait(self._actor.limits.remote(), "the engine's limits")
+        """What it can hold."""
+        found: Limits = self._call("limits")
+        return found
+
+    def kv_bytes_per_token(self) -> int:
+        """Of all layers, on one rank."""
+        return int(self._call("kv_bytes_per_token"))
 
     def padded_rows(self) -> tuple[int, ...]:
-        """Token counts to which the engine pads a step."""
-        return tuple(self._wait(self._actor.padded_rows.remote(), "the engine's padding"))
+        """Token counts to which it pads a step."""
+        return tuple(self._call("padded_rows"))
 
     def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
-        """See `ProfileEngine.decode_steps`."""
-        return self._wait(self._actor.decode_steps.remote(shape, steps), f"decode steps of {shape}")
+        """(running, context, drafts, seconds) of decode steps of this shape."""
+        found: Sequence[tuple[int, int, int, float]] = self._call("decode_steps", shape, steps)
+        return found
 
     def prefill(self, shape: PrefillShape) -> float:
-        """See `ProfileEngine.prefill`."""
-        return self._wait(self._actor.prefill.remote(shape), f"a prefill of {shape}")
+        """Seconds of a prefill."""
+        return float(self._call("prefill", shape))
 
-    def _wait(self, ref: Any, what: str) -> Any:
-        return wait(ref, self._limit_s, what)
+    def kept_profile(self) -> tuple[str, str]:
+        """The file in which its profile is kept, and the text in it ("": none)."""
+        path, text = self._call("kept_profile")
+        return path, text
+
+    def keep_profile(self, text: str) -> None:
+        """Keep a profile's text there."""
+        self._call("keep_profile", text)
+
+    def install_profile(self, text: str) -> str:
+        """Let it plan drafts by a profile; returns "" or why not."""
+        return str(self._call("install_profile", text))
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        words = " ".join([method.replace("_", " "), *(str(a) for a in arguments if not isinstance(a, str))])
+        try:
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._limit_s)
+        except ray.exceptions.GetTimeoutError:
+            raise EngineCallError(f"waited {self._limit_s:g} s for an engine: {words}") from None
+        except ray.exceptions.RayError as error:
+            raise EngineCallError(f"an engine failed: {words}: {str(error).strip().splitlines()[-1]}") from error

@@ -39,7 +39,8 @@ from rhyme_openrlhf.rollout.histories_in_flight import HistoriesInFlight
 from rhyme_openrlhf.rollout.history_feed import HistoryFeed
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE
 from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
-from rhyme_openrlhf.rollout.scheduler import SETTINGS_KEY
+from rhyme_openrlhf.rollout.scheduler import DRAFTING_KEY, SETTINGS_KEY
+from rhyme_openrlhf.rollout.step_measuring import StepMeasuring
 from rhyme_openrlhf.rollout.timeline import EngineTimeline
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.training.seeding import current_sample
@@ -68,7 +69,10 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         histospec = dataclasses.replace(histospec, siblings=False, batch_limits="")
     return {
         "scheduler_cls": f"{SCHEDULER}.HistoryScheduler",
-        "additional_config": {SETTINGS_KEY: dataclasses.asdict(histospec)},
+        "additional_config": {
+            SETTINGS_KEY: dataclasses.asdict(histospec),
+            DRAFTING_KEY: dataclasses.asdict(rhyme.drafting),
+        },
         "speculative_config": {
             "method": "custom_class",
             "model": PROPOSER,
@@ -93,7 +97,7 @@ def leave_out_unread(parameters: SamplingParams) -> None:
         parameters.logprobs = 0
 
 
-class RhymeRolloutActor(SeededRolloutActor):
+class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
     """One vLLM engine of a run. `index` is its number; `history_workers` are Ray actor handles (may be empty)."""
 
     # Ray awaits an actor's constructor; upstream's is one too.
@@ -272,7 +276,8 @@ class RhymeRolloutActor(SeededRolloutActor):
         return EngineCounters.from_dict(await self.call_scheduler("read_counters"))
 
     async def rollout_report(self, rollout_start: float, rollout_end: float) -> dict[str, Any]:
-        """What this engine did since the last report: counters, timeline, weight version, problems (sentences).
+        """What this engine did since the last report: counters, timeline, weight version, problems (sentences), and
+        what was decided to draft (fields of a DraftBudget event).
 
         Times are unix seconds of the rollout stage; idle time within it gets its cause.
         """
@@ -282,8 +287,13 @@ class RhymeRolloutActor(SeededRolloutActor):
             "counters": done.to_dict(),
             "intervals": self._timeline.take(rollout_start, rollout_end),
             "weight_version": self.weight_version,
-            "problems": self._history.take_problems(),
+            "problems": [*self._history.take_problems(), *await self._planning("take_sentences", [])],
+            "decisions": await self._planning("take_decisions", {}),
         }
+
+    async def _planning(self, method: str, without: Any) -> Any:
+        """What the scheduler tells of its planning; `without` speculation it plans nothing."""
+        return await self.call_scheduler(method) if self.rhyme.histospec.enable else without
 
     async def alive(self) -> None:
         """Answers while this engine can generate. Raises EngineCoreError when its vLLM process is gone."""

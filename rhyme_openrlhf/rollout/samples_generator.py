@@ -23,6 +23,7 @@ from rhyme_openrlhf.history.keys import owner, prompt_key
 from rhyme_openrlhf.rollout.engine_samples import EngineSampler
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import (
+    DraftBudget,
     EngineInterval,
     EngineStep,
     Note,
@@ -182,6 +183,8 @@ class RhymeSamplesGenerator(SamplesGenerator):
                     ),
                     SOURCE,
                 )
+            if report["decisions"].get("running"):
+                self.services.record(DraftBudget(step, engine, **report["decisions"]), SOURCE)
             for problem in report["problems"]:
                 self.services.record(Note("warning", f"engine {engine}: {problem}"), SOURCE)
         lengths = [int(sample.response_length.item()) for sample in samples]

@@ -4,6 +4,9 @@
 async as vLLM chose, plus counters. `HistoryScheduler` also fills each request's draft tokens between two steps
 (speculation makes vLLM schedule synchronously, so the scheduler knows every token by then).
 
+With a profile (`install_profile`) a planner decides how much of the drafts the next step verifies, from the step times
+that the profile and this engine's own steps say; without one the fixed rules of the paper do.
+
 Invariants: scheduling decisions are vLLM's own; a draft only ever proposes, vLLM's rejection sampler decides; a
 request without history gets an empty draft. Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`.
 """
@@ -18,17 +21,39 @@ import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.config import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.history.index import IndexBufferError
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.profile import ProfileError, parse
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.rollout import engine_core_channel  # noqa: F401  (adds the channel to this process's EngineCore)
 from rhyme_openrlhf.rollout.draft_trace import DraftTraces
 from rhyme_openrlhf.rollout.engine_samples import KV_CACHE
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE, UNCOUNTED
+from rhyme_openrlhf.rollout.step_clock import DecodeStep
 from rhyme_openrlhf.rollout.step_meter import Emitted, StepMeter, VerifiedDraft, verified_drafts
-from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Running
+from rhyme_openrlhf.rollout.step_timing import StepTiming
+from rhyme_openrlhf.speculation.decision_log import DecisionLog
+from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, HistoryDrafter, Running
+from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
 
 # Key of our settings in vLLM's additional_config.
 SETTINGS_KEY = "rhyme_histospec"
+DRAFTING_KEY = "rhyme_drafting"
+
+
+def most_rows(vllm_config: Any, within_graphs: bool) -> int | None:
+    """Tokens that a verifying step may compute on a GPU; None without one, where nothing was reserved.
+
+    vLLM 0.29.0 measured the memory of logits with a sure and a draft token for each sample (v1/worker/
+    gpu_model_runner.py, `_dummy_sampler_run`). `within_graphs`: no more than the largest CUDA graph has either.
+    """
+    if not gpu_present():
+        return None
+    rows = 2 * int(vllm_config.scheduler_config.max_num_seqs)
+    largest = vllm_config.compilation_config.max_cudagraph_capture_size
+    return min(rows, largest) if within_graphs and largest else rows
 
 
 def extra_arguments(request: Any) -> dict[str, Any]:
@@ -63,8 +88,9 @@ class Metering(Scheduler):
             scheduler_output.scheduled_spec_decode_tokens,
             {request: len(sampled[i]) for request, i in model_runner_output.req_id_to_index.items()} if sampled else {},
         )
+        counted = [draft for draft in verified if draft.request in before]
         # Before vLLM's own update, which forgets the requests that this step finishes.
-        sources = {draft.request: self.on_verified(draft) for draft in verified if draft.request in before}
+        sources = {draft.request: self.on_verified(draft) for draft in counted}
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         emitted = {
             output.request_id: Emitted(len(output.new_token_ids), output.finish_reason is not None)
@@ -72,7 +98,8 @@ class Metering(Scheduler):
             for output in client.outputs
         }
         seconds = time.perf_counter() - scheduler_output.rhyme_started
-        self.meter.record_step(before, scheduler_output.num_scheduled_tokens, verified, emitted, sources, seconds)
+        if before or not scheduler_output.num_scheduled_tokens:
+            self.meter.record_step(before, scheduler_output.num_scheduled_tokens, counted, emitted, sources, seconds)
         return outputs
 
     def on_verified(self, draft: VerifiedDraft) -> str:
@@ -102,16 +129,45 @@ def metered_scheduler(vllm_config: Any, **kwargs: Any) -> Scheduler:
     return cls(vllm_config=vllm_config, **kwargs)
 
 
-class HistoryScheduler(Metering, Scheduler):
+class HistoryScheduler(StepTiming, Metering, Scheduler):
     """Drafts from the history of each request's prompt (RhymeRL, sections 5.2 to 5.4)."""
 
-    CALLABLE = (*Metering.CALLABLE, "install_history", "forget_history", "take_traces")
+    CALLABLE = (
+        *Metering.CALLABLE, *StepTiming.CALLABLE, "install_history", "forget_history", "take_traces", "install_profile",
+        "take_decisions", "take_sentences",
+    )  # fmt: skip
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.histospec = HistoSpecSettings(**self.vllm_config.additional_config[SETTINGS_KEY])
+        self.drafting = DraftingSettings(**self.vllm_config.additional_config[DRAFTING_KEY])
         self.drafter = HistoryDrafter(self.histospec)
         self.traces = DraftTraces()
+        self.planner: DraftPlanner | None = None
+        self._decisions = DecisionLog()
+        self._decided: Decision | None = None
+        self._accepted = 0
+        self._sentences: list[str] = []
+        self._most_rows = most_rows(self.vllm_config, self.drafting.within_graphs)
+
+    def install_profile(self, text: str) -> str:
+        """Plan drafts by the step times of this profile (the text of its file); returns "" or why not."""
+        try:
+            model = StepModel(parse(text, "the profile"))
+        except ProfileError as error:
+            return str(error)
+        self.planner = DraftPlanner(Predictor(model, self._sentences.append), len(SOURCE_NAMES))
+        self.drafter.plan_with(self.planner)
+        return ""
+
+    def take_decisions(self) -> dict[str, list[Any]]:
+        """What was decided to draft since the last call, as `DecisionLog.take` gives it."""
+        return self._decisions.take()
+
+    def take_sentences(self) -> list[str]:
+        """What a person should know about the planning since the last call."""
+        taken, self._sentences[:] = list(self._sentences), []
+        return taken
 
     def install_history(self, prompt_key: str, path: str) -> str:
         """Map the draft index at `path` for the requests of `prompt_key`; the file may be removed afterwards.
@@ -142,6 +198,9 @@ class HistoryScheduler(Metering, Scheduler):
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Replace the worker's (empty) drafts by ours, for each request that is decoding."""
+        if self.forced_drafts is not None:
+            super().update_draft_token_ids(draft_token_ids)
+            return
         started = time.perf_counter()
         decoding = []
         for request_id in draft_token_ids.req_ids:
@@ -152,7 +211,8 @@ class HistoryScheduler(Metering, Scheduler):
             if not request.is_prefill_chunk:
                 decoding.append(request)
         running = [Running(request.request_id, request.all_token_ids, self._room(request)) for request in decoding]
-        for request, draft in zip(decoding, self.drafter.draft(running), strict=True):
+        context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0
+        for request, draft in zip(decoding, self.drafter.draft(running, context, self._most_drafts()), strict=True):
             if draft and self.structured_output_manager.should_advance(request):
                 draft = request.structured_output_request.grammar.validate_tokens(draft)
             request.spec_token_ids = draft
@@ -166,7 +226,36 @@ class HistoryScheduler(Metering, Scheduler):
             request.max_tokens - request.num_output_tokens - 1,
         )
 
+    def _most_drafts(self) -> int:
+        # Past its tokens a step vLLM leaves running requests out of the step.
+        tokens: int = self.max_num_scheduled_tokens
+        if self._most_rows is not None:
+            tokens = min(tokens, self._most_rows)
+        return max(tokens - len(self.running), 0)
+
+    def on_scheduled(self, output: Any, before: DecodeStep | None) -> None:
+        """Learn from the step before, if a planner decided it."""
+        if self.planner is None:
+            return
+        if before is not None:
+            if self._decided is not None:
+                self._decisions.add(self._decided, before.seconds, self._accepted)
+            self.planner.took(*before)
+        # Of what was scheduled now: vLLM may have left samples out, or added a prefill.
+        decided = self.drafter.decision
+        scheduled = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+        fits = decided and (decided.running, decided.drafts) == (len(output.num_scheduled_tokens), scheduled)
+        self._decided = decided if fits else None
+        self._accepted = 0
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's; what is cached is dropped when there are new weights, and then drafts fare differently too."""
+        if self.planner is not None:
+            self.planner.policy_updated()
+        return super().reset_prefix_cache(*args, **kwargs)
+
     def on_verified(self, draft: VerifiedDraft) -> str:
+        self._accepted += draft.accepted
         source = self.drafter.record(draft.request, draft.drafted, draft.accepted)
         if draft.request in self.traces:
             self.traces.add(draft, self.requests[draft.request].num_output_tokens, source)

@@ -1,4 +1,4 @@
-"""What is added to vLLM's worker processes: loading a weight version from shared memory.
+"""What is added to vLLM's worker processes: loading a weight version from shared memory; what they run on.
 
 vLLM mixes this class into its Worker (`worker_extension_cls`) and calls its methods by `collective_rpc`. OpenRLHF's
 own extension is the base, so its NCCL and CUDA IPC paths stay available. Checked against vLLM 0.29.0.
@@ -20,6 +20,7 @@ if not gpu_present():
 import torch
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
+from rhyme_openrlhf.profiling.subject import hardware_name
 from rhyme_openrlhf.training.weight_buckets import Segment
 
 if gpu_present():
@@ -55,6 +56,10 @@ class WorkerExtension(_Base):
             # vLLM's CPU linear layers repack their weight at load and drop the original; only a reload restores it.
             runner.reload_weights(weights_iterator=segment_tensors(segment))
         return segment.version
+
+    def rhyme_hardware(self) -> str:
+        """The name of what this worker computes on."""
+        return hardware_name((torch.cuda.get_device_name(),) if gpu_present() else ())
 
 
 def segment_tensors(segment: Segment) -> Iterator[tuple[str, torch.Tensor]]:

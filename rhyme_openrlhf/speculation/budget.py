@@ -40,40 +40,42 @@ class Budget:
     seconds: float
 
 
-def choose(acceptance: np.ndarray, lengths: np.ndarray, seconds: np.ndarray) -> Budget:
+def choose(acceptance: np.ndarray, lengths: np.ndarray, seconds: np.ndarray, running: int) -> Budget:
     """The draft lengths that yield most tokens a second.
 
-    `acceptance`: float32[samples, window], the probability that a token is accepted if those before it are; `lengths`:
-    int32[samples], tokens proposed for each; `seconds`: float64[n + 1], step seconds with 0 to n draft tokens.
+    `acceptance`: float32[tokens], one draft after the other, the probability that a token is accepted if those before
+    it are; `lengths`: int[samples], tokens proposed for each; `seconds`: float64[n + 1], step seconds with 0 to n draft
+    tokens; `running`: samples in the step, with a draft or without.
     """
-    taken, drafts, expected = _choose(acceptance, lengths, seconds)
+    taken, drafts, expected = _choose(acceptance, lengths, seconds, running)
     return Budget(taken, int(drafts), float(expected), float(seconds[drafts]))
 
 
 @numba.njit(cache=True)
-def _choose(acceptance, lengths, seconds):  # type: ignore[no-untyped-def]
-    samples, window = acceptance.shape
-    paths = np.zeros((samples, window), dtype=np.float32)
+def _choose(acceptance, lengths, seconds, running):  # type: ignore[no-untyped-def]
+    samples = lengths.size
+    # The probability that a token and all before it are accepted; 0 where that is not worth a look.
+    paths = np.zeros(acceptance.size, dtype=np.float32)
+    begin = 0
     for sample in range(samples):
         path = np.float32(1.0)
-        for place in range(lengths[sample]):
-            path *= acceptance[sample, place]
+        for at in range(begin, begin + lengths[sample]):
+            path *= acceptance[at]
             if path < SMALLEST:
                 break
-            paths[sample, place] = path
+            paths[at] = path
+        begin += lengths[sample]
     bins = paths.view(np.int32)
     count = np.zeros(_BINS, dtype=np.int64)
     total = np.zeros(_BINS, dtype=np.float64)
-    for sample in range(samples):
-        for place in range(lengths[sample]):
-            if paths[sample, place] < SMALLEST:
-                break
-            at = min((bins[sample, place] >> _SHIFT) - _LOWEST, _BINS - 1)
+    for token in range(paths.size):
+        if paths[token] > 0:
+            at = min((bins[token] >> _SHIFT) - _LOWEST, _BINS - 1)
             count[at] += 1
-            total[at] += paths[sample, place]
+            total[at] += paths[token]
 
     most = len(seconds) - 1
-    best = samples / seconds[0]
+    best = running / seconds[0]
     best_drafts, best_expected = 0, 0.0
     drafts, expected = 0, 0.0
     for at in range(_BINS - 1, -1, -1):
@@ -83,7 +85,7 @@ def _choose(acceptance, lengths, seconds):  # type: ignore[no-untyped-def]
         for _ in range(min(count[at], most - drafts)):
             drafts += 1
             expected += mean
-            value = (samples + expected) / seconds[drafts]
+            value = (running + expected) / seconds[drafts]
             if value > best:
                 best, best_drafts, best_expected = value, drafts, expected
         if drafts == most:
@@ -97,11 +99,12 @@ def _choose(acceptance, lengths, seconds):  # type: ignore[no-untyped-def]
             cut = at
             break
         left -= count[at]
+    begin = 0
     for sample in range(samples):
-        for place in range(lengths[sample]):
-            if paths[sample, place] < SMALLEST:
+        for token in range(begin, begin + lengths[sample]):
+            if paths[token] == 0:
                 break
-            at = min((bins[sample, place] >> _SHIFT) - _LOWEST, _BINS - 1)
+            at = min((bins[token] >> _SHIFT) - _LOWEST, _BINS - 1)
             if at > cut:
                 taken[sample] += 1
             elif at == cut and left > 0:
@@ -109,4 +112,5 @@ def _choose(acceptance, lengths, seconds):  # type: ignore[no-untyped-def]
                 left -= 1
             else:
                 break
+        begin += lengths[sample]
     return taken, best_drafts, best_expected

@@ -26,14 +26,15 @@ CALLED_SOURCES = 2442351689
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+Float32s = NDArray[np.float32]
 
 # A sample: its text and how many tokens it has; tokens of its prompt; the table of its own text; the sample's prompt;
 # where the match in its own text goes on, and its length; up to where the sibling was followed; that sibling, where
-# the match in it goes on, and its length.
+# the match in it goes on, and its length; how its last drafts fared (acceptance.py).
 (
     TEXT, COUNT, PROMPT_TOKENS, OWN_TABLE, OWN_SLOTS, PROMPT, OWN_AT, OWN_LENGTH, FOLLOWED, SIBLING, SIBLING_AT,
-    SIBLING_LENGTH,
-) = range(12)  # fmt: skip
+    SIBLING_LENGTH, RECENT,
+) = range(13)  # fmt: skip
 SAMPLE_COLUMNS = 16
 # A prompt: the arrays of its draft index and its tokens; the siblings' table, and what was entered into it.
 INDEX_TOKENS, INDEX_SUFFIXES, INDEX_SUMS, INDEX_COUNT, TABLE, TABLE_BUCKETS, TABLE_ENTERED = range(7)
@@ -204,15 +205,18 @@ def draft_step(
     extend_confidence: float,
     stop_confidence: float,
     out: Int32s,
+    confidences: Float32s,
     found: Int64s,
     sources: Int64s,
+    matches: Int64s,
 ) -> int:
     """Draft for each of `rows`: into `out`, one after the other without gaps; returns how many tokens that are.
 
     A draft has at most `rooms` tokens. Up to `windows` tokens it ends where its confidence falls below
     `stop_confidence` (but not before its first token), and beyond that where it falls below `extend_confidence`.
     Confidence is the estimated probability that the draft is right as a whole. `found`: tokens drafted for each row;
-    `sources`: from where.
+    `sources`: from where; `matches`: how many tokens matched. `confidences`: of each token of `out` the estimated
+    probability that it is right if those before it are.
     """
     filled = 0
     confidence = np.empty(max(1, rooms.max()), dtype=np.float32)
@@ -223,6 +227,7 @@ def draft_step(
         window = min(windows[number], room)
         found[number] = 0
         sources[number] = NO_SOURCE
+        matches[number] = 0
         if room <= 0:
             continue
         text = int32s_at(sample[TEXT], sample[COUNT])
@@ -236,7 +241,7 @@ def draft_step(
         size = 0
         # History is asked only where it could match as much: then it wins, because rewards chose its branches.
         if matched <= longest and prompt[INDEX_COUNT]:
-            size, _ = draft_from(
+            size, indexed = draft_from(
                 int32s_at(prompt[INDEX_TOKENS], prompt[INDEX_COUNT]),
                 int32s_at(prompt[INDEX_SUFFIXES], prompt[INDEX_COUNT]),
                 int64s_at(prompt[INDEX_SUMS], prompt[INDEX_COUNT] + 1),
@@ -248,10 +253,15 @@ def draft_step(
             )
         if size:
             source = FROM_HISTORY
+            matched = indexed
             kept = 1
             while kept < size and confidence[kept] >= (stop_confidence if kept < window else extend_confidence):
                 kept += 1
             size = kept
+            sure = np.float32(1)
+            for place in range(size):
+                confidences[filled + place] = confidence[place] / sure
+                sure = confidence[place]
         elif source != NO_SOURCE:
             size = window
             if matched >= SURE_MATCH and extend_confidence < 1:
@@ -260,8 +270,10 @@ def draft_step(
                 size = _copy_sibling(samples, sample, out[filled : filled + size])
             else:
                 _copy_own(sample, text, out[filled : filled + size])
+            confidences[filled : filled + size] = SURE_TOKEN
         found[number] = size
         sources[number] = source
+        matches[number] = matched
         filled += size
     return filled
 

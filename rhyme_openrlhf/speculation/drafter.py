@@ -11,6 +11,7 @@ Invariants:
   window only as far as its confidence, the estimated probability that all of it is right, is high enough.
 - Beside the lookup of the prefix and the children at a branch, a draft costs time in proportion to the window only,
   however many samples, prompts and tokens there are.
+- With a planner a draft is as long as its window (longer as above), and the planner cuts those of a step together.
 - `drafted` and `accepted` count what the engine verified, which may be less than was proposed.
 """
 
@@ -20,11 +21,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex
 from rhyme_openrlhf.speculation.draft_step import FROM_HISTORY, FROM_OWN, FROM_SIBLINGS, NO_SOURCE
 from rhyme_openrlhf.speculation.live_texts import LiveTexts, compile_step
 from rhyme_openrlhf.speculation.off_switch import OffSwitch
+from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
 from rhyme_openrlhf.speculation.window import SpeculationWindow
 
 SOURCE_NAMES = {NO_SOURCE: "", FROM_HISTORY: "history", FROM_SIBLINGS: "siblings", FROM_OWN: "own"}
@@ -49,7 +53,7 @@ class Running(NamedTuple):
 
 
 class _Sample:
-    __slots__ = ("accepted", "drafted", "drafts", "row", "seen", "source", "window")
+    __slots__ = ("accepted", "drafted", "drafts", "number", "row", "seen", "source", "window")
 
     def __init__(self, row: int | None, window: SpeculationWindow) -> None:
         """`row` None: a sample that never drafts."""
@@ -57,6 +61,8 @@ class _Sample:
         self.window = window
         self.seen = 0
         self.source = NO_SOURCE
+        # Its draft's among those of the last step; -1: the step had none of it.
+        self.number = -1
         self.drafted = self.accepted = self.drafts = 0
 
 
@@ -70,6 +76,16 @@ class HistoryDrafter:
         compile_step()
         self._texts = LiveTexts(settings)
         self._switch = OffSwitch(settings.batch_limit_pairs())
+        self._planner: DraftPlanner | None = None
+        # Samples of the last step's drafts, by number; and what was verified of them since, if a planner asks.
+        self._asked: list[_Sample] = []
+        self._verified: list[tuple[_Sample, int, int]] = []
+        self.decision: Decision | None = None
+        """What the planner decided for the next step; None without a planner."""
+
+    def plan_with(self, planner: DraftPlanner) -> None:
+        """From the next step on `planner` cuts the drafts, in place of the fixed rules for it."""
+        self._planner = planner
 
     def install(self, prompt_key: str, buffer: Any) -> None:
         """Draft for this prompt from `buffer` (made by `build_index`), which must not change from now on.
@@ -94,16 +110,19 @@ class HistoryDrafter:
         row = self._texts.start(prompt_key, prompt_tokens) if prompt_key is not None else None
         self._samples[request_id] = _Sample(row, begun)
 
-    def draft(self, running: Sequence[Running]) -> list[list[int]]:
+    def draft(self, running: Sequence[Running], context: int = 0, most: int | None = None) -> list[list[int]]:
         """Draft tokens to verify in the next decode step, for each sample; empty where nothing matches or fits.
 
-        All are empty while the off-switch says so; what the samples wrote meanwhile is caught up with later.
+        All are empty while the off-switch says so; what the samples wrote meanwhile is caught up with later. A planner
+        is told `context`, the tokens of all samples, and `most`, the draft tokens that fit into the step.
 
         Raises KeyError for a request that has not started.
         """
+        self._learn()
         window_max = self._settings.window_max
         drafts: list[list[int]] = [[] for _ in running]
-        if not self._switch.allows(len(running)):
+        self.decision = None
+        if not running or (self._planner is None and not self._switch.allows(len(running))):
             return drafts
         rows: list[int] = []
         places: list[int] = []
@@ -126,12 +145,37 @@ class HistoryDrafter:
             ends.append(len(new))
             windows.append(sample.window.size)
             rooms.append(room if room < window_max else window_max)
-        if rows:
-            drafted = self._texts.draft(rows, new, ends, windows, rooms)
-            for place, sample, draft, source in zip(places, asking, drafted.tokens, drafted.sources, strict=True):
-                drafts[place] = draft
-                sample.source = source
+        if not rows:
+            return drafts
+        drafted = self._texts.draft(rows, new, ends, windows, rooms, whole=self._planner is not None)
+        lengths = drafted.lengths.tolist()
+        if self._planner is not None:
+            fit = sum(lengths) if most is None else most
+            lengths, self.decision = self._planner.cut(drafted, len(running), context, fit)
+            self._asked = asking
+            for number, sample in enumerate(asking):
+                sample.number = number
+        sources = drafted.sources.tolist()
+        for place, sample, draft, source in zip(places, asking, drafted.tokens(lengths), sources, strict=True):
+            drafts[place] = draft
+            sample.source = source
         return drafts
+
+    def _learn(self) -> None:
+        """What became of the last step's drafts, all at once."""
+        if self._planner is None:
+            return
+        if self._verified:
+            samples, verified, accepted = zip(*self._verified, strict=True)
+            self._planner.learn([sample.number for sample in samples], verified, accepted)
+            going_on = [(s.row, tokens, hits) for s, tokens, hits in self._verified if s.row is not None]
+            if going_on:
+                rows, tokens, hits = np.array(going_on, dtype=np.int64).T
+                self._texts.verified(rows, tokens, hits)
+            self._verified.clear()
+        for sample in self._asked:
+            sample.number = -1
+        self._asked = []
 
     def record(self, request_id: str, drafted: int, accepted: int) -> str:
         """The engine verified `drafted` tokens of the last draft and accepted the first `accepted` of them.
@@ -145,6 +189,8 @@ class HistoryDrafter:
         sample.drafted += drafted
         sample.accepted += accepted
         sample.drafts += drafted > 0
+        if sample.number >= 0 and drafted:
+            self._verified.append((sample, drafted, accepted))
         return SOURCE_NAMES[sample.source]
 
     def finish(self, request_id: str) -> SampleSpeculation:
@@ -153,6 +199,7 @@ class HistoryDrafter:
         del self._samples[request_id]
         if sample.row is not None:
             self._texts.finish(sample.row)
+            sample.row = None
         return SampleSpeculation(sample.drafted, sample.accepted, sample.drafts, sample.window.size)
 
     def _sample(self, request_id: str) -> _Sample:

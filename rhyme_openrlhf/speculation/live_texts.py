@@ -9,6 +9,7 @@ appended before the compiled call sees it; nothing is shared between prompts. On
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +18,11 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex
 from rhyme_openrlhf.speculation import draft_step as step
+from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, recent_after
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
+Float32s = NDArray[np.float32]
 
 # Rows there is room for at first; doubled when there are more.
 FIRST_ROWS = 64
@@ -33,10 +36,26 @@ FIRST_BUCKETS = 1024
 
 @dataclass(frozen=True)
 class Drafts:
-    """The drafts of one step: for each sample the tokens, and the source (`draft_step.FROM_...`)."""
+    """The drafts of one step: tokens, one draft after the other, and each token's confidence, given those before it.
 
-    tokens: list[list[int]]
-    sources: list[int]
+    Of each draft its length, source (`draft_step.FROM_...`), tokens matched, and its sample's recent acceptance.
+    """
+
+    flat: Int32s
+    confidences: Float32s
+    lengths: Int64s
+    sources: Int64s
+    matches: Int64s
+    recents: Int64s
+
+    def tokens(self, lengths: Sequence[int]) -> list[list[int]]:
+        """The first `lengths` tokens of each draft."""
+        flat = self.flat.tolist()
+        tokens, begin = [], 0
+        for size, taken in zip(self.lengths.tolist(), lengths, strict=True):
+            tokens.append(flat[begin : begin + taken])
+            begin += size
+        return tokens
 
 
 @dataclass
@@ -98,6 +117,7 @@ class LiveTexts:
         self._samples[row] = 0
         self._samples[row, step.PROMPT] = prompt.row
         self._samples[row, step.PROMPT_TOKENS] = prompt_tokens
+        self._samples[row, step.RECENT] = FIRST_RECENT
         self._grow(row, FIRST_TOKENS)
         prompt.rows.append(row)
         prompt.running += 1
@@ -114,10 +134,19 @@ class LiveTexts:
             self._free(row)
         self._drop_if_unused(key, prompt)
 
-    def draft(self, rows: list[int], new: list[int], ends: list[int], windows: list[int], rooms: list[int]) -> Drafts:
+    def draft(
+        self,
+        rows: list[int],
+        new: list[int],
+        ends: list[int],
+        windows: list[int],
+        rooms: list[int],
+        whole: bool = False,
+    ) -> Drafts:
         """Append to each sample of `rows` its part of `new` (which ends at `ends`), then draft for all of them.
 
-        `windows`: tokens a sample may draft; `rooms`: the most it may where its draft is certain enough.
+        `windows`: tokens a sample may draft; `rooms`: the most it may where its draft is certain enough. `whole`: no
+        draft ends inside its window for being uncertain, because somebody else cuts it.
         """
         at, until = np.array(rows, dtype=np.int64), np.array(ends, dtype=np.int64)
         most = np.maximum(np.array(rooms, dtype=np.int64), 0)
@@ -129,17 +158,19 @@ class LiveTexts:
             for prompt in self._by_key.values():
                 self._grow_table(prompt)
         out = np.empty(int(most.sum()), dtype=np.int32)
-        found, sources = np.empty_like(at), np.empty_like(at)
+        confidences = np.empty(out.size, dtype=np.float32)
+        found, sources, matches = np.empty_like(at), np.empty_like(at), np.empty_like(at)
         total = step.draft_step(
             self._samples, self._prompts, at, np.array(windows, dtype=np.int64), most, self._longest, self._shortest,
-            self._siblings, self._extend_confidence, self._stop_confidence, out, found, sources,
+            self._siblings, self._extend_confidence, 0.0 if whole else self._stop_confidence, out, confidences, found,
+            sources, matches,
         )  # fmt: skip
-        flat = out[:total].tolist()
-        tokens, begin = [], 0
-        for size in found.tolist():
-            tokens.append(flat[begin : begin + size])
-            begin += size
-        return Drafts(tokens, sources.tolist())
+        return Drafts(out[:total], confidences[:total], found, sources, matches, self._samples[at, step.RECENT])
+
+    def verified(self, rows: Int64s, verified: Int64s, accepted: Int64s) -> None:
+        """Of a draft of each of `rows` so many tokens were verified (at least one), and so many accepted."""
+        recents = self._samples[rows, step.RECENT]
+        self._samples[rows, step.RECENT] = recent_after(recents, verified, accepted)
 
     def memory_bytes(self) -> int:
         """Bytes of all texts and tables (indexes not counted: they are mapped)."""

@@ -12,7 +12,7 @@ v produced.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from rhyme_openrlhf.telemetry.event_base import Event
@@ -201,7 +201,8 @@ class DraftBudget(Event):
     """What an engine chose to draft in a step's rollout stage, by how many samples were running.
 
     One entry for each number of running samples: decode steps with that many, the mean draft length chosen (tokens a
-    sample), and the mean time of such a step in milliseconds, as predicted and as it was.
+    sample), the mean time of such a step in milliseconds, as predicted and as it was, and the mean number of accepted
+    draft tokens of all samples, as expected and as it was (empty in records of older writers).
     """
 
     kind: ClassVar[str] = "draft_budget"
@@ -212,6 +213,8 @@ class DraftBudget(Event):
     draft_length: list[float]
     predicted_ms: list[float]
     real_ms: list[float]
+    expected_accepted: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import STOPPED_ON_REQUEST, StopRequested
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.seeding import in_prompt_order
+from rhyme_openrlhf.training.step_times import install_step_times
 from rhyme_openrlhf.training.weight_check import WeightCheck
 from rhyme_openrlhf.training.weight_sync import WeightSync
 
@@ -42,7 +43,8 @@ PARTS = {"timing/make_experience": "experience", "timing/ppo_train": "train", "t
 def wait_for_engines(engines: list[Any], services: RunServices) -> None:
     """Wait until every engine has started (upstream lets the first rollout wait), so that no stage starts too early.
 
-    Raises the error of an engine that could not start, or RuntimeError when one takes too long.
+    They also get the profile by which they plan their drafts. Raises the error of an engine that could not start,
+    RuntimeError when one takes too long, ProfileError for a profile of something else.
     """
     started = time.time()
     limit = services.settings.limits.stage_s
@@ -51,6 +53,7 @@ def wait_for_engines(engines: list[Any], services: RunServices) -> None:
     except ray.exceptions.GetTimeoutError:
         raise RuntimeError(f"waited {limit:g} s (--limits.stage_s) for {len(engines)} engines to start") from None
     services.record(Note("info", f"all engines are ready ({time.time() - started:.0f} s after the trainer)"), SOURCE)
+    install_step_times(engines, services)
 
 
 class RhymeTraining(BasePPOTrainer):

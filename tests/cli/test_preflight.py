@@ -1,14 +1,19 @@
 """Bad input costs one clear sentence, before anything is started."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import preflight, train_ppo_ray, upstream
 from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.profiling.subject import model_name
+from tests.latency import formula
 
 pytest.importorskip("openrlhf")
 
@@ -136,3 +141,35 @@ def test_a_run_directory_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "something").touch()
     with pytest.raises(RunDirectoryError, match="is not empty"):
         make_run_directory(str(tmp_path), "x", 0.0)
+
+
+def profile_of_the_demo(path: Path, **changes: object) -> str:
+    """A profile's file, as if measured of the demo's model on this machine."""
+    subject = dataclasses.replace(formula.SUBJECT, model=model_name(AutoConfig.from_pretrained(embedded.MODEL)))
+    profiles.write(formula.profile(subject=dataclasses.replace(subject, **changes)), path)
+    return str(path)
+
+
+def test_a_profile_of_this_model_passes(tmp_path: Path) -> None:
+    check(tmp_path, latency__profile=profile_of_the_demo(tmp_path / "p.json"))
+    check(tmp_path, latency__profile="none")
+
+
+def test_a_profile_of_something_else_is_named_beside_what_runs(tmp_path: Path) -> None:
+    path = profile_of_the_demo(tmp_path / "p.json", model="Llama 2x64", tensor_parallel_size=4)
+    message = refused(tmp_path, latency__profile=path)
+    assert message.startswith(f"--latency.profile: {path} is a profile of something else: model is 'Llama 2x64' there")
+    assert "tensor_parallel_size is 4 there and 1 here" in message
+
+
+def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
+    assert "nowhere.json cannot be read" in refused(tmp_path, latency__profile="nowhere.json")
+
+
+def test_a_corrupt_profile_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    lines = Path(profile_of_the_demo(path)).read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("    [")) + 1
+    lines[at - 1] = lines[at - 1].replace("[", "[-1, ", 1)
+    path.write_text("\n".join(lines))
+    assert f"line {at}:" in refused(tmp_path, latency__profile=str(path))

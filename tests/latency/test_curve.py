@@ -31,7 +31,7 @@ def test_between_two_points_it_is_straight() -> None:
     curve = Curve([(20, 4.0), (10, 2.0)])
     assert curve.at(15) == 3.0
     assert curve.at(30) == 6.0
-    assert curve.covers(10) and curve.covers(20) and not curve.covers(21)
+    assert curve.reaches(10) and curve.reaches(20) and not curve.reaches(21)
 
 
 @pytest.mark.parametrize("measured", [[], [(1, 2.0), (1, 3.0)]])

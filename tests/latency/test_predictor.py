@@ -70,3 +70,11 @@ def test_a_table_holds_what_the_single_questions_answer() -> None:
     for _ in range(2):
         table = asked.step_table(16, 4096, 100)
         assert table == pytest.approx([asked.step_seconds(16, 4096, drafts) for drafts in range(101)])
+
+
+@given(st.integers(1, 64), st.integers(40, 2000), st.integers(0, 300))
+def test_a_table_is_what_single_questions_are_answered(running: int, each: int, most: int) -> None:
+    asked, context = predictor(), running * each
+    asked.observe(running, context, 3, 1.3 * asked.profiled_seconds(running, context, 3))
+    wanted = [asked.step_seconds(running, context, drafts) for drafts in range(most + 1)]
+    assert asked.step_table(running, context, most).tolist() == pytest.approx(wanted)

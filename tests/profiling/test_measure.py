@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.quality import assess
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.profiling.measure import STEPS, WARM_UP, MeasureError, Plan, measure
+from rhyme_openrlhf.profiling.measure import QUICKLY, THOROUGH, WARM_UP, MeasureError, Plan, measure
 from tests.latency import formula
 
 LIMITS = Limits(running=8, length=600, kv_cache_tokens=5000, step_tokens=512)
@@ -31,7 +32,7 @@ def plan(**changes: object) -> Plan:
 class FormulaEngine:
     """Times by formula; `dies_after`: points until it is killed."""
 
-    def __init__(self, dies_after: int = 10_000, steps: int = STEPS) -> None:
+    def __init__(self, dies_after: int = 10_000, steps: int = THOROUGH.steps) -> None:
         self.asked: list[object] = []
         self._dies_after = dies_after
         self._steps = steps
@@ -111,10 +112,20 @@ def test_a_point_that_does_not_come_about_is_left_out_and_named(tmp_path: Path) 
 
 def test_an_engine_without_one_whole_step_gives_no_profile(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match="is the KV cache large enough"):
-        measure(plan(), FormulaEngine(steps=3), tmp_path / "points", lambda words: None)
+        measure(plan(), FormulaEngine(steps=1), tmp_path / "points", lambda words: None)
 
 
 def test_every_point_is_announced(tmp_path: Path) -> None:
     told: list[str] = []
     measure(plan(), FormulaEngine(), tmp_path / "points", told.append)
-    assert len(told) == 1 + len(plan().steps()) + len(plan().prefills())
+    assert len(told) == plan().bursts() == 1 + 3 * (len(plan().steps()) + len(plan().prefills()))
+
+
+def test_a_quick_walk_ends_in_time_and_is_a_profile(tmp_path: Path) -> None:
+    """A limit of nothing at all: the first round is not walked to its end."""
+    quick = plan(walk=QUICKLY)
+    whole = measure(quick, FormulaEngine())
+    assert StepModel(whole).seconds(3, 300, 9) == pytest.approx(formula.formula(3, 300, 9), rel=0.3)
+    assert not whole.prefills
+    with pytest.raises(MeasureError):
+        measure(plan(walk=dataclasses.replace(QUICKLY, limit_s=0.0)), FormulaEngine())

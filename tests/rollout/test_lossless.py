@@ -15,9 +15,12 @@ import pytest
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import build_index
+from rhyme_openrlhf.latency.profile import to_text
+from rhyme_openrlhf.telemetry.events import DraftBudget
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, tokens_per_step
 from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, chi_square
 from rhyme_openrlhf.verify.histories import KINDS, draft_of, history
+from tests.latency import formula
 
 pytestmark = pytest.mark.engine
 
@@ -222,3 +225,42 @@ def test_what_is_traced_of_drafts_is_what_was_accepted(default_engine: Any, toke
     assert accepted > 0
     again = default_engine.scheduler("take_traces", ["trace-0"])
     assert again[0]["drafted"] == 0
+
+
+def test_greedy_output_is_the_same_when_a_planner_cuts_the_drafts(
+    plain_engine: Any, default_engine: Any, tokenizer: Any
+) -> None:
+    """By a profile of another machine, so that what is cut changes while step times are learnt."""
+    from vllm import SamplingParams
+
+    prompts = prompts_of(TASKS[0], tokenizer)
+    expected = [list(out.token_ids) for out in plain_engine.generate(prompts, [greedy(p) for p in prompts])]
+    assert (
+        default_engine.scheduler("install_profile", "{}") == "the profile has format None; this version reads format 1"
+    )
+    assert default_engine.scheduler("install_profile", to_text(formula.profile())) == ""
+    # Sampled ones beside the greedy ones, so that there are siblings to draft from.
+    asked, parameters = [], []
+    for number, prompt in enumerate(prompts):
+        key = f"planned-{number}"
+        asked += [prompt] * 3
+        parameters += [SamplingParams(temperature=1, seed=n, max_tokens=200, extra_args=of(key)) for n in range(2)]
+        parameters.append(greedy(prompt, key))
+    for _ in range(2):
+        default_engine.scheduler("take_decisions")
+        assert [list(out.token_ids) for out in default_engine.generate(asked, parameters)[2::3]] == expected
+    # What the second time expects, it has learnt.
+    budget = DraftBudget(1, 0, **default_engine.scheduler("take_decisions"))
+    assert sum(budget.decode_steps) > 100 and max(budget.running) > 32
+    drafted = sum(n * b * d for n, b, d in zip(budget.decode_steps, budget.running, budget.draft_length, strict=True))
+    accepted = sum(n * a for n, a in zip(budget.decode_steps, budget.accepted, strict=True))
+    foreseen = sum(n * a for n, a in zip(budget.decode_steps, budget.expected_accepted, strict=True))
+    assert 0 < accepted <= drafted
+    assert 1 / 2 < foreseen / accepted < 2
+    assert default_engine.scheduler("take_decisions")["running"] == []
+
+
+def of(key: str) -> dict[str, str]:
+    from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
+
+    return {PROMPT_KEY: key}

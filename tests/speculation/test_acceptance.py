@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.speculation.acceptance import (
-    CONFIDENCES,
+    FIRST_RECENT,
     PRIOR,
+    RECENT_EDGES,
     AcceptanceModel,
-    confidence_class,
-    isotonic,
-    match_class,
-    recent_class,
+    _isotonic_rows,
+    recent_after,
 )
 
 SEEN = 4000
@@ -24,13 +23,23 @@ def test_before_anything_is_seen_the_prior_answers() -> None:
     assert AcceptanceModel(2).table[1, 0, 0] == pytest.approx(PRIOR)
 
 
+def cell(source: int, match: int, recent: int, confidence: int) -> int:
+    return int(np.ravel_multi_index((source, match, recent, confidence), AcceptanceModel(source + 1).table.shape))
+
+
+def observe(model: AcceptanceModel, cells: list[int], accepted: int) -> None:
+    """One draft of tokens of these cells, all verified."""
+    one = (np.array([value]) for value in (0, len(cells), accepted))
+    model.learn(np.array(cells, dtype=np.int32), *one)
+
+
 def test_it_finds_the_rate_of_each_source_and_class() -> None:
     model = AcceptanceModel(2)
     rng = np.random.default_rng(0)
     truth = {(0, 5): 0.9, (0, 2): 0.4, (1, 5): 0.6}
     for (source, confidence), rate in truth.items():
         for hit in rng.random(SEEN) < rate:
-            model.observe(source, 3, 2, [confidence], int(hit))
+            observe(model, [cell(source, 3, 2, confidence)], int(hit))
     model.refit()
     for (source, confidence), rate in truth.items():
         assert model.table[source, 3, 2, confidence] == pytest.approx(rate, abs=0.03)
@@ -38,18 +47,19 @@ def test_it_finds_the_rate_of_each_source_and_class() -> None:
 
 def test_tokens_behind_a_rejected_one_teach_nothing() -> None:
     seen, unseen = AcceptanceModel(1), AcceptanceModel(1)
-    seen.observe(0, 1, 1, [3, 4, 5], 1)
-    unseen.observe(0, 1, 1, [3, 4], 1)
+    observe(seen, [cell(0, 1, 1, c) for c in (3, 4, 5)], 1)
+    observe(unseen, [cell(0, 1, 1, c) for c in (3, 4)], 1)
     seen.refit()
     unseen.refit()
     assert np.array_equal(seen.table, unseen.table)
+    assert not np.array_equal(seen.table, AcceptanceModel(1).table)
 
 
 def test_more_confidence_is_never_less_probability() -> None:
     model = AcceptanceModel(1)
     for confidence, accepted in ((0, 1), (3, 0), (5, 0)):
         for _ in range(200):
-            model.observe(0, 0, 0, [confidence], accepted)
+            observe(model, [cell(0, 0, 0, confidence)], accepted)
     model.refit()
     assert (np.diff(model.table, axis=-1) >= 0).all()
 
@@ -57,11 +67,11 @@ def test_more_confidence_is_never_less_probability() -> None:
 def accepted_then_rejected(updates: int) -> AcceptanceModel:
     model = AcceptanceModel(1)
     for _ in range(200):
-        model.observe(0, 0, 0, [5], 1)
+        observe(model, [cell(0, 0, 0, 5)], 1)
     for _ in range(updates):
         model.forget()
     for _ in range(50):
-        model.observe(0, 0, 0, [5], 0)
+        observe(model, [cell(0, 0, 0, 5)], 0)
     model.refit()
     return model
 
@@ -71,17 +81,37 @@ def test_after_updates_new_figures_weigh_more() -> None:
     assert after < before - 0.2
 
 
-def test_more_accepted_than_offered_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 of 1 draft tokens"):
-        AcceptanceModel(1).observe(0, 0, 0, [1], 2)
+def test_each_token_has_the_class_of_its_confidence_and_of_what_matches_before_it() -> None:
+    model = AcceptanceModel(2)
+    model.table[:] = np.arange(model.table.size).reshape(model.table.shape)
+    # Two drafts: the second token of the first has one more token before it.
+    found = model.likelihood(
+        np.array([1, 0]), np.array([7, 30]), np.array([999, 0]), np.array([2, 1]), np.float32([1.0, 0.4, 0.0])
+    )
+    wanted = [cell(1, 1, 4, 6), cell(1, 2, 4, 1), cell(0, 5, 0, 0)]
+    assert found.cells.tolist() == wanted
+    assert found.acceptance.tolist() == wanted
 
 
-def test_classes_cover_every_value() -> None:
-    assert confidence_class(0.0) == 0 and confidence_class(1.0) == CONFIDENCES - 1
-    assert match_class(3) == 0 and match_class(1000) == 5
-    assert recent_class(0.0) == 0 and recent_class(1.0) == 4
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30))
+def test_recent_acceptance_stays_a_share_and_follows(drafts: list[tuple[int, int]]) -> None:
+    recent = np.array([FIRST_RECENT])
+    for verified, accepted in drafts:
+        recent = recent_after(recent, np.array([verified]), np.array([min(verified, accepted)]))
+        assert 0 <= recent[0] <= 1000
+    for _ in range(40):
+        recent = recent_after(recent, np.array([3]), np.array([3]))
+    assert recent[0] >= RECENT_EDGES[-1]
 
 
+def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    out = np.empty((1, values.size))
+    _isotonic_rows(values[None], weights[None], out)
+    return out[0]
+
+
+# Compiled when it is first called.
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.1, 10)), min_size=1, max_size=8))
 def test_isotonic_ascends_and_keeps_the_weighted_mean(pairs: list[tuple[float, float]]) -> None:
     values, weights = (np.array(column) for column in zip(*pairs, strict=True))

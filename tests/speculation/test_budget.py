@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.speculation.budget import BITS, choose
+from rhyme_openrlhf.speculation import budget
+from rhyme_openrlhf.speculation.budget import BITS
+
+
+def choose(acceptance: np.ndarray, lengths: np.ndarray, seconds: np.ndarray) -> budget.Budget:
+    """The budget of a step in which every sample has a draft, be it empty."""
+    return budget.choose(acceptance, lengths, seconds, len(lengths))
 
 
 def chains(samples: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
-    window = max((len(chain) for chain in samples), default=0)
-    acceptance = np.zeros((len(samples), max(window, 1)), dtype=np.float32)
-    for row, chain in enumerate(samples):
-        acceptance[row, : len(chain)] = chain
-    return acceptance, np.array([len(chain) for chain in samples], dtype=np.int32)
+    tokens = [probability for chain in samples for probability in chain]
+    return np.array(tokens, dtype=np.float32), np.array([len(chain) for chain in samples], dtype=np.int64)
 
 
 def yielded(samples: list[list[float]], lengths: tuple[int, ...]) -> float:
@@ -87,3 +90,10 @@ def test_the_likelier_sample_drafts_more() -> None:
     seconds = 1.0 + 0.2 * np.arange(33)
     found = choose(*chains([[0.5] * 8, [0.99] * 8]), seconds)
     assert found.lengths[1] > found.lengths[0]
+
+
+def test_samples_without_a_draft_count() -> None:
+    """What a draft token brings is weighed against the sure tokens of all."""
+    acceptance, lengths, seconds = np.array([0.9], dtype=np.float32), np.array([1]), np.array([1.0, 1.05])
+    assert budget.choose(acceptance, lengths, seconds, 10).drafts == 1
+    assert budget.choose(acceptance, lengths, seconds, 100).drafts == 0

@@ -9,6 +9,7 @@ import pytest
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import IndexBufferError, Piece, build_index
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Running, SampleSpeculation
+from tests.speculation.test_planner import planner
 
 RESPONSE = list(range(10, 60))
 INDEX = build_index([Piece([1, 2, 3], RESPONSE, 1.0)])
@@ -217,3 +218,38 @@ def test_a_certain_draft_goes_past_the_window_and_a_doubtful_one_ends_in_it() ->
     doubtful.install("p", build_index(split))
     doubtful.start("a", "p", PROMPT, window=8)
     assert draft(doubtful, "a", [1, 2, 3]) == [10, 11]
+
+
+def planned(ms_a_row: float) -> HistoryDrafter:
+    drafter = HistoryDrafter(settings(stop_confidence=0.99))
+    drafter.install("p", INDEX)
+    drafter.plan_with(planner(ms_a_row))
+    return drafter
+
+
+def test_a_planner_cuts_what_the_window_allows_in_place_of_the_fixed_rules() -> None:
+    drafter = planned(0.0)
+    drafter.start("a", "p", PROMPT, window=6)
+    # Nothing is as certain as that, so the fixed rule would stop after one token.
+    assert drafter.draft([Running("a", [0, 1, 2, 3], ROOM)], 4, ROOM) == [RESPONSE[:6]]
+    assert drafter.decision is not None and (drafter.decision.running, drafter.decision.drafts) == (1, 6)
+    dear = planned(50.0)
+    dear.start("a", "p", PROMPT, window=6)
+    assert dear.draft([Running("a", [0, 1, 2, 3], ROOM)], 4, ROOM) == [[]]
+
+
+def test_a_planner_learns_from_what_was_verified_whoever_finishes_meanwhile() -> None:
+    drafter = planned(3.0)
+    lengths = []
+    for number in range(200):
+        names = (f"a{number}", f"b{number}")
+        for name in names:
+            drafter.start(name, "p", PROMPT, window=8)
+        drafts = drafter.draft([Running(name, [0, 1, 2, 3], ROOM) for name in names], 8, ROOM)
+        lengths.append(sum(map(len, drafts)))
+        for name, found in zip(names, drafts, strict=True):
+            drafter.record(name, len(found), 0)
+        drafter.finish(names[0])
+        drafter.draft([Running(names[1], [0, 1, 2, 3, 9], ROOM)], 5, ROOM)
+        drafter.finish(names[1])
+    assert lengths[-1] < lengths[0]

@@ -26,7 +26,7 @@ def live(**changes: Any) -> LiveTexts:
 
 def grow(texts: LiveTexts, row: int, part: list[int], window: int = WINDOW) -> tuple[list[int], int]:
     drafts = texts.draft([row], part, [len(part)], [window], [window])
-    return drafts.tokens[0], drafts.sources[0]
+    return drafts.tokens(drafts.lengths.tolist())[0], int(drafts.sources[0])
 
 
 def continuations(text: list[int], end: list[int]) -> list[int]:

@@ -1,0 +1,95 @@
+"""Before the first rollout: every engine gets the profile by which it plans its drafts.
+
+The user's file, or the profile kept for this model and hardware, or else a quick one that the first engine measures now
+(under a minute) and keeps for later runs.
+
+Invariants: a file that the user named and that is of something else ends the run, with the two named side by side;
+where no profile comes about otherwise, the run says so and its drafts follow the fixed rules. Every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.profile import Profile, ProfileError
+from rhyme_openrlhf.latency.settings import AUTO, NONE
+from rhyme_openrlhf.profiling.measure import QUICKLY, MeasureError, Plan, measure
+from rhyme_openrlhf.profiling.remote_engine import EngineCallError, RemoteEngine
+from rhyme_openrlhf.telemetry.events import Note, NoteLevel
+from rhyme_openrlhf.telemetry.run_directory import versions
+from rhyme_openrlhf.training.recorder import RunServices
+
+SOURCE = "trainer"
+# One call to an engine: a burst of decode steps, or reading a file.
+CALL_SECONDS = 60.0
+
+
+def install_step_times(engines: Sequence[Any], services: RunServices) -> None:
+    """Give every engine its profile, if the run's drafts are planned. Raises ProfileError for a file that does not fit.
+
+    Reproducible runs plan nothing: what a step took, and so how much is drafted, is never the same twice, and drafts
+    decide which random numbers a sample draws.
+    """
+    settings = services.settings
+    planned = settings.histospec.enable and settings.latency.profile != NONE and not settings.run.reproducible
+    if not planned or not engines:
+        return
+
+    def say(level: NoteLevel, text: str) -> None:
+        services.record(Note(level, text), SOURCE)
+
+    first = RemoteEngine(engines[0], CALL_SECONDS)
+    try:
+        if settings.latency.profile == AUTO:
+            text = _kept_or_quick(first, say)
+        else:
+            path = Path(settings.latency.profile)
+            text = profiles.read_text(path)
+            profiles.parse(text, f"the profile {path}").check_fits(first.subject(), str(path))
+            say("info", f"drafts follow the step times of {path}")
+        for engine in engines:
+            if refused := RemoteEngine(engine, CALL_SECONDS).install_profile(text):
+                raise ProfileError(refused)
+    except (MeasureError, EngineCallError) as error:
+        say("warning", f"no step times, so drafts follow the fixed rules of --histospec.*: {error}")
+
+
+def _kept_or_quick(engine: RemoteEngine, say: Any) -> str:
+    path, text = engine.kept_profile()
+    if text:
+        try:
+            profiles.parse(text, f"the profile {path}").check_fits(engine.subject(), path)
+        except ProfileError as error:
+            say("warning", f"{error} It is replaced.")
+        else:
+            say("info", f"drafts follow the step times of {path}")
+            return text
+    began = time.monotonic()
+    profile = quick_profile(engine)
+    text = profiles.to_text(profile)
+    engine.keep_profile(text)
+    say(
+        "info",
+        f"drafts follow step times that were measured now, at {len(profile.steps)} points in "
+        f"{time.monotonic() - began:.0f} s, and are kept as {path} (`rhyme profile` measures more)",
+    )
+    return text
+
+
+def quick_profile(engine: RemoteEngine) -> Profile:
+    """A profile of few points. Raises MeasureError, EngineCallError."""
+    return measure(
+        Plan(
+            subject=engine.subject(),
+            limits=engine.limits(),
+            versions=versions(),
+            padded_rows=engine.padded_rows(),
+            kv_bytes_per_token=engine.kv_bytes_per_token(),
+            walk=QUICKLY,
+        ),
+        engine,
+    )

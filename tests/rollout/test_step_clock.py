@@ -1,0 +1,44 @@
+"""Which steps are timed, and from when to when."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from rhyme_openrlhf.rollout.step_clock import DecodeStep, StepClock
+
+
+def output(scheduled: dict[str, int], drafts: dict[str, list[int]] | None = None) -> Any:
+    return SimpleNamespace(num_scheduled_tokens=scheduled, scheduled_spec_decode_tokens=drafts or {})
+
+
+def requests(**computed: tuple[int, int]) -> Any:
+    """Response tokens, and tokens computed with this step's."""
+    return {name: SimpleNamespace(num_output_tokens=n, num_computed_tokens=c) for name, (n, c) in computed.items()}
+
+
+DECODING = requests(a=(5, 30), b=(1, 21))
+
+
+def test_a_step_lasts_until_the_next_is_scheduled() -> None:
+    clock = StepClock()
+    assert clock.scheduled(output({"a": 1, "b": 3}, {"b": [7, 8]}), DECODING, 10.0) is None
+    assert clock.scheduled(output({"a": 1}), DECODING, 10.5) == DecodeStep(2, 47, 2, 0.5)
+    assert clock.scheduled(output({"a": 1}), DECODING, 10.75) == DecodeStep(1, 29, 0, 0.25)
+
+
+def test_steps_with_prefill_or_without_anything_are_not_timed() -> None:
+    clock = StepClock()
+    for other in ({"a": 1, "b": 9}, {}):
+        clock.scheduled(output(other), DECODING, 1.0)
+        assert clock.scheduled(output({"a": 1}), DECODING, 2.0) is None
+    # One prompt token left to compute looks like a decode step.
+    clock.scheduled(output({"a": 1}), requests(a=(0, 8)), 3.0)
+    assert clock.scheduled(output({"a": 1}), DECODING, 4.0) is None
+
+
+def test_a_pause_is_not_part_of_a_step() -> None:
+    clock = StepClock()
+    clock.scheduled(output({"a": 1}), DECODING, 1.0)
+    clock.interrupted()
+    assert clock.scheduled(output({"a": 1}), DECODING, 99.0) is None

@@ -1,0 +1,102 @@
+"""The planner: what it cuts follows step times and what became of earlier drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.profile import StepPoint
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, PRIOR
+from rhyme_openrlhf.speculation.decision_log import DecisionLog
+from rhyme_openrlhf.speculation.live_texts import Drafts
+from rhyme_openrlhf.speculation.planner import REFIT_TOKENS, Decision, DraftPlanner
+from tests.latency import formula
+
+SOURCES = 4
+CONTEXT = 1000
+MANY = 10_000
+
+
+def planner(ms_a_row: float) -> DraftPlanner:
+    """Steps of 10 ms, and so much more for each row."""
+    points = tuple(
+        StepPoint(b, b * each, b * d, 0.010 + ms_a_row / 1000 * (b + b * d), 0.0, 9)
+        for b in (1, 64)
+        for each in (16, 1024)
+        for d in (0, 1, 31)
+    )
+    model = StepModel(formula.profile(steps=points, padded_rows=()))
+    return DraftPlanner(Predictor(model), SOURCES)
+
+
+def drafts(lengths: list[int], confidence: float = 1.0) -> Drafts:
+    tokens, count = sum(lengths), len(lengths)
+    return Drafts(
+        flat=np.arange(tokens, dtype=np.int32),
+        confidences=np.full(tokens, confidence, dtype=np.float32),
+        lengths=np.array(lengths),
+        sources=np.ones(count, dtype=np.int64),
+        matches=np.full(count, 4),
+        recents=np.full(count, FIRST_RECENT),
+    )
+
+
+def test_drafts_that_cost_nothing_are_verified_whole() -> None:
+    taken, decision = planner(0.0).cut(drafts([3, 5, 0]), 4, CONTEXT, MANY)
+    assert taken == [3, 5, 0]
+    assert (decision.running, decision.context, decision.drafts) == (4, CONTEXT, 8)
+    first = PRIOR[-1]
+    expected = sum(first**n for n in (1, 2, 3)) + sum(first**n for n in (1, 2, 3, 4, 5))
+    assert decision.expected_accepted == pytest.approx(expected, rel=0.01)
+    assert decision.seconds == pytest.approx(0.010)
+
+
+def test_drafts_that_cost_too_much_are_not() -> None:
+    taken, decision = planner(200.0).cut(drafts([3, 5]), 2, CONTEXT, MANY)
+    assert taken == [0, 0] and decision.drafts == 0 and decision.expected_accepted == 0
+
+
+def test_no_more_than_fit_into_the_step() -> None:
+    assert sum(planner(0.0).cut(drafts([3, 5]), 2, CONTEXT, 4)[0]) == 4
+    assert planner(0.0).cut(drafts([3, 5]), 2, CONTEXT, 0)[0] == [0, 0]
+
+
+def test_a_step_without_drafts_is_decided_too() -> None:
+    taken, decision = planner(0.1).cut(drafts([]), 3, CONTEXT, MANY)
+    assert taken == [] and decision.drafts == 0 and decision.seconds > 0.010
+
+
+def test_rejections_make_drafts_shorter_and_a_new_policy_forgets_them() -> None:
+    asked, proposal = planner(3.0), drafts([8])
+    before = sum(asked.cut(proposal, 1, CONTEXT, MANY)[0])
+    for _ in range(2 * REFIT_TOKENS // before):
+        asked.cut(proposal, 1, CONTEXT, MANY)
+        asked.learn([0], [before], [0])
+    after = sum(asked.cut(proposal, 1, CONTEXT, MANY)[0])
+    assert after < before
+    for _ in range(12):
+        asked.policy_updated()
+    assert sum(asked.cut(proposal, 1, CONTEXT, MANY)[0]) == before
+
+
+def test_step_times_that_were_measured_move_the_next_decision() -> None:
+    asked = planner(0.0)
+    for _ in range(400):
+        asked.took(2, CONTEXT, 0, 0.010)
+        asked.took(2, CONTEXT, 8, 0.080)
+    assert sum(asked.cut(drafts([4, 4]), 2, CONTEXT, MANY)[0]) < 8
+
+
+def test_the_log_sums_decisions_by_running_samples_and_begins_anew() -> None:
+    log = DecisionLog()
+    log.add(Decision(4, 100, 8, 5.0, 0.010), 0.012, 6)
+    log.add(Decision(4, 104, 4, 3.0, 0.012), 0.010, 2)
+    log.add(Decision(1, 20, 0, 0.0, 0.005), 0.005, 0)
+    taken = log.take()
+    assert taken["running"] == [1, 4] and taken["decode_steps"] == [1, 2]
+    assert taken["draft_length"] == pytest.approx([0, 1.5])
+    assert taken["predicted_ms"] == pytest.approx([5, 11]) and taken["real_ms"] == pytest.approx([5, 11])
+    assert taken["expected_accepted"] == pytest.approx([0, 4]) and taken["accepted"] == pytest.approx([0, 4])
+    assert log.take()["running"] == []
