@@ -11,7 +11,8 @@ Invariants:
   window only as far as its confidence, the estimated probability that all of it is right, is high enough.
 - Beside the lookup of the prefix and the children at a branch, a draft costs time in proportion to the window only,
   however many samples, prompts and tokens there are.
-- With a planner a draft is as long as its window (longer as above), and the planner cuts those of a step together.
+- With a planner a draft is as long as there is room and hope, and the planner cuts those of a step together: a sample's
+  window says how its last drafts fared, which the planner's acceptance model knows too.
 - `drafted` and `accepted` count what the engine verified, which may be less than was proposed.
 """
 

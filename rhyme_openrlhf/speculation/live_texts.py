@@ -30,6 +30,8 @@ FIRST_ROWS = 64
 FIRST_TOKENS = 256
 # Slots in the table of a sample's own text for each token there is room for: half are free, so few are taken over.
 SLOTS_PER_TOKEN = 2
+# A draft that is right as a whole with a smaller probability is not worth proposing to anyone.
+NO_HOPE = 0.02
 # Buckets of a prompt's table at first; doubled when it is crowded.
 FIRST_BUCKETS = 1024
 
@@ -145,8 +147,8 @@ class LiveTexts:
     ) -> Drafts:
         """Append to each sample of `rows` its part of `new` (which ends at `ends`), then draft for all of them.
 
-        `windows`: tokens a sample may draft; `rooms`: the most it may where its draft is certain enough. `whole`: no
-        draft ends inside its window for being uncertain, because somebody else cuts it.
+        `windows`: tokens a sample may draft; `rooms`: the most it may where its draft is certain enough. `whole`: as
+        long as there is room and any hope, because somebody else cuts the drafts.
         """
         at, until = np.array(rows, dtype=np.int64), np.array(ends, dtype=np.int64)
         most = np.maximum(np.array(rooms, dtype=np.int64), 0)
@@ -157,13 +159,14 @@ class LiveTexts:
         if crowded:
             for prompt in self._by_key.values():
                 self._grow_table(prompt)
+        window = most if whole else np.array(windows, dtype=np.int64)
+        extend, stop = (NO_HOPE, NO_HOPE) if whole else (self._extend_confidence, self._stop_confidence)
         out = np.empty(int(most.sum()), dtype=np.int32)
         confidences = np.empty(out.size, dtype=np.float32)
         found, sources, matches = np.empty_like(at), np.empty_like(at), np.empty_like(at)
         total = step.draft_step(
-            self._samples, self._prompts, at, np.array(windows, dtype=np.int64), most, self._longest, self._shortest,
-            self._siblings, self._extend_confidence, 0.0 if whole else self._stop_confidence, out, confidences, found,
-            sources, matches,
+            self._samples, self._prompts, at, window, most, self._longest, self._shortest, self._siblings, extend, stop,
+            out, confidences, found, sources, matches,
         )  # fmt: skip
         return Drafts(out[:total], confidences[:total], found, sources, matches, self._samples[at, step.RECENT])
 

@@ -227,12 +227,12 @@ def planned(ms_a_row: float) -> HistoryDrafter:
     return drafter
 
 
-def test_a_planner_cuts_what_the_window_allows_in_place_of_the_fixed_rules() -> None:
+def test_a_planner_cuts_drafts_in_place_of_window_and_fixed_rules() -> None:
     drafter = planned(0.0)
     drafter.start("a", "p", PROMPT, window=6)
-    # Nothing is as certain as that, so the fixed rule would stop after one token.
-    assert drafter.draft([Running("a", [0, 1, 2, 3], ROOM)], 4, ROOM) == [RESPONSE[:6]]
-    assert drafter.decision is not None and (drafter.decision.running, drafter.decision.drafts) == (1, 6)
+    # Nothing is as certain as that, so the fixed rule would stop after one token; and the window is 6.
+    assert drafter.draft([Running("a", [0, 1, 2, 3], 9)], 4, ROOM) == [RESPONSE[:9]]
+    assert drafter.decision is not None and (drafter.decision.running, drafter.decision.drafts) == (1, 9)
     dear = planned(50.0)
     dear.start("a", "p", PROMPT, window=6)
     assert dear.draft([Running("a", [0, 1, 2, 3], ROOM)], 4, ROOM) == [[]]
