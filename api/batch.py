@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 import msgspec
 
 from rhyme_openrlhf.api.record import KIND_LENGTH, METRIC_LENGTH, NODE_LENGTH, SAMPLE_LENGTH, SOURCE_LENGTH
+from rhyme_openrlhf.telemetry.event_base import is_required
 from rhyme_openrlhf.telemetry.event_json import EventError, parse
 from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Evaluation, Event, TrainStep
 from rhyme_openrlhf.telemetry.metrics import LATER, EngineCounters
@@ -230,8 +231,12 @@ def _form(event_class: type[Event]) -> type[msgspec.Struct]:
         if field.name in limits:
             inside = [one for one in get_args(hint) if one is not NoneType]
             hint = Annotated[inside[0], limits[field.name]] | None if inside else Annotated[hint, limits[field.name]]
-        missing = field.default is dataclasses.MISSING
-        fields.append((field.name, hint) if missing else (field.name, hint, field.default))
+        if is_required(field):
+            fields.append((field.name, hint))
+        elif field.default_factory is not dataclasses.MISSING:
+            fields.append((field.name, hint, msgspec.field(default_factory=field.default_factory)))
+        else:
+            fields.append((field.name, hint, field.default))
     form = msgspec.defstruct(event_class.__name__, fields, kw_only=True, gc=False)
     for known in (form, event_class):
         msgspec.json.Decoder(known)  # a type that it does not understand is found now, and not taken for a bad event

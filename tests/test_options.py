@@ -22,6 +22,7 @@ FROZEN = {
     "--histospec.stop_confidence": 0.5,
     "--histospec.own_output": True,
     "--drafting.within_graphs": True,
+    "--drafting.probe_share": 0.01,
     "--latency.profile": "auto",
     "--history.workers": 1,
     "--history.cpus_per_worker": 0.5,

@@ -62,16 +62,17 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     """vLLM engine arguments that plug our scheduler in, with or without speculation."""
     if not rhyme.histospec.enable:
         return {"scheduler_cls": f"{SCHEDULER}.metered_scheduler"}
-    histospec = rhyme.histospec
+    histospec, drafting = rhyme.histospec, rhyme.drafting
     if rhyme.run.reproducible:
         # How far a sibling is, or how many samples run, depends on timing, and drafts decide which random numbers a
         # sample draws.
         histospec = dataclasses.replace(histospec, siblings=False, batch_limits="")
+        drafting = dataclasses.replace(drafting, probe_share=0)
     return {
         "scheduler_cls": f"{SCHEDULER}.HistoryScheduler",
         "additional_config": {
             SETTINGS_KEY: dataclasses.asdict(histospec),
-            DRAFTING_KEY: dataclasses.asdict(rhyme.drafting),
+            DRAFTING_KEY: dataclasses.asdict(drafting),
         },
         "speculative_config": {
             "method": "custom_class",
@@ -277,7 +278,7 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
 
     async def rollout_report(self, rollout_start: float, rollout_end: float) -> dict[str, Any]:
         """What this engine did since the last report: counters, timeline, weight version, problems (sentences), and
-        what was decided to draft (fields of a DraftBudget event).
+        what was decided to draft and what it gains (fields of DraftBudget and DraftGain events).
 
         Times are unix seconds of the rollout stage; idle time within it gets its cause.
         """
@@ -289,6 +290,7 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
             "weight_version": self.weight_version,
             "problems": [*self._history.take_problems(), *await self._planning("take_sentences", [])],
             "decisions": await self._planning("take_decisions", {}),
+            "gain": await self._planning("read_gain", {}),
         }
 
     async def _planning(self, method: str, without: Any) -> Any:

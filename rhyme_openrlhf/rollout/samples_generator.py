@@ -24,6 +24,7 @@ from rhyme_openrlhf.rollout.engine_samples import EngineSampler
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import (
     DraftBudget,
+    DraftGain,
     EngineInterval,
     EngineStep,
     Note,
@@ -185,6 +186,8 @@ class RhymeSamplesGenerator(SamplesGenerator):
                 )
             if report["decisions"].get("running"):
                 self.services.record(DraftBudget(step, engine, **report["decisions"]), SOURCE)
+            if report["gain"]:
+                self.services.record(DraftGain(step, engine, **report["gain"]), SOURCE)
             for problem in report["problems"]:
                 self.services.record(Note("warning", f"engine {engine}: {problem}"), SOURCE)
         lengths = [int(sample.response_length.item()) for sample in samples]

@@ -13,6 +13,7 @@ request without history gets an empty draft. Checked against vLLM 0.29.0 `v1/cor
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from rhyme_openrlhf.rollout.step_meter import Emitted, StepMeter, VerifiedDraft,
 from rhyme_openrlhf.rollout.step_timing import StepTiming
 from rhyme_openrlhf.speculation.decision_log import DecisionLog
 from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, HistoryDrafter, Running
+from rhyme_openrlhf.speculation.gain import GainMeter, Ticket
 from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
 
 # Key of our settings in vLLM's additional_config.
@@ -134,7 +136,7 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
 
     CALLABLE = (
         *Metering.CALLABLE, *StepTiming.CALLABLE, "install_history", "forget_history", "take_traces", "install_profile",
-        "take_decisions", "take_sentences",
+        "take_decisions", "take_sentences", "read_gain",
     )  # fmt: skip
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -146,6 +148,10 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         self.planner: DraftPlanner | None = None
         self._decisions = DecisionLog()
         self._decided: Decision | None = None
+        self.gain = GainMeter(self.drafting.probe_share)
+        # Of the next decode step, and of the one that was scheduled last.
+        self._ticket: Ticket | None = None
+        self._scheduled: Ticket | None = None
         self._accepted = 0
         self._sentences: list[str] = []
         self._most_rows = most_rows(self.vllm_config, self.drafting.within_graphs)
@@ -163,6 +169,11 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
     def take_decisions(self) -> dict[str, list[Any]]:
         """What was decided to draft since the last call, as `DecisionLog.take` gives it."""
         return self._decisions.take()
+
+    def read_gain(self) -> dict[str, Any]:
+        """What drafts gain, as the fields of a DraftGain event; empty before it is known."""
+        found = self.gain.now()
+        return dataclasses.asdict(found) if found is not None else {}
 
     def take_sentences(self) -> list[str]:
         """What a person should know about the planning since the last call."""
@@ -210,13 +221,20 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             request.spec_token_ids = []
             if not request.is_prefill_chunk:
                 decoding.append(request)
-        running = [Running(request.request_id, request.all_token_ids, self._room(request)) for request in decoding]
-        context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0
-        for request, draft in zip(decoding, self.drafter.draft(running, context, self._most_drafts()), strict=True):
+        self._ticket = self.gain.ask() if decoding else None
+        for request, draft in zip(decoding, self._drafts(decoding), strict=True):
             if draft and self.structured_output_manager.should_advance(request):
                 draft = request.structured_output_request.grammar.validate_tokens(draft)
             request.spec_token_ids = draft
         self.meter.add_draft_seconds(time.perf_counter() - started)
+
+    def _drafts(self, decoding: list[Any]) -> list[list[int]]:
+        if self._ticket is not None and not self._ticket.drafts:
+            self.drafter.leave_out()
+            return [[]] * len(decoding)
+        running = [Running(request.request_id, request.all_token_ids, self._room(request)) for request in decoding]
+        context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0
+        return self.drafter.draft(running, context, self._most_drafts())
 
     def _room(self, request: Any) -> int:
         # A draft of n tokens yields up to n + 1: leave room for that one below both limits.
@@ -234,18 +252,22 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         return max(tokens - len(self.running), 0)
 
     def on_scheduled(self, output: Any, before: DecodeStep | None) -> None:
-        """Learn from the step before, if a planner decided it."""
-        if self.planner is None:
-            return
+        """Learn from the step before, of what was expected of it and of what drafts gain."""
         if before is not None:
             if self._decided is not None:
                 self._decisions.add(self._decided, before.seconds, self._accepted)
-            self.planner.took(*before)
+            if self.planner is not None:
+                self.planner.took(*before)
+            if self._scheduled is not None:
+                tokens = before.running + self._accepted
+                if said := self.gain.step(self._scheduled.number, before.running, tokens, before.seconds):
+                    self._sentences.append(said)
         # Of what was scheduled now: vLLM may have left samples out, or added a prefill.
         decided = self.drafter.decision
         scheduled = sum(map(len, output.scheduled_spec_decode_tokens.values()))
         fits = decided and (decided.running, decided.drafts) == (len(output.num_scheduled_tokens), scheduled)
         self._decided = decided if fits else None
+        self._scheduled, self._ticket = self._ticket, None
         self._accepted = 0
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:

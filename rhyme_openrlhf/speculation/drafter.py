@@ -162,6 +162,11 @@ class HistoryDrafter:
             sample.source = source
         return drafts
 
+    def leave_out(self) -> None:
+        """The next decode step has no drafts. What the samples wrote meanwhile is caught up with later."""
+        self._learn()
+        self.decision = None
+
     def _learn(self) -> None:
         """What became of the last step's drafts, all at once."""
         if self._planner is None:

@@ -113,3 +113,10 @@ class DraftingSettings(Settings):
         "On a GPU: never more draft tokens in a step than its largest CUDA graph has room for, so that no step runs "
         "without one.",
     )
+    probe_share: float = option(
+        0.01,
+        "Share of the decode steps that leave drafts out, a few in a row, so that the run itself measures what drafts "
+        "gain; where they make it slower, it switches them off and says so. 0: never. Not in reproducible runs.",
+        low=0,
+        high=0.1,
+    )

@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from rhyme_openrlhf.telemetry.event_base import is_required
 from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Event, Recorded
 from rhyme_openrlhf.telemetry.metrics import CountersError, EngineCounters
 
@@ -203,8 +204,7 @@ _ENVELOPE: tuple[tuple[str, _Check], ...] = (
 # Of each kind: name, check, and whether it must be there.
 _FIELDS: dict[str, tuple[tuple[str, _Check, bool], ...]] = {
     cls.kind: tuple(
-        (field.name, _check_of(_TYPES[cls.kind][field.name]), field.default is dataclasses.MISSING)
-        for field in dataclasses.fields(cls)
+        (field.name, _check_of(_TYPES[cls.kind][field.name]), is_required(field)) for field in dataclasses.fields(cls)
     )
     for cls in EVENT_CLASSES
 }

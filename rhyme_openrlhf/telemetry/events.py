@@ -218,6 +218,24 @@ class DraftBudget(Event):
 
 
 @dataclass(frozen=True)
+class DraftGain(Event):
+    """What drafts gain on an engine, as the run measured it by leaving them out now and then.
+
+    Tokens per second with drafts / without: the mean of the last `intervals` comparisons, and its 95 % interval.
+    `drafting`: whether drafts are on.
+    """
+
+    kind: ClassVar[str] = "draft_gain"
+    step: int
+    engine: int
+    ratio: float
+    low: float
+    high: float
+    intervals: int
+    drafting: bool
+
+
+@dataclass(frozen=True)
 class OffPolicyness(Event):
     """How old the weights were that a step's samples were begun with: `samples[i]` samples have `values[i]`.
 
@@ -371,7 +389,8 @@ class RunFinished(Event):
 
 EVENT_CLASSES: tuple[type[Event], ...] = (
     RunStarted, RolloutStarted, RolloutProgress, RolloutFinished, EngineStep, EngineInterval, EngineSample,
-    SampleMoved, LayoutSwitched, RankStability, HistoryState, RankGroups, DraftBudget, OffPolicyness, SystemSample,
+    SampleMoved, LayoutSwitched, RankStability, HistoryState, RankGroups, DraftBudget, DraftGain, OffPolicyness,
+    SystemSample,
     WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessDied, Evaluation,
     CheckpointSaved, Note, RunFinished,
 )  # fmt: skip

@@ -22,6 +22,7 @@ from rhyme_openrlhf.telemetry.events import (
     SCHEMA_VERSION,
     CheckpointSaved,
     DraftBudget,
+    DraftGain,
     EngineInterval,
     EngineSample,
     EngineStep,
@@ -263,8 +264,12 @@ class _Draw:
                     step, engine, list(RUNNING), [self._random.randint(5, 60) for _ in RUNNING],
                     [round(64 / (running + 6), 2) for running in RUNNING], ms,
                     [value * self._random.uniform(0.9, 1.15) for value in ms],
+                    [round(50 * running / (running + 6), 1) for running in RUNNING],
+                    [round(50 * running / (running + 6) * self._random.uniform(0.95, 1.05), 1) for running in RUNNING],
                 ),
             )  # fmt: skip
+            gain, spread = 1 + 0.8 * progress + self._random.gauss(0, 0.02), 0.3 / math.sqrt(step)
+            yield at, "scheduler", DraftGain(step, engine, gain, gain - spread, gain + spread, min(step, 128), True)
 
     def _training(
         self, step: int, epoch: int, over: float, rollout: float, reward: float, progress: float

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhyme_openrlhf.telemetry.event_base import is_required
 from rhyme_openrlhf.telemetry.event_json import EventError, parse, to_json
 from rhyme_openrlhf.telemetry.events import (
     EVENT_CLASSES,
@@ -94,7 +95,7 @@ def test_unknown_kinds_and_fields_are_a_newer_writers() -> None:
 @given(data=st.data())
 def test_a_missing_field_is_named(cls: type[Event], data: st.DataObject) -> None:
     event = data.draw(st.builds(cls, counters=counters) if cls is EngineStep else st.builds(cls))
-    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+    required = [f.name for f in dataclasses.fields(cls) if is_required(f)]
     name = data.draw(st.sampled_from(["time", "source", "sequence", *required]))
     row = row_of(event)
     del row[name]

@@ -4,7 +4,7 @@ import pytest
 
 from rhyme_openrlhf.webui.figures import base, learning, palette, speculation
 from rhyme_openrlhf.webui.figures.learning import AgeBucket, Ages
-from rhyme_openrlhf.webui.figures.speculation import DraftBudget
+from rhyme_openrlhf.webui.figures.speculation import DraftBudget, DraftGain
 from tests.webui.figure_rows import Options, curve, traces
 
 
@@ -51,6 +51,21 @@ def test_draft_lengths_are_weighted_by_decode_steps() -> None:
     assert list(by_load.x) == [1, 8] and list(by_load.y) == pytest.approx([5.0, 2.0])
     (over_steps,) = speculation.budget(BUDGETS, None).data
     assert list(over_steps.x) == [1, 2] and list(over_steps.y) == pytest.approx([3.5, 3.5])
+
+
+def test_expected_and_accepted_tokens_are_compared() -> None:
+    budgets = [DraftBudget(1, 0, [2], [10], [3.0], [1.0], [1.0], [4.0], [5.0]), *BUDGETS]
+    figure = speculation.accepted(budgets, None)
+    # Records of older writers have neither.
+    assert list(traces(figure)["Expected"].x) == [2] and list(traces(figure)["Accepted"].y) == [5.0]
+    assert "--latency.profile" in speculation.accepted(BUDGETS, None).layout.meta["empty"]
+
+
+def test_the_gain_is_the_mean_of_the_engines_with_its_spread() -> None:
+    figure = speculation.gain([DraftGain(1, 0, 1.5, 1.4, 1.6), DraftGain(1, 1, 2.5, 2.0, 3.0)], None)
+    assert list(traces(figure)["Gain"].y) == [2.0]
+    assert "Now 2.00 (95 %: 1.70 to 2.30)" in figure.layout.meta["description"]
+    assert "--drafting.probe_share" in speculation.gain([], None).layout.meta["empty"]
 
 
 def test_predicted_and_real_step_time_are_compared() -> None:

@@ -14,7 +14,7 @@ from rhyme_openrlhf.webui.asks.timeline import RANGES, RANGES_LENGTH, checked_ra
 from rhyme_openrlhf.webui.figures import engines
 from rhyme_openrlhf.webui.figures import speculation as drawing
 from rhyme_openrlhf.webui.figures.engines import Look, Looks
-from rhyme_openrlhf.webui.figures.speculation import DraftBudget
+from rhyme_openrlhf.webui.figures.speculation import DraftBudget, DraftGain
 from rhyme_openrlhf.webui.run_figure import RunFigure, StepsShown, Window, curves_of
 
 # Of 64 engines once a second: five minutes.
@@ -48,6 +48,10 @@ def _budgets(session: Session, run: Run, window: Window) -> list[DraftBudget]:
     return latest(session, run, "draft_budget", DraftBudget, MOST_BUDGETS, by=("step", "engine")).bodies
 
 
+def _gains(session: Session, run: Run, window: Window) -> list[DraftGain]:
+    return latest(session, run, "draft_gain", DraftGain, MOST_BUDGETS, by=("step", "engine")).bodies
+
+
 FIGURES: tuple[RunFigure, ...] = (
     RunFigure(
         "speculation", "Speculation and acceptance", curves_of("speculation_rate", "acceptance_rate"), drawing.rates
@@ -63,5 +67,7 @@ FIGURES: tuple[RunFigure, ...] = (
     RunFigure("engine_acceptance", "Acceptance by engine", _looks, engines.acceptance, LooksShown),
     RunFigure("draft_budget", "Draft budget over steps", _budgets, drawing.budget),
     RunFigure("chosen_length", "Draft length against running samples", _budgets, drawing.chosen_length),
+    RunFigure("draft_gain", "What drafts gain, measured now", _gains, drawing.gain),
+    RunFigure("accepted_tokens", "Expected and accepted draft tokens", _budgets, drawing.accepted),
     RunFigure("predicted_step", "Predicted and real step time", _budgets, drawing.predicted_time),
 )

@@ -20,7 +20,11 @@ NO_DRAFTS = (
 )
 NO_BUDGET = (
     "Not recorded by this run: its draft lengths follow each sample's own window (--histospec.window_start, "
-    "--histospec.window_max), not how many samples are running."
+    "--histospec.window_max), not what a step costs (--latency.profile)."
+)
+NO_GAIN = (
+    "Not known yet: a run measures it by leaving drafts out of a small share of its decode steps "
+    "(--drafting.probe_share), and needs some hundred of them for a first figure. Reproducible runs do not."
 )
 
 
@@ -34,6 +38,18 @@ class DraftBudget(msgspec.Struct):
     draft_length: list[float]
     predicted_ms: list[float]
     real_ms: list[float]
+    expected_accepted: list[float] = []
+    accepted: list[float] = []
+
+
+class DraftGain(msgspec.Struct):
+    """The event of this name: tokens per second with drafts / without on one engine, and its 95 % interval."""
+
+    step: int
+    engine: int
+    ratio: float
+    low: float
+    high: float
 
 
 def rates(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
@@ -136,6 +152,54 @@ def predicted_time(budgets: Sequence[DraftBudget], options: object) -> go.Figure
     figure.add_trace(_by_running(real, "Measured", 0, "%{y:.2f} ms"))
     figure.update_layout(showlegend=True, hovermode="x unified")
     return _over_running(figure, "Milliseconds")
+
+
+def accepted(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
+    """Expected and real accepted draft tokens of a decode step against running samples."""
+    description = "Accepted draft tokens of a decode step by how many samples were running, as expected and as it was."
+    expected, real = _means(budgets, "expected_accepted"), _means(budgets, "accepted")
+    if not real:
+        return blank(description, NO_BUDGET)
+    figure = blank(description)
+    figure.add_trace(_by_running(expected, "Expected", 1, "%{y:.1f} tokens"))
+    figure.add_trace(_by_running(real, "Accepted", 0, "%{y:.1f} tokens"))
+    figure.update_layout(showlegend=True, hovermode="x unified")
+    return _over_running(figure, "Tokens")
+
+
+def gain(found: Sequence[DraftGain], options: object) -> go.Figure:
+    """What drafts gain over steps: the mean of the engines, and the mean of their 95 % intervals."""
+    description = "Tokens per second of an engine with drafts, as a multiple of those without: mean of the engines."
+    by_step: dict[int, list[DraftGain]] = defaultdict(list)
+    for one in found:
+        by_step[one.step].append(one)
+    if not by_step:
+        return blank(description, NO_GAIN)
+    steps = sorted(by_step)
+    low, middle, high = (
+        [sum(getattr(one, name) for one in by_step[step]) / len(by_step[step]) for step in steps]
+        for name in ("low", "ratio", "high")
+    )
+    figure = blank(f"{description} Now {middle[-1]:.2f} (95 %: {low[-1]:.2f} to {high[-1]:.2f}).")
+    edge = {"width": 0, "color": palette.BLUE}
+    figure.add_trace(go.Scatter(x=steps, y=high, mode="lines", line=edge, showlegend=False, hoverinfo="skip"))
+    figure.add_trace(
+        go.Scatter(
+            x=steps, y=low, name="95 %", mode="lines", line=edge, fill="tonexty", fillcolor="rgba(31,119,180,0.2)",
+            hoverinfo="skip",
+        )
+    )  # fmt: skip
+    figure.add_trace(
+        go.Scatter(
+            x=steps, y=middle, name="Gain", mode="lines+markers", line={"color": palette.BLUE, "width": 2},
+            hovertemplate="step %{x}: %{y:.2f} times<extra></extra>",
+        )
+    )  # fmt: skip
+    figure.add_hline(y=1.0, line={"color": palette.GREY, "width": 1, "dash": "dot"})
+    figure.update_layout(
+        xaxis={"title": {"text": "Step"}}, yaxis={"title": {"text": "Times the tokens per second"}}, showlegend=False
+    )
+    return figure
 
 
 def _means(budgets: Sequence[DraftBudget], name: str) -> dict[int, float]:

@@ -1,0 +1,152 @@
+"""What drafting gains right now, measured by the run itself: now and then, for a few decode steps, it is left out.
+
+An engine's tokens per second in such an interval are compared with those of as many steps just before and just after,
+because its load changes all the time. The figure is the geometric mean of the last intervals, with its spread. Where it
+says that drafting makes the engine slower, drafting is switched off; then the intervals are those in which it is tried,
+and it comes back when it pays.
+
+Invariants: pure; at most `share` of the steps are given to intervals (of each 1 / share of them, INTERVAL_STEPS); only
+whole stretches of steps that follow each other and run about as many samples are compared; it is switched only on the
+evidence of FEWEST intervals since the last switch, whose spread lies wholly on one side of no gain.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Steps of an interval: with fewer a single slow step decides, with more the load has changed meanwhile.
+INTERVAL_STEPS = 4
+# Intervals that count: at a hundredth of the steps some 50,000 of them.
+KEPT = 128
+FEWEST = 8
+# Half the width of a 95 % interval, in standard errors; and of the one that switches, which is looked at often.
+WIDTH = 1.96
+SWITCHING_WIDTH = 3.5
+# Samples running before and after an interval may differ by this share.
+ALIKE = 0.2
+# The stretches of steps that are compared: before an interval, inside it, after it.
+INSIDE = 1
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Tokens per second with drafts / without, over `intervals` comparisons; `low` to `high` is a 95 % interval.
+
+    `drafting`: whether drafts are on.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    intervals: int
+    drafting: bool
+
+
+@dataclass
+class _Stretch:
+    """Some steps in a row."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    running: int = 0
+
+    def add(self, running: int, tokens: int, seconds: float) -> None:
+        self.steps += 1
+        self.tokens += tokens
+        self.seconds += seconds
+        self.running += running
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Ticket(NamedTuple):
+    """A decode step that is about to be: its number, and whether it is to have drafts."""
+
+    number: int
+    drafts: bool
+
+
+class GainMeter:
+    """Of one engine."""
+
+    def __init__(self, share: float) -> None:
+        """`share` of the decode steps, 0 to 0.3, are given to intervals; 0: none, and drafting is always on."""
+        self._drafting = True
+        self._logs: deque[float] = deque(maxlen=KEPT)
+        # Of each so many steps the last are those before, in and after an interval.
+        self._period = round(INTERVAL_STEPS / share) if share else 0
+        self._asked = 0
+        self._cycle = 0
+        self._stretches = (_Stretch(), _Stretch(), _Stretch())
+
+    def ask(self) -> Ticket:
+        """The next decode step."""
+        number, self._asked = self._asked, self._asked + 1
+        in_interval = self._period > 0 and self._stretch_of(number) == INSIDE
+        return Ticket(number, self._drafting != in_interval)
+
+    def step(self, number: int, running: int, tokens: int, seconds: float) -> str:
+        """The step of ticket `number` ran so many samples, gave so many tokens and took `seconds`.
+
+        Steps come in order, but some may be missing. Returns "" or, where drafting was switched by what it said, one
+        sentence with the reason.
+        """
+        stretch = self._stretch_of(number) if self._period else None
+        if stretch is None:
+            return ""
+        cycle = number // self._period
+        if cycle != self._cycle:
+            self._cycle, self._stretches = cycle, (_Stretch(), _Stretch(), _Stretch())
+        self._stretches[stretch].add(running, tokens, seconds)
+        if number % self._period < self._period - 1 or not self._compare():
+            return ""
+        return self._judge()
+
+    def now(self) -> Gain | None:
+        """The figure; None before there are two comparisons."""
+        if len(self._logs) < 2:
+            return None
+        mean, low, high = self._interval(WIDTH)
+        return Gain(mean, low, high, len(self._logs), self._drafting)
+
+    def _interval(self, width: float) -> tuple[float, float, float]:
+        mean, error = statistics.fmean(self._logs), statistics.stdev(self._logs) / math.sqrt(len(self._logs))
+        return math.exp(mean), math.exp(mean - width * error), math.exp(mean + width * error)
+
+    def _stretch_of(self, number: int) -> int | None:
+        place = number % self._period - (self._period - 3 * INTERVAL_STEPS)
+        return place // INTERVAL_STEPS if place >= 0 else None
+
+    def _compare(self) -> bool:
+        before, inside, after = self._stretches
+        if any(part.steps < INTERVAL_STEPS or not part.tokens or part.seconds <= 0 for part in self._stretches):
+            return False
+        if abs(after.running - before.running) > ALIKE * before.running:
+            return False
+        usual = (math.log(before.rate) + math.log(after.rate)) / 2
+        off = usual - math.log(inside.rate)
+        self._logs.append(off if self._drafting else -off)
+        return True
+
+    def _judge(self) -> str:
+        found = self.now()
+        if found is None or found.intervals < FEWEST:
+            return ""
+        _, low, high = self._interval(SWITCHING_WIDTH)
+        words = f"{found.ratio:.2f} times the tokens per second (95 %: {found.low:.2f} to {found.high:.2f})"
+        if self._drafting and high < 1:
+            self._drafting = False
+            self._logs.clear()
+            return f"drafting is switched off: with it this engine has {words}; it is tried again now and then"
+        if not self._drafting and low > 1:
+            self._drafting = True
+            self._logs.clear()
+            return f"drafting is switched on again: with it this engine has {words}"
+        return ""
