@@ -6,6 +6,10 @@ The same multi-epoch GRPO run, seed by seed, on three arms in turn: `openrlhf` (
 a GPU with the platform's shims and the gloo weight sync), `off` (ours without speculation) and `on` (ours as it comes).
 The order of the arms turns with every seed, so that none always runs first. Ratios are of runs with the same seed.
 
+All arms run as users run them: nothing is reproducible, so ours has all of its sources of drafts and cuts them by step
+times. `--reproducible` seeds every request of every arm instead (which costs all of them time), and ours then drafts
+from history and own text alone, by fixed rules.
+
 The workload: long problems of the embedded task (the upper part of its length distribution), because drafts need
 answers in which their window can grow.
 """
@@ -21,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +63,7 @@ def write_prompts(path: Path) -> None:
     path.write_text(jsonl(problems))
 
 
-def run_arm(arm: str, seed: int, prompts: Path, options: list[str], folder: Path) -> list[dict[str, Any]]:
+def run_arm(arm: str, seed: int, prompts: Path, options: Sequence[str], folder: Path) -> list[dict[str, Any]]:
     """One run; returns a record for each step: tokens, seconds of each part, speculation counters if there are any."""
     directory = folder / f"{arm}-{seed}"
     directory.mkdir()
@@ -67,7 +71,6 @@ def run_arm(arm: str, seed: int, prompts: Path, options: list[str], folder: Path
     argv += [
         "--train.num_episodes",
         str(EPOCHS),
-        "--run.reproducible",
         "--train.seed",
         str(seed),
         *PROMPT_GROUPS,
@@ -202,8 +205,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--out", type=Path, default=Path("rollout.json"))
+    parser.add_argument("--reproducible", action="store_true", help="seed every request, in all arms")
     parser.add_argument("options", nargs="*", help="options of rhyme train, after --")
     chosen = parser.parse_args()
+    options = [*chosen.options, *(["--run.reproducible"] if chosen.reproducible else [])]
+    conditions = {"kind": "measured", "cpus": os.cpu_count(), "options": options}
     runs = []
     with tempfile.TemporaryDirectory(prefix="rhyme-rollout-") as folder:
         prompts = Path(folder) / "prompts.jsonl"
@@ -211,9 +217,9 @@ def main() -> None:
         for turn, seed in enumerate(chosen.seeds):
             order = [*chosen.arms[turn % len(chosen.arms) :], *chosen.arms[: turn % len(chosen.arms)]]
             for arm in order:
-                steps = run_arm(arm, seed, prompts, chosen.options, Path(folder))
+                steps = run_arm(arm, seed, prompts, options, Path(folder))
                 runs.append({"arm": arm, "seed": seed, "steps": steps})
-                chosen.out.write_text(json.dumps({"kind": "measured", "cpus": os.cpu_count(), "runs": runs}) + "\n")
+                chosen.out.write_text(json.dumps({**conditions, "runs": runs}) + "\n")
     print(table(runs))
 
 

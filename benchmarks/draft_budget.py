@@ -1,0 +1,191 @@
+"""Does the budget choose as well as the best fixed draft length would, at every load? Measured: a real engine.
+
+    python benchmarks/draft_budget.py --repeats 6 --profile PROFILE --out draft_budget.json
+
+One engine, one workload (the embedded task's prompts at temperature 1, drafts from earlier samples of the same
+prompts), two kinds of arms in turn: the budget, and fixed draft lengths n that bypass window and confidence (as long as
+history matches, up to n). For each number of running samples, which is kept as it is by starting a new sample for each
+that finishes, tokens per second; and for a whole batch that drains. The best n of a row is chosen on every other repeat
+and compared on the others. Everything that drafting costs is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from engine_in_process import RunningEngine
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.config import HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.history.index import Piece, build_index
+from rhyme_openrlhf.latency.profile import read_text
+
+RUNNING = (1, 2, 4, 8, 16, 32, 64)
+FIXED = (0, 2, 4, 8, 16, 32, 48)
+BUDGET = "budget"
+DRAIN = "drain"
+PROMPTS = 16
+# Earlier samples of a prompt that are its history, as in a run with eight samples a prompt.
+HISTORY = 8
+MOST_TOKENS = 300
+# Of an arm at one load, after its samples have begun.
+WARM_UP_SECONDS = 0.3
+SECONDS_A_TURN = 1.5
+
+
+def histories(engine: RunningEngine, prompts: list[list[int]], folder: Path) -> None:
+    """Sample the history of every prompt, and install it in every arm's drafter."""
+    from vllm import SamplingParams
+
+    parameters = [SamplingParams(temperature=1, max_tokens=MOST_TOKENS) for _ in prompts for _ in range(HISTORY)]
+    found = engine.generate([prompt for prompt in prompts for _ in range(HISTORY)], parameters)
+    for number, prompt in enumerate(prompts):
+        mine = found[number * HISTORY : (number + 1) * HISTORY]
+        pieces = [Piece(prompt[-16:], list(out.token_ids), float(out.finish_reason == "stop")) for out in mine]
+        path = folder / f"{number}.index"
+        build_index(pieces).tofile(path)
+        if refused := engine.scheduler("install_everywhere", f"p{number}", str(path)):
+            raise SystemExit(refused)
+
+
+def parameters_of(number: int) -> Any:
+    """Of one more sample of prompt `number`."""
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
+
+    extra = {PROMPT_KEY: f"p{number % PROMPTS}"}
+    return SamplingParams(temperature=1, max_tokens=MOST_TOKENS, detokenize=False, logprobs=0, extra_args=extra)
+
+
+def steady(engine: RunningEngine, prompts: list[list[int]], running: int) -> float:
+    """Tokens per second while `running` samples are kept running."""
+    over = threading.Event()
+
+    async def stream(lane: int) -> None:
+        number = lane
+        while not over.is_set():
+            await engine.one(prompts[number % PROMPTS], parameters_of(number))
+            number += running
+
+    streams = engine.begin(_all([stream(lane) for lane in range(running)]))
+    time.sleep(WARM_UP_SECONDS)
+    before, began = engine.scheduler("read_counters"), time.monotonic()
+    time.sleep(SECONDS_A_TURN)
+    after, ended = engine.scheduler("read_counters"), time.monotonic()
+    over.set()
+    streams.result(timeout=60)
+    return float(after["response_tokens"] - before["response_tokens"]) / (ended - began)
+
+
+def drain(engine: RunningEngine, prompts: list[list[int]]) -> float:
+    """Tokens per second of a batch of the most samples, from its start until the last one is finished."""
+    began = time.monotonic()
+    lanes = range(max(RUNNING))
+    found = engine.call(_all([engine.one(prompts[n % PROMPTS], parameters_of(n)) for n in lanes]))
+    return sum(len(out.token_ids) for out in found) / (time.monotonic() - began)
+
+
+async def _all(coroutines: list[Any]) -> list[Any]:
+    return list(await asyncio.gather(*coroutines))
+
+
+def measure(engine: RunningEngine, prompts: list[list[int]], repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Row -> arm -> tokens per second of each repeat, the arms in turn and in another order each time."""
+    chance = random.Random(0)
+    arms = [*FIXED, BUDGET]
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    # The first is not counted: code is compiled, caches are filled, and the budget learns what is accepted.
+    for repeat in range(repeats + 1):
+        for row in (*RUNNING, DRAIN):
+            for arm in chance.sample(arms, len(arms)):
+                engine.scheduler("use", arm)
+                speed = drain(engine, prompts) if row == DRAIN else steady(engine, prompts, int(row))
+                if repeat:
+                    found[str(row)][str(arm)].append(speed)
+        print(f"repeat {repeat} of {repeats}", flush=True)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One load: the best fixed length, and the budget's tokens per second as a share of its, with a 95 % interval."""
+
+    row: str
+    best: str
+    ratio: float
+    low: float
+    high: float
+
+
+def judge(row: str, arms: dict[str, list[float]]) -> Row:
+    """The best fixed length of the even repeats against the budget on the odd ones, and the other way round."""
+    ratios: list[float] = []
+    bests = []
+    for half in (0, 1):
+        best = max((str(n) for n in FIXED), key=lambda arm: statistics.fmean(arms[arm][half::2]))
+        bests.append(best)
+        others = slice(1 - half, None, 2)
+        ratios += [ours / theirs for ours, theirs in zip(arms[BUDGET][others], arms[best][others], strict=True)]
+    mean = statistics.fmean(ratios)
+    error = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
+    return Row(row, "/".join(dict.fromkeys(bests)), mean, mean - error, mean + error)
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> str:
+    """Tokens per second by row and arm (medians), and the budget against the best fixed length."""
+    arms = [*(str(n) for n in FIXED), BUDGET]
+    heads = "".join(f"{'n=' + arm if arm != BUDGET else arm:>9s}" for arm in arms)
+    lines = [f"running   {heads}   best n  budget/best"]
+    rows = []
+    for row, by_arm in found.items():
+        judged = judge(row, by_arm)
+        rows.append(judged)
+        cells = "".join(f"{statistics.median(by_arm[arm]):9,.0f}" for arm in arms)
+        lines.append(f"{row:10s}{cells}{judged.best:>9s}  {judged.ratio:.3f} ({judged.low:.3f} to {judged.high:.3f})")
+    steady_rows = [row for row in rows if row.row != DRAIN]
+    lines.append(f"mean over the loads: {statistics.fmean(row.ratio for row in steady_rows):.3f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=6, help="even, so that both halves are alike")
+    parser.add_argument("--profile", type=Path, required=True, help="made by rhyme profile, of the embedded model here")
+    parser.add_argument("--out", type=Path, default=Path("draft_budget.json"))
+    chosen = parser.parse_args()
+    rows = [json.loads(line) for line in (embedded.DATA / "mixed_train.jsonl").read_text().splitlines()]
+    # The longest prompts have the longest answers: samples that end at once would leave no steps to compare.
+    texts = sorted((row["input"] for row in rows), key=len)[-PROMPTS:]
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(embedded.MODEL)
+    prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    settings = RhymeSettings(histospec=HistoSpecSettings(siblings=False))
+    engine = RunningEngine(settings, scheduler="engine_in_process.PolicyScheduler")
+    try:
+        engine.scheduler("prepare", [n for n in FIXED if n], read_text(chosen.profile))
+        with tempfile.TemporaryDirectory() as folder:
+            histories(engine, prompts, Path(folder))
+        found = measure(engine, prompts, chosen.repeats)
+    finally:
+        engine.stop()
+    chosen.out.write_text(json.dumps({"kind": "measured", "cpus": os.cpu_count(), "rows": found}) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

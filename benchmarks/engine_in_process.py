@@ -1,0 +1,147 @@
+"""A real vLLM engine of the embedded model for benchmarks, and a scheduler whose drafting policy can be changed.
+
+Invariant: the policy is only changed while nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
+from rhyme_openrlhf.speculation.drafter import HistoryDrafter
+
+TIMEOUT_S = 300
+# vLLM's own limit is 128; the fixed lengths of the benchmark end below this.
+MOST_DRAFTS = 48
+
+
+class PolicyScheduler(HistoryScheduler):
+    """Drafts by the policy that is chosen: a planner's, or a fixed length that bypasses window and confidence."""
+
+    CALLABLE = (*HistoryScheduler.CALLABLE, "prepare", "use", "install_everywhere")
+
+    def prepare(self, lengths: list[int], profile: str) -> None:
+        """Make a drafter of each fixed length, and one that plans by `profile`."""
+        self.install_profile(profile)
+        self._planned = (self.drafter, self.planner)
+        self._fixed = {
+            n: HistoryDrafter(
+                dataclasses.replace(
+                    self.histospec, window_start=n, window_step=0, window_max=n, extend_confidence=1, stop_confidence=0
+                )
+            )
+            for n in lengths
+        }
+        self._off = False
+
+    def use(self, policy: int | str) -> None:
+        """Draft `policy` tokens from now on; 0: nothing; a word: as the planner says."""
+        self._off = policy == 0
+        if isinstance(policy, int):
+            self.drafter, self.planner = self._fixed.get(policy, self._planned[0]), None
+        else:
+            self.drafter, self.planner = self._planned
+
+    def install_everywhere(self, prompt_key: str, path: str) -> str:
+        """`install_history` in every drafter."""
+        for drafter in (self._planned[0], *self._fixed.values()):
+            drafter.install(prompt_key, np.memmap(Path(path), dtype=np.uint8, mode="r"))
+        return ""
+
+    def _drafts(self, decoding: list[Any]) -> list[list[int]]:
+        if self._off:
+            self.drafter.leave_out()
+            return [[]] * len(decoding)
+        return super()._drafts(decoding)
+
+
+class RunningEngine:
+    """One engine; its event loop runs in a thread of its own."""
+
+    def __init__(self, settings: RhymeSettings, scheduler: str) -> None:
+        """`scheduler`: the module and class that vLLM's engine process imports."""
+        os.environ.update(
+            {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+            | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_NO_USAGE_STATS": "1"}
+            # The engine's process is a new one.
+            | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        )
+        self._number = 0
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self.llm = self.call(self._start(settings, scheduler))
+
+    async def _start(self, settings: RhymeSettings, scheduler: str) -> Any:
+        import vllm
+
+        from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+        from rhyme_openrlhf.rollout.engine import speculation_arguments
+        from rhyme_openrlhf.rollout.seeded_engine import WORKER_EXTENSION
+
+        plugins = speculation_arguments(settings)
+        plugins["speculative_config"]["num_speculative_tokens"] = MOST_DRAFTS
+        arguments = {
+            "model": str(embedded.MODEL),
+            "max_model_len": 640,
+            "max_num_seqs": 64,
+            "enforce_eager": True,
+            "worker_extension_cls": WORKER_EXTENSION,
+            "logprobs_mode": "processed_logprobs",
+            "max_logprobs": 1,
+            **plugins,
+            "scheduler_cls": scheduler,
+        }
+        return vllm.AsyncLLMEngine.from_engine_args(
+            vllm.AsyncEngineArgs(**cpu_engine_arguments(arguments, settings.cpu))
+        )
+
+    def call(self, coroutine: Any) -> Any:
+        """Wait for it. Raises TimeoutError after TIMEOUT_S."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
+
+    def begin(self, coroutine: Any) -> concurrent.futures.Future[Any]:
+        """Let it run beside."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def scheduler(self, method: str, *arguments: Any) -> Any:
+        """Call the engine's scheduler."""
+        from rhyme_openrlhf.rollout.engine_core_channel import call_scheduler
+
+        return self.call(call_scheduler(self.llm, method, *arguments))
+
+    async def one(self, prompt: list[int], parameters: Any) -> Any:
+        """The output of one request."""
+        from vllm.sampling_params import RequestOutputKind
+
+        self._number += 1
+        parameters.output_kind = RequestOutputKind.FINAL_ONLY
+        generator = self.llm.generate({"prompt_token_ids": prompt}, parameters, request_id=f"benchmark-{self._number}")
+        return [output async for output in generator][-1].outputs[0]
+
+    def generate(self, prompts: list[list[int]], parameters: list[Any]) -> list[Any]:
+        """The output of each prompt, in order; all run at once."""
+
+        async def every() -> list[Any]:
+            return list(await asyncio.gather(*map(self.one, prompts, parameters)))
+
+        return list(self.call(every()))
+
+    def stop(self) -> None:
+        """End the engine's process."""
+
+        async def shut_down() -> None:
+            self.llm.shutdown()
+
+        self.call(shut_down())
+        self._loop.call_soon_threadsafe(self._loop.stop)
