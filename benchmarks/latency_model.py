@@ -128,9 +128,8 @@ def main() -> None:
     print(table(rows))
     print(f"mean |error| from training step 3 on: {result['mean_error']:.1%}; median {result['median_error']:.1%}")
     held_out = "not known" if quality.held_out_error is None else f"{quality.held_out_error:.1%}"
-    print(
-        f"on {quality.points} points of the profile, held out: {held_out}; spread of identical steps: {quality.noise:.1%}"
-    )
+    print(f"on {quality.points} points of the profile, held out: {held_out}")
+    print(f"spread of identical steps: {quality.noise:.1%}")
 
 
 if __name__ == "__main__":
