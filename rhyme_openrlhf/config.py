@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from rhyme_openrlhf.latency.settings import LatencySettings
+from rhyme_openrlhf.latency.settings import EmulateSettings, LatencySettings
 from rhyme_openrlhf.options import Settings, SettingsError, from_mapping, option
 from rhyme_openrlhf.speculation.settings import DraftingSettings, HistoSpecSettings
 
@@ -266,6 +266,7 @@ class RhymeSettings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    emulate: EmulateSettings = field(default_factory=EmulateSettings)
     cpu: CpuSettings = field(default_factory=CpuSettings)
 
     @classmethod
@@ -293,5 +294,6 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     LimitSettings,
     ControlSettings,
     TelemetrySettings,
+    EmulateSettings,
     CpuSettings,
 )

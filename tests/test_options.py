@@ -24,6 +24,8 @@ FROZEN = {
     "--drafting.within_graphs": True,
     "--drafting.probe_share": 0.01,
     "--latency.profile": "auto",
+    "--emulate.profile": "",
+    "--emulate.train_s": 0.0,
     "--history.workers": 1,
     "--history.cpus_per_worker": 0.5,
     "--history.nice": 19,

@@ -105,6 +105,11 @@ def _check_tensor_parallel(args: SimpleNamespace, config: Any) -> None:
 
 
 def _check_profile(args: SimpleNamespace, config: Any) -> None:
+    try:
+        if args.emulate.profile:
+            profiles.read(Path(args.emulate.profile))
+    except ProfileError as error:
+        raise PreflightError(f"--emulate.profile: {error}") from error
     if args.latency.profile in (AUTO, NONE):
         return
     try:

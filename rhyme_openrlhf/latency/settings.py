@@ -28,3 +28,24 @@ class LatencySettings(Settings):
     def check(self) -> None:
         if not self.profile:
             raise SettingsError("--latency.profile must be 'auto', 'none' or a profile's file, got nothing")
+
+
+@dataclass(frozen=True)
+class EmulateSettings(Settings):
+    """Real engines and a real trainer whose every step takes as long as another machine's would."""
+
+    group: ClassVar[str] = "emulate"
+    title: ClassVar[str] = "Emulation: this run's real steps stretched to the times of another machine."
+
+    profile: str = option(
+        "",
+        "Profile of the machine to emulate: every engine step sleeps until the profile's time for it is over. All that "
+        "the run prints and shows then says 'emulated'. If not given: no emulation.",
+    )
+    train_s: float = option(
+        0.0, "With --emulate.profile: seconds the policy's training of a step takes at least.", low=0, high=86400
+    )
+
+    def check(self) -> None:
+        if self.train_s and not self.profile:
+            raise SettingsError("--emulate.train_s needs --emulate.profile")

@@ -37,6 +37,7 @@ from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
 from rhyme_openrlhf.rollout.engine_samples import KV_CACHE, RUNNING
 from rhyme_openrlhf.rollout.histories_in_flight import HistoriesInFlight
 from rhyme_openrlhf.rollout.history_feed import HistoryFeed
+from rhyme_openrlhf.rollout.pacing import PACE_KEY
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE
 from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.rollout.scheduler import DRAFTING_KEY, SETTINGS_KEY
@@ -60,20 +61,19 @@ class WeightLoadError(RuntimeError):
 
 def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     """vLLM engine arguments that plug our scheduler in, with or without speculation."""
+    own: dict[str, Any] = {PACE_KEY: rhyme.emulate.profile}
     if not rhyme.histospec.enable:
-        return {"scheduler_cls": f"{SCHEDULER}.metered_scheduler"}
+        return {"scheduler_cls": f"{SCHEDULER}.metered_scheduler", "additional_config": own}
     histospec, drafting = rhyme.histospec, rhyme.drafting
     if rhyme.run.reproducible:
         # How far a sibling is, or how many samples run, depends on timing, and drafts decide which random numbers a
         # sample draws.
         histospec = dataclasses.replace(histospec, siblings=False, batch_limits="")
         drafting = dataclasses.replace(drafting, probe_share=0)
+    own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
     return {
         "scheduler_cls": f"{SCHEDULER}.HistoryScheduler",
-        "additional_config": {
-            SETTINGS_KEY: dataclasses.asdict(histospec),
-            DRAFTING_KEY: dataclasses.asdict(drafting),
-        },
+        "additional_config": own,
         "speculative_config": {
             "method": "custom_class",
             "model": PROPOSER,

@@ -31,6 +31,7 @@ from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.rollout import engine_core_channel  # noqa: F401  (adds the channel to this process's EngineCore)
 from rhyme_openrlhf.rollout.draft_trace import DraftTraces
 from rhyme_openrlhf.rollout.engine_samples import KV_CACHE
+from rhyme_openrlhf.rollout.pacing import Pacing
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE, UNCOUNTED
 from rhyme_openrlhf.rollout.step_clock import DecodeStep
 from rhyme_openrlhf.rollout.step_meter import Emitted, StepMeter, VerifiedDraft, verified_drafts
@@ -64,7 +65,7 @@ def extra_arguments(request: Any) -> dict[str, Any]:
     return (parameters.extra_args if parameters else None) or {}
 
 
-class Metering(Scheduler):
+class Metering(Pacing):
     """Counts, for every step, what was decoded, drafted and accepted. Mixed into vLLM's scheduler classes."""
 
     CALLABLE: tuple[str, ...] = ("read_counters", "output_lengths")

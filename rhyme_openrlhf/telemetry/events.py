@@ -60,6 +60,8 @@ class RunStarted(Event):
     prompts_per_step: int
     samples_per_prompt: int
     asynchronous: bool
+    emulated: str = ""
+    """The machine whose step times the run was stretched to; "": it ran on its own clock."""
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,10 @@ class ProgressState:
         return self.run.epochs * self.run.steps_per_epoch
 
     def step_label(self, step: int) -> str:
-        """`step 3/24`"""
+        """`step 3/24`, of an emulated run `emulated step 3/24`"""
         total = self.total_steps()
-        return f"step {step}" if total is None else f"step {step}/{total}"
+        emulated = "emulated " if self.run is not None and self.run.emulated else ""
+        return f"{emulated}step {step}" if total is None else f"{emulated}step {step}/{total}"
 
     def epoch_label(self, epoch: int) -> str:
         """`epoch 1/6`"""
@@ -121,6 +122,7 @@ class ProgressState:
             f"run {event.name}: {wording.counted(event.epochs, 'epoch')}{steps}, "
             f"{prompts} x {wording.counted(event.samples_per_prompt, 'sample')} a step, "
             f"{wording.counted(event.engines, 'engine')} (tensor parallel {event.tensor_parallel_size})"
+            + (f", emulated: step times of {event.emulated}" if event.emulated else "")
         )
 
     def rollout_start_line(self, event: RolloutStarted) -> str:

@@ -55,7 +55,7 @@ class RunSummary:
 
     `status` is a RunStatus or UNFINISHED; `seconds` is the run's length (so far); `rollout_seconds` the sum over its
     rollout stages; `bubble_seconds` engine seconds by cause; `weight_versions` how many were published;
-    `last_checkpoint` a path.
+    `last_checkpoint` a path; `emulated` the machine whose step times it was stretched to ("": its own).
     """
 
     name: str
@@ -79,6 +79,7 @@ class RunSummary:
     weight_versions: int
     last_checkpoint: str | None
     epochs: tuple[EpochSummary, ...]
+    emulated: str
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dictionary for `summary.json`."""
@@ -180,6 +181,7 @@ class _Run:
         bubble_fraction, bubble_seconds = self._bubbles()
         return RunSummary(
             name="" if self.started is None else self.started.name,
+            emulated="" if self.started is None else self.started.emulated,
             status=UNFINISHED if self.finished is None else self.finished.status,
             message="" if self.finished is None else self.finished.message,
             steps=sum(epoch.steps for epoch in epochs),
@@ -263,7 +265,7 @@ def _headline(summary: RunSummary) -> str:
     rollout = wording.duration(summary.rollout_seconds)
     return (
         f"Run {summary.name or '(unnamed)'} {summary.status}: {steps} steps in {wording.duration(summary.seconds)}"
-        f" ({rollout} of it rollout)"
+        f" ({rollout} of it rollout)" + (f", emulated: step times of {summary.emulated}" if summary.emulated else "")
     )
 
 

@@ -126,7 +126,11 @@ class RhymeTraining(BasePPOTrainer):
         """Upstream's update of policy and critic."""
         self._checkpoints.training_begins()
         self._stage("train", global_steps + 1)
-        return super().ppo_train(global_steps)
+        started = time.monotonic()
+        status: dict[str, Any] = super().ppo_train(global_steps)
+        # Of an emulated machine: 0 without --emulate.train_s.
+        time.sleep(max(started + self.services.settings.emulate.train_s - time.monotonic(), 0))
+        return status
 
     @contextmanager
     def _engines_awake(self) -> Iterator[None]:

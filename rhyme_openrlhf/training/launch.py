@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
+from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.telemetry.event_log import follow, read_events
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted, RunStatus
 from rhyme_openrlhf.telemetry.progress import make_display
@@ -276,7 +277,13 @@ def _run_started(job: _Job, services: RunServices) -> RunStarted:
         prompts_per_step=args.rollout.batch_size,
         samples_per_prompt=args.rollout.n_samples_per_prompt,
         asynchronous=args.train.async_enable,
+        emulated=_emulated(job.settings),
     )
+
+
+def _emulated(settings: RhymeSettings) -> str:
+    path = settings.emulate.profile
+    return profiles.read(Path(path)).subject.hardware if path else ""
 
 
 def _starting(job: _Job) -> str:
