@@ -22,7 +22,8 @@ class LatencySettings(Settings):
         AUTO,
         "Profile made by `rhyme profile`; 'auto': the one for this model, hardware, number format and tensor-parallel "
         "size in the user's cache, or else a quick one (under a minute) that is measured at the start and kept; "
-        "'none': no model, drafts follow the fixed rules of --histospec.*. Reproducible runs have none.",
+        "'none': no model, drafts follow the fixed rules of --histospec.*. Reproducible runs have none; emulated ones "
+        "have the emulated profile.",
     )
 
     def check(self) -> None:

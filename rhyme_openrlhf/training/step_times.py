@@ -44,7 +44,11 @@ def install_step_times(engines: Sequence[Any], services: RunServices) -> None:
 
     first = RemoteEngine(engines[0], CALL_SECONDS)
     try:
-        if settings.latency.profile == AUTO:
+        if settings.emulate.profile:
+            # What is kept for later runs is of this machine's own clock, and only that.
+            text = profiles.read_text(Path(settings.emulate.profile))
+            say("info", f"drafts follow the step times that are emulated, {settings.emulate.profile}")
+        elif settings.latency.profile == AUTO:
             text = _kept_or_quick(first, say)
         else:
             path = Path(settings.latency.profile)
