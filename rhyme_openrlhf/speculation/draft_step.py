@@ -22,7 +22,7 @@ from rhyme_openrlhf.speculation.addresses import int32s_at, int64s_at
 
 # CRC-32 of the two modules above whose compiled functions are called here. Numba's cache notices a change of this file
 # only, so a change of theirs has to change this one too (tests/speculation/test_draft_step.py says the number).
-CALLED_SOURCES = 2442351689
+CALLED_SOURCES = 2954593808
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
