@@ -148,7 +148,7 @@ def recorded_steps(directory: Path) -> list[dict[str, Any]]:
 def throughput(steps: list[dict[str, Any]], without: list[dict[str, Any]]) -> dict[str, list[float]]:
     """Figure 16: tokens/s of each step, normalised, with drafts and (where there is such a run) without."""
     unit = (without or steps)[0]["tokens_per_s"]
-    arms = {"with drafts": steps, "without": without}
+    arms = {"with drafts": steps, "without drafts": without}
     return {name: [step["tokens_per_s"] / unit for step in arm] for name, arm in arms.items() if arm}
 
 
