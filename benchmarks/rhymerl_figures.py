@@ -160,6 +160,7 @@ def figures(results: dict[str, Any]) -> list[go.Figure]:
         rows = list(results["similarity"].values())
         figure = _titled("6a. Found in the epoch before", "epoch", "share of tokens")
         figure.add_scatter(x=epochs, y=[row["accepted"] for row in rows], mode="lines+markers")
+        figure.update_xaxes(dtick=1)
         found.append(figure)
         figure = _titled("6b. Responses by the share that is found", "share of a response", "share of responses")
         for epoch, row in results["similarity"].items():
