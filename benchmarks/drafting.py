@@ -179,6 +179,8 @@ def whole_step(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]
 
     Every sample repeats one of the responses from a place of its own and gains a draft's worth of tokens a step. For
     ours, lists in and lists out as vLLM's scheduler has them; for vLLM's proposers, without making their input batch.
+    "ours": each prompt has an index of its own in memory, as in a run, more than a core's caches hold; "ours, one
+    index": all prompts' is the same, as the one tree of the suffix proposer is.
     """
     step = 8
     length = CONTEXT + 64 + STEPS_TIMED * step
@@ -190,23 +192,28 @@ def whole_step(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]
         texts.append([*pieces[0].context, *tokens[at : at + length]])
     names = [f"sample {number}" for number in range(STEP_SAMPLES)]
     prompts = [f"prompt {number // RESPONSES}" for number in range(STEP_SAMPLES)]
-    ours = HistoryDrafter(HistoSpecSettings())
     buffer = build_index(pieces)
-    for name, prompt in zip(names, prompts, strict=True):
-        ours.install(prompt, buffer)
-        ours.start(name, prompt, CONTEXT)
+    ours = {"ours": HistoryDrafter(HistoSpecSettings()), "ours, one index": HistoryDrafter(HistoSpecSettings())}
+    for which, drafter in ours.items():
+        for prompt in dict.fromkeys(prompts):
+            drafter.install(prompt, buffer.copy() if which == "ours" else buffer)
+        for name, prompt in zip(names, prompts, strict=True):
+            drafter.start(name, prompt, CONTEXT)
     others = {"vllm ngram": peers.ngram(STEP_SAMPLES, 4096)}
     if arctic:
         others["vllm suffix"] = peers.suffix(STEP_SAMPLES, 4096)
         others["vllm suffix"].propose([(f"old {i}", list(piece.tokens)[:4000], 0) for i, piece in enumerate(pieces)])
-    times: Timed = {name: [] for name in ("ours", *others)}
+    times: Timed = {name: [] for name in (*ours, *others)}
     for number in range(STEPS_TIMED):
         now = [text[: CONTEXT + 64 + number * step] for text in texts]
         running = [Running(name, text, 1000) for name, text in zip(names, now, strict=True)]
-        found: list[list[list[int]]] = []
-        times["ours"].append(1000 * seconds(lambda asked=running, out=found: out.append(ours.draft(asked))))
-        for name, draft in zip(names, found[0], strict=True):
-            ours.record(name, len(draft), len(draft))
+        for which, drafter in ours.items():
+            found: list[list[list[int]]] = []
+            times[which].append(
+                1000 * seconds(lambda of=drafter, asked=running, out=found: out.append(of.draft(asked)))
+            )
+            for name, draft in zip(names, found[0], strict=True):
+                drafter.record(name, len(draft), len(draft))
         for name, proposer in others.items():
             proposer.prepare([(who, text, CONTEXT) for who, text in zip(names, now, strict=True)])
             times[name].append(1000 * seconds(proposer.ask))
@@ -297,7 +304,7 @@ def table(results: dict[str, Any]) -> str:
             lines.append(f"{data:10s} {name:14s} {shown}")
     for name, row in results["step"].items():
         lines.append(
-            f"{STEP_SAMPLES} samples {name:14s} " + "  ".join(f"{key} {value:.2f}" for key, value in row.items())
+            f"{STEP_SAMPLES} samples {name:15s} " + "  ".join(f"{key} {value:.2f}" for key, value in row.items())
         )
     over = results["hand_over"]
     lines.append(f"hand over {over['tokens']:,.0f} tokens: {over['hand_over_ms']:.2f} ms")

@@ -28,12 +28,11 @@ from typing import Any
 
 import numpy as np
 import psutil
+from replay import read_journal
 
 from rhyme_openrlhf.history.byte_planes import packed
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index, compile_lookup
 from rhyme_openrlhf.history.index_store import IndexStore
-from rhyme_openrlhf.history.journal import NO_RUN, read_entries
-from rhyme_openrlhf.history.record import read_pieces
 from rhyme_openrlhf.history.shard import HistoryShard
 
 # RhymeRL, section 5.3: "For RL training with a 230K dataset and 16K max response length, the host memory overhead of
@@ -262,9 +261,7 @@ def compression(contents: dict[str, np.ndarray], repeats: int) -> list[dict[str,
 
 def journal_tokens(path: Path) -> np.ndarray:
     """The tokens of all responses in a journal, as bytes."""
-    with path.open("rb") as file:
-        token = file.read(28)[12:]
-    pieces = [piece for encoded, _ in read_entries(path, token or NO_RUN) for piece in read_pieces(encoded)]
+    pieces = [piece for record in read_journal(path) for piece in record.pieces]
     return np.concatenate([piece.tokens for piece in pieces]).view(np.uint8)
 
 

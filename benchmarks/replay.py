@@ -21,7 +21,8 @@ from typing import Protocol
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import Piece, build_index
-from rhyme_openrlhf.history.record import Record
+from rhyme_openrlhf.history.journal import HEADER, NO_RUN, read_entries
+from rhyme_openrlhf.history.record import Record, decode
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Running
 
 TRACE = Path(__file__).parent / "data" / "embedded-6-epochs.jsonl.xz"
@@ -39,6 +40,14 @@ def read_trace(path: Path) -> list[list[Record]]:
         pieces = tuple(Piece(row["context"], tokens, reward) for tokens, reward in both)
         by_step[row["step"]].append(Record(row["prompt"], row["step"], pieces))
     return [by_step[number] for number in sorted(by_step)]
+
+
+def read_journal(path: Path) -> list[Record]:
+    """All records of a run's `history/worker-N.journal`, whichever run's it is. Raises JournalError, OSError."""
+    with path.open("rb") as file:
+        header = file.read(HEADER.size)
+    owner = HEADER.unpack(header)[-1] if len(header) == HEADER.size else NO_RUN
+    return [decode(encoded) for encoded, _ in read_entries(path, owner)]
 
 
 def write_trace(records: list[Record], path: Path) -> None:

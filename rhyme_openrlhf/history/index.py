@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import math
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.history.lookup import draft_from
@@ -44,9 +44,10 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 MAGIC = b"RHYMEIDX"
-VERSION = 1
+# 2: the checksum is XXH3 of 64 bits (1: CRC-32, which reads a buffer at a tenth of the speed).
+VERSION = 2
 HEADER = struct.Struct("<8sIIqq")
-CHECKSUM = struct.Struct("<I")
+CHECKSUM = struct.Struct("<Q")
 # A multiple of 8, so that the int64 array right behind the header is aligned; the rest is room for later versions.
 HEADER_BYTES = 64
 CHECKSUM_AT = HEADER_BYTES - CHECKSUM.size
@@ -190,8 +191,13 @@ def _arrays(buffer: NDArray[np.uint8], count: int) -> tuple[Int64s, Int32s, Int3
 
 
 def _checksum(buffer: NDArray[np.uint8]) -> int:
-    """CRC-32 of everything but the checksum itself."""
-    return zlib.crc32(buffer[HEADER_BYTES:].data, zlib.crc32(buffer[:CHECKSUM_AT].data))
+    """XXH3, 64 bits, of everything but the checksum itself.
+
+    It reads every byte, as a CRC would: what it misses, it misses by chance, one damaged buffer in 2**64.
+    """
+    hashed = xxhash.xxh3_64(buffer[:CHECKSUM_AT].data)
+    hashed.update(buffer[HEADER_BYTES:].data)
+    return hashed.intdigest()
 
 
 def _join(pieces: Sequence[Piece]) -> tuple[Int32s, Int32s]:

@@ -46,68 +46,80 @@ def draft_from(
         usable += 1
     if usable < shortest:
         return 0, 0
-    # Whatever follows a longer match follows its end too: so the longest is found by bisection. First the longest there
-    # can be, because most samples follow what they followed before; then the shortest, because else often none matches.
+    # Whatever follows a longer match follows its end too: so the longest is found by bisection. The first guess is the
+    # longest there can be, because most samples go on as they did before. Where that fails, what occurs of it says
+    # where the sample left the history: the next guess begins right behind, and where it fits it is mostly the longest.
+    # Where it fails too, the shortest comes next, because then often none fits.
     best, best_low, best_high = 0, 0, 0
     length, low_end, high_end = usable, shortest, usable
     while low_end <= high_end:
-        low, high = _match(tokens, suffixes, text, length)
+        low, high, occurs = _match(tokens, suffixes, text, length)
+        guess = 0
         # Separators sort first: if the last suffix goes on with one, all of them do.
         if low < high and tokens[suffixes[high - 1] + length] >= 0:
+            if not best:
+                guess = length + 1
             best, best_low, best_high = length, low, high
             low_end = length + 1
         elif length == shortest:
             return 0, 0
         else:
             high_end = length - 1
-            if not best and length == usable:
-                length = shortest
-                continue
-        length = (low_end + high_end + 1) >> 1
+            if not best:
+                guess = max(shortest, length - occurs - 1) if length == usable else shortest
+        length = min(guess, high_end) if guess else (low_end + high_end + 1) >> 1
     if not best:
         return 0, 0
     return _walk(tokens, suffixes, prefix_sums, best_low, best_high, best, out, confidence), best
 
 
 @njit(cache=True, nogil=True)
-def _match(tokens: Int32s, suffixes: Int32s, text: Int32s, length: int) -> tuple[int, int]:
-    """The interval [low, high) of the suffixes that begin with the last `length` of `text`; empty where none does."""
+def _match(tokens: Int32s, suffixes: Int32s, text: Int32s, length: int) -> tuple[int, int, int]:
+    """The interval [low, high) of the suffixes that begin with the last `length` of `text`; empty where none does.
+
+    Third: how many of the `length` tokens, from the first on, occur at all.
+    """
     start = text.size - length
     low, high = 0, suffixes.size
+    # How many tokens the suffixes around [low, high) share with the text: all between them share the fewer.
+    before, behind = 0, 0
     while low < high:
         middle = (low + high) >> 1
-        if _compare(tokens, suffixes[middle], text, start, length) < 0:
+        at = suffixes[middle]
+        same = _shared(tokens, at, text, start, length, min(before, behind))
+        if same < length and tokens[at + same] < text[start + same]:
             low = middle + 1
+            before = same
         else:
             high = middle
-    if low == suffixes.size or _compare(tokens, suffixes[low], text, start, length) != 0:
-        return low, low
+            behind = same
+    if behind < length:
+        return low, low, max(before, behind)
     # Doubling steps, then bisection: most intervals are small.
     step, end = 1, low
-    while end + step < suffixes.size and _compare(tokens, suffixes[end + step], text, start, length) == 0:
+    while end + step < suffixes.size and _shared(tokens, suffixes[end + step], text, start, length, 0) == length:
         end += step
         step *= 2
     first, last = end + 1, min(end + step, suffixes.size)
     while first < last:
         middle = (first + last) >> 1
-        if _compare(tokens, suffixes[middle], text, start, length) == 0:
+        if _shared(tokens, suffixes[middle], text, start, length, 0) == length:
             first = middle + 1
         else:
             last = middle
-    return low, first
+    return low, first, length
 
 
 @njit(cache=True, nogil=True)
-def _compare(tokens: Int32s, suffix: int, text: Int32s, start: int, length: int) -> int:
-    """Below, equal to or above 0: how the suffix sorts against `length` tokens of `text`, all of them no separators.
+def _shared(tokens: Int32s, suffix: int, text: Int32s, start: int, length: int, known: int) -> int:
+    """How many of the `length` tokens of `text` from `start` on the suffix begins with, `known` of them for sure.
 
-    A suffix that is shorter differs at its separator at the latest, so nothing behind the text is read.
+    No token of `text` is a separator: a suffix that is shorter differs at its own at the latest, so nothing behind
+    `tokens` is read.
     """
-    for offset in range(length):
-        difference = np.int64(tokens[suffix + offset]) - np.int64(text[start + offset])
-        if difference:
-            return int(difference)
-    return 0
+    while known < length and tokens[suffix + known] == text[start + known]:
+        known += 1
+    return known
 
 
 @njit(cache=True, nogil=True)

@@ -3,7 +3,8 @@
 Three sources, in order of trust where they match as many of a sample's last tokens: the draft index of its prompt's
 last rollout; its siblings, the other samples of the same prompt on this engine, running or finished; its own text.
 Siblings and own text are found through hash tables of where the same `shortest` tokens ended before, and a match is
-then followed from step to step, so that it may be any number of tokens long.
+then followed from step to step, so that it may be any number of tokens long. Where nothing matches, siblings still
+say what mostly followed the sample's last token (`likely_next.py`): a draft of one token.
 
 Rows of two int64 tables hold everything (columns below; arrays by address): one row a sample, one a prompt.
 
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.history.lookup import SURE_MATCH, draft_from
 from rhyme_openrlhf.speculation.addresses import int32s_at, int64s_at
+from rhyme_openrlhf.speculation.likely_next import SLOT, likely_next, vote_next
 
-# CRC-32 of the two modules above whose compiled functions are called here. Numba's cache notices a change of this file
+# CRC-32 of the modules above whose compiled functions are called here. Numba's cache notices a change of this file
 # only, so a change of theirs has to change this one too (tests/speculation/test_draft_step.py says the number).
-CALLED_SOURCES = 2442351689
+CALLED_SOURCES = 3918055040
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -46,6 +48,9 @@ NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)
 # Text without counts (a sibling's, one's own) goes on as before with this probability, token by token, where the match
 # is as long as SURE_MATCH: as a node seen once does in history. Shorter ones say too little for more than the window.
 SURE_TOKEN = 0.975
+# What mostly followed a sample's last token, where nothing else is known: in the first epoch of a recorded run of the
+# embedded task three of ten were right.
+LIKELY_TOKEN = 0.25
 
 # How far back a new match is measured. Longer ones are all the same: certain enough.
 LONGEST_MEASURED = 32
@@ -56,6 +61,14 @@ POSITION_MASK = (1 << ROW_SHIFT) - 1
 # of. There are two to four times as many as were entered: 16 to 32 bytes for each token of a response.
 BUCKET = 4
 ENTRIES_PER_BUCKET = 2
+# Behind its buckets, a siblings' table has slots of what mostly followed a token: one for so many buckets, because a
+# text has fewer different tokens than tokens.
+BUCKETS_PER_SLOT = 2
+
+
+def table_size(buckets: int) -> int:
+    """int64 in the siblings' table of a prompt that has so many buckets (a power of two)."""
+    return BUCKET * buckets + SLOT * (buckets // BUCKETS_PER_SLOT)
 
 
 @njit(cache=True, nogil=True)
@@ -109,7 +122,15 @@ def enter_siblings(prompt: Int64s, text: Int32s, row: int, start: int, end: int,
         for at in range(last, bucket, -1):
             table[at] = table[at - 1]
         table[bucket] = ((row + 1) << ROW_SHIFT) | place
+    vote_next(_next_table(prompt), text, max(1, start - 1), end)
     prompt[TABLE_ENTERED] += max(0, end + 1 - first)
+
+
+@njit(cache=True, nogil=True)
+def _next_table(prompt: Int64s) -> Int64s:
+    """The slots behind the buckets of the prompt's table."""
+    buckets = prompt[TABLE_BUCKETS]
+    return int64s_at(prompt[TABLE] + 8 * BUCKET * buckets, SLOT * (buckets // BUCKETS_PER_SLOT))
 
 
 @njit(cache=True, nogil=True)
@@ -271,6 +292,11 @@ def draft_step(
             else:
                 _copy_own(sample, text, out[filled : filled + size])
             confidences[filled : filled + size] = SURE_TOKEN
+        elif siblings and window > 0 and text.size:
+            token = likely_next(_next_table(prompt), text[text.size - 1])
+            if token >= 0:
+                out[filled], confidences[filled] = token, LIKELY_TOKEN
+                size, source = 1, FROM_SIBLINGS
         found[number] = size
         sources[number] = source
         matches[number] = matched

@@ -193,7 +193,7 @@ class LiveTexts:
         return prompt
 
     def _new_table(self, prompt: _Prompt, buckets: int) -> None:
-        prompt.table = np.zeros(step.BUCKET * buckets, dtype=np.int64)
+        prompt.table = np.zeros(step.table_size(buckets), dtype=np.int64)
         row = self._prompts[prompt.row]
         row[step.TABLE], row[step.TABLE_BUCKETS], row[step.TABLE_ENTERED] = prompt.table.ctypes.data, buckets, 0
 

@@ -48,6 +48,7 @@ def open_journal(path: Path) -> JournaledShard:
     return JournaledShard(path, TOKEN, nothing)
 
 
+@settings(deadline=None)
 @given(batches)
 def test_what_was_recorded_is_there_again(
     tmp_path_factory: pytest.TempPathFactory, written: list[list[Record]]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.config import CpuSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
 
 ENGINE_TIMEOUT_S = 300
 
@@ -96,9 +96,10 @@ def plain_engine() -> Iterator[RunningEngine]:
 
 @pytest.fixture(scope="session")
 def history_engine() -> Iterator[RunningEngine]:
-    """Speculation on, from history alone: what is drafted is what the test put there."""
+    """Speculation on, from history alone: what is drafted is what the test put there, in every decode step."""
     settings = HistoSpecSettings(own_output=False, siblings=False, extend_confidence=1.0, stop_confidence=0.0)
-    engine = RunningEngine(RhymeSettings(histospec=settings, cpu=CpuSettings(kv_cache_mb=128)))
+    every = DraftingSettings(probe_share=0)
+    engine = RunningEngine(RhymeSettings(histospec=settings, drafting=every, cpu=CpuSettings(kv_cache_mb=128)))
     yield engine
     engine.stop()
 
