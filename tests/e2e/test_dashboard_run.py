@@ -1,4 +1,4 @@
-"""A real run on a real Ray, started from the web form, watched, stopped, resumed and cloned in a real Chromium."""
+"""A real run on a real Ray, started from the web form, watched and stopped in a real Chromium."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stop(page: Any) -> None:
     expect(badge(page)).to_have_text("stopped", timeout=LONG_MS)
 
 
-def test_a_run_is_started_watched_stopped_resumed_and_cloned_in_the_browser(
+def test_a_run_is_started_from_the_form_watched_and_stopped_there(
     plane: Plane, browser_page: Any, small_options: list[str], small_prompts: Path
 ) -> None:
     page, base = browser_page, plane.link.partition("/#")[0]
@@ -71,13 +71,8 @@ def test_a_run_is_started_watched_stopped_resumed_and_cloned_in_the_browser(
     first = plane.show(uid)
     assert (first["status"], first["message"], first["step"]) == ("stopped", "stopped on request", step_of(page))
 
-    page.get_by_role("button", name="Resume").click()
-    expect(badge(page)).to_have_text("running", timeout=LONG_MS)
-    expect(progress).not_to_have_text(re.compile(rf"^{first['step']}\b"), timeout=LONG_MS)
-    stop(page)
-    second = plane.show(uid)
-    assert second["step"] > first["step"] and len(second["attempts"]) == 2
-
+    # It can go on, and be the start of another one.
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
     page.get_by_role("link", name="Clone").click()
     expect(page.locator("#f-name")).to_have_value(re.compile("from-the-form"))
     expect(page.locator("[id='f-vllm.num_engines']")).to_have_value("1")
