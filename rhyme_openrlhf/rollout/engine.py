@@ -270,6 +270,7 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
     async def begin_rollout(self) -> None:
         """A rollout stage begins: what was done since the last one (an evaluation, a weight check) is none of it."""
         self._reported = await self._totals()
+        await self._planning("take_decisions", {})
 
     async def progress(self) -> dict[str, int | float]:
         """Counters since `begin_rollout`; RUNNING: the samples that run now; KV_CACHE: its share in use."""
@@ -281,8 +282,8 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         return EngineCounters.from_dict(await self.call_scheduler("read_counters"))
 
     async def rollout_report(self, rollout_start: float, rollout_end: float) -> dict[str, Any]:
-        """What this engine did: counters since `begin_rollout`; since the last report timeline, problems (sentences),
-        and what was decided to draft and what it gains (fields of DraftBudget and DraftGain events).
+        """What this engine did: since `begin_rollout` counters and what was decided to draft (fields of a DraftBudget
+        event), since the last report timeline and problems (sentences); and what drafts gain (of a DraftGain event).
 
         Times are unix seconds of the rollout stage; idle time within it gets its cause.
         """
