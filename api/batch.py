@@ -34,7 +34,7 @@ COUNT_MAX = 2**53
 SECONDS_MAX = 2.0**32
 _BIG_COUNTS = frozenset(
     {"response_tokens", "drafted", "accepted", "tokens", "bytes"}
-    | {"memory_used", "memory_total", "disk_free", "shared_memory", "object_store"}
+    | {"memory_used", "memory_total", "disk_free", "shared_memory", "object_store", "memory_bytes", "disk_bytes"}
 )
 _TEXT_LENGTHS = {"sample": SAMPLE_LENGTH, "node": NODE_LENGTH}
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Take pictures of every page of the dashboard, light and dark, wide and narrow, into docs/images/.
+"""Take pictures of the dashboard's pages: those of the documentation, or every page in every form to look at.
 
-    scripts/screenshots.py [--out DIR] [--only runs,run] [--events FILE]
+    scripts/screenshots.py                                   # what README.md and docs/dashboard.md show: docs/images/
+    scripts/screenshots.py --all DIR [--only runs,run]       # whole pages, light and dark, wide and narrow
 
-Starts `rhyme serve` on a store of its own with a recorded run in it, and a real Chromium (Debian's package). Pictures
+Starts `rhyme serve` on a store of its own with recorded runs in it, and a real Chromium (Debian's package). Pictures
 are small: 256 colours are enough for pages without photographs.
 """
 
@@ -25,6 +26,7 @@ from typing import Any, Literal
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
 RECORDED = ROOT / "tests" / "data" / "recorded_run.jsonl"
 # Of the demonstration's recordings, the one whose responses, logs and machines are shown.
 DEMO = "sorting-and-arithmetic"
@@ -33,14 +35,14 @@ PAGES: dict[str, str] = {
     "sign-in": "/sign-in",
     "runs": "/",
     "run": "/runs/{uid}",
-    "config": "/runs/{uid}/config",
+    "config": "/runs/{demo}/config",
     "new-run": "/runs/new",
     "compare": "/compare?run={uid}",
     "cluster": "/cluster",
     "settings": "/settings",
     "timeline": "/runs/{uid}/timeline",
-    "speculation": "/runs/{uid}/speculation",
-    "scheduling": "/runs/{uid}/scheduling",
+    "speculation": "/runs/{demo}/speculation",
+    "scheduling": "/runs/{demo}/scheduling",
     "learning": "/runs/{uid}/learning",
     "samples": "/runs/{demo}/samples",
     "system": "/runs/{demo}/system",
@@ -48,6 +50,14 @@ PAGES: dict[str, str] = {
     "events": "/runs/{demo}/events?kind=train_step&kind=note",
 }
 PUBLIC = ("sign-in",)
+# What the documentation shows, of the demonstration's real run: name -> address, and where a reader would scroll to.
+PICTURES: dict[str, tuple[str, str]] = {
+    "run": ("/runs/{demo}", "body"),
+    "timeline": ("/runs/{demo}/timeline", ".tabs"),
+    "samples": ("/runs/{demo}/samples?step=12&sort=accepted&direction=desc", ".tabs"),
+}
+# A laptop's window, as much of a page as one sees.
+PICTURE_SIZE = (1280, 800)
 # A laptop's and a telephone's window.
 SIZES = {"1440": (1440, 900), "390": (390, 844)}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -60,18 +70,22 @@ START_SECONDS = 60
 def main(argv: list[str]) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", metavar="DIR")
-    parser.add_argument("--only", default=",".join(PAGES), metavar="NAMES", help="pages, separated by commas")
+    parser.add_argument("--all", type=Path, metavar="DIR", help="every page, in every form, into DIR")
+    parser.add_argument("--only", default=",".join(PAGES), metavar="NAMES", help="with --all: pages, commas between")
     parser.add_argument("--events", type=Path, default=RECORDED, metavar="FILE", help="the recorded run's events.jsonl")
     given = parser.parse_args(argv)
     names = given.only.split(",")
     if unknown := set(names) - set(PAGES):
         parser.error(f"--only: there is no page {', '.join(sorted(unknown))}; there are {', '.join(PAGES)}")
-    given.out.mkdir(parents=True, exist_ok=True)
+    out = given.all or IMAGES
+    out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         runs = import_runs(Path(folder), given.events)
-        with serving(Path(folder)) as link:
-            take(link, runs, names, given.out)
+        with serving(Path(folder)) as link, chromium() as browser:
+            if given.all:
+                take_all(browser, link, runs, names, out)
+            else:
+                take_pictures(browser, link, runs, out)
     return 0
 
 
@@ -116,38 +130,73 @@ def serving(folder: Path) -> Iterator[str]:
         server.wait(START_SECONDS)
 
 
-def take(link: str, runs: dict[str, str], names: list[str], out: Path) -> None:
-    """All pictures of these pages."""
+@contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """A browser."""
     from playwright.sync_api import sync_playwright
 
-    base, _, _ = link.partition("/#")
     with sync_playwright() as playwright:
         # As root, which containers are, Chromium does not start with its sandbox.
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for theme in THEMES:
-            for size, (width, height) in SIZES.items():
-                context = browser.new_context(
-                    viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce"
-                )
-                page = context.new_page()
-                for name in sorted(names, key=lambda name: name not in PUBLIC):
-                    if name not in PUBLIC and not context.cookies():
-                        page.goto(link)
-                        page.wait_for_url(f"{base}/")
-                    page.goto(base + PAGES[name].format(**runs))
-                    shoot(page, out / f"{name}-{theme}-{size}.png")
-                context.close()
+        yield browser
         browser.close()
 
 
-def shoot(page: Any, file: Path) -> None:
-    """A picture of the whole page, when its figures are drawn."""
+def opened(browser: Any, theme: str, size: tuple[int, int]) -> Any:
+    """A page of a new profile."""
+    width, height = size
+    viewport = {"width": width, "height": height}
+    return browser.new_context(viewport=viewport, color_scheme=theme, reduced_motion="reduce").new_page()
+
+
+def sign_in(page: Any, link: str) -> str:
+    """Returns the service's address."""
+    base, _, _ = link.partition("/#")
+    page.goto(link)
+    page.wait_for_url(f"{base}/")
+    return base
+
+
+def take_pictures(browser: Any, link: str, runs: dict[str, str], out: Path) -> None:
+    """The documentation's, light and dark."""
+    for theme in THEMES:
+        page = opened(browser, theme, PICTURE_SIZE)
+        base = sign_in(page, link)
+        for name, (address, place) in PICTURES.items():
+            page.goto(base + address.format(**runs))
+            draw_all(page)
+            page.locator(place).first.evaluate("place => place.scrollIntoView({ behavior: 'instant' })")
+            keep(page, out / f"{name}-{theme}.png")
+        page.context.close()
+
+
+def take_all(browser: Any, link: str, runs: dict[str, str], names: list[str], out: Path) -> None:
+    """Whole pages in all themes and sizes."""
+    base, _, _ = link.partition("/#")
+    for theme in THEMES:
+        for size, window in SIZES.items():
+            page = opened(browser, theme, window)
+            for name in sorted(names, key=lambda name: name not in PUBLIC):
+                if name not in PUBLIC and not page.context.cookies():
+                    sign_in(page, link)
+                page.goto(base + PAGES[name].format(**runs))
+                draw_all(page)
+                page.evaluate("window.scrollTo(0, 0)")
+                keep(page, out / f"{name}-{theme}-{size}.png", full_page=True)
+            page.context.close()
+
+
+def draw_all(page: Any) -> None:
+    """Until the figures are drawn, each of which is when it comes into sight."""
     page.wait_for_load_state("load")
     for figure in page.locator("[data-figure]").all():
         figure.scroll_into_view_if_needed()
         figure.locator("xpath=self::*[@data-state]").wait_for(timeout=DRAWN_MS)
-    page.evaluate("window.scrollTo(0, 0)")
-    page.screenshot(path=str(file), full_page=True)
+
+
+def keep(page: Any, file: Path, full_page: bool = False) -> None:
+    """Write a picture."""
+    page.screenshot(path=str(file), full_page=full_page)
     picture = Image.open(file).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
     picture.save(file, optimize=True)
     print(f"{file}  {picture.width} x {picture.height}, {file.stat().st_size // 1024} KB", flush=True)

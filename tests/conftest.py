@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chromium import browser_page, chromium  # noqa: F401 (fixtures, for every folder the same browser)
+
 # The pure parts are tested without torch too.
 if importlib.util.find_spec("torch"):
     from rhyme_openrlhf.platform import gpu_present, shims

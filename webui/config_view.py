@@ -21,7 +21,18 @@ from rhyme_openrlhf.webui.run_form import written
 # What every run has of its own: two runs always differ in it.
 _OWN = ("run.dir", "run.name", "ckpt.path", "ckpt.output_dir", "logger.wandb.run_name")
 _OWN_GROUPS = ("control.",)
-MACHINE, VERSIONS = "machine", "versions"
+MACHINE, VERSIONS, GIT = "machine", "versions", "git"
+# What has a commit of its own (telemetry/source_code.py).
+_CHECKOUTS = (("package", "rhyme-openrlhf"), ("directory", "folder it was started in"))
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The commit of `what` that a run was made with; `dirty`: with changes besides, None where that is not known."""
+
+    what: str
+    commit: str
+    dirty: bool | None
 
 
 @dataclass(frozen=True)
@@ -55,11 +66,23 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 def everything_of(run: Run) -> dict[str, Any]:
-    """Settings, machine and versions: what a comparison looks at."""
+    """Settings, machine, versions and commits: what a comparison looks at."""
     found = settings_of(run)
-    for name, part in ((MACHINE, run.config.get("machine")), (VERSIONS, run.versions)):
+    for name, part in ((MACHINE, run.config.get(MACHINE)), (VERSIONS, run.versions), (GIT, run.config.get(GIT))):
         if isinstance(part, Mapping) and part:
             found.update(flatten(part, name))
+    return found
+
+
+def commits_of(run: Run) -> list[Commit]:
+    """What a run has recorded of its code; anything that has not this form is left out."""
+    recorded = run.config.get(GIT)
+    found = []
+    for name, what in _CHECKOUTS:
+        one = recorded.get(name) if isinstance(recorded, Mapping) else None
+        if isinstance(one, Mapping) and isinstance(one.get("commit"), str):
+            dirty = one.get("dirty")
+            found.append(Commit(what, one["commit"], dirty if isinstance(dirty, bool) else None))
     return found
 
 

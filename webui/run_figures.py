@@ -6,7 +6,7 @@ in a template `{{ figure("<name>", uid) }}`.
 
 from __future__ import annotations
 
-from rhyme_openrlhf.webui.asks import learning, scheduling, speculation, system, timeline
+from rhyme_openrlhf.webui.asks import history, learning, scheduling, speculation, system, timeline
 from rhyme_openrlhf.webui.run_figure import RunFigure
 
 RUN_FIGURES: dict[str, RunFigure] = {
@@ -14,6 +14,7 @@ RUN_FIGURES: dict[str, RunFigure] = {
     for figure in (
         *timeline.FIGURES,
         *speculation.FIGURES,
+        *history.FIGURES,
         *scheduling.FIGURES,
         *learning.FIGURES,
         *system.FIGURES,

@@ -267,8 +267,13 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
 
     # --- what the run record asks
 
+    async def begin_rollout(self) -> None:
+        """A rollout stage begins: what was done since the last one (an evaluation, a weight check) is none of it."""
+        self._reported = await self._totals()
+        await self._planning("take_decisions", {})
+
     async def progress(self) -> dict[str, int | float]:
-        """Counters since the last rollout report; RUNNING: the samples that run now; KV_CACHE: its share in use."""
+        """Counters since `begin_rollout`; RUNNING: the samples that run now; KV_CACHE: its share in use."""
         answer = await self.call_scheduler("read_counters")
         done = (EngineCounters.from_dict(answer) - self._reported).to_dict()
         return {**done, RUNNING: len(self._running), KV_CACHE: answer[KV_CACHE]}
@@ -277,15 +282,13 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         return EngineCounters.from_dict(await self.call_scheduler("read_counters"))
 
     async def rollout_report(self, rollout_start: float, rollout_end: float) -> dict[str, Any]:
-        """What this engine did since the last report: counters, timeline, weight version, problems (sentences), and
-        what was decided to draft and what it gains (fields of DraftBudget and DraftGain events).
+        """What this engine did: since `begin_rollout` counters and what was decided to draft (fields of a DraftBudget
+        event), since the last report timeline and problems (sentences); and what drafts gain (of a DraftGain event).
 
         Times are unix seconds of the rollout stage; idle time within it gets its cause.
         """
-        totals = await self._totals()
-        done, self._reported = totals - self._reported, totals
         return {
-            "counters": done.to_dict(),
+            "counters": (await self._totals() - self._reported).to_dict(),
             "intervals": self._timeline.take(rollout_start, rollout_end),
             "weight_version": self.weight_version,
             "problems": [*self._history.take_problems(), *await self._planning("take_sentences", [])],

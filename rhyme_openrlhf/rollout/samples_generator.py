@@ -128,6 +128,9 @@ class RhymeSamplesGenerator(SamplesGenerator):
             step = self.step + 1
             samples = len(prompts) * self.args.rollout.n_samples_per_prompt
             self.services.record(RolloutStarted(step, self.services.epoch_of(step), len(prompts), samples), SOURCE)
+            for engine in self.vllm_engines:
+                # Not waited for: an engine takes this in before the prompts, which are sent after it.
+                engine.begin_rollout.remote()
             self._stage = RolloutWatch(self.vllm_engines, self.services, step, samples)
             # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
             self._choose_samples(prompts)

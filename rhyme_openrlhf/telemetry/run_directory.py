@@ -1,6 +1,6 @@
 """A run's directory: what is in it and how it is made.
 
-    config.json    arguments, settings, command, versions, machine
+    config.json    arguments, settings, command, versions, git commits, machine
     events.jsonl   everything that happened (telemetry/events.py)
     summary.json   what came out, written at the end
     samples/       responses of a few prompts a step (telemetry/sample_records.py)

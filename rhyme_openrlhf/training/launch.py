@@ -29,6 +29,7 @@ from rhyme_openrlhf.telemetry.event_log import follow, read_events
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted, RunStatus
 from rhyme_openrlhf.telemetry.progress import make_display
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
+from rhyme_openrlhf.telemetry.source_code import checkouts
 from rhyme_openrlhf.telemetry.summary import render, summarize
 from rhyme_openrlhf.training.failure import (
     STOPPED_ON_REQUEST,
@@ -183,6 +184,7 @@ def _config(job: _Job) -> dict[str, Any]:
         "settings": job.settings.to_dict(),
         "arguments": _plain(job.args),
         "versions": versions(),
+        "git": checkouts(Path.cwd()),
         "machine": {"cpus": os.cpu_count(), "host": os.uname().nodename},
     }
 

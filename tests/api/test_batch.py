@@ -112,6 +112,13 @@ def test_what_a_store_cannot_hold_is_refused(row: Any, says: str) -> None:
     assert error.value.position == 1
 
 
+def test_no_size_in_bytes_is_too_large() -> None:
+    sizes = {"memory_bytes": 2**40, "disk_bytes": 2**40}
+    counts = dict.fromkeys(("step", "worker", "prompts", "resident", "spilled", "hits", "late", "misses"), 1)
+    (arrived,) = prepare([{**NOTE, "kind": "history_state", **counts, **sizes}])
+    assert {name: getattr(arrived.event, name) for name in sizes} == sizes
+
+
 @given(st.text())
 def test_storable_text_is_utf8_without_nul(text: str) -> None:
     try:

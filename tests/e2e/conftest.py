@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Event
+from tests.e2e.plane import Plane
 
 # A run takes one to two minutes on two idle cores; machines are not always idle.
 RUN_TIMEOUT_S = 480
@@ -74,3 +75,11 @@ def train(tmp_path: Path, small_prompts: Path) -> Callable[..., FinishedRun]:
         return FinishedRun(directory, done.returncode, done.stdout + done.stderr, events)
 
     return run
+
+
+@pytest.fixture
+def plane(tmp_path: Path, small_prompts: Path) -> Iterator[Plane]:
+    """A service that starts runs; its Ray ends with it."""
+    plane = Plane(tmp_path, [tmp_path, small_prompts.parent])
+    yield plane
+    plane.end()

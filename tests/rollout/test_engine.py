@@ -199,6 +199,16 @@ def test_a_request_that_comes_while_weights_load_waits_for_them(actor: Actor, tm
     assert first_log_probability(waiting.result(60)) == pytest.approx(best, abs=TOLERANCE)
 
 
+def test_what_ran_between_two_rollouts_is_in_no_rollouts_counts(actor: Actor) -> None:
+    actor.call(actor.raw.generate(list(PROMPT[:8]), sampling(max_tokens=5, ignore_eos=True)))  # an evaluation's
+    actor.call(actor.raw.begin_rollout())
+    actor.call(actor.raw.generate(list(PROMPT[:8]), sampling(max_tokens=3, ignore_eos=True)))
+    progress = actor.call(actor.raw.progress())
+    report = actor.call(actor.raw.rollout_report(0.0, 0.0))
+    for counted in (progress, report["counters"]):
+        assert (counted["response_tokens"], counted["finished_samples"]) == (3, 1)
+
+
 def test_only_offered_scheduler_methods_can_be_called(actor: Actor) -> None:
     with pytest.raises(Exception, match="offers no method 'shutdown'"):
         actor.call(actor.raw.call_scheduler("shutdown"))

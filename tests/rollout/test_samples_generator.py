@@ -21,9 +21,11 @@ if not gpu_present():
     shims.install()
 
 import torch
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from rhyme_openrlhf.history.keys import owner, prompt_key
+from rhyme_openrlhf.rollout import samples_generator
 from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce
 from rhyme_openrlhf.training.seeding import VisitedPrompt
 
@@ -130,6 +132,24 @@ def test_engines_are_told_which_samples_to_trace(groups: int, chosen: int) -> No
     generator._choose_samples(prompts)
     assert [len(keys) for keys in told] == ([chosen] * 2 if groups else [])
     assert all(keys == told[0] and set(keys) <= {prompt_key(prompt) for prompt in prompts} for keys in told)
+
+
+def test_engines_count_anew_when_a_rollout_begins_and_not_for_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = a_generator(8, 4, 4, seed=1)
+    done: list[str] = []
+    generator.vllm_engines = [NS(begin_rollout=NS(remote=lambda: done.append("begin")))] * 2
+    services = NS(record=lambda *_: None, epoch_of=lambda _: 1, history_workers=[])
+    generator.services = NS(**vars(generator.services), **vars(services))
+    generator.services.settings.telemetry = NS(sample_groups=0)
+    monkeypatch.setattr(samples_generator, "RolloutWatch", lambda *_: "stage")
+    monkeypatch.setattr(SamplesGenerator, "_dispatch_prompts_to_vllm", lambda *_, **__: done.append("prompts"))
+    generator._evaluating = True
+    RhymeSamplesGenerator._dispatch_prompts_to_vllm(generator, ["a"], ["label"])
+    generator._evaluating = False
+    RhymeSamplesGenerator._dispatch_prompts_to_vllm(generator, ["a"], ["label"])
+    # A prompt in the place of a filtered one is of the same rollout.
+    RhymeSamplesGenerator._dispatch_prompts_to_vllm(generator, ["b"], ["label"])
+    assert done == ["prompts", "begin", "begin", "prompts", "prompts"]
 
 
 def test_a_visited_prompt_travels_as_it_is() -> None:

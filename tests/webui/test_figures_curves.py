@@ -23,6 +23,11 @@ def test_a_logarithmic_scale_needs_something_above_zero() -> None:
     assert base.lines([curve("a", -1, 0)], Options(scale="log"), "y", "d", "e").layout.yaxis.type is None
 
 
+@pytest.mark.parametrize(("value", "form"), [(8e3, ",~f"), (8e8, None), (8e-6, None), (0.5, None)])
+def test_thousands_are_written_out(value: float, form: str | None) -> None:
+    assert base.lines([curve("a", 1e-7, value)], Options(), "y", "d", "e").layout.yaxis.tickformat == form
+
+
 def test_names_of_metrics_are_no_markup() -> None:
     (trace,) = base.lines([curve("<b>x", 1.0)], Options(), "y", "d", "e").data
     assert trace.name == "&lt;b&gt;x"

@@ -1,8 +1,7 @@
-"""Ranks, groups, moves, switches."""
+"""Groups, moves, switches."""
 
 import pytest
 
-from rhyme_openrlhf.api.record import RankStabilityRow
 from rhyme_openrlhf.webui.figures import scheduling
 from rhyme_openrlhf.webui.figures.scheduling import MoveBucket, RankGroups, Reallocation
 from tests.webui.figure_rows import switch, traces
@@ -11,13 +10,6 @@ GROUPS = [
     RankGroups(1, [8, 8], [2, 2], [100.0, 400.0], [100.0, 500.0]),
     RankGroups(2, [8, 8], [1, 3], [150.0, 400.0], [100.0, 400.0]),
 ]
-
-
-def test_stability_leaves_out_epochs_without_a_correlation() -> None:
-    rows = [RankStabilityRow(epoch=e, correlation=c, prompts=12) for e, c in ((2, None), (3, 0.5), (4, 0.75))]
-    figure = scheduling.stability(rows, None)
-    assert list(figure.data[0].x) == [3, 4] and "Epoch 4: 0.750 over 12 prompts" in figure.layout.meta["description"]
-    assert figure.layout.yaxis.range[0] == 0
 
 
 def test_predicted_against_real_has_a_diagonal_and_a_trace_a_group() -> None:
@@ -60,7 +52,7 @@ def test_reallocation_is_before_and_after() -> None:
 @pytest.mark.parametrize(
     "figure",
     [
-        scheduling.stability([], None), scheduling.predicted_length([], None), scheduling.prediction_error([], None),
+        scheduling.predicted_length([], None), scheduling.prediction_error([], None),
         scheduling.group_engines([], None), scheduling.moves([], None), scheduling.switches([], None),
         scheduling.reallocation(None, None),
     ],

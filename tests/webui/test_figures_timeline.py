@@ -96,6 +96,13 @@ def test_the_bubble_fraction_is_stacked_by_cause() -> None:
     assert list(traces(bubbles.fraction([bucket(1, 5, tail=1)], Options("time")))["Others' tail"].x) == [5.0]
 
 
+def test_many_buckets_of_bubbles_are_areas_that_lead_to_their_steps_too() -> None:
+    many = [bucket(step, step, tail=step) for step in range(1, 101)]
+    (area,) = bubbles.fraction(many, Options()).data
+    assert (area.type, area.stackgroup, len(area.x)) == ("scatter", "causes", 100)
+    assert list(area.customdata) == list(area.x) and area.text[7] == "Step 8: others' tail 8.0%"
+
+
 def test_no_finished_rollout_is_a_sentence() -> None:
     assert bubbles.fraction([], Options()).layout.meta["empty"].startswith("No rollout")
 

@@ -1,11 +1,17 @@
 """Config, cluster, settings, and the columns and filters of the runs."""
 
 import dataclasses
+import json
 import re
+import shutil
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 from playwright.sync_api import expect
+
+from rhyme_openrlhf.api.importer import import_directory
 
 
 def signed_in(dashboard: Any, role: str = "operator") -> httpx.Client:
@@ -34,6 +40,35 @@ def test_the_config_of_a_run_and_its_difference_to_another(launching_dashboard: 
     assert "histospec" not in page.partition("Different from")[2].partition("</table>")[0]
     assert client.get(f"/runs/{first}/config", params={"to": "0" * 16}).status_code == 404
     assert client.get(f"/runs/{first}/config", params={"to": "x"}).status_code == 422
+
+
+def test_the_commits_of_a_run_are_shown_and_compared(dashboard: Any, tmp_path: Path) -> None:
+    client = signed_in(dashboard)
+    assert "<h3>Code</h3>" not in client.get(f"/runs/{dashboard.run_uid}/config").text  # an older record
+    directory = tmp_path / "runs" / "committed"
+    directory.mkdir()
+    shutil.copy(tmp_path / "runs" / "20261121-demo" / "events.jsonl", directory / "events.jsonl")
+    commits = {"package": {"commit": "a" * 40, "dirty": True}, "directory": {"commit": "b" * 40, "dirty": False}}
+    config = {"settings": {"run": {"name": "committed"}}, "arguments": {}, "git": commits}
+    (directory / "config.json").write_text(json.dumps(config))
+    uid = import_directory(dashboard.service.database, directory, time.time()).run_uid
+    page = client.get(f"/runs/{uid}/config", params={"to": dashboard.run_uid}).text
+    code = page.partition("<h3>Code</h3>")[2].partition("</dl>")[0]
+    assert re.findall(r'title="(\w{40})"', code) == ["a" * 40, "b" * 40]
+    assert code.count("with changes that are not committed") == 1
+    assert "<code>git.package.commit</code>" in page
+
+
+def test_the_column_started_is_sorted_by_what_it_shows(launching_dashboard: Any) -> None:
+    client = signed_in(launching_dashboard)
+    started(client, "waits")
+    for direction in ("asc", "desc"):
+        page = client.get("/", params={"sort": "started_at", "direction": direction, "columns": "started"}).text
+        shown = re.findall(r'data-title="Started">(.*?)</td>', page)
+        # What has not started comes last, and has no time.
+        assert len(shown) == 2 and "<time" in shown[0] and "<time" not in shown[1]
+        assert f'aria-sort="{direction}ending"' in page
+    assert "sort=started_at&amp;direction=desc" in client.get("/").text
 
 
 def test_only_operators_edit_notes(launching_dashboard: Any) -> None:

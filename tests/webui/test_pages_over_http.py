@@ -67,6 +67,17 @@ def test_plotly_is_sent_packed(dashboard: Any) -> None:
     assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 2
 
 
+def test_a_page_with_figures_asks_for_the_drawing_library_at_once(dashboard: Any) -> None:
+    client = signed_in(dashboard)
+    run = f"/runs/{dashboard.run_uid}"
+    tabs = ("", "/timeline", "/speculation", "/scheduling", "/learning", "/system", "/events", "/config", "/samples")
+    for path in ("/", "/runs/new", f"/compare?run={dashboard.run_uid}", *(f"{run}{tab}" for tab in tabs)):
+        page = client.get(path).text
+        (address,) = re.findall(r'data-plotly="([^"]*)"', page)
+        preloads = page.count(f'<link rel="preload" as="script" href="{address}">')
+        assert preloads == ("data-figure=" in page), path
+
+
 def test_errors_are_pages(dashboard: Any) -> None:
     client = signed_in(dashboard)
     missing = client.get(f"/runs/{'0' * 16}")

@@ -131,7 +131,10 @@ def test_kinds_of_events_without_a_table_are_read_as_they_came(dashboard: Any, t
         {"kind": "off_policyness", "step": 1, "values": [0, 1], "samples": [3, 1]},
         {"kind": "sample_moved", "step": 1, "sample": "s", "source_engine": 0, "destination_engine": 1,
          "cause": "reallocation", "carrier": "recompute", "outcome": "moved", "seconds": 0.25, "tokens": 900},
-        {"kind": "rank_stability", "epoch": 2, "correlation": 0.5, "prompts": 4},
+        {"kind": "rank_stability", "epoch": 2, "correlation": 0.5, "prompts": 4, "groups": 8, "responses": 4,
+         "accurate": 0.75, "near_boundary": 0.25, "not_last": 0.25, "within_reach": 0.0, "migrated": 0.0},
+        {"kind": "history_state", "step": 1, "worker": 0, "prompts": 4, "resident": 3, "spilled": 1,
+         "memory_bytes": 2048, "disk_bytes": 1024, "hits": 1, "late": 0, "misses": 3},
     ]  # fmt: skip
     lines = [json.dumps({**e, "time": 100.0 + i, "source": "w", "sequence": i}) for i, e in enumerate(events)]
     (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
@@ -143,5 +146,8 @@ def test_kinds_of_events_without_a_table_are_read_as_they_came(dashboard: Any, t
     assert figure(client, dashboard, "chosen_length")["data"][0]["y"] == [8.0]
     assert "75.0% at 0, 25.0% at 1" in figure(client, dashboard, "off_policyness")["layout"]["meta"]["description"]
     assert figure(client, dashboard, "rank_stability")["data"][0]["y"] == [0.5]
+    assert figure(client, dashboard, "rank_shares")["data"][0]["y"] == [0.75]
+    assert figure(client, dashboard, "history_answers")["data"][0]["y"] == [0.25]
+    assert figure(client, dashboard, "history_memory")["data"][0]["y"] == [2.0]
     table = client.get(f"/runs/{dashboard.run_uid}/scheduling").text
     assert '<td data-title="Carrier">recompute</td>' in table and "0.250 s" in table

@@ -23,6 +23,10 @@ from rhyme_openrlhf.webui.run_figure import MOST_POINTS, RunFigure, Window, curv
 
 # Steps whose histograms are read: some 100 bytes each.
 MOST_HISTOGRAMS = 5000
+# What engines did in single steps: added up in some 20 ms.
+MOST_ENGINE_STEPS = 20_000
+# Steps that a query names one by one: a few to a bar.
+MOST_LISTED_STEPS = 500
 
 
 class OneMetric(Window):
@@ -69,31 +73,38 @@ def _ages(session: Session, run: Run, window: Window) -> Ages:
     if reported:
         amounts = ((one.step, age, n) for one in reported for age, n in zip(one.values, one.samples, strict=False))
         return Ages("samples", _bucketed(amounts, reported[0].step, reported[-1].step))
+    return _token_ages(session, run)
+
+
+def _token_ages(session: Session, run: Run) -> Ages:
+    """Of response tokens, by the engines' weight versions; of a large run's every so many steps."""
     table = EngineStepRow
-    shown = (table.run_id == run.id, table.weight_version.is_not(None))
-    first, last = session.execute(select(func.min(table.step), func.max(table.step)).where(*shown)).one()
+    of_run = table.run_id == run.id
+    first, last = session.execute(select(func.min(table.step), func.max(table.step)).where(of_run)).one()
     if first is None:
         return Ages("response tokens", [])
-    age = table.step - table.weight_version - 1
-    width = bucket_width(first, last, MOST_BARS)
-    bucket = (table.step - first) // width
+    shown = [of_run, table.weight_version.is_not(None)]
+    most = max(1, MOST_ENGINE_STEPS // (run.engines or 1))
+    every = 1
+    if last - first + 1 > most:
+        every = bucket_width(first, last, min(most, MOST_LISTED_STEPS))
+        # As a list the key finds them; by a remainder all would be read.
+        shown.append(table.step.in_(range(first, last + 1, every)))
     rows = session.execute(
-        select(bucket, age, func.sum(table.response_tokens)).where(*shown).group_by(bucket, age).order_by(bucket, age)
+        select(table.step, table.step - table.weight_version - 1, func.sum(table.response_tokens))
+        .where(*shown)
+        .group_by(table.step, table.weight_version)
+        .order_by(table.step)
     ).all()
-    by_bucket: dict[int, dict[int, int]] = defaultdict(dict)
-    for at, years, tokens in rows:
-        by_bucket[at][years] = int(tokens)
-    return Ages(
-        "response tokens",
-        [
-            AgeBucket(first + at * width, min(last, first + (at + 1) * width - 1), amounts)
-            for at, amounts in by_bucket.items()
-        ],
-    )
+    if not rows:
+        return Ages("response tokens", [])
+    amounts = ((step, age, int(tokens)) for step, age, tokens in rows)
+    return Ages("response tokens", _bucketed(amounts, first, last, every), every)
 
 
-def _bucketed(amounts: Iterable[tuple[int, int, int]], first: int, last: int) -> list[AgeBucket]:
-    width = bucket_width(first, last, MOST_BARS)
+def _bucketed(amounts: Iterable[tuple[int, int, int]], first: int, last: int, least: int = 1) -> list[AgeBucket]:
+    """Of (step, off-policyness, count); buckets have at least `least` steps."""
+    width = max(least, bucket_width(first, last, MOST_BARS))
     by_bucket: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for step, age, count in amounts:
         by_bucket[(step - first) // width][age] += count

@@ -12,13 +12,17 @@ from rhyme_openrlhf.api.record import EngineSampleRow, Move, RankStabilityRow, S
 from rhyme_openrlhf.api.step_buckets import bucket_width
 from rhyme_openrlhf.webui.asks.raw import latest
 from rhyme_openrlhf.webui.asks.timeline import MOST_BARS
+from rhyme_openrlhf.webui.figures import ranks
 from rhyme_openrlhf.webui.figures import scheduling as drawing
+from rhyme_openrlhf.webui.figures.ranks import RankShares
 from rhyme_openrlhf.webui.figures.scheduling import MoveBucket, RankGroups, Reallocation
 from rhyme_openrlhf.webui.run_figure import RunFigure, Window
 
 # Steps whose groups are shown: a point a group and step.
 MOST_GROUPS = 500
 MOST_SWITCHES = 2000
+# Bars that can still be told apart.
+MOST_EPOCHS = 200
 # One step's looks of 256 engines over a minute and a half.
 MOST_LOOKS = 25_000
 REALLOCATION = "reallocation"
@@ -56,6 +60,11 @@ def move_kinds(session: Session, run: Run) -> list[MoveKind]:
 def _stability(session: Session, run: Run, window: Window) -> list[RankStabilityRow]:
     query = select(RankStabilityRow).where(RankStabilityRow.run_id == run.id).order_by(RankStabilityRow.epoch.desc())
     return list(reversed(session.scalars(query.limit(window.points)).all()))
+
+
+def _shares(session: Session, run: Run, window: Window) -> list[RankShares]:
+    found = latest(session, run, "rank_stability", RankShares, MOST_EPOCHS, by=("epoch",)).bodies
+    return sorted(found, key=lambda one: one.epoch)
 
 
 def _groups(session: Session, run: Run, window: Window) -> list[RankGroups]:
@@ -102,7 +111,8 @@ def _reallocation(session: Session, run: Run, window: Window) -> Reallocation | 
 
 
 FIGURES: tuple[RunFigure, ...] = (
-    RunFigure("rank_stability", "Rank stability", _stability, drawing.stability),
+    RunFigure("rank_stability", "Rank stability", _stability, ranks.stability),
+    RunFigure("rank_shares", "What became of predicted groups", _shares, ranks.rank_shares),
     RunFigure("predicted_length", "Predicted and real length", _groups, drawing.predicted_length),
     RunFigure("prediction_error", "Error of predicted lengths", _groups, drawing.prediction_error),
     RunFigure("rank_groups", "Engines of each rank group", _groups, drawing.group_engines),

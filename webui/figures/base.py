@@ -18,6 +18,8 @@ from rhyme_openrlhf.webui.figures import palette
 AXIS_TITLES: dict[Axis, str] = {"step": "Step", "time": "Seconds since the first step"}
 # A curve with fewer points than this has a mark at each: a line of two points looks like a trend.
 MARKED_POINTS = 40
+# Values that are written out as 5,000: with `exponentformat` alone they would be 0.5e+4.
+PLAIN_FROM, PLAIN_TO = 1e3, 1e7
 PATTERNS = ("", "/", ".", "x", "|")
 
 
@@ -110,6 +112,8 @@ def y_axis(title: str, scale: str, values: Sequence[float | None], share: bool =
     axis: dict[str, Any] = {"title": {"text": title}, "exponentformat": "e"}
     if share:
         axis["tickformat"] = ".0%" if max((abs(v) for v in values if v is not None), default=1.0) > 0.05 else ".2%"
+    elif PLAIN_FROM <= max((abs(v) for v in values if v is not None), default=0.0) < PLAIN_TO:
+        axis.update(tickformat=",~f", hoverformat=",.1~f")
     if scale == "log" and any(value is not None and value > 0 for value in values):
         # Powers of ten, with 2 and 5 between them where there is room.
         axis.update(type="log", dtick="D2")

@@ -11,7 +11,7 @@ from rhyme_openrlhf.api.curves import Axis
 from rhyme_openrlhf.telemetry.metrics import bubble_share
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, OnAxis, blank
+from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, MARKED_POINTS, OnAxis, blank
 
 # What an engine with nothing to run does, as the end of "... mostly".
 WAITS: dict[str, str] = {
@@ -49,7 +49,10 @@ class StepBucket:
 
 
 def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
-    """A bar a bucket; its parts are `metrics.bubble_share` of each cause. A click on one leads to its steps."""
+    """A bar a bucket; its parts are `metrics.bubble_share` of each cause. A click on one leads to its steps.
+
+    Many buckets are drawn as areas with a step each.
+    """
     axis: Axis = options.axis
     drawn = [one for one in buckets if one.engine_seconds > 0 and (axis == "step" or one.at is not None)]
     description = "Share of the engines' time in rollouts with nothing to run, by what they waited for."
@@ -73,19 +76,17 @@ def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
             f"{text.span(one.first, one.last).capitalize()}: {NAMES[cause].lower()} {text.percent(value)}"
             for one, value in zip(drawn, values, strict=True)
         ]
-        figure.add_trace(
-            go.Bar(
-                x=x,
-                y=values,
-                width=width,
-                name=NAMES[cause],
-                text=hover,
-                textposition="none",
-                customdata=[one.last for one in drawn],
-                hovertemplate="%{text}<extra></extra>",
-                marker={"color": color, "line": {"width": 0}},
-            )  # fmt: skip
-        )
+        shared = {
+            "x": x, "y": values, "name": NAMES[cause], "text": hover, "customdata": [one.last for one in drawn],
+            "hovertemplate": "%{text}<extra></extra>",
+        }  # fmt: skip
+        if len(drawn) < MARKED_POINTS:
+            look = {"color": color, "line": {"width": 0}}
+            figure.add_trace(go.Bar(**shared, width=width, textposition="none", marker=look))
+        else:
+            # Too thin for bars of their own; and an area is drawn in a tenth of the time that so many bars take.
+            line = {"color": color, "width": 0, "shape": "hvh"}
+            figure.add_trace(go.Scatter(**shared, mode="lines", stackgroup="causes", fillcolor=color, line=line))
     figure.update_layout(
         barmode="stack",
         bargap=0.08,

@@ -85,10 +85,11 @@ class AgeBucket:
 
 @dataclass(frozen=True)
 class Ages:
-    """`of`: what is counted, "samples" or "response tokens"."""
+    """`of`: what is counted, "samples" or "response tokens"; of every so many steps one was looked at."""
 
     of: str
     buckets: Sequence[AgeBucket]
+    every: int = 1
 
 
 def grouped(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -192,7 +193,8 @@ def off_policyness(rows: Ages, options: object) -> go.Figure:
         return blank(description, NO_VERSIONS)
     shares = {age: sum(one.amounts.get(age, 0) for one in rows.buckets) / total for age in ages}
     words = ", ".join(f"{text.percent(share)} at {age}" for age, share in shares.items())
-    figure = blank(f"{description} Of all {rows.of}: {words}.")
+    looked_at = "" if rows.every == 1 else f" in one of every {rows.every} steps"
+    figure = blank(f"{description} Of all {rows.of}{looked_at}: {words}.")
     shown = [one for one in rows.buckets if sum(one.amounts.values())]
     for index, age in enumerate(ages):
         name = "0 (on policy)" if age == 0 else str(age)

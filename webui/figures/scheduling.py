@@ -1,4 +1,4 @@
-"""Do predicted lengths hold, and what was moved: ranks, groups, moves, switches."""
+"""Do predicted lengths hold, and what was moved: groups, moves, switches."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from statistics import fmean
 import msgspec
 import plotly.graph_objects as go
 
-from rhyme_openrlhf.api.record import RankStabilityRow, Switch
+from rhyme_openrlhf.api.record import Switch
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
 from rhyme_openrlhf.webui.figures.base import MARKED_POINTS, blank, pattern, plain
 from rhyme_openrlhf.webui.figures.timeline import CAUSE_WORDS
 
-NO_STABILITY = (
-    "Not recorded by this run. It compares how two epochs rank the same prompts by length, so it needs two epochs with "
-    "the same prompts, and history workers (--histospec.enable)."
-)
 NO_GROUPS = "Not recorded by this run: its prompts were not grouped by predicted length."
 NO_MOVES = "Not recorded by this run: no sample went from one engine to another."
 NO_SWITCHES = "Not recorded by this run: no machine changed its tensor-parallel layout."
@@ -56,31 +52,6 @@ class Reallocation:
     step: int
     before: Mapping[int, int]
     after: Mapping[int, int]
-
-
-def stability(rows: Sequence[RankStabilityRow], options: object) -> go.Figure:
-    """Rank correlation of each epoch with the one before."""
-    description = "How alike two epochs in a row rank the same prompts by response length: 1 is the same order."
-    known = [row for row in rows if row.correlation is not None]
-    if not known:
-        return blank(description, NO_STABILITY)
-    last = known[-1]
-    figure = blank(f"{description} Epoch {last.epoch}: {text.number(last.correlation)} over {last.prompts} prompts.")
-    figure.add_trace(
-        go.Scatter(
-            x=[row.epoch for row in known], y=[row.correlation for row in known], name="Rank correlation",
-            text=[text.counted(row.prompts, "prompt") for row in known],
-            mode="lines+markers" if len(known) < MARKED_POINTS else "lines",
-            line={"color": palette.BLUE, "width": 2}, marker={"size": 7},
-            hovertemplate="epoch %{x}: %{y:.3f}, %{text}<extra></extra>",
-        )
-    )  # fmt: skip
-    low = min(0.0, *(row.correlation or 0.0 for row in known))
-    figure.update_layout(
-        xaxis={"title": {"text": "Epoch"}, **_whole_ticks(len(known))},
-        yaxis={"title": {"text": "Spearman correlation"}, "range": [low, 1.05]},
-    )
-    return figure
 
 
 def predicted_length(groups: Sequence[RankGroups], options: object) -> go.Figure:
@@ -268,8 +239,3 @@ def _points(groups: Sequence[RankGroups]) -> list[tuple[int, int, float, float]]
         for one in groups
         for group, (predicted, real) in enumerate(zip(one.predicted, one.real, strict=False))
     ]
-
-
-def _whole_ticks(count: int) -> dict[str, int]:
-    # Below that, axes would count epochs by halves.
-    return {"dtick": 1} if count < 12 else {}

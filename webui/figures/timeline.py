@@ -224,6 +224,8 @@ def _add_versions(figure: go.Figure, found: Sequence[Lane], places: _Rows) -> No
             textposition="middle right",
             textfont={"size": 10, "color": ON_LANES},
             name="Weight version",
+            # Its colour is made for lanes, and is not seen beside them in the dark; the text says what it is.
+            showlegend=False,
             cliponaxis=True,
             hovertext=[
                 f"Engine {one.engine}: weights v{one.weight_version} from {text.clock(one.start)}" for _, one in changes

@@ -14,7 +14,7 @@ from rhyme_openrlhf.api.fields import RunUid
 from rhyme_openrlhf.api.models import UID_LENGTH
 from rhyme_openrlhf.api.queries import RunFilter, find_run, list_runs
 from rhyme_openrlhf.api.views import attempt_view
-from rhyme_openrlhf.webui.config_view import everything_of, is_own, rows_of, sections
+from rhyme_openrlhf.webui.config_view import commits_of, everything_of, is_own, rows_of, sections
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.rendering import PageDep
 
@@ -30,7 +30,7 @@ def config_page(
     page: PageDep,
     to: Annotated[str, Query(pattern=rf"^([0-9a-f]{{{UID_LENGTH}}})?$", description="A run to differ from.")] = "",
 ) -> HTMLResponse:
-    """Settings, versions and command of a run, and what people wrote about it."""
+    """Settings, code, versions and command of a run, and what people wrote about it."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         other = find_run(session, to) if to and to != uid else None
@@ -43,6 +43,7 @@ def config_page(
             "offered": [one for one in newest if one.uid != uid and (other is None or one.uid != other.uid)],
             "sections": sections(run, other),
             "command": shlex.join(run.command),
+            "commits": commits_of(run),
             "versions": run.versions,
             "machine": machine if isinstance(machine, Mapping) else {},
             "attempts": [attempt_view(attempt) for attempt in run.attempts],

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, cast, get_args
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
@@ -18,6 +18,7 @@ from rhyme_openrlhf.api.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent
 from rhyme_openrlhf.webui.attempts import attempts_of
 from rhyme_openrlhf.webui.event_words import level_of, sentence
 from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.query_words import whole_number
 from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
 
 router = APIRouter(include_in_schema=False)
@@ -48,67 +49,78 @@ class EventLine:
     json: str
 
 
-@router.get("/runs/{uid}/events")
-def events_page(
-    uid: RunUid,
-    page: PageDep,
+@dataclass(frozen=True)
+class Asked:
+    """The query parameters, as the form sends them: what is not chosen comes empty."""
+
+    kind: Kinds
+    source: Source = ""
+    level: Word = ""
+    attempt: Word = ""
+    cursor: Cursor = None
+
+    @property
+    def wanted(self) -> EventFilter:
+        """The conditions; a word that names none of the choices is no condition."""
+        return EventFilter(
+            kinds=tuple(self.kind),
+            sources=(self.source,) if self.source else (),
+            attempt=whole_number(self.attempt),
+            level=cast(Level, self.level) if self.level in get_args(Level) else None,
+        )
+
+
+def _asked(
     kind: Kinds = [],  # noqa: B006 (FastAPI copies it)
     source: Source = "",
     level: Word = "",
     attempt: Word = "",
     cursor: Cursor = None,
-) -> HTMLResponse:
+) -> Asked:
+    return Asked(kind, source, level, attempt, cursor)
+
+
+AskedDep = Annotated[Asked, Depends(_asked)]
+
+
+@router.get("/runs/{uid}/events")
+def events_page(uid: RunUid, page: PageDep, asked: AskedDep) -> HTMLResponse:
     """The events that meet the conditions, the newest first; every condition is in the address."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = run_context(page, session, run)
-        table = _table(page, session, run, kind, source, level, attempt, cursor)
+        table = _table(page, session, run, asked)
         attempts = attempts_of(session, run)
         sources = sources_of(session, run)
     return page.render("events.html", uid=uid, **context, **table, attempts=attempts, sources=sources)
 
 
 @router.get("/ui/runs/{uid}/parts/events")
-def events_table(
-    uid: RunUid,
-    page: PageDep,
-    kind: Kinds = [],  # noqa: B006
-    source: Source = "",
-    level: Word = "",
-    attempt: Word = "",
-    cursor: Cursor = None,
-) -> HTMLResponse:
+def events_table(uid: RunUid, page: PageDep, asked: AskedDep) -> HTMLResponse:
     """The table alone, for a page that is open."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
-        table = _table(page, session, run, kind, source, level, attempt, cursor)
+        table = _table(page, session, run, asked)
     return page.render("parts/events_table.html", uid=uid, **table)
 
 
-def _table(
-    page: Page, session: Session, run: Run, kind: list[str], source: str, level: str, attempt: str, cursor: str | None
-) -> dict[str, Any]:
-    wanted = EventFilter(
-        kinds=tuple(kind),
-        sources=(source,) if source else (),
-        attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else None,
-        level=cast(Level, level) if level in get_args(Level) else None,
-    )
-    rows, following = find_events(session, run, wanted, "desc", ROWS, cursor)
+def _table(page: Page, session: Session, run: Run, asked: Asked) -> dict[str, Any]:
+    wanted = asked.wanted
+    rows, following = find_events(session, run, wanted, "desc", ROWS, asked.cursor)
     query = page.request.query_params.multi_items()
     here = f"/runs/{run.uid}/events"
     has_timeline = TIMELINE in page.request.app.state.page_paths
     return {
         "lines": [_line(event, number, run.uid, has_timeline) for event, number in rows],
         "kinds": [
-            (one, one in kind, url_with(here, query, {"kind": _toggled(kind, one), "cursor": None}))
-            for one in sorted({*kinds_of(session, run), *kind})
+            (one, one in asked.kind, url_with(here, query, {"kind": _toggled(asked.kind, one), "cursor": None}))
+            for one in sorted({*kinds_of(session, run), *asked.kind})
         ],
-        "asked": {"kind": kind, "source": source, "level": level, "attempt": attempt},
-        "is_filtered": bool(kind or source or wanted.level or wanted.attempt),
+        "asked": asked,
+        "is_filtered": wanted != EventFilter(),
         "all_url": here,
         "next_url": url_with(here, query, {"cursor": following}) if following else None,
-        "first_url": url_with(here, query, {"cursor": None}) if cursor else None,
+        "first_url": url_with(here, query, {"cursor": None}) if asked.cursor else None,
         "piece_url": url_with(f"/ui/runs/{run.uid}/parts/events", query, {}),
     }
 

@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.queries import find_run
 from rhyme_openrlhf.api.routes.logs import SEARCH_LENGTH, LogFileView, get_logs
 from rhyme_openrlhf.webui.attempts import attempts_of
 from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.query_words import whole_number
 from rhyme_openrlhf.webui.rendering import PageDep
 
 router = APIRouter(include_in_schema=False)
@@ -55,9 +56,8 @@ def logs_page(
         context = run_context(page, session, run)
         attempts = attempts_of(session, run)
     numbers = [one.number for one in attempts]
-    number = (
-        int(attempt) if attempt.isascii() and attempt.isdigit() and int(attempt) in numbers else max(numbers, default=0)
-    )
+    asked = whole_number(attempt)
+    number = asked if asked is not None and asked in numbers else max(numbers, default=0)
     problem = ""
     files: list[LogFileView] = []
     try:
@@ -79,7 +79,7 @@ def logs_page(
         chosen=chosen,
         asked_file=file,
         q=q,
-        at=at if at.isascii() and at.isdigit() else "",
+        at=at if whole_number(at) is not None else "",
         problem=problem,
         api=f"/api/v1/runs/{uid}/attempts/{number}",
         path=quote(chosen.name) if chosen else "",

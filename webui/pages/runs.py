@@ -51,15 +51,17 @@ COLUMNS: tuple[Column, ...] = (
         "speculation", "Speculation", "speculation_rate", True, "Share of response tokens that were accepted drafts"
     ),
     Column("bubbles", "Bubbles", "bubble_fraction", True, "Share of engine time in rollouts with nothing to run"),
-    Column("started", "Started", "created_at"),
+    Column("started", "Started", "started_at"),
     Column("duration", "Duration", "", True, "From its start to its end, or until now", False),
     Column("finished", "Finished", "finished_at", by_default=False),
+    Column("created", "Created", "created_at", hint="When it was asked for, or came here", by_default=False),
     Column("heard", "Last event", "last_event_at", by_default=False),
     Column("epoch", "Epoch", "epoch", True, by_default=False),
     Column("engines", "Engines", "", True, by_default=False),
     Column("origin", "Origin", "origin", by_default=False),
     Column("uid", "Id", by_default=False),
 )
+TIMES = ("created_at", "started_at", "finished_at", "last_event_at")
 NAME_COLUMN = Column("name", "Run", "name")
 # Names that the filter offers; the address takes any.
 EXPERIMENTS = 200
@@ -193,8 +195,8 @@ def _head(column: Column, sort: str, direction: Direction, link: Any) -> Head:
     if column.sort == sort:
         other = "asc" if direction == "desc" else "desc"
         return Head(column, link(direction=other, sort=sort, cursor=None), f"{direction}ending")
-    # Names from A, numbers from the largest.
-    first = "desc" if column.is_number or column.sort in ("created_at", "step") else "asc"
+    # Names from A, numbers from the largest, times from the newest.
+    first = "desc" if column.is_number or column.sort == "step" or column.sort in TIMES else "asc"
     return Head(column, link(sort=column.sort, direction=first, cursor=None), "")
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, cast, get_args
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.fields import LARGEST_PAGE, NO_NUL, RunUid
@@ -25,6 +25,7 @@ from rhyme_openrlhf.api.routes.sample_records import (
 )
 from rhyme_openrlhf.api.sample_files import Sort
 from rhyme_openrlhf.webui.pages.run import run_context
+from rhyme_openrlhf.webui.query_words import whole_number
 from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
 
 router = APIRouter(include_in_schema=False)
@@ -34,6 +35,7 @@ ROWS = 20
 # What a stretch of a response is, by the source that its record names; the legend and the hover text.
 SOURCES: dict[str, str] = {
     "history": "accepted draft, from earlier responses to this prompt",
+    "siblings": "accepted draft, from this prompt's other responses of the same step",
     "own": "accepted draft, from this response's own text",
     "context": "put in between two turns by the task",
 }
@@ -73,11 +75,7 @@ class SampleCard:
     group_url: str
 
 
-@router.get("/runs/{uid}/samples")
-def samples_page(
-    uid: RunUid,
-    page: PageDep,
-    launching: LaunchingDep,
+def _asked(
     step: Word = "",
     text: Text = "",
     group: Word = "",
@@ -86,32 +84,25 @@ def samples_page(
     sort: Word = "number",
     direction: Word = "asc",
     cursor: Offset = None,
-) -> HTMLResponse:
+) -> Asked:
+    return Asked(step, text, group, min_reward, max_reward, sort, direction, cursor)
+
+
+AskedDep = Annotated[Asked, Depends(_asked)]
+
+
+@router.get("/runs/{uid}/samples")
+def samples_page(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: AskedDep) -> HTMLResponse:
     """Kept responses of a step (the newest one without `step`); every choice is in the address."""
-    asked = Asked(step, text, group, min_reward, max_reward, sort, direction, cursor)
     with page.service.database.reading() as session:
         context = run_context(page, session, find_run(session, uid))
-    return page.render(
-        "samples.html", uid=uid, **context, **_shown(page, launching, uid, asked), asked=asked, sorts=SORTS
-    )
+    shown = _shown(page, launching, uid, asked)
+    return page.render("samples.html", uid=uid, **context, **shown, asked=asked, sorts=SORTS)
 
 
 @router.get("/ui/runs/{uid}/parts/samples")
-def samples_part(
-    uid: RunUid,
-    page: PageDep,
-    launching: LaunchingDep,
-    step: Word = "",
-    text: Text = "",
-    group: Word = "",
-    min_reward: Word = "",
-    max_reward: Word = "",
-    sort: Word = "number",
-    direction: Word = "asc",
-    cursor: Offset = None,
-) -> HTMLResponse:
+def samples_part(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: AskedDep) -> HTMLResponse:
     """The responses alone, for a page that is open."""
-    asked = Asked(step, text, group, min_reward, max_reward, sort, direction, cursor)
     return page.render("parts/samples.html", uid=uid, **_shown(page, launching, uid, asked), asked=asked)
 
 
@@ -149,9 +140,10 @@ def chosen_step(recorded: list[RecordedStep], asked: str) -> RecordedStep | None
     """The step asked for, or the recorded one before it; the newest without one. `recorded`: the newest first."""
     if not recorded:
         return None
-    if not (asked.isascii() and asked.isdigit()):
+    wanted = whole_number(asked)
+    if wanted is None:
         return recorded[0]
-    return next((one for one in recorded if one.step <= int(asked)), recorded[-1])
+    return next((one for one in recorded if one.step <= wanted), recorded[-1])
 
 
 def _records(page: Page, launching: Launching, uid: str, step: int, asked: Asked) -> SampleRecordPage | None:

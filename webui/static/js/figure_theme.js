@@ -10,7 +10,15 @@ function color(name) {
   return getComputedStyle(probe).color;
 }
 
-export function template() {
+// Asked for at every drawing, and each colour costs a look at the page's styles.
+let made = null;
+document.addEventListener("rhyme:theme", () => {
+  made = null;
+});
+
+export const template = () => (made ??= make());
+
+function make() {
   const style = getComputedStyle(document.body);
   const soft = color("ink-soft");
   const axis = {
