@@ -24,6 +24,8 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from rhyme_openrlhf.api.curve_blocks import settle_all
+
 DIALECTS = ("sqlite+pysqlite", "postgresql+psycopg")
 # A batch is written in milliseconds; whoever waits longer is told to come back.
 BUSY_SECONDS = 5.0
@@ -93,6 +95,10 @@ class Database:
         """Bring the schema to this version's. Raises DatabaseError when it is a newer one."""
         with self._turn(), self._writing_engine.begin() as connection:
             upgrade(connection)
+            # Not in a migration: those stay as they are, and know no tables of later versions.
+            with Session(connection) as session:
+                settle_all(session)
+                session.flush()
 
     def dispose(self) -> None:
         """Close all connections."""
