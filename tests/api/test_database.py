@@ -72,6 +72,8 @@ def fill(connection, tables: MetaData) -> None:  # type: ignore[no-untyped-def]
                 values[column.name] = {"a": [1]}
             elif "CHAR" in kind or "TEXT" in kind:
                 values[column.name] = {"role": "viewer", "status": "running"}.get(column.name, "text")
+            elif "BLOB" in kind or "BYTEA" in kind:
+                values[column.name] = b"bytes"
             elif "BOOL" in kind:
                 values[column.name] = True
             else:
