@@ -93,23 +93,6 @@ def run_directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_settings(tmp_path: Path) -> Callable[..., ServeSettings]:
-    """Settings with limits that no test meets by chance."""
-
-    def make(**more: Any) -> ServeSettings:
-        values: dict[str, Any] = {
-            "data_dir": str(tmp_path / "data"),
-            "roots": str(tmp_path / "runs"),
-            "requests_per_second": 100_000.0,
-            "request_burst": 100_000,
-            "live_poll_s": 0.05,
-        }
-        return ServeSettings(**{**values, **more})
-
-    return make
-
-
-@pytest.fixture
 def empty_dashboard(make_settings: Callable[..., ServeSettings]) -> Iterator[Dashboard]:
     """A service without runs."""
     app = create_app(make_settings())
