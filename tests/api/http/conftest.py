@@ -79,7 +79,7 @@ def make_api(make_settings: Callable[..., ServeSettings], tmp_path: Path, store:
     root.mkdir()
 
     def make(**more: Any) -> Api:
-        app = create_app(make_settings(database=store, **more))
+        app = create_app(make_settings(**{"database": store, **more}))
         nobody = TestClient(app, base_url=BASE, raise_server_exceptions=False)
         nobody.__enter__()
         open_clients.append(nobody)
