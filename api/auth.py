@@ -192,7 +192,7 @@ def _authenticate(service: Service, request: Request, bearer: str | None, cookie
     if wait := service.limits.sign_ins.wait(address):
         raise retry_later(429, "too many wrong tokens from this address", wait)
     now = time.time()
-    with service.database.reading() as session:
+    with service.database.reading(snapshot=False) as session:
         # A token that is there decides: a script that runs in a browser's profile is still a script.
         who = find_by_token(session, bearer) if bearer is not None else find_by_session(session, cookie or "", now)
     if who is None:

@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.curves import FIGURES
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.queries import flatten
 from rhyme_openrlhf.api.record import Step
+from rhyme_openrlhf.api.step_figures import FIGURES
 
 # Figures whose ratio to the first run's says how much faster or better a run is.
 COMPARED = ("tokens_per_second", "speculation_rate", "bubble_fraction", "reward", "step", "seconds_per_step")

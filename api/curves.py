@@ -1,53 +1,22 @@
-"""The curves of a run: any column of `steps`, any figure made of them, any metric; down-sampled here, not in the page.
-
-Figures are computed by the database with the definitions of `telemetry/metrics.py` (a test compares them).
-"""
+"""The curves of a run: columns of `steps`, figures made of them, metrics; down-sampled here, not in the page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-from typing import cast as cast_to
+from typing import Literal
 
-from sqlalchemy import ColumnElement, Float, Select, case, cast, func, select
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
+from rhyme_openrlhf.api.curve_blocks import NO_POINTS, Points, metric_names, metric_points, step_points
+from rhyme_openrlhf.api.fields import INT32
 from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.record import Metric, Step
 from rhyme_openrlhf.api.series import downsample
-from rhyme_openrlhf.telemetry.metrics import MS_PER_SECOND
+from rhyme_openrlhf.api.step_figures import COLUMNS, FIGURES, STEP_CURVES
 
 Axis = Literal["step", "time"]
-_NO_CURVES = {"run_id", "step", "attempt_id"}
-COLUMNS: tuple[str, ...] = tuple(column.name for column in Step.__table__.columns if column.name not in _NO_CURVES)
-BUBBLES: tuple[str, ...] = tuple(name for name in COLUMNS if name.startswith("bubble_"))
-
-
-def _ratio(numerator: Any, denominator: Any) -> ColumnElement[Any]:
-    return cast(numerator, Float) / func.nullif(cast(denominator, Float), 0.0)
-
-
-def _bubble_seconds() -> ColumnElement[Any]:
-    total: Any = getattr(Step, BUBBLES[0])
-    for name in BUBBLES[1:]:
-        total = total + getattr(Step, name)
-    return total
-
-
-FIGURES: dict[str, ColumnElement[Any]] = {
-    "speculation_rate": _ratio(Step.accepted, Step.engine_tokens),
-    "acceptance_rate": _ratio(Step.accepted, Step.drafted),
-    "tokens_per_step": _ratio(Step.decode_tokens, Step.sample_steps),
-    "decode_step_ms": _ratio(Step.busy_seconds * MS_PER_SECOND, Step.decode_steps),
-    "tokens_per_second": _ratio(Step.response_tokens, Step.rollout_seconds),
-    # None where there is no timeline to find bubbles in.
-    "bubble_fraction": _ratio(_bubble_seconds(), case((Step.intervals > 0, Step.engines * Step.rollout_seconds))),
-    "drafted_per_draft": _ratio(Step.drafted, Step.drafts),
-    "drafting_share": _ratio(Step.draft_seconds, Step.busy_seconds),
-    "truncated_share": _ratio(Step.truncated, Step.samples),
-    "step_seconds": Step.finished_at - Step.started_at,
-}
 
 
 @dataclass(frozen=True)
@@ -62,57 +31,45 @@ class Curve:
 
 def curve_names(session: Session, run: Run) -> dict[str, list[str]]:
     """What there is to draw: columns, figures, and this run's metrics."""
-    metrics = session.scalars(select(Metric.name).where(Metric.run_id == run.id).distinct().order_by(Metric.name))
-    return {"columns": list(COLUMNS), "figures": list(FIGURES), "metrics": list(metrics)}
+    metrics = metric_names(session.connection(), run.id)
+    return {"columns": list(COLUMNS), "figures": list(FIGURES), "metrics": metrics}
 
 
 def curves(
     session: Session, run: Run, names: Sequence[str], from_step: int, to_step: int, points: int, axis: Axis = "step"
 ) -> list[Curve]:
-    """One curve a name, in this order; a name nothing is known of gives an empty one.
+    """One curve a name, in this order; a name nothing is known of gives an empty one. `run`: of this session.
 
     Columns and figures come before metrics of the same name.
     """
-    of_steps = [name for name in names if name in COLUMNS or name in FIGURES]
-    found: dict[str, tuple[Sequence[float], Sequence[float | None]]] = {}
-    window = (Step.run_id == run.id, Step.step >= from_step, Step.step <= to_step)
-    if of_steps:
-        chosen = [FIGURES[name] if name in FIGURES else getattr(Step, name) for name in of_steps]
-        place = Step.step if axis == "step" else Step.finished_at
-        at, *columns = _columns(session, select(place, *chosen).where(*window).order_by(Step.step))
-        found = {name: _placed(at, values, session, run, axis) for name, values in zip(of_steps, columns, strict=True)}
+    of_steps = [name for name in names if name in STEP_CURVES]
+    of_metrics = [name for name in names if name not in STEP_CURVES]
+    ends = ["finished_at"] if axis == "time" else []
+    by_step = step_points(session, run, dict.fromkeys([*of_steps, *ends]), from_step, to_step)
+    found = {**by_step, **metric_points(session, run, of_metrics, from_step, to_step)}
+    begin = _begin(session, run) if axis == "time" else None
+    shown = []
     for name in names:
-        if name not in found:
-            found[name] = _metric(session, run, name, from_step, to_step, axis)
-    return [Curve(name, *downsample(*found[name], points), count=len(found[name][0])) for name in names]
+        x = found[name].steps.astype(np.float64)
+        values = found[name].values
+        if axis == "time":
+            x, values = _timed(found[name], by_step["finished_at"], begin)
+        shown.append(Curve(name, *downsample(x, values, points), count=len(x)))
+    return shown
 
 
-def _metric(
-    session: Session, run: Run, name: str, from_step: int, to_step: int, axis: Axis
-) -> tuple[Sequence[float], Sequence[float | None]]:
-    query = select(Metric.step if axis == "step" else Step.finished_at, Metric.value)
-    if axis == "time":
-        query = query.outerjoin(Step, (Step.run_id == Metric.run_id) & (Step.step == Metric.step))
-    window = (Metric.run_id == run.id, Metric.name == name, Metric.step >= from_step, Metric.step <= to_step)
-    at, values = _columns(session, query.where(*window).order_by(Metric.step))
-    return _placed(at, values, session, run, axis)
+def _begin(session: Session, run: Run) -> float | None:
+    """When the run's first step began, in unix seconds."""
+    begins = step_points(session, run, ["started_at"], 0, INT32)["started_at"].values
+    known = begins[~np.isnan(begins)]
+    return float(known.min()) if len(known) else None
 
 
-def _columns(session: Session, query: Select[*tuple[Any, ...]]) -> list[Sequence[Any]]:
-    """The query's columns, of numbers: as the driver gives them, because rows of objects take six times as long."""
-    result = session.connection().execute(query)
-    rows = result.cursor.fetchall() if result.cursor is not None else []
-    return list(zip(*rows, strict=True)) if rows else [()] * len(query.selected_columns)
-
-
-def _placed(
-    at: Sequence[float | None], values: Sequence[float | None], session: Session, run: Run, axis: Axis
-) -> tuple[Sequence[float], Sequence[float | None]]:
-    """Points on the x axis, from their steps or from when these ended; None: that is not known yet."""
-    if axis == "step":
-        return cast_to(Sequence[float], at), values
-    begin = session.scalar(select(func.min(Step.started_at)).where(Step.run_id == run.id))
-    if begin is None:
-        return [], []
-    placed = [(moment - begin, value) for moment, value in zip(at, values, strict=True) if moment is not None]
-    return [moment for moment, _ in placed], [value for _, value in placed]
+def _timed(points: Points, ends: Points, begin: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Seconds from `begin` to the ends of the points' steps, and their values; without those whose end is not known."""
+    if begin is None or not len(ends.steps):
+        return NO_POINTS.values, NO_POINTS.values
+    at = np.minimum(np.searchsorted(ends.steps, points.steps), len(ends.steps) - 1)
+    moments = np.where(ends.steps[at] == points.steps, ends.values[at], np.nan)
+    known = ~np.isnan(moments)
+    return moments[known] - begin, points.values[known]

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.batch import Arrived
 from rhyme_openrlhf.api.bulk import BulkInsert, add, replace
+from rhyme_openrlhf.api.curve_blocks import settle, unpack
 from rhyme_openrlhf.api.models import Artifact, Attempt, Run
 from rhyme_openrlhf.api.record import (
     EngineSampleRow,
@@ -88,9 +89,9 @@ _write_artifacts = BulkInsert(_table(Artifact), _ARTIFACT_COLUMNS, "ON CONFLICT 
 _write_epochs = BulkInsert(EPOCHS, ("run_id", "epoch", *EPOCH_SUMS), add("epochs", ("run_id", "epoch"), EPOCH_SUMS))
 
 
-def derive(session: Session, run_id: int, attempt_id: int, ceiling: int | None, fresh: Sequence[Arrived]) -> Rollup:
+def derive(session: Session, run: Run, attempt_id: int, ceiling: int | None, fresh: Sequence[Arrived]) -> Rollup:
     """Write what the fresh events of an attempt bring to the derived tables; `ceiling` as in `Rollup`."""
-    connection = session.connection()
+    connection, run_id = session.connection(), run.id
     stored = _stored_steps(connection, run_id, attempt_id, steps_concerned(fresh))
     rollup = Rollup(run_id, attempt_id, ceiling, stored)
     rollup.add(fresh)
@@ -119,12 +120,14 @@ def derive(session: Session, run_id: int, attempt_id: int, ceiling: int | None, 
         connection, [(*ids, CHECKPOINT, step, path, time) for (step, path), time in rollup.checkpoints.items()]
     )
     _change_epochs(connection, run_id, [stored[row["step"]] for row in changed if row["step"] in stored], changed)
+    settle(connection, run, {*rollup.steps, *(step for _, step in rollup.metrics)})
     return rollup
 
 
-def remove(session: Session, run_id: int, attempt_ids: Collection[int], from_step: int | None) -> None:
+def remove(session: Session, run: Run, attempt_ids: Collection[int], from_step: int | None) -> None:
     """Take out the rows of these attempts from a step on; None: all of them, with what belongs to no step."""
-    connection = session.connection()
+    connection, run_id = session.connection(), run.id
+    unpack(connection, run, from_step or 0)
     mine = [STEPS.c.run_id == run_id, STEPS.c.attempt_id.in_(attempt_ids)]
     if from_step is not None:
         mine.append(STEPS.c.step >= from_step)

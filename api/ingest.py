@@ -75,7 +75,7 @@ def add_events(session: Session, attempt_uid: str, arrived: Sequence[Arrived]) -
 def forget_events(session: Session, run: Run, attempt: Attempt) -> None:
     """Take an attempt's events and all that was derived from them out, so that its whole record can be stored anew."""
     connection = session.connection()
-    remove(session, run.id, [attempt.id], None)
+    remove(session, run, [attempt.id], None)
     connection.execute(_EVENTS.delete().where(_EVENTS.c.attempt_id == attempt.id))
     connection.execute(_SOURCES.delete().where(_SOURCES.c.attempt_id == attempt.id))
     _count_dropped(session, run)
@@ -145,9 +145,9 @@ def _derive(
         attempt.first_step = first
         older = [one.id for one in attempts if one.number < attempt.number]
         if older:
-            remove(session, run.id, older, first)
+            remove(session, run, older, first)
     newer = [one.first_step for one in attempts if one.number > attempt.number and one.first_step is not None]
-    rollup = derive(session, run.id, attempt.id, min(newer, default=None), fresh)
+    rollup = derive(session, run, attempt.id, min(newer, default=None), fresh)
     update_header(session, run, attempt, rollup)
     if rollup.started is not None:
         lives.began(run, attempts, attempt, rollup.started[1])

@@ -89,7 +89,7 @@ def take(database: Database, sent: Sent) -> Taken:
         raise ProblemError(422, "the batch has an event that has not its form", errors=[place]) from error
     alive = batch.heartbeat.alive if batch.heartbeat else None
     uid = sent.attempt_uid
-    with database.reading() as session:
+    with database.reading(snapshot=False) as session:
         run_id = session.scalar(select(Attempt.run_id).where(Attempt.uid == uid))
     if run_id is None:
         raise ProblemError(409, f"attempt {uid} is unknown: announce it first")

@@ -117,8 +117,12 @@ def find_run(session: Session, uid: str, lock: bool = False) -> Run:
 
 def names_around(session: Session, run: Run) -> tuple[str | None, str | None]:
     """Name of its experiment, uid of its parent."""
-    experiment = session.scalar(select(Experiment.name).where(Experiment.id == run.experiment_id))
-    parent = session.scalar(select(Run.uid).where(Run.id == run.parent_id))
+    # Most runs have neither: nothing is asked then.
+    experiment, parent = None, None
+    if run.experiment_id is not None:
+        experiment = session.scalar(select(Experiment.name).where(Experiment.id == run.experiment_id))
+    if run.parent_id is not None:
+        parent = session.scalar(select(Run.uid).where(Run.id == run.parent_id))
     return experiment, parent
 
 

@@ -16,6 +16,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     String,
     Text,
     TextClause,
@@ -297,6 +298,22 @@ class Metric(Base):
     attempt_id: Mapped[int] = _attempt()
     # None: not finite (a diverged loss); SQL has no number for it that both databases keep.
     value: Mapped[float | None] = mapped_column(Float)
+
+
+class CurveBlock(Base):
+    """Some steps of one curve of a step or metric, value beside value (`api/curve_blocks.py`)."""
+
+    __tablename__ = "curve_blocks"
+    # Kept in the order of its key.
+    __table_args__ = {"sqlite_with_rowid": False}
+
+    run_id: Mapped[int] = _run(primary_key=True)
+    name: Mapped[str] = mapped_column(String(METRIC_LENGTH), primary_key=True)
+    # `block` has the steps from block * BLOCK_STEPS on.
+    block: Mapped[int] = mapped_column(Integer, primary_key=True)
+    # A byte a step that is there, ascending, and a float64 (little endian) each; NaN where it has no value.
+    offsets: Mapped[bytes] = mapped_column(LargeBinary)
+    values: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class Move(Base):

@@ -7,15 +7,20 @@ step is still seen in a curve of 10,000. A stretch without any value leaves one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+
+# None, or in an array NaN, is a point without a value.
+Values = Sequence[float | None] | NDArray[np.float64]
 
 # First, last, and one bucket's two extremes.
 MIN_POINTS = 4
 
 
-def keep(values: Sequence[float | None], points: int) -> list[int]:
+def keep(values: Values, points: int) -> list[int]:
     """Indices of the points to keep, ascending, at most max(points, MIN_POINTS)."""
     n = len(values)
     points = max(points, MIN_POINTS)
@@ -38,8 +43,9 @@ def keep(values: Sequence[float | None], points: int) -> list[int]:
 
 
 def downsample(
-    x: Sequence[float], values: Sequence[float | None], points: int
+    x: Sequence[float] | NDArray[np.float64], values: Values, points: int
 ) -> tuple[list[float], list[float | None]]:
     """The kept points of one curve. `x` and `values` have one length."""
     kept = keep(values, points)
-    return [float(x[i]) for i in kept], [values[i] for i in kept]
+    numbers = np.array(values, dtype=np.float64)[kept].tolist()
+    return np.array(x, dtype=np.float64)[kept].tolist(), [None if math.isnan(one) else one for one in numbers]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.curves import BUBBLES
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.record import Step
+from rhyme_openrlhf.api.step_figures import BUBBLES
 
 
 @dataclass(frozen=True)

@@ -48,15 +48,20 @@ def timeline(
 ) -> Timeline:
     """Lanes of the `chosen` engines, else of the `worst` ones (most bubble time first); at most `limit` intervals."""
     window = (Interval.run_id == run.id, Interval.step >= from_step, Interval.step <= to_step)
-    engines = session.scalar(select(func.count(Interval.engine.distinct())).where(*window)) or 0
     length = cast(Interval.end - Interval.start, Float)
     bubble = func.coalesce(func.sum(length).filter(Interval.state != "generate"), 0.0)
-    ranking = select(Interval.engine, bubble).where(*window).group_by(Interval.engine)
+    ranking = select(Interval.engine, bubble, func.count().over()).where(*window).group_by(Interval.engine)
     if chosen is not None:
         ranking = ranking.where(Interval.engine.in_(chosen)).order_by(Interval.engine)
     else:
         ranking = ranking.order_by(bubble.desc(), Interval.engine)
-    lanes = {engine: Lane(engine, seconds, []) for engine, seconds in session.execute(ranking.limit(worst))}
+    ranked = session.execute(ranking.limit(worst)).all()
+    lanes = {engine: Lane(engine, seconds, []) for engine, seconds, _ in ranked}
+    if chosen is None:
+        # How many groups there were before the limit.
+        engines = ranked[0][2] if ranked else 0
+    else:
+        engines = session.scalar(select(func.count(Interval.engine.distinct())).where(*window)) or 0
     rows = session.scalars(
         select(Interval)
         .where(*window, Interval.engine.in_(lanes))

@@ -1,13 +1,18 @@
-"""Shared by all tests: OpenRLHF must be importable on a machine without a GPU; and the project's wheel."""
+"""Shared by all tests: OpenRLHF must be importable without a GPU; the project's wheel; a service's settings."""
 
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.chromium import browser_page, chromium  # noqa: F401 (fixtures, for every folder the same browser)
+
+if TYPE_CHECKING:
+    from rhyme_openrlhf.api.settings import ServeSettings
 
 # The pure parts are tested without torch too.
 if importlib.util.find_spec("torch"):
@@ -26,3 +31,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return built
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> Callable[..., "ServeSettings"]:
+    """A service's settings, with limits that no test meets by chance."""
+    # Not every environment has what the service needs.
+    from rhyme_openrlhf.api.settings import ServeSettings
+
+    def make(**more: Any) -> ServeSettings:
+        values: dict[str, Any] = {
+            "data_dir": str(tmp_path / "data"),
+            "roots": str(tmp_path / "runs"),
+            "requests_per_second": 100_000.0,
+            "request_burst": 100_000,
+            "sign_ins_per_minute": 100_000.0,
+            "live_poll_s": 0.05,
+        }
+        return ServeSettings(**{**values, **more})
+
+    return make

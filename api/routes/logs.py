@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query, Response
@@ -107,12 +107,8 @@ def get_log(
     before: Annotated[int | None, Query(ge=0, le=INT64, description="The last lines before this byte.")] = None,
 ) -> LogChunk:
     """The last lines of a log, or a range of its bytes."""
-    logs = _directory(service, launching, uid, number)
-    try:
-        with open_log(logs, name) as file:
-            chunk = read_tail(file, tail, before) if start is None else read_range(file, start, length)
-    except LogError as error:
-        raise ProblemError(404, str(error)) from error
+    with _log(_directory(service, launching, uid, number), name) as file:
+        chunk = read_tail(file, tail, before) if start is None else read_range(file, start, length)
     return LogChunk.model_validate(chunk)
 
 
@@ -128,11 +124,8 @@ def search_log(
     start: Annotated[int, Query(ge=0, le=INT64, description="A line's first byte: `scanned_to` of before.")] = 0,
 ) -> LogMatches:
     """Lines with a text, in any case of its letters; of a large log a part: go on from `scanned_to`."""
-    try:
-        with open_log(_directory(service, launching, uid, number), name) as file:
-            return LogMatches.model_validate(search(file, text, start))
-    except LogError as error:
-        raise ProblemError(404, str(error)) from error
+    with _log(_directory(service, launching, uid, number), name) as file:
+        return LogMatches.model_validate(search(file, text, start))
 
 
 @router.get(
@@ -150,12 +143,8 @@ def download_log(
     launching: LaunchingDep,
 ) -> StreamingResponse:
     """The whole file as it is now."""
-    logs = _directory(service, launching, uid, number)
     stack = ExitStack()
-    try:
-        file = stack.enter_context(open_log(logs, name))
-    except LogError as error:
-        raise ProblemError(404, str(error)) from error
+    file = stack.enter_context(_log(_directory(service, launching, uid, number), name))
 
     def content() -> Iterator[bytes]:
         with stack:
@@ -190,12 +179,9 @@ def stream_log(
     """A log as it is written; a file that was cut short is read from its start again."""
     logs = _directory(service, launching, uid, number)
     begin = last_id(last_event_id, start)
-    try:
-        with open_log(logs, name) as file:
-            if begin is None:
-                begin = read_tail(file, tail).start
-    except LogError as error:
-        raise ProblemError(404, str(error)) from error
+    with _log(logs, name) as file:
+        if begin is None:
+            begin = read_tail(file, tail).start
     return LiveResponse(service, follow_pieces(service, who, begin, lambda offset: _piece(logs, name, offset)))
 
 
@@ -221,7 +207,21 @@ def _process(logs: Path, name: str) -> str:
 def _directory(service: Service, launching: Launching, uid: str, number: int) -> Path:
     with service.database.reading() as session:
         directory = find_attempt(session, find_run(session, uid), number).run_directory
-    try:
+    with _found():
         return logs_of(directory or "", readable_roots(launching))
+
+
+@contextmanager
+def _log(logs: Path, name: str) -> Iterator[BinaryIO]:
+    """The log, open. Raises ProblemError (404)."""
+    with _found(), open_log(logs, name) as file:
+        yield file
+
+
+@contextmanager
+def _found() -> Iterator[None]:
+    """A log that is not there is an answer: ProblemError (404)."""
+    try:
+        yield
     except LogError as error:
         raise ProblemError(404, str(error)) from error

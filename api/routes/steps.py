@@ -60,7 +60,8 @@ def _page(
     direction: Direction, limit: int, cursor: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """A page of a table with `run_id` and `step`, inside a window of steps."""
-    with service.database.reading() as session:
+    # The run's number does not change: no snapshot needed.
+    with service.database.reading(snapshot=False) as session:
         run: Run = find_run(session, uid)
         where = [table.run_id == run.id, table.step >= window[0], table.step <= window[1], *conditions]
         rows, following = page_of(session, table, where, Order(key.key, key, key, direction), limit, cursor)

@@ -187,7 +187,9 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
         if cluster is not None:
             stack.callback(lambda: _leave(cluster, under_way))
         launching = Launching(options.launch, data, settings.root_paths(), _control_url(options, port), launcher)
-        background = (*BACKGROUND, worker_intake, dispatching(launching, ended), *further)
+        # A demonstration's one run is played in a thread of the service: nobody sends batches.
+        intakes = () if options.demo else (worker_intake,)
+        background = (*BACKGROUND, *intakes, dispatching(launching, ended), *further)
 
         def show_link(secret: str) -> None:
             print(

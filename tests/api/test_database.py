@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, func, insert, inspect, select, text, update
+from sqlalchemy.exc import OperationalError
 
 from rhyme_openrlhf.api import database as database_module
 from rhyme_openrlhf.api import models, record
@@ -72,6 +74,8 @@ def fill(connection, tables: MetaData) -> None:  # type: ignore[no-untyped-def]
                 values[column.name] = {"a": [1]}
             elif "CHAR" in kind or "TEXT" in kind:
                 values[column.name] = {"role": "viewer", "status": "running"}.get(column.name, "text")
+            elif "BLOB" in kind or "BYTEA" in kind:
+                values[column.name] = b"bytes"
             elif "BOOL" in kind:
                 values[column.name] = True
             else:
@@ -101,6 +105,27 @@ def test_a_newer_schema_is_refused(empty_url: str) -> None:
 def test_other_urls_are_refused_in_words(url: str, says: str) -> None:
     with pytest.raises(DatabaseError, match=says):
         Database(url)
+
+
+@pytest.mark.parametrize(("trusted", "lives"), [(0.0, True), (3600.0, False)])
+def test_a_connection_that_died_is_replaced_unless_it_was_used_just_now(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch, trusted: float, lives: bool
+) -> None:
+    monkeypatch.setattr(database_module, "_TRUSTED_SECONDS", trusted)
+    store, other = Database(postgresql_url), Database(postgresql_url)
+    for snapshot in (True, False):
+        with store.reading(snapshot) as session:
+            server = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        with other.writing() as session:
+            # With a time to wait: it returns when the process is gone.
+            session.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": server})
+        with nullcontext() if lives else pytest.raises(OperationalError), store.reading(snapshot) as session:
+            assert session.execute(text("SELECT pg_backend_pid()")).scalar_one() != server
+        # It is not met twice.
+        with store.reading(snapshot) as session:
+            session.execute(text("SELECT 1"))
+    for one in (store, other):
+        one.dispose()
 
 
 def test_two_services_upgrade_at_once(empty_url: str) -> None:

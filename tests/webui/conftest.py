@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -87,23 +86,6 @@ def run_directory(tmp_path: Path) -> Path:
     settings = {"run": {"name": "demo"}, "histospec": {"enable": True}}
     (directory / "config.json").write_text(json.dumps({"settings": settings, "arguments": {}}))
     return directory
-
-
-@pytest.fixture
-def make_settings(tmp_path: Path) -> Callable[..., ServeSettings]:
-    """Settings with limits that no test meets by chance."""
-
-    def make(**more: Any) -> ServeSettings:
-        values: dict[str, Any] = {
-            "data_dir": str(tmp_path / "data"),
-            "roots": str(tmp_path / "runs"),
-            "requests_per_second": 100_000.0,
-            "request_burst": 100_000,
-            "live_poll_s": 0.05,
-        }
-        return ServeSettings(**{**values, **more})
-
-    return make
 
 
 @pytest.fixture

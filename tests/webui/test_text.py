@@ -89,7 +89,7 @@ def test_moments_are_in_utc() -> None:
 
 
 def test_every_curve_that_is_named_exists() -> None:
-    from rhyme_openrlhf.api.curves import COLUMNS, FIGURES
+    from rhyme_openrlhf.api.step_figures import COLUMNS, FIGURES
 
     assert set(text.LABELS) <= {*COLUMNS, *FIGURES}
     assert text.label("actor/kl") == "actor/kl"

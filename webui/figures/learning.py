@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from rhyme_openrlhf.api.curves import COLUMNS, FIGURES, Curve
+from rhyme_openrlhf.api.curves import Curve
+from rhyme_openrlhf.api.step_figures import COLUMNS, FIGURES
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
 from rhyme_openrlhf.webui.figures.base import OnAxis, blank, has_values, lines, pattern, summary, y_axis

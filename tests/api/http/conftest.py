@@ -66,24 +66,6 @@ class Api:
 
 
 @pytest.fixture
-def make_settings(tmp_path: Path) -> Callable[..., ServeSettings]:
-    """Settings with limits that no test meets by chance."""
-
-    def make(**more: Any) -> ServeSettings:
-        values: dict[str, Any] = {
-            "data_dir": str(tmp_path / "data"),
-            "roots": str(tmp_path / "runs"),
-            "requests_per_second": 100_000.0,
-            "request_burst": 100_000,
-            "sign_ins_per_minute": 100_000.0,
-            "live_poll_s": 0.05,
-        }
-        return ServeSettings(**{**values, **more})
-
-    return make
-
-
-@pytest.fixture
 def store(request: pytest.FixtureRequest) -> str:
     """URL of the store, "" for the settings' own SQLite; modules mark what runs on PostgreSQL too."""
     return request.getfixturevalue("postgresql_url") if getattr(request, "param", "") == "postgresql" else ""
@@ -97,7 +79,7 @@ def make_api(make_settings: Callable[..., ServeSettings], tmp_path: Path, store:
     root.mkdir()
 
     def make(**more: Any) -> Api:
-        app = create_app(make_settings(database=store, **more))
+        app = create_app(make_settings(**{"database": store, **more}))
         nobody = TestClient(app, base_url=BASE, raise_server_exceptions=False)
         nobody.__enter__()
         open_clients.append(nobody)
