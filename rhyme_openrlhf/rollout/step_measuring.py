@@ -75,12 +75,17 @@ class StepMeasuring:
         try:
             await self.call_scheduler("take_steps")
             # The first step of a request is its prefill (of one token), the last one has no next to be timed by.
-            await self._run(shape.running, shape.context_each, 2 + steps, self.context_arguments)
+            tokens = 2 + steps
+            if not self.context_arguments:
+                # Contexts are computed: the first samples have to wait for the last ones', decoding meanwhile.
+                computed = shape.running * shape.context_each
+                tokens += 2 * -(-computed // (await self.limits()).step_tokens) * (1 + shape.drafts_each // 8)
+            await self._run(shape.running, shape.context_each, tokens, self.context_arguments)
             found = await self.call_scheduler("take_steps")
         finally:
             await self.call_scheduler("force_drafts", None)
         wanted = (shape.running, shape.running * shape.drafts_each)
-        return [tuple(step) for step in found if (step[0], step[2]) == wanted]
+        return [tuple(step) for step in found if (step[0], step[2]) == wanted][:steps]
 
     async def prefill(self, shape: PrefillShape) -> float:
         """Seconds until all sequences of this shape have their first token."""
