@@ -86,7 +86,7 @@ def plan_shares(
             known[group, count] = group_seconds(lengths[group], count)
         return known[group, count]
 
-    equal = _judged(_equal_shares(groups, engines, most), engines, seconds, None)
+    equal = _judged(equal_shares(groups, engines, most), engines, seconds, None)
     if groups == 1:
         return equal
 
@@ -222,7 +222,7 @@ def _with_leftovers(
     return tuple(filled)
 
 
-def _equal_shares(groups: int, engines: int, most: int) -> tuple[int, ...]:
+def equal_shares(groups: int, engines: int, most: int) -> tuple[int, ...]:
     """As equal as whole engines are, the longest rank groups first."""
     whole, over = divmod(engines, groups)
     return tuple(min(most, whole + (group >= groups - over)) for group in range(groups))

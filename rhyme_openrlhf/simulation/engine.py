@@ -317,9 +317,7 @@ class Engine:
         if not self.running:
             return min(most, math.ceil(seconds / extra)) if extra else most
         growth = self._growth * pace.part
-        return self.kind.times.steps_until(
-            len(self.running), self._context, pace.drafts, most, growth, seconds, extra
-        )
+        return self.kind.times.steps_until(len(self.running), self._context, pace.drafts, most, growth, seconds, extra)
 
     def _go(self, steps: int, pace: Pace, seconds: float) -> None:
         self.now += seconds

@@ -48,9 +48,7 @@ def test_exact_against_token_by_token(
 
 @settings(deadline=None)
 @given(work, st.lists(st.floats(0.001, 0.3), max_size=30))
-def test_looking_at_an_engine_changes_nothing(
-    lengths: list[tuple[int, int]], pauses: list[float]
-) -> None:
+def test_looking_at_an_engine_changes_nothing(lengths: list[tuple[int, int]], pauses: list[float]) -> None:
     """`run_until` between the changes gives the same ends, and never passes the step that is going on."""
     kind = kinds.kind(1500, 6, 64)
     straight, stopped = Engine(kind, plain), Engine(kind, plain)
