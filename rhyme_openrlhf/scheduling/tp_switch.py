@@ -73,13 +73,13 @@ def decide(
         return _by_stopping(current, layouts, samples, longest_allowed, switch_seconds)
     remaining = by_maximum(samples, longest_allowed)
     rests = [_rest(layout, samples, remaining) for layout in layouts]
-    stay = rests[current].total()
+    stay = rests[current].whole()
     contexts = [sample.context for sample in samples]
     best: Switch | None = None
     for place, rest in enumerate(rests):
         if place == current:
             continue
-        total = rest.total() + switch_seconds(current, place, contexts)
+        total = rest.whole() + switch_seconds(current, place, contexts)
         if total < (best.seconds_switched if best else stay):
             best = Switch(place, stay, total)
     return best
@@ -100,8 +100,8 @@ def _by_stopping(
         if place == current:
             continue
         there = _rest(layout, samples, remaining)
-        now = there.total() + switch_seconds(current, place, contexts)
-        if now >= here.total():
+        now = there.whole() + switch_seconds(current, place, contexts)
+        if now >= here.whole():
             continue
         # Switching when `left` samples are left: those that ran longest so far stand for them.
         later = min(
@@ -112,7 +112,7 @@ def _by_stopping(
             default=float("inf"),
         )
         if now <= later and (best is None or now < best.seconds_switched):
-            best = Switch(place, here.total(), now)
+            best = Switch(place, here.whole(), now)
     return best
 
 
@@ -126,7 +126,7 @@ class _Rest:
     left: tuple[int, ...]
     seconds: NDArray[np.float64]
 
-    def total(self) -> float:
+    def whole(self) -> float:
         return float(self.seconds.sum())
 
     def until(self, cut: int) -> float:

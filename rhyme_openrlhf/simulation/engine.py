@@ -95,10 +95,12 @@ class Pace:
 
 @dataclass
 class Counts:
-    """What an engine did: tokens generated, decode steps, draft tokens, preemptions, seconds with something to run."""
+    """What an engine did: tokens generated, decode steps, the same times their samples, draft tokens, preemptions,
+    seconds with something to run."""
 
     tokens: float = 0.0
     steps: int = 0
+    sample_steps: int = 0
     drafts: float = 0.0
     preemptions: int = 0
     busy_seconds: float = 0.0
@@ -324,6 +326,7 @@ class Engine:
         self.counts.busy_seconds += seconds
         if self.running:
             self.counts.steps += steps
+            self.counts.sample_steps += steps * len(self.running)
             self.counts.drafts += steps * pace.drafts
             self._place += steps * pace.part
             self._context += steps * pace.part * self._growth

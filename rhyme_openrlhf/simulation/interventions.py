@@ -141,7 +141,7 @@ class Interventions:
             plan = run.plans.get(step)
             if plan is None or not plan.rank_groups or not run.left[step]:
                 continue
-            factor = run.history.beta(run.workload.steps[step - 1].epoch, run.features.beta_floor)
+            factor = run.history.growth_factor(run.workload.steps[step - 1].epoch, run.features.beta_floor)
             for place, group in enumerate(plan.rank_groups):
                 own = [s for s in run.slots if plan.rank_group_of[s.place] == place]
                 samples = sum(len(plan.jobs[slot.place]) for slot in own)

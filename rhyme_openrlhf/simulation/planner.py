@@ -56,7 +56,7 @@ class History:
                 self._growth.setdefault(step.epoch, []).append(pair)
             self._lengths[load.prompt] = load.lengths
 
-    def beta(self, epoch: int, floor: float) -> float:
+    def growth_factor(self, epoch: int, floor: float) -> float:
         """The outliers' factor in an epoch: by the growth seen in the epoch before."""
         return outliers.beta(self._growth.get(epoch - 1, ()), floor)
 

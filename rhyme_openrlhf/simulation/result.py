@@ -22,7 +22,8 @@ class StepTimesOf:
 
 @dataclass
 class Result:
-    """Of one simulated run. `moves` by cause; `drafts` and `decode_steps` over all engines."""
+    """Of one simulated run. `moves` by cause; `decode_steps` of all engines, `sample_steps` of
+    all their samples, `drafts`: draft tokens verified."""
 
     steps: list[StepTimesOf]
     accounts: Accounts = field(default_factory=Accounts)
@@ -32,6 +33,12 @@ class Result:
     decode_steps: int = 0
     drafts: float = 0.0
     tokens_generated: float = 0.0
+    sample_steps: float = 0.0
+
+    @property
+    def tokens_per_sample_step(self) -> float:
+        """Response tokens of a sample's decode step, in the mean: 1 without speculation."""
+        return self.tokens_generated / self.sample_steps if self.sample_steps else 0.0
 
     @property
     def seconds(self) -> float:

@@ -95,6 +95,7 @@ class Run:
             self.idle_ends(slot, end)
             self.result.preemptions += slot.engine.counts.preemptions
             self.result.decode_steps += slot.engine.counts.steps
+            self.result.sample_steps += slot.engine.counts.sample_steps
             self.result.drafts += slot.engine.counts.drafts
             self.result.tokens_generated += slot.engine.counts.tokens
             self.result.accounts.seconds["rollout"] += slot.devices * slot.engine.counts.busy_seconds
