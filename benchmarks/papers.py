@@ -79,10 +79,16 @@ def rhymerl(found: dict[str, Any]) -> str:
     load = drawn(shape, steps=32, prompts=256, samples=16, steps_per_epoch=8, seed=SEED)
     kinds: dict[str, Callable[[], Features]] = {
         "asynchronous baseline": Features,
-        "+ HistoPipe": lambda: Features("pipeline", outliers=True),
-        "+ two-tier": lambda: Features("pipeline", outliers=True, two_tier=True),
+        "+ HistoPipe": lambda: Features("pipeline", outliers=True, defer=True),
+        "+ two-tier": lambda: Features("pipeline", outliers=True, defer=True, two_tier=True),
         "+ HistoSpec": lambda: Features(
-            "pipeline", outliers=True, two_tier=True, speculation="window", acceptance_epochs=4, **acceptances()
+            "pipeline",
+            outliers=True,
+            defer=True,
+            two_tier=True,
+            speculation="window",
+            acceptance_epochs=4,
+            **acceptances(),
         ),
     }
     columns: list[list[float]] = []

@@ -33,9 +33,9 @@ scheduling decisions of this package. Nothing runs on a device; every figure is 
   rhyme simulate --profile mine.json --trace lengths.jsonl --features pipeline --sweep rank-groups=4,8,16,32 --jobs 4
       your own lengths (docs/simulator.md has the format), and a setting swept
 
-Features: sync or async (OpenRLHF's trainers; async if neither is named), pipeline, two-tier, outliers, dispatch,
-reallocation, tp-switch (by history), tp-switch-max (by longest response), speculation, budget. Reallocation and TP
-switches are simulated with sync and async only, two-tier and outliers with pipeline only."""
+Features: sync or async (OpenRLHF's trainers; async if neither is named), pipeline, two-tier, outliers, defer (of
+outliers), dispatch, reallocation, tp-switch (by history), tp-switch-max (by longest response), speculation, budget.
+Reallocation and TP switches are simulated with sync and async only, two-tier and outliers with pipeline only."""
 
 
 class _Parser(argparse.ArgumentParser):

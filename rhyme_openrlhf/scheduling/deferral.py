@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+PromptGroup = TypeVar("PromptGroup", bound=Hashable)
 
 
 @dataclass
-class _Step:
-    own: set[Hashable]
-    ended: list[Hashable] = field(default_factory=list)
-    deferred: set[Hashable] = field(default_factory=set)
-    pulled: set[Hashable] = field(default_factory=set)  # of this step's own, by the step before
+class _Step(Generic[PromptGroup]):
+    own: set[PromptGroup]
+    ended: list[PromptGroup] = field(default_factory=list)
+    deferred: set[PromptGroup] = field(default_factory=set)
+    pulled: set[PromptGroup] = field(default_factory=set)  # of this step's own, by the step before
 
     @property
     def can_give(self) -> int:
@@ -28,21 +31,22 @@ class _Step:
         return len(self.own) - len(self.deferred) - len(self.pulled)
 
 
-class BatchLedger:
+class BatchLedger(Generic[PromptGroup]):
     """The batches of a run, as prompt groups end. A prompt group is any key that no other step has."""
 
     def __init__(self, steps: int) -> None:
         """`steps`: of the whole run, counted from 1."""
         self._last = steps
-        self._steps: dict[int, _Step] = {}
+        self._handed_out = 0
+        self._steps: dict[int, _Step[PromptGroup]] = {}
 
-    def add(self, step: int, prompt_groups: Iterable[Hashable]) -> None:
+    def add(self, step: int, prompt_groups: Iterable[PromptGroup]) -> None:
         """The step's generation begins with these. Raises ValueError if it did before."""
         if step in self._steps:
             raise ValueError(f"step {step} has begun before")
         self._steps[step] = _Step(set(prompt_groups))
 
-    def ended(self, step: int, prompt_group: Hashable) -> None:
+    def ended(self, step: int, prompt_group: PromptGroup) -> None:
         """All samples of one of the step's own prompt groups are finished (a deferred one too). Raises ValueError."""
         own = self._steps[step]
         if prompt_group not in own.own or prompt_group in own.ended:
@@ -51,7 +55,7 @@ class BatchLedger:
         if step - 1 in self._steps:
             self._pull(step - 1)
 
-    def defer(self, step: int, prompt_group: Hashable) -> bool:
+    def defer(self, step: int, prompt_group: PromptGroup) -> bool:
         """Whether the prompt group trains in the next step from now on; False: it stays, as if nothing was asked."""
         own, following = self._steps[step], self._steps.get(step + 1)
         if prompt_group in own.deferred:
@@ -67,10 +71,16 @@ class BatchLedger:
         self._pull(step)
         return True
 
-    def batch(self, step: int) -> tuple[Hashable, ...] | None:
-        """The prompt groups that the step trains on, once all are finished and fixed; None until then."""
+    def batch(self, step: int) -> tuple[PromptGroup, ...] | None:
+        """The prompt groups that the step trains on, once all are finished and the step before has its own; else None.
+
+        Handed out once: after that the step's batch is fixed. Raises ValueError if it was handed out before.
+        """
+        if step <= self._handed_out:
+            raise ValueError(f"the batch of step {step} was handed out before")
         own = self._steps.get(step)
-        if own is None:
+        # A step that is finished before the one before it may still have to give one of its own.
+        if own is None or step > self._handed_out + 1:
             return None
         before, following = self._steps.get(step - 1), self._steps.get(step + 1)
         pulled = following.pulled if following else set()
@@ -84,6 +94,7 @@ class BatchLedger:
         order = [g for g in own.ended if g in stay]
         order += [g for g in following.ended if g in pulled] if following else []
         order += [g for g in before.ended if g in late] if before else []
+        self._handed_out = step
         return tuple(order)
 
     def _pull(self, step: int) -> None:

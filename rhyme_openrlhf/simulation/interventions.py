@@ -19,6 +19,7 @@ from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.dispatch import assign
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.simulation.engine import Job
+from rhyme_openrlhf.simulation.planner import StepPlan
 from rhyme_openrlhf.simulation.slot import Slot
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Interventions:
         self._cooldown = reallocation.Cooldown(run.features.cooldown)
         self._thresholds: dict[tuple[int, int], int] = {}
         sizes = sorted(run.profiles) if run.features.switching != "off" else []
+        self._not_before: dict[tuple[int, int], float] = {}
         self._sizes = [size for size in sizes if size >= run.cluster.tensor_parallel and not run.cluster.devices % size]
         self._tails: dict[int, dict[int, list[Slot]]] = defaultdict(dict)
         self._layout: dict[int, int] = {}
@@ -137,26 +139,36 @@ class Interventions:
 
     def _outliers(self, now: float) -> None:
         run = self._run
-        for step in sorted(run.left):
-            plan = run.plans.get(step)
-            if plan is None or not plan.rank_groups or not run.left[step]:
-                continue
+        for step, plan in sorted(run.plans.items()):
             factor = run.history.growth_factor(run.workload.steps[step - 1].epoch, run.features.beta_floor)
             for place, group in enumerate(plan.rank_groups):
+                # Before, none of its samples can be so long.
+                if step not in run.plans or now < self._not_before.get((step, place), 0.0):
+                    continue
                 own = [s for s in run.slots if plan.rank_group_of[s.place] == place]
                 samples = sum(len(plan.jobs[slot.place]) for slot in own)
                 at_work = [slot for slot in own if slot.step == step and slot.engine.load]
                 if sum(slot.engine.load for slot in at_work) > outliers.last_count(samples, run.features.alpha):
                     continue
                 self._stop_at(at_work, now)
-                where = {job.sample: slot for slot in at_work for job in slot.engine.jobs_running()}
-                lengths = {j.sample: int(j.generated) for s in at_work for j in s.engine.jobs_running()}
+                where: dict[int, Slot] = {}
+                lengths: dict[int, int] = {}
+                for slot in at_work:
+                    for job in slot.engine.jobs_running():
+                        # A sample deferred from the step before is none of this step's.
+                        if job.sample >> 32 == step:
+                            where[job.sample], lengths[job.sample] = slot, int(job.generated)
                 for sample in outliers.outliers(lengths, samples, group.longest, factor, run.features.alpha):
-                    self._relocate(step, place, sample, where[sample])
+                    self._relocate(step, place, plan, sample, where[sample], now)
+                missing = factor * group.longest - max(lengths.values(), default=0)
+                if missing > 0:
+                    # No step is quicker than that of one sample without context.
+                    times = run.kinds[run.cluster.tensor_parallel].times
+                    quickest = times.seconds(1, 0, 0) / run.rates.tokens_per_step
+                    self._not_before[step, place] = now + missing * quickest
 
-    def _relocate(self, step: int, rank_group: int, sample: int, source: Slot) -> None:
+    def _relocate(self, step: int, rank_group: int, plan: StepPlan, sample: int, source: Slot, now: float) -> None:
         run = self._run
-        plan = run.plans[step]
         engines = [
             outliers.RunningEngine(s.place, plan.rank_group_of[s.place], s.engine.load, s.engine.free_tokens)
             for s in run.slots
@@ -166,7 +178,15 @@ class Interventions:
         target = outliers.destination(round(job.context), rank_group, engines)
         if target.engine is not None:
             self._move(source, run.slots[target.engine], [sample], "outlier_intra")
-        # To the next step: not simulated yet, the sample stays (as with deferring off).
+        elif run.features.defer and run.ledger.defer(step, (step, job.prompt)):
+            # It goes on beside the engine's samples of the next step, computed again there.
+            jobs = source.engine.take({sample})
+            for job in jobs:
+                job.computed = False
+            run.carried.setdefault(source.place, []).extend(jobs)
+            self._count("outlier_inter", len(jobs))
+            run.ended(source, [])
+            run.look_for_batches(now)
 
     # TP switches
 

@@ -47,14 +47,12 @@ class History:
         lengths = self._lengths.get(load.prompt)
         return LengthHistory(statistics.median(lengths), max(lengths)) if lengths else None
 
-    def note(self, step: StepLoad) -> None:
-        """The step's responses are done."""
-        for load in step.prompts:
-            before = self.of(load)
-            if before:
-                pair = (before.median, statistics.median(load.lengths))
-                self._growth.setdefault(step.epoch, []).append(pair)
-            self._lengths[load.prompt] = load.lengths
+    def note(self, epoch: int, load: PromptLoad) -> None:
+        """All of the prompt's responses are done."""
+        before = self.of(load)
+        if before:
+            self._growth.setdefault(epoch, []).append((before.median, statistics.median(load.lengths)))
+        self._lengths[load.prompt] = load.lengths
 
     def growth_factor(self, epoch: int, floor: float) -> float:
         """The outliers' factor in an epoch: by the growth seen in the epoch before."""

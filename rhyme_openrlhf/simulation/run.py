@@ -21,6 +21,7 @@ from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.transfer_model import TransferModel
+from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.simulation.accounts import State
 from rhyme_openrlhf.simulation.engine import Engine, EngineKind, Job, Pace
 from rhyme_openrlhf.simulation.interventions import Interventions
@@ -37,7 +38,9 @@ from rhyme_openrlhf.simulation.speculation_rates import (
     window_rates,
 )
 from rhyme_openrlhf.simulation.step_times import StepTimes
-from rhyme_openrlhf.simulation.workload import StepLoad, Workload
+from rhyme_openrlhf.simulation.workload import PromptLoad, StepLoad, Workload
+
+PromptGroup = tuple[int, int]
 
 
 class Run:
@@ -64,7 +67,12 @@ class Run:
         self.rates: Rates = NO_SPECULATION
         self.paces: dict[int, Callable[[int, float, float], Pace]] = dict.fromkeys(profiles, full_windows)
         self.plans: dict[int, StepPlan] = {}
-        self.left: dict[int, int] = {}
+        self.ledger: BatchLedger[PromptGroup] = BatchLedger(len(workload.steps))
+        self.carried: dict[int, list[Job]] = {}
+        self._planned = 0
+        # Of each prompt group, (step, prompt): what it is, and its samples that have not ended.
+        self._loads: dict[PromptGroup, PromptLoad] = {}
+        self._samples: dict[PromptGroup, int] = {}
         self.complete = {0}
         self.published = 0
         self.training_seconds = 0.0
@@ -126,18 +134,18 @@ class Run:
             slot.idle_since = now
         self.watch(slot)
         for job in jobs:
-            step = job.sample >> 32
-            self.left[step] -= 1
-            if not self.left[step]:
-                del self.left[step]
-                self._completed(step, now)
+            self._sample_ended(job, now)
         if jobs:
             self.interventions.after_ends(slot, now)
         if slot.engine.idle:
             self.try_begin(slot, now)
 
     def give(self, slot: Slot, jobs: list[Job], now: float) -> None:
-        """Jobs come to an engine."""
+        """Jobs come to an engine; one that is loading weights takes them with its next step."""
+        if slot.beginning:
+            self.carried.setdefault(slot.place, []).extend(jobs)
+            return
+        now = max(now, slot.engine.now)
         if slot.engine.idle:
             self.idle_ends(slot, now)
         slot.engine.give(jobs, now)
@@ -154,9 +162,11 @@ class Run:
         needed = step - 1 if self.features.trainer == "sync" else max(step - 2, 0)
         if self.published < needed or (self.barrier and step - 1 not in self.complete):
             return
+        # It may be past `now`: who looks at an engine lets it end its step.
+        now = max(now, slot.engine.now)
         self.interventions.back_to_aligned(slot, now)
         self.idle_ends(slot, now)
-        if step not in self.plans:
+        if step > self._planned:
             self._plan(step, now)
         slot.beginning = True
         load = 0.0
@@ -170,9 +180,10 @@ class Run:
         slot.beginning = False
         slot.step = step
         slot.idle_since = now
-        jobs = self.plans[step].jobs[slot.place]
+        # Without a plan all of the step has ended: this engine had no part in it.
+        jobs = [*self.carried.pop(slot.place, ()), *(self.plans[step].jobs[slot.place] if step in self.plans else ())]
         if jobs:
-            self.give(slot, list(jobs), now)
+            self.give(slot, jobs, now)
         else:
             self.try_begin(slot, now)
 
@@ -192,12 +203,37 @@ class Run:
             self.cluster.running,
             self.training_seconds,
         )
-        self.left[step] = sum(len(jobs) for jobs in self.plans[step].jobs)
+        self._planned = step
+        self._loads |= {(step, prompt.prompt): prompt for prompt in load.prompts}
+        self._samples |= {(step, prompt.prompt): len(prompt.lengths) for prompt in load.prompts}
+        self.ledger.add(step, [(step, prompt.prompt) for prompt in load.prompts])
+
+    def _sample_ended(self, job: Job, now: float) -> None:
+        """Its prompt group may be done with it, and a step with that."""
+        step = job.sample >> 32
+        group = (step, job.prompt)
+        self._samples[group] -= 1
+        if self._samples[group]:
+            return
+        del self._samples[group]
+        self.history.note(self.workload.steps[step - 1].epoch, self._loads[group])
+        self.ledger.ended(step, group)
+        self.look_for_batches(now)
+
+    def look_for_batches(self, now: float) -> None:
+        """Complete the steps whose batches have come together."""
+        for step in range(max(self._planned - 2, 1), self._planned + 1):
+            batch = self.ledger.batch(step) if step not in self.complete else None
+            if batch is not None:
+                times = self.result.steps[step - 1]
+                loads = [self._loads.pop(group) for group in batch]
+                times.tokens = sum(sum(load.lengths) for load in loads)
+                times.samples = sum(len(load.lengths) for load in loads)
+                self._completed(step, now)
 
     def _completed(self, step: int, now: float) -> None:
         self.complete.add(step)
-        self.history.note(self.workload.steps[step - 1])
-        self.plans.pop(step - 1, None)
+        self.plans.pop(step, None)
         self.result.steps[step - 1].completed = now
         self._train(now)
         if self.barrier:

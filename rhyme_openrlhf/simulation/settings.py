@@ -61,8 +61,8 @@ class Features:
     """What is in use.
 
     `trainer`: OpenRLHF's synchronous or asynchronous one, or the streaming pipeline (HistoPipe's tier 1). `two_tier`:
-    shares of engines by figure 12. `outliers`: moved within the step. `dispatch`: prompts by predicted work.
-    `reallocation`, `switching`: only with the sync and async trainers. `interval`: seconds
+    shares of engines by figure 12. `outliers`: moved within the step, with `defer` to the next one too. `dispatch`:
+    prompts by predicted work. `reallocation`, `switching`: only with the sync and async trainers. `interval`: seconds
     between looks at the engines.
     """
 
@@ -70,6 +70,7 @@ class Features:
     rank_groups: int = 16
     two_tier: bool = False
     outliers: bool = False
+    defer: bool = False
     alpha: float = ALPHA
     beta_floor: float = BETA_FLOOR
     dispatch: bool = False
@@ -93,6 +94,8 @@ class Features:
         _check("window-max", self.window_max, 2, 128)
         _check("interval", self.interval, 1e-3, 86400)
         _check("acceptance-epochs", self.acceptance_epochs, 1, 100_000)
+        if self.defer and not self.outliers:
+            raise ValueError("deferring is of outliers: add the feature 'outliers'")
         if self.trainer != "pipeline" and (self.two_tier or self.outliers):
             raise ValueError("two-tier shares and outliers are of the streaming pipeline: add the feature 'pipeline'")
         if self.trainer == "pipeline" and (self.reallocation or self.switching != "off"):

@@ -26,6 +26,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "pipeline": {"trainer": "pipeline"},
     "two-tier": {"two_tier": True},
     "outliers": {"outliers": True},
+    "defer": {"defer": True},
     "dispatch": {"dispatch": True},
     "reallocation": {"reallocation": True},
     "tp-switch": {"switching": "history"},

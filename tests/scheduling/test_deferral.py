@@ -31,6 +31,8 @@ def test_every_prompt_group_trains_exactly_once(sizes: list[int], seed: int, oft
             if draw.random() < 0.5:
                 ledger.ended(group[0], group)
                 open_groups.remove(group)
+        # Whoever asks for a later one first gets none.
+        assert begun < len(trained) + 2 or ledger.batch(len(trained) + 2) is None
         batch = ledger.batch(len(trained) + 1)
         if batch is not None:
             trained[len(trained) + 1] = batch
@@ -67,6 +69,8 @@ def test_nothing_is_deferred_out_of_the_run() -> None:
     assert not ledger.defer(1, "a")
     ledger.ended(1, "a")
     assert ledger.batch(1) == ("a",)
+    with pytest.raises(ValueError, match="handed out before"):
+        ledger.batch(1)
     with pytest.raises(ValueError, match="ended before"):
         ledger.ended(1, "a")
     with pytest.raises(ValueError, match="begun before"):

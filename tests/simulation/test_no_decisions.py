@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rhyme_openrlhf.scheduling import (
     tp_switch,
 )
 from rhyme_openrlhf.scheduling.carriers import Carrier
+from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.engine_shares import EngineShares
 from rhyme_openrlhf.scheduling.outliers import Destination
 from rhyme_openrlhf.scheduling.rank_groups import RankGroup
@@ -33,6 +35,7 @@ from tests.simulation.test_run import CLUSTER, PROFILES, SHAPE
 
 PACKAGE = Path(rhyme_openrlhf.__file__).parent
 PIPELINE = Features("pipeline", rank_groups=4, two_tier=True, outliers=True, interval=0.3)
+DEFERRING = Features("pipeline", rank_groups=4, outliers=True, defer=True, interval=0.3)
 MOVING = Features(reallocation=True, cooldown=5, interval=0.3)
 
 # Where the simulator looks the decision up, the decision, another one in its place, and the features that ask for it.
@@ -44,6 +47,7 @@ CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
     (dispatch, "assign", lambda lengths, loads: [0] * len(lengths), Features()),
     (outliers, "outliers", lambda *_: [], PIPELINE),
     (outliers, "destination", lambda *_: Destination("next_step", None), PIPELINE),
+    (BatchLedger, "defer", lambda *_: False, DEFERRING),
     (outliers, "beta", lambda *_: 100.0, PIPELINE),
     (outliers, "last_count", lambda *_: 0, PIPELINE),
     (reallocation, "reallocate", lambda *_: [], MOVING),
@@ -65,7 +69,8 @@ CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
 def test_another_decision_is_another_run(
     where: Any, name: str, other: Callable[..., Any], features: Features, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = drawn(SHAPE, 6, 24, 4, 2, 3)
+    # Lengths that history predicts badly: every policy has something to do.
+    load = drawn(dataclasses.replace(SHAPE, within=0.6, stability=0.5), 8, 32, 4, 2, 5)
     before = Run(load, CLUSTER, features, PROFILES).go()
     monkeypatch.setattr(where, name, other)
     assert Run(load, CLUSTER, features, PROFILES).go() != before
@@ -78,11 +83,11 @@ def test_nothing_in_the_simulator_has_a_decisions_name() -> None:
         return {
             node.name
             for path in (PACKAGE / room).glob("*.py")
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
         }
 
-    assert defined("scheduling") & defined("simulation") <= {"seconds"}
+    assert defined("scheduling") & defined("simulation") == set()
     assert {"plan_shares", "decide", "reallocate", "outliers", "assign"} <= defined("scheduling")
     # They are found where the simulator looks them up.
     assert planner.plan_shares is engine_shares.plan_shares and planner.GroupTime is group_time.GroupTime

@@ -49,7 +49,8 @@ features = st.one_of(
         trainer=st.just("pipeline"),
         rank_groups=st.integers(1, 12),
         two_tier=st.booleans(),
-        outliers=st.booleans(),
+        outliers=st.just(True),
+        defer=st.booleans(),
         speculation=st.sampled_from(["off", "window", "budget"]),
         interval=st.just(0.5),
     ),
@@ -75,6 +76,9 @@ def test_what_every_run_keeps(chosen: Features, seed: int, prompts: int) -> None
     # Every device is in exactly one state at any time.
     end = max(step.completed for step in result.steps)
     assert sum(result.accounts.seconds.values()) == pytest.approx(CLUSTER.nodes * CLUSTER.devices * end)
+    # Every step trains on as many samples as it drew, also when prompt groups are deferred.
+    assert [s.samples for s in result.steps] == [sum(len(p.lengths) for p in s.prompts) for s in load.steps]
+    assert sum(step.tokens for step in result.steps) == tokens
     for number, step in enumerate(result.steps):
         assert 0 <= step.begun < step.completed < step.trained
         before = result.steps[number - 1].trained if number else 0.0
@@ -125,7 +129,10 @@ def test_features_do_what_they_are_for() -> None:
 def test_outliers_move_only_where_they_are_too_long() -> None:
     load = drawn(dataclasses.replace(SHAPE, within=0.6, stability=0.5), 8, 32, 4, 2, 5)
     result = simulate(load, Features("pipeline", rank_groups=8, outliers=True, interval=0.2))
-    assert 0 < result.moves["outlier_intra"] < 0.2 * 8 * 32 * 4
+    assert 0 < result.moves["outlier_intra"] < 0.2 * 8 * 32 * 4 and "outlier_inter" not in result.moves
+    chosen = Features("pipeline", rank_groups=8, outliers=True, defer=True, interval=0.2)
+    deferred = simulate(load, chosen)
+    assert deferred.moves["outlier_inter"] > 0 and deferred.seconds < 1.02 * result.seconds
 
 
 def test_a_profile_that_is_not_there_is_named() -> None:
