@@ -103,10 +103,9 @@ def budgeted(times: StepTimes, rates: Rates, acceptance: Acceptance) -> Callable
             size = max(1, round(rates.window))
             most = min(drafting * size, MOST_DRAFTS)
             seconds = np.array([times.seconds(running, key[1], count) for count in range(most + 1)])
-            matrix = np.full((running, size), acceptance.probability, dtype=np.float32)
-            lengths = np.zeros(running, dtype=np.int32)
-            lengths[:drafting] = size
-            chosen = budget.choose(matrix, lengths, seconds)
+            lengths = np.full(drafting, size, dtype=np.int32)
+            likely = np.full(drafting * size, acceptance.probability, dtype=np.float32)
+            chosen = budget.choose(likely, lengths, seconds, running)
             part = (1 + chosen.expected_accepted / running) / rates.tokens_per_step
             known[key] = Pace(chosen.drafts, min(part, 1.0))
         return known[key]
