@@ -8,9 +8,9 @@ made when it beats staying. `by_history`: the lengths that the prompts' history 
 the way, and to switch now is also compared with switching later, when fewer are left, because a rule that only knows
 "now or never" switches as soon as it pays at all, which is too early.
 
-How the rest of a stage is timed: decode steps until the next sample ends, as many samples as then run, spread evenly
-over the layout's engines, which keep step with the fullest one. The engines of one node are alike and their loads even
-out while they drain.
+How the rest of a stage is timed: decode steps until the next sample ends, as many samples as then run. After a switch
+they are spread evenly over the layout's engines; in the current layout the fullest engine keeps the share of them that
+it has now, and the stage waits for it.
 
 Invariants: a switch is only ordered if its predicted total, its cost included, is smaller than staying; never to the
 current layout; without samples nothing is ordered.
@@ -18,6 +18,7 @@ current layout; without samples nothing is ordered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.scheduling.group_time import StepSeconds
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, by_history, by_maximum
 
+# A share of a number of samples that is whole must not be rounded up.
+_ROUNDING = 1e-9
 # Numbers of remaining samples that are told apart: up to this many each, beyond it each an eighth fewer than the last.
 _FINE = 8
 
@@ -65,14 +68,21 @@ def decide(
     longest_allowed: int,
     switch_seconds: SwitchSeconds,
     from_history: bool = True,
+    fullest: int = 0,
 ) -> Switch | None:
-    """Whether to switch now, and to which layout; None: go on as it is (ask again when samples have finished)."""
+    """Whether to switch now, and to which layout; None: go on as it is (ask again when samples have finished).
+
+    `fullest`: samples on the engine that has most of them; 0: they are spread evenly.
+    """
     if not samples:
         return None
+    share = fullest / len(samples)
     if from_history:
-        return _by_stopping(current, layouts, samples, longest_allowed, switch_seconds)
+        return _by_stopping(current, layouts, samples, longest_allowed, switch_seconds, share)
     remaining = by_maximum(samples, longest_allowed)
-    rests = [_rest(layout, samples, remaining) for layout in layouts]
+    rests = [
+        _rest(layout, samples, remaining, share if place == current else 0.0) for place, layout in enumerate(layouts)
+    ]
     stay = rests[current].whole()
     contexts = [sample.context for sample in samples]
     best: Switch | None = None
@@ -91,15 +101,16 @@ def _by_stopping(
     samples: Sequence[Unfinished],
     longest_allowed: int,
     switch_seconds: SwitchSeconds,
+    share: float,
 ) -> Switch | None:
     remaining = by_history(samples, longest_allowed)
-    here = _rest(layouts[current], samples, remaining)
+    here = _rest(layouts[current], samples, remaining, share)
     contexts = sorted(sample.context for sample in samples)
     best: Switch | None = None
     for place, layout in enumerate(layouts):
         if place == current:
             continue
-        there = _rest(layout, samples, remaining)
+        there = _rest(layout, samples, remaining, 0.0)
         now = there.whole() + switch_seconds(current, place, contexts)
         if now >= here.whole():
             continue
@@ -144,7 +155,8 @@ def _classes(samples: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _rest(layout: Layout, samples: Sequence[Unfinished], remaining: NDArray[np.int64]) -> _Rest:
+def _rest(layout: Layout, samples: Sequence[Unfinished], remaining: NDArray[np.int64], share: float) -> _Rest:
+    """`share`: of the running samples, on the layout's fullest engine; evenly spread if that is more."""
     left = _classes(len(samples))
     # Tokens after which the sample ends that brings the number down to each class; the last one's end is the stage's.
     ordered = np.sort(remaining, axis=1)
@@ -155,7 +167,7 @@ def _rest(layout: Layout, samples: Sequence[Unfinished], remaining: NDArray[np.i
     for scenario in range(len(ends)):
         for cut, count in enumerate(left):
             tokens = float(ends[scenario, cut] - begins[scenario, cut])
-            running = -(-count // layout.engines)
+            running = max(-(-count // layout.engines), min(count, math.ceil(share * count - _ROUNDING)))
             context = running * (mean_context + float(begins[scenario, cut]) + tokens / 2)
             each = layout.step_seconds(running, round(context), round(running * layout.drafts_per_step))
             seconds[scenario, cut] = tokens / layout.tokens_per_step * each

@@ -227,6 +227,7 @@ class Interventions:
             run.workload.longest,
             lambda source, target, contexts: self._switch_seconds(sizes[source], sizes[target], contexts),
             run.features.switching == "history",
+            max(s.engine.load for s in slots),
         )
         if order is not None:
             self._switch(slot.node, slots, sizes[current], sizes[order.target])

@@ -58,7 +58,8 @@ def policy_switch_at(lengths: list[int], earlier: list[tuple[int, ...]], from_hi
     for done in [0, *sorted(set(lengths))]:
         left = [i for i, length in enumerate(lengths) if length > done]
         samples = [Unfinished(done, done, earlier[i]) for i in left]
-        if decide(0, LAYOUTS, samples, MOST, cost, from_history) is not None:
+        fullest = max((sum(i % 4 == engine for i in left) for engine in range(4)), default=0)
+        if decide(0, LAYOUTS, samples, MOST, cost, from_history, fullest) is not None:
             return len(left)
     return None
 
@@ -133,3 +134,18 @@ def test_the_cheaper_carrier_is_taken_and_the_unmeasured_never() -> None:
     assert cheaper([500], model, no_prefill).name == "transfer"
     with pytest.raises(NotMeasured):
         cheaper([500], unknown, no_prefill)
+
+
+def test_a_full_engine_is_a_reason_to_switch() -> None:
+    """Eight samples that end together: two on each engine they are soon done, all eight on one they are not."""
+    samples = [Unfinished(1000, 1100, (1300,))] * 8
+    layouts = (Layout(2, 4, dear), Layout(8, 1, wide))
+    for from_history, allowed in ((True, MOST), (False, 1300)):
+        assert decide(0, layouts, samples, allowed, lambda *_: 1.5, from_history, fullest=2) is None
+        order = decide(0, layouts, samples, allowed, lambda *_: 1.5, from_history, fullest=8)
+        assert order is not None and order.seconds_stay == pytest.approx(300 * dear(8, 0, 0))
+
+
+def dear(running: int, context: int, drafts: int) -> float:
+    """An engine on which every sample costs."""
+    return 0.005 + 3e-3 * running
