@@ -34,8 +34,10 @@ from table_in_page import put
 PAGE = Path(__file__).parents[1] / "docs" / "papers.md"
 SEED = 1
 PAT_SEEDS = (1, 2, 3)
-# Parts of the data sheet that engines reach: from what decoding loops show (weights are read at some 60 %) both ways.
-EFFICIENCIES = (0.4, 0.6, 0.9)
+# The part of the data sheet that decoding reaches. It scales all times alike, so no ratio depends on it.
+EFFICIENCY = 0.6
+# How much of the lengths' variance lies within a prompt is not printed: the default, and more of it.
+WITHIN = (0.03, 0.1, 0.3)
 NEVER_WAITS = 1e12
 
 QWEN3_14B = ModelSpec("Qwen3ForCausalLM 40x5120", 14.8e9, 40, 8, 128, 5120)
@@ -75,8 +77,6 @@ def throughput(result: Result, warm_up: int) -> float:
 
 def rhymerl(found: dict[str, Any]) -> str:
     """Figures 13 and 14: Math-14B, at most 16K tokens."""
-    shape = PRESETS["rhymerl-math"]
-    load = drawn(shape, steps=32, prompts=256, samples=16, steps_per_epoch=8, seed=SEED)
     kinds: dict[str, Callable[[], Features]] = {
         "asynchronous baseline": Features,
         "+ HistoPipe": lambda: Features("pipeline", outliers=True, defer=True),
@@ -93,8 +93,10 @@ def rhymerl(found: dict[str, Any]) -> str:
     }
     columns: list[list[float]] = []
     bubbles: list[list[float]] = []
-    for efficiency in EFFICIENCIES:
-        profiles = {2: roofline(QWEN3_14B, H100, 2, efficiency)}
+    profiles = {2: roofline(QWEN3_14B, H100, 2, EFFICIENCY)}
+    for within in WITHIN:
+        shape = dataclasses.replace(PRESETS["rhymerl-math"], within=within)
+        load = drawn(shape, steps=32, prompts=256, samples=16, steps_per_epoch=8, seed=SEED)
         cluster = Cluster(nodes=12, devices=8, tensor_parallel=2, trainer_tokens_per_second=NEVER_WAITS)
         # Figure 2: the rollout is 84 to 91 % of a step's time; the trainer is as fast as that says.
         alone = Run(load, cluster, Features(), profiles).go()
@@ -105,19 +107,16 @@ def rhymerl(found: dict[str, Any]) -> str:
         results = [Run(load, cluster, kind(), profiles).go() for kind in kinds.values()]
         columns.append([throughput(result, 8) for result in results])
         bubbles.append([result.accounts.bubble_fraction() for result in results])
-        say(f"rhymerl at {efficiency}: {columns[-1]}")
-    found["rhymerl"] = {"efficiencies": EFFICIENCIES, "samples_per_second": columns, "bubble_fraction": bubbles}
+        say(f"rhymerl, {within} within: {columns[-1]}")
+    found["rhymerl"] = {"within": WITHIN, "samples_per_second": columns, "bubble_fraction": bubbles}
     paper = ["", "1.43x", "1.10x", "1.50x"]
     lines = ["| | paper, against the row above | simulated, against the row above | bubbles |", "|---|---|---|---|"]
-    middle = EFFICIENCIES.index(0.6)
     for row, name in enumerate(kinds):
         gains = [column[row] / column[row - 1] for column in columns] if row else []
-        simulated = f"{gains[middle]:.2f}x ({min(gains):.2f} to {max(gains):.2f})" if gains else ""
-        lines.append(f"| {name} | {paper[row]} | {simulated} | {bubbles[middle][row]:.0%} |")
+        simulated = f"{gains[0]:.2f}x ({min(gains):.2f} to {max(gains):.2f})" if gains else ""
+        lines.append(f"| {name} | {paper[row]} | {simulated} | {bubbles[0][row]:.0%} |")
     whole = [column[-1] / column[0] for column in columns]
-    lines.append(
-        f"| in all | 2.3x (mean), 2.6x (most) | {whole[middle]:.2f}x ({min(whole):.2f} to {max(whole):.2f}) | |"
-    )
+    lines.append(f"| in all | 2.3x (mean), 2.6x (most) | {whole[0]:.2f}x ({min(whole):.2f} to {max(whole):.2f}) | |")
     return "\n".join(lines)
 
 

@@ -82,6 +82,9 @@ class BatchLedger(Generic[PromptGroup]):
         # A step that is finished before the one before it may still have to give one of its own.
         if own is None or step > self._handed_out + 1:
             return None
+        if len(own.ended) < len(own.own) - len(own.deferred) - len(own.pulled):
+            # Asked whenever a prompt group ends: most times this is the answer.
+            return None
         before, following = self._steps.get(step - 1), self._steps.get(step + 1)
         pulled = following.pulled if following else set()
         late = before.deferred if before else set()

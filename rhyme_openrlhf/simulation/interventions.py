@@ -39,6 +39,11 @@ class Interventions:
         sizes = sorted(run.profiles) if run.features.switching != "off" else []
         self._not_before: dict[tuple[int, int], float] = {}
         self._sizes = [size for size in sizes if size >= run.cluster.tensor_parallel and not run.cluster.devices % size]
+        if run.features.switching != "off" and len(self._sizes) < 2:
+            raise ValueError(
+                f"TP switching needs a profile of a larger tensor-parallel size than {run.cluster.tensor_parallel}, "
+                f"one that divides the {run.cluster.devices} devices of a node; those given are of {sizes}"
+            )
         self._tails: dict[int, dict[int, list[Slot]]] = defaultdict(dict)
         self._layout: dict[int, int] = {}
         self._asked: dict[int, int] = {}

@@ -140,6 +140,11 @@ def test_a_profile_that_is_not_there_is_named() -> None:
         simulate(workload(), Features(), dataclasses.replace(CLUSTER, tensor_parallel=2))
 
 
+def test_a_switch_needs_somewhere_to_go() -> None:
+    with pytest.raises(ValueError, match="TP switching needs a profile of a larger"):
+        Run(workload(), CLUSTER, Features(switching="history"), {1: PROFILE})
+
+
 def test_what_a_profile_lacks_is_said() -> None:
     assert gaps(PROFILES) == []
     bare = formula.profile(prefills=(), weight_load_seconds=0.0, kv_bytes_per_second=0.0)
