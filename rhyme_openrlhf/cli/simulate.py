@@ -1,0 +1,237 @@
+"""`rhyme simulate`: what a feature would give on a cluster, without the cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rhyme_openrlhf.latency.profile import Profile, ProfileError
+from rhyme_openrlhf.latency.transfer_model import NotMeasured
+from rhyme_openrlhf.simulation import report, shipped, study
+from rhyme_openrlhf.simulation.presets import PRESETS
+from rhyme_openrlhf.simulation.run import gaps
+from rhyme_openrlhf.simulation.settings import Cluster, Features
+from rhyme_openrlhf.simulation.speculation_rates import Acceptance
+from rhyme_openrlhf.simulation.study import Variant
+from rhyme_openrlhf.simulation.workload import Workload, WorkloadError, drawn, read_trace
+
+BAD_INPUT = 2
+
+DESCRIPTION = """\
+Simulates training on a cluster: engines with the step times of a profile, responses as long as a workload says, and the
+scheduling decisions of this package. Nothing runs on a device; every figure is marked as simulated.
+
+  rhyme simulate --profile pat-a40 --tp 2 --features tp-switch --ablate
+      PAT's hardware and lengths: OpenRLHF's asynchronous trainer, then with TP switching
+  rhyme profile --out mine.json --actor.model_name_or_path ...
+  rhyme simulate --profile mine.json --nodes 16 --features pipeline,two-tier,speculation --ablate --html page.html
+      your model as measured on one engine, on 16 nodes, each feature added in turn
+  rhyme simulate --profile mine.json --trace lengths.jsonl --features pipeline --sweep rank-groups=4,8,16,32 --jobs 4
+      your own lengths (docs/simulator.md has the format), and a setting swept
+
+Features: sync or async (OpenRLHF's trainers; async if neither is named), pipeline, two-tier, outliers, defer (of
+outliers), dispatch, reallocation, tp-switch (by history), tp-switch-max (by longest response), speculation, budget.
+Reallocation and TP switches are simulated with sync and async only, two-tier and outliers with pipeline only."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """One sentence for bad input, as all commands."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"rhyme simulate: error: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    cluster, features = Cluster(), Features()
+    parser = _Parser(
+        prog="rhyme simulate",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="rhyme simulate --profile NAME_OR_FILE [options]",
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what is simulated")
+    what.add_argument(
+        "--profile",
+        action="append",
+        required=True,
+        metavar="NAME_OR_FILE",
+        help=f"a file of rhyme profile, or of those that come along: {', '.join(shipped.SHIPPED)}; again for another "
+        "tensor-parallel size (what TP switches go to)",
+    )
+    source = what.add_mutually_exclusive_group()
+    source.add_argument(
+        "--workload",
+        choices=sorted(PRESETS),
+        default="pat-deepscaler",
+        help="lengths as a paper prints them (%(default)s)",
+    )
+    source.add_argument("--trace", type=Path, metavar="FILE", help="lengths of your own, as JSON lines")
+    _number(what, "--steps", int, 20, "steps to draw (not with --trace)")
+    _number(what, "--prompts", int, 128, "prompts a step")
+    _number(what, "--samples", int, 8, "samples a prompt")
+    _number(what, "--steps-per-epoch", int, 4, "steps an epoch: prompts come again after them")
+    _number(what, "--seed", int, 1, "of the drawn lengths")
+    machines = parser.add_argument_group("cluster")
+    _number(machines, "--nodes", int, cluster.nodes, "nodes that generate")
+    _number(machines, "--devices", int, cluster.devices, "devices of a node")
+    _number(machines, "--tp", int, cluster.tensor_parallel, "devices of an engine")
+    _number(machines, "--running", int, cluster.running, "samples that an engine runs at once")
+    _number(machines, "--step-tokens", int, cluster.step_tokens, "tokens that an engine computes in a step")
+    _number(
+        machines,
+        "--trainer-tokens-per-second",
+        float,
+        cluster.trainer_tokens_per_second,
+        "response tokens trained in a second",
+    )
+    _number(machines, "--publish-seconds", float, 0.0, "from trained weights to their being on every node")
+    _number(machines, "--switch-seconds", float, 0.0, "of a TP switch, beside carrying the samples")
+    use = parser.add_argument_group("features")
+    use.add_argument("--features", default="", metavar="A,B,...", help="in use, in this order")
+    _number(use, "--rank-groups", int, features.rank_groups, "rank groups of the pipeline")
+    _number(use, "--alpha", float, features.alpha, "outliers: the last share of a rank group")
+    _number(use, "--beta", float, features.beta_floor, "outliers: at least so many times the longest in history")
+    _number(use, "--cooldown", int, features.cooldown, "decode steps between reallocations")
+    _number(
+        use, "--threshold", int, features.threshold, "samples of an engine at reallocation's knee; 0: from the profile"
+    )
+    _number(use, "--window-max", int, features.window_max, "most draft tokens of a sample")
+    _number(use, "--interval", float, features.interval, "seconds between looks at the engines")
+    use.add_argument(
+        "--acceptance",
+        default="0.3:0.65,0.7:0.79,10",
+        metavar="C:P,C:P,EPOCHS",
+        help="share of steps with a draft and acceptance of a draft token, in the second epoch and EPOCHS-1 later; the "
+        "probabilities are RhymeRL's acceptance rates, the shares follow its figure 17 (%(default)s)",
+    )
+    out = parser.add_argument_group("comparing, and where it goes")
+    out.add_argument("--ablate", action="store_true", help="add the features one after another")
+    out.add_argument("--sweep", metavar="SETTING=A,B,...", help="each value of one of the numbers above")
+    _number(out, "--jobs", int, 1, "processes")
+    out.add_argument("--html", type=Path, metavar="PAGE", help="also draw this self-contained page")
+    out.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
+    return parser
+
+
+def _number(group: argparse._ArgumentGroup, name: str, kind: type, default: float, words: str) -> None:
+    group.add_argument(name, type=kind, default=default, metavar="N", help=f"{words} (%(default)s)")
+
+
+def main(argv: list[str]) -> int:
+    """0: simulated; 2: bad input."""
+    options = _parser().parse_args(argv)
+    try:
+        profiles = shipped.load(options.profile)
+        workload = _workload(options)
+        variants = _variants(options)
+        if options.html:
+            from rhyme_openrlhf.simulation.page import draw
+        results = study.simulate(variants, workload, profiles, options.jobs)
+    except ModuleNotFoundError as error:
+        if error.name != "plotly":
+            raise
+        return _refuse("--html needs the package plotly: pip install 'rhyme-openrlhf[server]'")
+    except (ProfileError, WorkloadError, NotMeasured, ValueError) as error:
+        return _refuse(str(error))
+    heading = report.title(workload, profiles, options.tp)
+    notes = _notes(profiles, options)
+    _print(heading, notes, report.rows(variants, results))
+    best = max(range(len(results)), key=lambda place: results[place].samples_per_second)
+    print(f"most samples a second (simulated): {variants[best].name}")
+    if options.json:
+        content = report.as_json(heading, notes, variants, results)
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if options.html:
+        options.html.write_text(draw(heading, notes, variants, results), encoding="utf-8")
+        print(f"page: {options.html}")
+    return 0
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    if options.trace:
+        return read_trace(options.trace)
+    for name in ("steps", "prompts", "samples", "steps_per_epoch", "jobs"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
+    if options.seed < 0:
+        raise ValueError(f"--seed must be at least 0, got {options.seed}")
+    shape = PRESETS[options.workload]
+    return drawn(shape, options.steps, options.prompts, options.samples, options.steps_per_epoch, options.seed)
+
+
+def _variants(options: argparse.Namespace) -> list[Variant]:
+    cluster = Cluster(
+        options.nodes,
+        options.devices,
+        options.tp,
+        options.running,
+        options.step_tokens,
+        options.trainer_tokens_per_second,
+        options.publish_seconds,
+        options.switch_seconds,
+    )
+    first, last, epochs = _acceptance(options.acceptance)
+    base = Features(
+        rank_groups=options.rank_groups,
+        alpha=options.alpha,
+        beta_floor=options.beta,
+        cooldown=options.cooldown,
+        threshold=options.threshold,
+        window_max=options.window_max,
+        first_acceptance=first,
+        last_acceptance=last,
+        acceptance_epochs=epochs,
+        interval=options.interval,
+    )
+    names = [name for name in options.features.split(",") if name]
+    if options.ablate and options.sweep:
+        raise ValueError("--ablate and --sweep are two tables: ask for them one after the other")
+    if options.ablate:
+        return study.ablation(names, cluster, base)
+    features = study.with_features(names, base)
+    if options.sweep:
+        setting, _, values = options.sweep.partition("=")
+        if not values:
+            raise ValueError(f"--sweep takes SETTING=A,B,..., as rank-groups=4,8,16, got {options.sweep!r}")
+        return study.sweep(setting, values.split(","), cluster, features)
+    return [Variant(", ".join(names) or features.trainer, cluster, features)]
+
+
+def _acceptance(text: str) -> tuple[Acceptance, Acceptance, int]:
+    try:
+        first, last, epochs = text.split(",")
+        pairs = [[float(value) for value in pair.split(":")] for pair in (first, last)]
+        return Acceptance(*pairs[0]), Acceptance(*pairs[1]), int(epochs)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"--acceptance takes C:P,C:P,EPOCHS with shares from 0 to 1, got {text!r}") from error
+
+
+def _notes(profiles: dict[int, Profile], options: argparse.Namespace) -> list[str]:
+    notes = gaps(profiles)
+    if any(name in options.features.split(",") for name in ("speculation", "budget")):
+        notes.append(f"acceptance is a parameter, not measured: --acceptance {options.acceptance}")
+    return notes
+
+
+def _print(heading: str, notes: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for place, name in enumerate(report.HEADINGS):
+        table.add_column(name, justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    for line in (heading, *notes):
+        print(line)
+    Console().print(table)
+
+
+def _refuse(reason: str) -> int:
+    print(f"rhyme simulate: error: {reason}", file=sys.stderr)
+    return BAD_INPUT

@@ -1,0 +1,112 @@
+"""Which prompt groups a step trains on, when one whose sample is too long may train a step later (RhymeRL 6.3).
+
+A prompt group trains whole. If one of its samples is deferred, the prompt group trains in the next step, and the prompt
+group of that next step that is finished first is pulled forward in its place: so every step trains on as many as it
+drew. A deferred one is then at most two steps off policy, all others at most one.
+
+Invariants: every prompt group trains exactly once, in its own step, one later (deferred) or one earlier (pulled); none
+is deferred twice or pulled and deferred; a step's batch is as large as the step; in the last step nothing is deferred;
+a deferral that would leave a step without enough prompt groups to pull is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+PromptGroup = TypeVar("PromptGroup", bound=Hashable)
+
+
+@dataclass
+class _Step(Generic[PromptGroup]):
+    own: set[PromptGroup]
+    ended: list[PromptGroup] = field(default_factory=list)
+    deferred: set[PromptGroup] = field(default_factory=set)
+    pulled: set[PromptGroup] = field(default_factory=set)  # of this step's own, by the step before
+
+    @property
+    def can_give(self) -> int:
+        """How many of its own may still be pulled, now or when they have ended."""
+        return len(self.own) - len(self.deferred) - len(self.pulled)
+
+
+class BatchLedger(Generic[PromptGroup]):
+    """The batches of a run, as prompt groups end. A prompt group is any key that no other step has."""
+
+    def __init__(self, steps: int) -> None:
+        """`steps`: of the whole run, counted from 1."""
+        self._last = steps
+        self._handed_out = 0
+        self._steps: dict[int, _Step[PromptGroup]] = {}
+
+    def add(self, step: int, prompt_groups: Iterable[PromptGroup]) -> None:
+        """The step's generation begins with these. Raises ValueError if it did before."""
+        if step in self._steps:
+            raise ValueError(f"step {step} has begun before")
+        self._steps[step] = _Step(set(prompt_groups))
+
+    def ended(self, step: int, prompt_group: PromptGroup) -> None:
+        """All samples of one of the step's own prompt groups are finished (a deferred one too). Raises ValueError."""
+        own = self._steps[step]
+        if prompt_group not in own.own or prompt_group in own.ended:
+            raise ValueError(f"{prompt_group!r} is not of step {step}, or ended before")
+        own.ended.append(prompt_group)
+        if step - 1 in self._steps:
+            self._pull(step - 1)
+
+    def defer(self, step: int, prompt_group: PromptGroup) -> bool:
+        """Whether the prompt group trains in the next step from now on; False: it stays, as if nothing was asked."""
+        own, following = self._steps[step], self._steps.get(step + 1)
+        if prompt_group in own.deferred:
+            return True
+        if step >= self._last or following is None or prompt_group in own.pulled or prompt_group in own.ended:
+            return False
+        owed_to_us = len(own.deferred) - len(following.pulled)
+        before = self._steps.get(step - 1)
+        owed_by_us = len(before.deferred) - len(own.pulled) if before else 0
+        if following.can_give <= owed_to_us or own.can_give <= owed_by_us:
+            return False
+        own.deferred.add(prompt_group)
+        self._pull(step)
+        return True
+
+    def batch(self, step: int) -> tuple[PromptGroup, ...] | None:
+        """The prompt groups that the step trains on, once all are finished and the step before has its own; else None.
+
+        Handed out once: after that the step's batch is fixed. Raises ValueError if it was handed out before.
+        """
+        if step <= self._handed_out:
+            raise ValueError(f"the batch of step {step} was handed out before")
+        own = self._steps.get(step)
+        # A step that is finished before the one before it may still have to give one of its own.
+        if own is None or step > self._handed_out + 1:
+            return None
+        if len(own.ended) < len(own.own) - len(own.deferred) - len(own.pulled):
+            # Asked whenever a prompt group ends: most times this is the answer.
+            return None
+        before, following = self._steps.get(step - 1), self._steps.get(step + 1)
+        pulled = following.pulled if following else set()
+        late = before.deferred if before else set()
+        if len(pulled) < len(own.deferred) or (before is not None and len(own.pulled) < len(late)):
+            return None
+        stay = own.own - own.deferred - own.pulled
+        ended = set(own.ended)
+        if not stay <= ended or (before is not None and not late <= set(before.ended)):
+            return None
+        order = [g for g in own.ended if g in stay]
+        order += [g for g in following.ended if g in pulled] if following else []
+        order += [g for g in before.ended if g in late] if before else []
+        self._handed_out = step
+        return tuple(order)
+
+    def _pull(self, step: int) -> None:
+        """The step's deferred ones are replaced by what ended first in the next."""
+        own, following = self._steps[step], self._steps.get(step + 1)
+        if following is None:
+            return
+        for candidate in following.ended:
+            if len(following.pulled) == len(own.deferred):
+                return
+            if candidate not in following.pulled and candidate not in following.deferred:
+                following.pulled.add(candidate)

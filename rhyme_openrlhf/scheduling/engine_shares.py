@@ -1,0 +1,251 @@
+"""Tier 2: how many engines each rank group gets, so that finishing times rise linearly (RhymeRL 6.4, figure 12).
+
+Long-tailed lengths make equal shares finish at exponentially rising times, and then no order of the steps makes up for
+it. The plan gives each rank group the fewest engines with which it is done at t0 + i * d, and a binary search finds the
+smallest gradient d for which there are enough engines.
+
+Where the figure is silent or wrong:
+- It prints t0 = max(tau(lens[0]), MAX_WKS), t_train); meant is max(tau(lens[0], MAX_WKS), t_train).
+- That t0 gives the shortest rank group the most engines of all, and more than there are, unless training takes longer.
+  We try several t0: as if the shortest rank group had 1, 2, 4, ... engines, never before t_train; the figure's is the
+  last of them where it is feasible.
+- Its d_max looks at the last rank group only, and can be infeasible (or negative). Ours is the smallest d at which all
+  others are content with their fewest engines, so a plan is found whenever those fit.
+- Its precision is a second; ours is a fraction of d_max, since steps of a small model take less than that.
+- Engines left over go, one at a time, to the rank group that would finish last, up to its most.
+- Fewer engines than rank groups: `most_groups` says how many rank groups there may be; tier 1 makes that many.
+- The smallest gradient is not always the shortest cycle (an odd and an even step, in opposite order): over unequal
+  shares linear times are no longer linear over the engines, and a rank group with more than half of them meets itself
+  in the next step. So the figure's plan is where a search begins that shifts engines between rank groups for as long as
+  the cycle becomes shorter.
+- A plan is taken only if neither its cycle is longer nor its idle share larger than those of equal shares.
+
+Invariants: the shares add up to at most the engines (exactly, unless every rank group has its most), each between
+fewest and most; never a longer cycle or a larger idle share than equal shares.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rhyme_openrlhf.scheduling.rank_groups import engines_by_group
+
+# tau(l, dp): seconds in which `dp` engines generate a rank group of mean length `l`; it must not grow with dp.
+GroupSeconds = Callable[[float, int], float]
+# Plans looked at after the figure's: each takes some 30 us, and planning a step must not be felt.
+MOST_LOOKS = 600
+# The gradient is found to this part of its range: finer than whole engines can follow.
+PRECISION = 1 / 1024
+
+
+@dataclass(frozen=True)
+class EngineShares:
+    """A plan: engines and predicted seconds of each rank group.
+
+    `gradient`: seconds from one rank group's target to the next; None for equal shares. `cycle_seconds`: the longest
+    that an engine is busy over an odd and an even step; `idle_share`: of all engines' time in such a cycle.
+    """
+
+    engines: tuple[int, ...]
+    seconds: tuple[float, ...]
+    gradient: float | None
+    cycle_seconds: float
+    idle_share: float
+
+
+def most_groups(engines: int, fewest: int = 1) -> int:
+    """How many rank groups `engines` engines can serve."""
+    return engines // fewest
+
+
+def plan_shares(
+    lengths: Sequence[float],
+    engines: int,
+    group_seconds: GroupSeconds,
+    training_seconds: float = 0.0,
+    fewest: int = 1,
+    most: int | None = None,
+) -> EngineShares:
+    """The plan for rank groups of these mean lengths (ascending) on `engines` engines.
+
+    `training_seconds`: of the last training step; the first rank group need not be done before it. Raises ValueError
+    without rank groups, for impossible bounds, or if the fewest engines are more than there are.
+    """
+    groups = len(lengths)
+    most = engines if most is None else min(most, engines)
+    if not groups or not 1 <= fewest <= most:
+        raise ValueError(f"{groups} rank groups cannot have {fewest} to {most} engines each")
+    if groups * fewest > engines:
+        raise ValueError(f"{groups} rank groups of at least {fewest} engines need more than the {engines} there are")
+    known: dict[tuple[int, int], float] = {}
+
+    def seconds(group: int, count: int) -> float:
+        if (group, count) not in known:
+            known[group, count] = group_seconds(lengths[group], count)
+        return known[group, count]
+
+    equal = _judged(equal_shares(groups, engines, most), engines, seconds, None)
+    if groups == 1:
+        return equal
+
+    def judged(shares: Sequence[int], gradient: float | None) -> EngineShares:
+        return _judged(tuple(shares), engines, seconds, gradient)
+
+    best = equal
+    for start in _first_targets(groups, engines, seconds, training_seconds, fewest, most):
+        found = smallest_gradient(groups, engines, seconds, start, fewest, most)
+        if found is None:
+            continue
+        gradient, shares = found
+        plan = judged(_with_leftovers(shares, engines, most, seconds), gradient)
+        if plan.idle_share <= equal.idle_share and plan.cycle_seconds < best.cycle_seconds:
+            best = plan
+    return _shifted(best, lambda shares: judged(shares, best.gradient), equal.idle_share, engines, fewest, most)
+
+
+def _shifted(
+    best: EngineShares,
+    judged: Callable[[Sequence[int]], EngineShares],
+    most_idle: float,
+    engines: int,
+    fewest: int,
+    most: int,
+) -> EngineShares:
+    """The plan after shifting engines between two rank groups, many at once first, while the cycle becomes shorter."""
+    groups = len(best.engines)
+    looks = 0
+    size = max(1, engines // (2 * groups))
+    while size:
+        improved = False
+        for giver in range(groups):
+            for taker in range(groups - 1, -1, -1):
+                fits = best.engines[giver] - size >= fewest and best.engines[taker] + size <= most
+                if giver == taker or not fits:
+                    continue
+                looks += 1
+                if looks > MOST_LOOKS:
+                    return best
+                shares = list(best.engines)
+                shares[giver] -= size
+                shares[taker] += size
+                plan = judged(shares)
+                if plan.cycle_seconds < best.cycle_seconds and plan.idle_share <= most_idle:
+                    best, improved = plan, True
+        if not improved:
+            size //= 2
+    return best
+
+
+def _first_targets(
+    groups: int,
+    engines: int,
+    seconds: Callable[[int, int], float],
+    training_seconds: float,
+    fewest: int,
+    most: int,
+) -> list[float]:
+    """Values of t0 to try: what the shortest rank group would take with 1, 2, 4, ... times its fewest engines."""
+    largest = min(most, engines - (groups - 1) * fewest)
+    counts = [fewest]
+    while counts[-1] < largest:
+        counts.append(min(2 * counts[-1], largest))
+    return sorted({max(seconds(0, count), training_seconds) for count in counts})
+
+
+def smallest_gradient(
+    groups: int,
+    engines: int,
+    seconds: Callable[[int, int], float],
+    start: float,
+    fewest: int,
+    most: int,
+) -> tuple[float, list[int]] | None:
+    """(d, shares): rank group i is done within `start` + i * d; d is the smallest possible within PRECISION.
+
+    `seconds(group, engines)` must not grow with the engines. None if the first rank group cannot be done by `start`.
+    """
+
+    def shares_for(gradient: float) -> list[int] | None:
+        shares = []
+        for group in range(groups):
+            share = _fewest_within(start + group * gradient, group, seconds, fewest, most)
+            if share is None:
+                return None
+            shares.append(share)
+        return shares if sum(shares) <= engines else None
+
+    flat = shares_for(0.0)
+    if flat is not None:
+        return 0.0, flat
+    high = max((seconds(group, fewest) - start) / group for group in range(1, groups))
+    # The division may have rounded a target to just below what it was made from.
+    high += PRECISION * abs(high)
+    found = shares_for(high)
+    if found is None:
+        return None
+    low, precision = 0.0, high * PRECISION
+    while high - low > precision:
+        middle = (low + high) / 2
+        shares = shares_for(middle)
+        if shares is None:
+            low = middle
+        else:
+            found, high = shares, middle
+    return high, found
+
+
+def _fewest_within(target: float, group: int, seconds: Callable[[int, int], float], low: int, high: int) -> int | None:
+    """The fewest engines with which the rank group takes at most `target`; None if `high` are too few."""
+    if seconds(group, high) > target:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if seconds(group, middle) <= target:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _with_leftovers(
+    shares: Sequence[int], engines: int, most: int, seconds: Callable[[int, int], float]
+) -> tuple[int, ...]:
+    filled = list(shares)
+    for _ in range(engines - sum(filled)):
+        open_groups = [group for group, share in enumerate(filled) if share < most]
+        if not open_groups:
+            break
+        # Of equal times the longer rank group: its responses can surprise by more.
+        filled[max(open_groups, key=lambda group: (seconds(group, filled[group]), group))] += 1
+    return tuple(filled)
+
+
+def equal_shares(groups: int, engines: int, most: int) -> tuple[int, ...]:
+    """As equal as whole engines are, the longest rank groups first."""
+    whole, over = divmod(engines, groups)
+    return tuple(min(most, whole + (group >= groups - over)) for group in range(groups))
+
+
+def _judged(
+    shares: tuple[int, ...], engines: int, seconds: Callable[[int, int], float], gradient: float | None
+) -> EngineShares:
+    times = tuple(seconds(group, share) for group, share in enumerate(shares))
+    # The engines on which both steps' rank groups stay the same are judged together.
+    ranges = [engines_by_group(step, shares) for step in (1, 2)]
+    edges = sorted({edge for step in ranges for places in step for edge in (places.start, places.stop)})
+    odd = sorted((places.stop, time) for places, time in zip(ranges[0], times, strict=True))
+    even = sorted((places.stop, time) for places, time in zip(ranges[1], times, strict=True))
+    cycle = total = 0.0
+    at_odd = at_even = 0
+    for begin, end in itertools.pairwise(edges):
+        while odd[at_odd][0] <= begin:
+            at_odd += 1
+        while even[at_even][0] <= begin:
+            at_even += 1
+        busy = odd[at_odd][1] + even[at_even][1]
+        cycle = max(cycle, busy)
+        total += busy * (end - begin)
+    idle = 1 - total / (engines * cycle) if cycle else 0.0
+    return EngineShares(shares, times, gradient, cycle, idle)

@@ -1,0 +1,105 @@
+"""Samples go from engines that run many to engines that run few (RLHFSpec 6.1, equation 6).
+
+Throughput over the number of running samples rises and then stays level. Its knee is the threshold: an engine above it
+gives samples away at little cost, one below it gains by each. Sources (above) and destinations (below) are paired by
+the largest difference; each pair moves min(source - threshold, threshold - destination).
+
+Invariants: a source keeps at least the threshold, a destination gets at most up to it; an engine takes part in at most
+one pair of a decision; no pairing moves more samples in all (if all destinations have room); a destination's free KV
+cache holds what it gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+# A sample that adds less than this part of what the first one brought is beyond the knee: of an ideal roofline (a
+# slope, then level) any part between 0 and 1 gives the corner, and a half is as far from both as can be.
+LEVEL = 0.5
+
+
+@dataclass(frozen=True)
+class RunningSample:
+    """`context`: prompt and response tokens so far; `accepted`: draft tokens accepted per step, in the mean."""
+
+    sample: int
+    context: int
+    accepted: float = 0.0
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """What an engine reported: its running samples and the tokens of KV cache it has free."""
+
+    engine: int
+    running: tuple[RunningSample, ...]
+    free_tokens: int
+
+
+@dataclass(frozen=True)
+class Reallocation:
+    """Samples to move from engine `source` to engine `destination`."""
+
+    source: int
+    destination: int
+    samples: tuple[int, ...]
+
+
+def knee(throughput: Callable[[int], float], most: int) -> int:
+    """The number of samples, 1 to `most`, from which one more brings less than LEVEL of what the first brought.
+
+    `throughput(n)`: tokens a second with n samples. Measured throughput is a staircase; what counts is the smallest
+    concave curve above it, so an edge where nothing is won for one sample is not taken for the knee.
+    """
+    hull: list[tuple[int, float]] = [(0, 0.0)]
+    for count in range(1, most + 1):
+        point = (count, throughput(count))
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    first = _slope(hull[0], hull[1])
+    for left, right in zip(hull[1:], hull[2:], strict=False):
+        if _slope(left, right) < LEVEL * first:
+            return left[0]
+    return hull[-1][0]
+
+
+def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])
+
+
+def reallocate(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocation]:
+    """What to move now. Of a source, samples with shorter context and fewer accepted tokens go first."""
+    sources = sorted((e for e in loads if len(e.running) > threshold), key=lambda e: (-len(e.running), e.engine))
+    destinations = sorted((e for e in loads if len(e.running) < threshold), key=lambda e: (len(e.running), e.engine))
+    found: list[Reallocation] = []
+    for source, target in zip(sources, destinations, strict=False):
+        count = min(len(source.running) - threshold, threshold - len(target.running))
+        free = target.free_tokens
+        moved: list[int] = []
+        for sample in sorted(source.running, key=lambda s: (s.context, s.accepted, s.sample)):
+            if len(moved) < count and sample.context <= free:
+                free -= sample.context
+                moved.append(sample.sample)
+        if moved:
+            found.append(Reallocation(source.engine, target.engine, tuple(moved)))
+    return found
+
+
+class Cooldown:
+    """Lets a decision pass every `steps` decode steps (RLHFSpec 6.1), counted from the last one."""
+
+    def __init__(self, steps: int) -> None:
+        """Raises ValueError for less than one step."""
+        if steps < 1:
+            raise ValueError(f"a cooldown is at least one step, got {steps}")
+        self._steps = steps
+        self._last: int | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether to decide at this decode step (counted over the run, never falling); notes it if so."""
+        if self._last is not None and step - self._last < self._steps:
+            return False
+        self._last = step
+        return True

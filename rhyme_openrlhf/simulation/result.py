@@ -1,0 +1,64 @@
+"""What a simulation found."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+from rhyme_openrlhf.simulation.accounts import Accounts
+
+
+@dataclass
+class StepTimesOf:
+    """A step's times, in seconds from the start of the run, and what it generated."""
+
+    epoch: int
+    samples: int
+    tokens: int
+    begun: float = 0.0
+    completed: float = 0.0
+    trained: float = 0.0
+
+
+@dataclass
+class Result:
+    """Of one simulated run. `moves` by cause; `decode_steps` of all engines, `sample_steps` of
+    all their samples, `drafts`: draft tokens verified."""
+
+    steps: list[StepTimesOf]
+    accounts: Accounts = field(default_factory=Accounts)
+    moves: dict[str, int] = field(default_factory=dict)
+    switches: int = 0
+    preemptions: int = 0
+    decode_steps: int = 0
+    drafts: float = 0.0
+    tokens_generated: float = 0.0
+    sample_steps: float = 0.0
+
+    @property
+    def tokens_per_sample_step(self) -> float:
+        """Response tokens of a sample's decode step, in the mean: 1 without speculation."""
+        return self.tokens_generated / self.sample_steps if self.sample_steps else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the first prompt to the end of the last training step."""
+        return self.steps[-1].trained
+
+    @property
+    def samples_per_second(self) -> float:
+        return sum(step.samples for step in self.steps) / self.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(step.tokens for step in self.steps) / self.seconds
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean time from one trained step to the next."""
+        return self.seconds / len(self.steps)
+
+    @property
+    def rollout_seconds(self) -> float:
+        """Mean time from a step's first sample to its last."""
+        return statistics.fmean(step.completed - step.begun for step in self.steps)

@@ -1,0 +1,105 @@
+"""What is simulated: the cluster and the features in use.
+
+Invariant: settings are checked when made; the message names the option and what is allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rhyme_openrlhf.scheduling.outliers import ALPHA, BETA_FLOOR
+from rhyme_openrlhf.simulation.speculation_rates import Acceptance
+
+Trainer = Literal["sync", "async", "pipeline"]
+SpeculationKind = Literal["off", "window", "budget"]
+Switching = Literal["off", "maximum", "history"]
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"--{name} must be from {low:g} to {high:g}, got {value:g}")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Rollout devices and the trainer.
+
+    `running`: samples that an engine runs at once (vLLM's max_num_seqs); `step_tokens`: its max_num_batched_tokens;
+    `trainer_tokens_per_second`: response tokens trained per second; `publish_seconds`: from trained weights to their
+    being ready on every node; `switch_seconds`: of a TP switch beside moving the samples (0: resident engines).
+    """
+
+    nodes: int = 1
+    devices: int = 8
+    tensor_parallel: int = 1
+    running: int = 256
+    step_tokens: int = 8192
+    trainer_tokens_per_second: float = 50_000.0
+    publish_seconds: float = 0.0
+    switch_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("nodes", self.nodes, 1, 65536)
+        _check("devices", self.devices, 1, 1024)
+        _check("tp", self.tensor_parallel, 1, self.devices)
+        _check("running", self.running, 1, 65536)
+        _check("step-tokens", self.step_tokens, 1, 1 << 24)
+        _check("trainer-tokens-per-second", self.trainer_tokens_per_second, 1e-3, 1e12)
+        _check("publish-seconds", self.publish_seconds, 0, 86400)
+        _check("switch-seconds", self.switch_seconds, 0, 86400)
+        if self.devices % self.tensor_parallel:
+            raise ValueError(f"--tp {self.tensor_parallel} does not divide the {self.devices} devices of a node")
+
+    @property
+    def engines(self) -> int:
+        return self.nodes * self.devices // self.tensor_parallel
+
+
+@dataclass(frozen=True)
+class Features:
+    """What is in use.
+
+    `trainer`: OpenRLHF's synchronous or asynchronous one, or the streaming pipeline (HistoPipe's tier 1). `two_tier`:
+    shares of engines by figure 12. `outliers`: moved within the step, with `defer` to the next one too. `dispatch`:
+    prompts by predicted work. `reallocation`, `switching`: only with the sync and async trainers. `interval`: seconds
+    between looks at the engines.
+    """
+
+    trainer: Trainer = "async"
+    rank_groups: int = 16
+    two_tier: bool = False
+    outliers: bool = False
+    defer: bool = False
+    alpha: float = ALPHA
+    beta_floor: float = BETA_FLOOR
+    dispatch: bool = False
+    reallocation: bool = False
+    cooldown: int = 50
+    threshold: int = 0
+    switching: Switching = "off"
+    speculation: SpeculationKind = "off"
+    window_max: int = 32
+    first_acceptance: Acceptance = Acceptance(0.3, 0.65)
+    last_acceptance: Acceptance = Acceptance(0.7, 0.79)
+    acceptance_epochs: int = 10
+    interval: float = 5.0
+
+    def __post_init__(self) -> None:
+        _check("rank-groups", self.rank_groups, 1, 65536)
+        _check("alpha", self.alpha, 0, 1)
+        _check("beta", self.beta_floor, 1, 100)
+        _check("cooldown", self.cooldown, 1, 1 << 31)
+        _check("threshold", self.threshold, 0, 65536)
+        _check("window-max", self.window_max, 2, 128)
+        _check("interval", self.interval, 1e-3, 86400)
+        _check("acceptance-epochs", self.acceptance_epochs, 1, 100_000)
+        if self.defer and not self.outliers:
+            raise ValueError("deferring is of outliers: add the feature 'outliers'")
+        if self.trainer != "pipeline" and (self.two_tier or self.outliers):
+            raise ValueError("two-tier shares and outliers are of the streaming pipeline: add the feature 'pipeline'")
+        if self.trainer == "pipeline" and (self.reallocation or self.switching != "off"):
+            raise ValueError(
+                "reallocation and TP switching are simulated with the sync and async trainers only: "
+                "leave out 'pipeline', or these"
+            )

@@ -1,0 +1,76 @@
+"""Decode steps of one engine kind, one at a time or thousands at once.
+
+For a number of running samples and of draft tokens, the step time is a piecewise linear curve over the context
+(latency/step_model.py); while nothing finishes, the context grows by the same number of tokens each step. So the sum
+over any number of steps is a few arithmetic series.
+
+Invariants: `total` is the sum of `seconds` over the same steps, up to rounding; `steps_until` is the number of steps
+whose `total` first reaches a time.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.latency.step_model import StepModel
+
+
+class StepTimes:
+    """The step times of one profile."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.model = StepModel(profile)
+        # The model bends where a profiled point is, for whatever number of samples.
+        contexts = sorted({0, *(point.context for point in profile.steps)})
+        # One more, so that the line beyond the last point has two points to lie on.
+        self._contexts = [float(context) for context in contexts] + [2.0 * contexts[-1] + 1]
+        self._curves: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
+
+    def _curve(self, running: int, drafts: int) -> tuple[list[float], list[float]]:
+        """Values at the contexts, and slopes behind each."""
+        known = self._curves.get((running, drafts))
+        if known is None:
+            xs = self._contexts
+            values = [self.model.seconds(running, int(x), drafts) for x in xs]
+            slopes = [(values[i + 1] - values[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
+            known = self._curves[running, drafts] = (values, [*slopes, slopes[-1]])
+        return known
+
+    def seconds(self, running: int, context: float, drafts: int) -> float:
+        """Seconds of one step of `running` samples with `context` tokens and `drafts` draft tokens in all."""
+        values, slopes = self._curve(running, drafts)
+        at = bisect_right(self._contexts, context) - 1
+        return values[at] + slopes[at] * (context - self._contexts[at])
+
+    def total(self, running: int, context: float, drafts: int, steps: int, growth: float) -> float:
+        """Seconds of `steps` steps, the first with `context` tokens and each next with `growth` (above 0) more."""
+        values, slopes = self._curve(running, drafts)
+        xs, last = self._contexts, len(self._contexts) - 1
+        at = bisect_right(xs, context) - 1
+        done, found = 0, 0.0
+        while done < steps:
+            begin = context + done * growth
+            while at < last and xs[at + 1] <= begin:
+                at += 1
+            count = steps - done
+            if at < last:
+                count = min(count, max(1, math.ceil((xs[at + 1] - begin) / growth)))
+            slope = slopes[at]
+            found += count * (values[at] + slope * (begin - xs[at])) + slope * growth * (count * (count - 1) / 2)
+            done += count
+        return found
+
+    def steps_until(
+        self, running: int, context: float, drafts: int, most: int, growth: float, seconds: float, extra: float = 0.0
+    ) -> int:
+        """The fewest steps, at most `most`, that take `seconds` or more, when each takes `extra` seconds beside."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high) // 2
+            if self.total(running, context, drafts, middle, growth) + middle * extra >= seconds:
+                high = middle
+            else:
+                low = middle + 1
+        return low

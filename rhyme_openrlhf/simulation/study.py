@@ -1,0 +1,110 @@
+"""Several simulated runs beside each other: features added in turn, or a setting swept; in as many processes as asked.
+
+Invariants: variants come back in the order in which they were asked for, whatever the number of processes; the first is
+what the others are compared with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.simulation.result import Result
+from rhyme_openrlhf.simulation.run import Run
+from rhyme_openrlhf.simulation.settings import Cluster, Features
+from rhyme_openrlhf.simulation.workload import Workload
+
+# What a feature's name on the command line changes.
+FEATURES: dict[str, dict[str, Any]] = {
+    "sync": {"trainer": "sync"},
+    "async": {"trainer": "async"},
+    "pipeline": {"trainer": "pipeline"},
+    "two-tier": {"two_tier": True},
+    "outliers": {"outliers": True},
+    "defer": {"defer": True},
+    "dispatch": {"dispatch": True},
+    "reallocation": {"reallocation": True},
+    "tp-switch": {"switching": "history"},
+    "tp-switch-max": {"switching": "maximum"},
+    "speculation": {"speculation": "window"},
+    "budget": {"speculation": "budget"},
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run to simulate, and its name in the table."""
+
+    name: str
+    cluster: Cluster
+    features: Features
+
+
+def with_features(names: Sequence[str], base: Features) -> Features:
+    """`base` with these. Raises ValueError for a feature that does not exist, and for those that exclude each other."""
+    changes: dict[str, Any] = {}
+    for name in names:
+        if name not in FEATURES:
+            raise ValueError(f"there is no feature {name!r}; there are {', '.join(FEATURES)}")
+        changes |= FEATURES[name]
+    return dataclasses.replace(base, **changes)
+
+
+def ablation(names: Sequence[str], cluster: Cluster, base: Features) -> list[Variant]:
+    """`base`, then each feature added to those before it."""
+    variants = [Variant(base.trainer, cluster, base)]
+    for count in range(1, len(names) + 1):
+        variants.append(Variant("+ " + names[count - 1], cluster, with_features(names[:count], base)))
+    return variants
+
+
+def sweep(setting: str, values: Sequence[str], cluster: Cluster, features: Features) -> list[Variant]:
+    """The run with each value of one setting, named as its option. Raises ValueError for what is no setting."""
+    field = setting.replace("-", "_")
+    field = {"tp": "tensor_parallel", "beta": "beta_floor"}.get(field, field)
+    found = []
+    for text in values:
+        name = f"{setting} = {text}"
+        if field in _numbers(cluster):
+            found.append(Variant(name, _changed(cluster, field, text), features))
+        elif field in _numbers(features):
+            found.append(Variant(name, cluster, _changed(features, field, text)))
+        else:
+            known = sorted([*_numbers(cluster), *_numbers(features)])
+            raise ValueError(f"there is no setting {setting!r} to sweep; there are {', '.join(known)}")
+    return found
+
+
+def _numbers(settings: Cluster | Features) -> dict[str, type]:
+    values = dataclasses.asdict(settings)
+    return {name: type(v) for name, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def _changed(settings: Any, field: str, text: str) -> Any:
+    kind = _numbers(settings)[field]
+    try:
+        value = kind(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no value of {field}: it takes numbers") from error
+    return dataclasses.replace(settings, **{field: value})
+
+
+def simulate(
+    variants: Sequence[Variant], workload: Workload, profiles: Mapping[int, Profile], jobs: int = 1
+) -> list[Result]:
+    """The results, in order. Raises what a run raises (ValueError: it cannot be run as asked)."""
+    if jobs == 1 or len(variants) == 1:
+        return [Run(workload, variant.cluster, variant.features, profiles).go() for variant in variants]
+    # Not forked: whoever calls may have threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(variants)), mp_context=context) as pool:
+        return list(pool.map(_one, variants, [workload] * len(variants), [dict(profiles)] * len(variants)))
+
+
+def _one(variant: Variant, workload: Workload, profiles: dict[int, Profile]) -> Result:
+    return Run(workload, variant.cluster, variant.features, profiles).go()

@@ -1,0 +1,77 @@
+"""The ledger of batches: every prompt group trains once, whatever is deferred and in whatever order things end."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.scheduling.deferral import BatchLedger
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 2**32), st.floats(0, 1))
+def test_every_prompt_group_trains_exactly_once(sizes: list[int], seed: int, often: float) -> None:
+    draw = random.Random(seed)
+    ledger = BatchLedger(len(sizes))
+    open_groups: list[tuple[int, int]] = []
+    trained: dict[int, tuple[object, ...]] = {}
+    begun = deferred = 0
+    while len(trained) < len(sizes):
+        # At most two steps are generated at a time, as one step off policy allows.
+        if begun < len(sizes) and begun < len(trained) + 2:
+            begun += 1
+            ledger.add(begun, [(begun, place) for place in range(sizes[begun - 1])])
+            open_groups += [(begun, place) for place in range(sizes[begun - 1])]
+        if open_groups:
+            group = draw.choice(open_groups)
+            if draw.random() < often:
+                deferred += ledger.defer(group[0], group)
+            if draw.random() < 0.5:
+                ledger.ended(group[0], group)
+                open_groups.remove(group)
+        # Whoever asks for a later one first gets none.
+        assert begun < len(trained) + 2 or ledger.batch(len(trained) + 2) is None
+        batch = ledger.batch(len(trained) + 1)
+        if batch is not None:
+            trained[len(trained) + 1] = batch
+        else:
+            # It never hangs: something is still being generated, or the next step may begin.
+            assert open_groups or begun < min(len(sizes), len(trained) + 2)
+    everything = [group for batch in trained.values() for group in batch]
+    assert len(set(everything)) == len(everything) == sum(sizes)
+    for step, batch in trained.items():
+        assert len(batch) == sizes[step - 1]
+        assert all(abs(group[0] - step) <= 1 for group in batch)  # type: ignore[index]
+
+
+def test_the_first_finished_of_the_next_step_takes_its_place() -> None:
+    ledger = BatchLedger(3)
+    ledger.add(1, ["a", "long"])
+    assert not ledger.defer(1, "long"), "the next step has not begun: there is nothing to pull"
+    ledger.add(2, ["c", "d"])
+    ledger.ended(1, "a")
+    assert ledger.batch(1) is None
+    assert ledger.defer(1, "long")
+    assert ledger.batch(1) is None
+    ledger.ended(2, "d")
+    assert ledger.batch(1) == ("a", "d")
+    ledger.ended(2, "c")
+    assert ledger.batch(2) is None
+    ledger.ended(1, "long")
+    assert ledger.batch(2) == ("c", "long")
+
+
+def test_nothing_is_deferred_out_of_the_run() -> None:
+    ledger = BatchLedger(1)
+    ledger.add(1, ["a"])
+    assert not ledger.defer(1, "a")
+    ledger.ended(1, "a")
+    assert ledger.batch(1) == ("a",)
+    with pytest.raises(ValueError, match="handed out before"):
+        ledger.batch(1)
+    with pytest.raises(ValueError, match="ended before"):
+        ledger.ended(1, "a")
+    with pytest.raises(ValueError, match="begun before"):
+        ledger.add(1, [])

@@ -1,0 +1,48 @@
+"""Outliers: who leaves its rank group, and for where."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.scheduling.outliers import (
+    BETA_FLOOR,
+    Destination,
+    RunningEngine,
+    beta,
+    destination,
+    last_count,
+    outliers,
+)
+
+
+@given(st.dictionaries(st.integers(0, 99), st.integers(1, 1000), max_size=30), st.integers(0, 300), st.floats(1, 900))
+def test_only_the_last_share_and_only_beyond_reach(running: dict[int, int], done: int, longest: float) -> None:
+    samples = len(running) + done
+    found = outliers(running, samples, longest, 1.1)
+    assert set(found) <= set(running) and len(found) <= last_count(samples)
+    assert all(running[sample] > 1.1 * longest for sample in found)
+    assert [running[sample] for sample in found] == sorted((running[s] for s in found), reverse=True)
+    if len(running) <= last_count(samples):
+        assert len(found) == sum(length > 1.1 * longest for length in running.values())
+
+
+@given(st.integers(1, 1000))
+def test_a_tenth_is_a_tenth_in_floating_point_too(tenths: int) -> None:
+    assert last_count(10 * tenths) == tenths
+    assert last_count(10 * tenths + 1) == tenths + 1
+
+
+def test_beta_is_the_75th_percentile_and_at_least_its_floor() -> None:
+    assert beta([(100, 100), (100, 120), (100, 140), (100, 160), (100, 180)]) == pytest.approx(1.6)
+    assert beta([(100, 50), (100, 60)]) == BETA_FLOOR
+    assert beta([]) == BETA_FLOOR and beta([(0, 50)]) == BETA_FLOOR
+
+
+def test_a_short_rank_groups_outlier_stays_in_the_step() -> None:
+    engines = [RunningEngine(0, 0, 1, 9000), RunningEngine(1, 1, 7, 9000), RunningEngine(2, 2, 5, 9000)]
+    assert destination(4000, 0, engines) == Destination("same_step", 2)
+    assert destination(4000, 1, engines) == Destination("same_step", 2)
+    assert destination(4000, 2, engines) == Destination("next_step", None)
+    assert destination(9001, 0, engines) == Destination("next_step", None)

@@ -1,0 +1,102 @@
+"""Reallocation: equation 6 against every possible pairing, the paper's example, and the knee."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.scheduling.reallocation import Cooldown, EngineLoad, RunningSample, knee, reallocate
+
+FREE = 10**9
+
+
+def load(engine: int, samples: int, free: int = FREE, contexts: list[int] | None = None) -> EngineLoad:
+    contexts = contexts or [100] * samples
+    return EngineLoad(engine, tuple(RunningSample(engine * 1000 + i, c) for i, c in enumerate(contexts)), free)
+
+
+def most_moved(counts: list[int], threshold: int) -> int:
+    """Equation 6's best value, by trying every pairing."""
+    over = [count - threshold for count in counts if count > threshold]
+    under = [threshold - count for count in counts if count < threshold]
+    small, large = sorted((over, under), key=len)
+    return max(
+        (sum(map(min, small, chosen)) for chosen in itertools.permutations(large, len(small))),
+        default=0,
+    )
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=7), st.integers(1, 25))
+def test_the_objective_is_reached_within_the_constraints(counts: list[int], threshold: int) -> None:
+    loads = [load(engine, count) for engine, count in enumerate(counts)]
+    moves = reallocate(loads, threshold)
+    after = list(counts)
+    for move in moves:
+        assert set(move.samples) <= {sample.sample for sample in loads[move.source].running}
+        after[move.source] -= len(move.samples)
+        after[move.destination] += len(move.samples)
+        assert after[move.source] >= threshold and after[move.destination] <= threshold
+    taking_part = [engine for move in moves for engine in (move.source, move.destination)]
+    assert len(set(taking_part)) == len(taking_part)
+    assert sum(len(move.samples) for move in moves) == most_moved(counts, threshold)
+
+
+@pytest.mark.parametrize("threshold", [6, 19])
+def test_the_papers_example(threshold: int) -> None:
+    """RLHFSpec, figure 5: 24 and 1 become 19 and 6. Both thresholds for which five samples move."""
+    (move,) = reallocate([load(1, 24), load(2, 1)], threshold)
+    assert (move.source, move.destination, len(move.samples)) == (1, 2, 5)
+
+
+def test_shorter_contexts_go_first_then_fewer_accepted_tokens() -> None:
+    running = tuple(RunningSample(i, c, a) for i, (c, a) in enumerate([(300, 1.0), (100, 2.0), (100, 1.0), (200, 0.0)]))
+    (move,) = reallocate([EngineLoad(0, running, FREE), load(1, 0)], 1)
+    assert move.samples == (2,)
+    (move,) = reallocate([EngineLoad(0, running, FREE), load(1, 0)], 2)
+    assert move.samples == (2, 1)
+
+
+def test_a_destination_gets_no_more_than_it_has_room_for() -> None:
+    (move,) = reallocate([load(0, 6, contexts=[50, 60, 70, 80, 90, 100]), load(1, 0, free=120)], 3)
+    assert move.samples == (0, 1)
+    assert reallocate([load(0, 6), load(1, 0, free=10)], 3) == []
+
+
+def test_the_knee_of_a_roofline_is_its_corner() -> None:
+    assert knee(lambda n: min(n, 12) * 80.0, 64) == 12
+    assert knee(lambda n: n / (0.01 + 0.0 * n), 64) == 64
+    # Steps of 10 ms + 1 ms a sample: the gain of one more has halved after 4 (0.41 * 10).
+    assert knee(lambda n: n / (0.010 + 0.001 * n), 64) in (4, 5)
+
+
+def test_a_staircase_has_its_knee_where_its_outline_has() -> None:
+    """Rows are padded to 8: within a stair a sample is free, at its edge one costs; level from 32 on."""
+
+    def throughput(samples: int) -> float:
+        rows = -(-samples // 8) * 8
+        return samples / max(1.0, rows / 32)
+
+    assert knee(throughput, 64) == 32
+
+
+def test_the_papers_measured_throughput_has_its_knee_at_one_of_the_two_thresholds() -> None:
+    """Tokens/s at 1, 6, 19 and 24 samples (RLHFSpec 3.3), straight between them."""
+    points = [(0, 0.0), (1, 103.0), (6, 765.0), (19, 1415.0), (24, 1453.0)]
+
+    def throughput(samples: int) -> float:
+        for (x0, y0), (x1, y1) in itertools.pairwise(points):
+            if x0 <= samples <= x1:
+                return y0 + (y1 - y0) * (samples - x0) / (x1 - x0)
+        raise AssertionError(samples)
+
+    assert knee(throughput, 24) in (6, 19)
+
+
+def test_decisions_are_a_cooldown_apart() -> None:
+    cooldown = Cooldown(10)
+    assert [step for step in range(35) if cooldown.due(step)] == [0, 10, 20, 30]
+    with pytest.raises(ValueError, match="at least one step"):
+        Cooldown(0)

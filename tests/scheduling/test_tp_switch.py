@@ -1,0 +1,151 @@
+"""The TP switch: against trying all switch points, against staying, and the paper's bound."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
+from rhyme_openrlhf.scheduling.carriers import cheaper
+from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, by_history, by_maximum
+from rhyme_openrlhf.scheduling.tp_switch import Layout, decide
+from tests.latency import formula
+
+MOST = 16384
+
+
+def wide(running: int, context: int, drafts: int) -> float:
+    """One engine over all devices: quick for few, dear for many."""
+    return 0.0096 + 1.7e-4 * running + 2e-8 * context
+
+
+def narrow(running: int, context: int, drafts: int) -> float:
+    """One of four engines of a quarter each."""
+    return 0.0154 + 2.9e-4 * running + 9e-8 * context
+
+
+LAYOUTS = (Layout(2, 4, narrow), Layout(8, 1, wide))
+
+
+def cost(_from: int, _to: int, contexts: Sequence[int]) -> float:
+    return 0.5 + 2e-5 * sum(contexts)
+
+
+def stage(lengths: list[int], switch_at: int | None) -> float:
+    """Seconds of a stage token by token, switched as soon as at most `switch_at` samples are left."""
+    engines = [lengths[i::4] for i in range(4)]
+    done, seconds, switched = 0, 0.0, False
+    while any(length > done for length in lengths):
+        left = [length for length in lengths if length > done]
+        if switch_at is not None and not switched and len(left) <= switch_at:
+            switched, seconds = True, seconds + cost(0, 1, [done] * len(left))
+        if switched:
+            seconds += wide(len(left), done * len(left), 0)
+        else:
+            counts = [sum(length > done for length in own) for own in engines]
+            seconds += max(narrow(n, n * done, 0) for n in counts if n)
+        done += 1
+    return seconds
+
+
+def policy_switch_at(lengths: list[int], earlier: list[tuple[int, ...]], from_history: bool) -> int | None:
+    """Asked each time a sample has ended: the number left when the switch is ordered."""
+    for done in [0, *sorted(set(lengths))]:
+        left = [i for i, length in enumerate(lengths) if length > done]
+        samples = [Unfinished(done, done, earlier[i]) for i in left]
+        fullest = max((sum(i % 4 == engine for i in left) for engine in range(4)), default=0)
+        if decide(0, LAYOUTS, samples, MOST, cost, from_history, fullest) is not None:
+            return len(left)
+    return None
+
+
+def test_the_policy_is_close_to_the_best_switch_point_of_all() -> None:
+    """Long-tailed stages; history has other samples of the same prompts' lengths."""
+    draw = random.Random(3)
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(5):
+        means = [draw.lognormvariate(6.0, 0.8) for _ in range(32)]
+        lengths = [min(int(mean * draw.lognormvariate(0, 0.35)) + 1, 6000) for mean in means]
+        earlier = [tuple(int(mean * draw.lognormvariate(0, 0.35)) + 1 for _ in range(8)) for mean in means]
+        best = min(stage(lengths, left) for left in [None, *range(1, 33)])
+        for from_history, found in ratios.items():
+            found.append(stage(lengths, policy_switch_at(lengths, earlier, from_history)) / best)
+    assert max(ratios[True]) <= 1.03
+    assert np.mean(ratios[True]) <= np.mean(ratios[False]) + 0.005
+
+
+def test_equal_lengths_are_not_switched() -> None:
+    """Nothing drains: all samples of a full node end together."""
+    samples = [Unfinished(500, 600, (1000, 1001, 1002))] * 128
+    assert decide(0, LAYOUTS, samples, MOST, cost) is None
+    assert decide(0, LAYOUTS, samples, MOST, cost, from_history=False) is None
+
+
+def test_the_last_sample_is_switched_if_it_has_far_to_go() -> None:
+    far, near = Unfinished(4000, 4100, (12000,)), Unfinished(4000, 4100, (4010,))
+    order = decide(0, LAYOUTS, [far], MOST, cost)
+    assert order is not None and order.target == 1 and order.seconds_switched < order.seconds_stay
+    assert decide(0, LAYOUTS, [near], MOST, cost) is None
+    # The paper's bound cannot tell them apart.
+    assert decide(0, LAYOUTS, [near], MOST, cost, from_history=False) is not None
+    assert decide(1, LAYOUTS, [far], MOST, cost) is None
+    assert decide(0, LAYOUTS, [], MOST, cost) is None
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 4000)), min_size=1, max_size=40),
+    st.booleans(),
+    st.floats(0, 100),
+)
+def test_an_order_is_always_predicted_to_pay(pairs: list[tuple[int, int]], from_history: bool, dear: float) -> None:
+    samples = [Unfinished(done, done + 50, (done + more,)) for done, more in pairs]
+    order = decide(0, LAYOUTS, samples, MOST, lambda *_: dear, from_history)
+    assert order is None or order.seconds_switched < order.seconds_stay
+    if dear == 100:
+        assert decide(0, LAYOUTS, samples, 4001, lambda *_: 1e9, from_history) is None
+
+
+@given(st.lists(st.integers(1, 6000), max_size=6), st.integers(0, 5999))
+def test_scenarios_keep_to_what_is_possible(earlier: list[int], done: int) -> None:
+    sample = Unfinished(done, done, tuple(earlier))
+    found = by_history([sample, sample], 6000)
+    assert found.shape == (8, 2) and found.min() >= 1 and (done + found).max() <= 6000
+    longer = [length for length in earlier if length > done]
+    if longer:
+        assert set((found + done).ravel()) <= set(longer)
+    assert by_maximum([sample], 6000).tolist() == [[6000 - done]]
+
+
+def test_the_cheaper_carrier_is_taken_and_the_unmeasured_never() -> None:
+    model = TransferModel(formula.profile())
+    transfer = cheaper([500, 500], model, model)
+    assert transfer.name == "transfer" and transfer.seconds == pytest.approx(1000 * 2048 / 1e9)
+    slow = TransferModel(formula.profile(kv_bytes_per_second=1.0))
+    assert cheaper([500, 500], slow, model).name == "recompute"
+    unknown = TransferModel(formula.profile(kv_bytes_per_second=0.0))
+    assert cheaper([500], unknown, model).name == "recompute"
+    no_prefill = TransferModel(formula.profile(prefills=()))
+    assert cheaper([500], model, no_prefill).name == "transfer"
+    with pytest.raises(NotMeasured):
+        cheaper([500], unknown, no_prefill)
+
+
+def test_a_full_engine_is_a_reason_to_switch() -> None:
+    """Eight samples that end together: two on each engine they are soon done, all eight on one they are not."""
+    samples = [Unfinished(1000, 1100, (1300,))] * 8
+    layouts = (Layout(2, 4, dear), Layout(8, 1, wide))
+    for from_history, allowed in ((True, MOST), (False, 1300)):
+        assert decide(0, layouts, samples, allowed, lambda *_: 1.5, from_history, fullest=2) is None
+        order = decide(0, layouts, samples, allowed, lambda *_: 1.5, from_history, fullest=8)
+        assert order is not None and order.seconds_stay == pytest.approx(300 * dear(8, 0, 0))
+
+
+def dear(running: int, context: int, drafts: int) -> float:
+    """An engine on which every sample costs."""
+    return 0.005 + 3e-3 * running

@@ -1,0 +1,35 @@
+"""Sums of decode steps in closed form."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.simulation.kinds import TIMES
+
+step = st.tuples(st.integers(1, 100), st.floats(0, 40_000), st.integers(0, 300))
+
+
+@given(step, st.integers(0, 200), st.floats(0.5, 300))
+def test_a_total_is_the_sum_of_its_steps(case: tuple[int, float, int], steps: int, growth: float) -> None:
+    running, context, drafts = case
+    each = [TIMES.seconds(running, context + i * growth, drafts) for i in range(steps)]
+    assert TIMES.total(running, context, drafts, steps, growth) == pytest.approx(sum(each), rel=1e-9, abs=1e-12)
+
+
+@given(step, st.integers(0, 200), st.floats(0.5, 300), st.floats(0, 5))
+def test_steps_until_a_time_are_the_fewest(
+    case: tuple[int, float, int], most: int, growth: float, seconds: float
+) -> None:
+    running, context, drafts = case
+    found = TIMES.steps_until(running, context, drafts, most, growth, seconds)
+    assert found == most or TIMES.total(running, context, drafts, found, growth) >= seconds
+    assert found == 0 or TIMES.total(running, context, drafts, found - 1, growth) < seconds
+
+
+@given(step)
+def test_between_and_at_the_profiled_contexts_the_model_itself_answers(case: tuple[int, float, int]) -> None:
+    running, context, drafts = case
+    whole = int(context)
+    assert TIMES.seconds(running, whole, drafts) == pytest.approx(TIMES.model.seconds(running, whole, drafts), rel=1e-6)
