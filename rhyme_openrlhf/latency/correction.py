@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 
-# One observation's weight in the averages: some 50 steps, half a second of decoding, are remembered.
-RATE = 0.02
+# One observation's weight in the averages: some 16 steps are remembered, a part of a rollout, because engines that
+# share a machine slow each other down from one moment to the next.
+RATE = 0.06
 # A step is seldom off by more for a reason that lasts: beyond, an observation counts as this.
 MOST_AT_ONCE = math.log(2.0)
 # A profile that is further off is of another machine.

@@ -7,6 +7,7 @@ profiled is told to `on_outside`, once, and answered with the nearest edge's slo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -18,8 +19,8 @@ from rhyme_openrlhf.latency.step_model import StepModel
 CONTEXT_BITS = 4
 # Tables of step seconds kept: of some thousand floats each, so some MB.
 MOST_TABLES = 512
-# Their sizes are multiples of this, so that steps which propose a few tokens more or less share one.
-TABLE_MULTIPLE = 64
+# Their sizes are powers of two from this on, so that steps which propose more or fewer tokens share one.
+SMALLEST_TABLE = 64
 
 
 def context_bucket(context: int) -> int:
@@ -55,15 +56,17 @@ class Predictor:
     def step_table(self, running: int, context: int, most: int) -> np.ndarray:
         """Seconds with 0 to `most` draft tokens, float64[most + 1], corrected: what a draft budget chooses from."""
         # Longer ones of the same step are kept instead, so that few are made.
-        kept = -(-most // TABLE_MULTIPLE) * TABLE_MULTIPLE
+        kept = max(1 << (most - 1).bit_length(), SMALLEST_TABLE)
         key = (running, context_bucket(context), kept)
         if key not in self._tables:
             if len(self._tables) >= MOST_TABLES:
                 self._tables.clear()
             # A correction is of a size of step (powers of two of its rows), so a table has few of them.
-            sizes = np.array([(running + drafts).bit_length() for drafts in range(kept + 1)])
-            begins = np.flatnonzero(np.diff(sizes, prepend=-1))
-            self._tables[key] = (self.model.table(*key), begins.tolist(), np.diff(begins, append=kept + 1))
+            begins = [0] + [
+                (1 << bits) - running for bits in range(running.bit_length(), (running + kept).bit_length())
+            ]
+            lengths = np.array([end - begin for begin, end in itertools.pairwise([*begins, kept + 1])])
+            self._tables[key] = (self.model.table(*key), begins, lengths)
             self._tell_if_outside(running, context, most)
         profiled, first, lengths = self._tables[key]
         factors = [self.correction.factor(running, drafts) for drafts in first]

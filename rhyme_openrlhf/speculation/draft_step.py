@@ -181,6 +181,17 @@ def is_crowded(prompt: Int64s) -> bool:
 
 
 @njit(cache=True, nogil=True)
+def first_without_room(samples: Int64s, capacity: Int64s, rows: Int64s, ends: Int64s) -> int:
+    """The first of `rows` whose text has no room for its part of what is new (up to `ends`); -1: all have."""
+    begin = 0
+    for number in range(rows.size):
+        if samples[rows[number], COUNT] + ends[number] - begin > capacity[rows[number]]:
+            return number
+        begin = ends[number]
+    return -1
+
+
+@njit(cache=True, nogil=True)
 def append(
     samples: Int64s, prompts: Int64s, rows: Int64s, new: Int32s, ends: Int64s, shortest: int, siblings: bool
 ) -> bool:

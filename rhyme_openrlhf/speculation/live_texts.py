@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex
 from rhyme_openrlhf.speculation import draft_step as step
-from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, recent_after
+from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, note_verified
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -172,8 +172,7 @@ class LiveTexts:
 
     def verified(self, rows: Int64s, verified: Int64s, accepted: Int64s) -> None:
         """Of a draft of each of `rows` so many tokens were verified (at least one), and so many accepted."""
-        recents = self._samples[rows, step.RECENT]
-        self._samples[rows, step.RECENT] = recent_after(recents, verified, accepted)
+        note_verified(self._samples, step.RECENT, rows, verified, accepted)
 
     def memory_bytes(self) -> int:
         """Bytes of all texts and tables (indexes not counted: they are mapped)."""
@@ -216,10 +215,12 @@ class LiveTexts:
         self._free_rows.append(row)
 
     def _make_room(self, rows: Int64s, ends: Int64s) -> None:
-        needed = self._samples[rows, step.COUNT] + ends
-        needed[1:] -= ends[:-1]
-        for number in np.flatnonzero(needed > self._capacity[rows]).tolist():
-            self._grow(int(rows[number]), int(needed[number]))
+        number = step.first_without_room(self._samples, self._capacity, rows, ends)
+        while number >= 0:
+            row = int(rows[number])
+            begin = int(ends[number - 1]) if number else 0
+            self._grow(row, int(self._samples[row, step.COUNT]) + int(ends[number]) - begin)
+            number = step.first_without_room(self._samples, self._capacity, rows, ends)
 
     def _grow(self, row: int, needed: int) -> None:
         """Room for `needed` tokens in the text of `row`, and a table of its own text that fits."""

@@ -13,7 +13,7 @@ from rhyme_openrlhf.speculation.acceptance import (
     RECENT_EDGES,
     AcceptanceModel,
     _isotonic_rows,
-    recent_after,
+    note_verified,
 )
 
 SEEN = 4000
@@ -93,15 +93,16 @@ def test_each_token_has_the_class_of_its_confidence_and_of_what_matches_before_i
     assert found.acceptance.tolist() == wanted
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30))
 def test_recent_acceptance_stays_a_share_and_follows(drafts: list[tuple[int, int]]) -> None:
-    recent = np.array([FIRST_RECENT])
-    for verified, accepted in drafts:
-        recent = recent_after(recent, np.array([verified]), np.array([min(verified, accepted)]))
-        assert 0 <= recent[0] <= 1000
-    for _ in range(40):
-        recent = recent_after(recent, np.array([3]), np.array([3]))
-    assert recent[0] >= RECENT_EDGES[-1]
+    samples, row = np.full((2, 3), FIRST_RECENT), np.array([1])
+    for verified, accepted in [*drafts, *[(3, 3)] * 40]:
+        note_verified(samples, 2, row, np.array([verified]), np.array([min(verified, accepted)]))
+        assert 0 <= samples[1, 2] <= 1000
+    assert samples[1, 2] >= RECENT_EDGES[-1]
+    samples[1, 2] = FIRST_RECENT
+    assert (samples == FIRST_RECENT).all()
 
 
 def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
