@@ -21,9 +21,9 @@ Faults and their answers:
 - *The sample finishes, or is aborted by its caller, while it moves*: cancelled, the reservation is released.
 - *The KV cache cannot be carried* (the sample was preempted, the buffer is torn or finds no room, the layouts differ):
   recomputed at the destination.
-- *A reply does not come in time*: it is unknown whether the order was followed, so the opposite is ordered: `withdraw`
-  after `start`, `resume` after `stop`. Who does not answer that either counts as lost: whatever it sends of the sample
-  later is thrown away (the keeper numbers a sample's stays).
+- *A reply does not come in time*, or an order fails half-way: it is unknown whether the order was followed, so the
+  opposite is ordered: `withdraw` after `start`, `resume` after `stop`. Who does not answer that either counts as lost:
+  whatever it sends of the sample later is thrown away (the keeper numbers a sample's stays).
 - *Ordered twice*, *to the engine it is on*, *while weights load*, or *between weight versions* (unless the policy
   allows it; then only by recompute, because no KV block made by one version is used by another): refused, and nothing
   was begun.
@@ -83,7 +83,7 @@ class Reply(StrEnum):
     REFUSED = "refused"
     """The engine answers that it did not do it."""
     FAILED = "failed"
-    """Carrying failed; both engines are well."""
+    """Something went wrong half-way; both engines are well."""
     GONE = "gone"
     """The source has no such unfinished sample."""
     LATE = "late"
@@ -167,7 +167,8 @@ class Move:
         if reply is Reply.DESTINATION_LOST:
             told = dataclasses.replace(told, destination_lost=True)
         if reply is Reply.ENDED:
-            return told._cancelled(sample_ended=True)
+            ended = dataclasses.replace(told, sample_ended=True)
+            return ended._over(Phase.CANCELLED, Cleanup.RELEASE, Cleanup.DISCARD)
         return _NEXT[self.step](told, reply)
 
     # --- after each step
@@ -212,7 +213,7 @@ class Move:
     def _started(self, reply: Reply) -> Move:
         if reply is Reply.DONE:
             return self._arrived()
-        if reply is Reply.LATE:
+        if reply in (Reply.LATE, Reply.FAILED):
             return dataclasses.replace(self, step=Step.WITHDRAW)
         return self._resuming()
 
@@ -247,8 +248,7 @@ class Move:
         return self._over(Phase.RUNNING if as_meant else Phase.RECOMPUTED, Cleanup.DISCARD)
 
     def _cancelled(self, sample_ended: bool = False) -> Move:
-        ended = dataclasses.replace(self, sample_ended=sample_ended)
-        return ended._over(Phase.CANCELLED, Cleanup.RELEASE, *((Cleanup.DISCARD,) if sample_ended else ()))
+        return dataclasses.replace(self, sample_ended=sample_ended)._over(Phase.CANCELLED, Cleanup.RELEASE)
 
     def _lost(self) -> Move:
         # To engines that only did not answer, too: they may come back.

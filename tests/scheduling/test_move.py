@@ -90,6 +90,7 @@ def test_a_recompute_copies_nothing() -> None:
         ([DONE, DONE, DONE, DONE, Reply.LATE, Reply.REFUSED], Phase.RUNNING, 1, None),
         ([DONE, DONE, DONE, DONE, Reply.LATE, Reply.LATE, DONE], Phase.CANCELLED, 0, None),
         ([DONE, DONE, DONE, DONE, Reply.LATE, Reply.LATE, Reply.LATE], Phase.LOST, None, None),
+        ([DONE, DONE, DONE, DONE, Reply.FAILED], Phase.TRANSFERRED, 1, Step.WITHDRAW),
         # No room left when it was to start after all.
         ([DONE, DONE, DONE, DONE, Reply.REFUSED, DONE], Phase.CANCELLED, 0, None),
     ],
