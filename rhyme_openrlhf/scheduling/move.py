@@ -34,6 +34,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 
 class Phase(StrEnum):
@@ -107,8 +108,8 @@ class MoveRefused(ValueError):
     """A move that must not begin; the message says why."""
 
 
-KV_TRANSFER = "kv_transfer"
-RECOMPUTE = "recompute"
+KV_TRANSFER: Final = "kv_transfer"
+RECOMPUTE: Final = "recompute"
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,12 @@ class SampleKeeper:
         """The unfinished samples that are at an engine."""
         return [sample for sample in self._samples.values() if sample.engine == engine]
 
-    async def generate(self, request: SampleRequest, engine: int) -> Any:
-        """vLLM's output for a sample that begins at `engine`, wherever it ends.
+    def sample(self, name: str) -> KeptSample:
+        """An unfinished sample. Raises KeyError."""
+        return self._samples[name]
+
+    async def generate(self, request: SampleRequest, engine: int) -> tuple[Any, int]:
+        """vLLM's output for a sample that begins at `engine`, and the engine at which it ended.
 
         Raises what the engine raised for this request, and EngineLost when no engine is left.
         """
@@ -104,7 +108,8 @@ class SampleKeeper:
         self._samples[sample.name] = sample
         try:
             await self.begin(sample, engine)
-            return await sample.answer
+            output = await sample.answer
+            return output, engine if sample.engine is None else sample.engine
         finally:
             del self._samples[sample.name]
             if sample.place and not (sample.answer.done() and not sample.answer.cancelled()):

@@ -16,7 +16,7 @@ from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvBufferStore, KvLayout
 from rhyme_openrlhf.rollout.moves.travel import FullBlocks, Stopped
-from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Cleanup, Move, Phase, Place, Reply, Step, ask
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Cleanup, Move, MoveRefused, Phase, Place, Reply, Step, ask
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class _Way:
 
 
 class Mover:
-    """Moves the samples of a keeper. `choose(context, destination)` says how a sample of that many tokens is carried.
+    """Moves the samples of a keeper. `choose(context, source, destination)` says how a sample of that many tokens
+    is carried.
 
     `limit_s`: seconds that one call to an engine may take. `record`: told of each move that is over.
     """
@@ -67,7 +68,7 @@ class Mover:
         self,
         keeper: SampleKeeper,
         store: KvBufferStore,
-        choose: Callable[[int, int], Choice],
+        choose: Callable[[int, int, int], Choice],
         limit_s: float,
         record: Callable[[MoveRecord], None] = lambda record: None,
     ) -> None:
@@ -83,9 +84,11 @@ class Mover:
     ) -> MoveRecord:
         """Move a sample; returns when that is over, well or not. Raises MoveRefused when it must not begin."""
         engine = sample.engine
-        source = Place(-1, 0, open=False) if engine is None else self._place(engine)
+        if engine is None:
+            raise MoveRefused(f"sample {sample.name} is on no engine")
+        source = self._place(engine)
         context = len(sample.request.prompt) + len(sample.known.tokens)
-        choice = self._choose(context, destination)
+        choice = self._choose(context, engine, destination)
         move = ask(
             sample.name,
             source,
@@ -254,8 +257,11 @@ class Mover:
             Cleanup.RELEASE: (move.destination, "release_room", way.room),
             Cleanup.DISCARD: (move.source, "discard_sample", way.left),
         }
-        for cleanup in move.cleanup:
-            engine, method, place = orders[cleanup]
+        todo = [orders[cleanup] for cleanup in move.cleanup]
+        if way.sample.answer.cancelled() and move.may_generate == move.destination:
+            # Aborted with the last order on its way: whoever aborted it looked for it at the source.
+            todo.append((move.destination, "discard_sample", way.room))
+        for engine, method, place in todo:
             try:
                 async with asyncio.timeout(self._limit_s):
                     await self._call(engine, method, place)

@@ -25,7 +25,7 @@ BOTH = pytest.mark.parametrize("carrier", [RECOMPUTE, KV_TRANSFER])
 
 def answer(output: Any) -> tuple[list[int], list[float], str, str]:
     """What a caller sees: tokens, log-probabilities, text, why it ended."""
-    done = output.outputs[0]
+    done = output[0].outputs[0]
     log_probs = [at[token].logprob for at, token in zip(done.logprobs, done.token_ids, strict=True)]
     return list(done.token_ids), log_probs, done.text, done.finish_reason
 
