@@ -73,6 +73,10 @@ class SampleHome:
             self._nodes[number] = await engine.port.call("node_id")
         self._keeper.start()
 
+    def close(self) -> None:
+        """Listen no more."""
+        self._keeper.stop()
+
     def begin_step(self, step: int) -> None:
         """Samples from now on are of this training step."""
         self._step = step

@@ -12,6 +12,7 @@ engine answers and generates.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
@@ -147,7 +148,10 @@ class SampleKeeper:
     @staticmethod
     def restartable(sample: KeptSample) -> Progress:
         """What a sample can go on from without its engine: what was heard of it, or its beginning."""
-        return sample.known if sample.request.parameters.seed is None else Progress()
+        if sample.request.parameters.seed is not None:
+            return Progress()
+        # On whatever weights the engine has that is left.
+        return dataclasses.replace(sample.known, weight_version=None)
 
     async def _abort(self, sample: KeptSample) -> None:
         if sample.engine is not None and self.engines[sample.engine].alive:

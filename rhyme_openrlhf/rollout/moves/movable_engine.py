@@ -90,6 +90,10 @@ class MovableEngine(RhymeRolloutActor):
             return ""
         if progress is not None and not self._may_start.is_set():
             return f"engine {self.index} loads weights"
+        made_by = self.weight_version if progress is None else progress.weight_version
+        if made_by not in (None, self.weight_version):
+            # A load may have come between the question and the start.
+            return f"engine {self.index} has weight version {self.weight_version}, not {made_by}"
         here = self._here[place] = _Here(request, len(progress.tokens) if progress else 0)
         async with self._rooms_lock:
             here.task = asyncio.create_task(self._generate(place, request, progress, room, computed))

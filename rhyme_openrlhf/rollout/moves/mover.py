@@ -7,6 +7,7 @@ answers, however it ends; a sample is moved by one move at a time.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class _Way:
     computed: int = 0
     stopped_at: float = 0.0
     downtime: float = 0.0
+    across_versions: bool = False
 
 
 class Mover:
@@ -98,7 +100,8 @@ class Mover:
             across_versions=across_versions,
         )
         sample.moving, sample.incoming = True, sample.new_place()
-        way, began = _Way(sample, sample.place, sample.incoming), time.monotonic()
+        way = _Way(sample, sample.place, sample.incoming, across_versions=across_versions)
+        began = time.monotonic()
         try:
             while not move.over:
                 move = move.after(*await self._take(move, way))
@@ -235,6 +238,8 @@ class Mover:
         if way.stopped is None:
             sample.known = self._keeper.restartable(sample)
         progress = sample.known
+        if way.across_versions:
+            progress = dataclasses.replace(progress, weight_version=None)
         refused = await self._call(
             move.destination, "start_sample", way.room, sample.request, progress, way.room, computed
         )

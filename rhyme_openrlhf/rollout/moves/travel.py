@@ -39,7 +39,7 @@ class Progress:
     """What a sample has generated: its response tokens, and vLLM's log-probabilities of them (None: not asked for).
 
     `generator`: the state of its seeded random number generator after them, None if it has none; `window`: the size of
-    its speculation window; `weight_version`: of the engine that generated the last of them.
+    its speculation window; `weight_version`: the only one that may go on with it, None: any.
     """
 
     tokens: tuple[int, ...] = ()

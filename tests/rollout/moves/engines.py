@@ -60,6 +60,8 @@ class LocalEngine:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """As a port."""
+        if method == "node_id":
+            return "here"
         if self.before is not None:
             await self.before(method)
         if self.gone:
