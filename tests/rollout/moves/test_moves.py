@@ -78,27 +78,32 @@ def test_a_seeded_sample_draws_on_as_it_would_have(pair: Engines, tmp_path: Path
     assert log_probs == pytest.approx(expected[1], abs=1e-4)
 
 
-def test_the_destination_computes_one_token(pair: Engines, tmp_path: Path) -> None:
-    """By KV transfer nothing is computed twice; staging has taken most blocks before the sample was stopped."""
+def test_the_destination_reads_what_was_carried(pair: Engines, tmp_path: Path) -> None:
+    """A KV cache that is wiped on its way makes other tokens: so none of it is computed again."""
+    asked = request([*PROMPT, 99], max_tokens=300)
+    expected = unmoved(pair, tmp_path, asked)
     pair.carrier = KV_TRANSFER
-    computed: list[int] = []
 
-    async def note(method: str) -> None:
-        if method == "start_sample":
-            computed.append(pair.engines[1].scheduler("read_counters")["prompt_tokens"])
+    async def wipe(method: str) -> None:
+        if method == "import_kv":
+            (path,) = tmp_path.iterdir()
+            path.write_bytes(bytes(path.stat().st_size))
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
-        running = asyncio.create_task(keeper.generate(request(PROMPT), 0))
-        sample = await grown_to(keeper, 120)
-        pair.engines[1].before = note
-        record = await mover.move(sample, 1, "reallocation")
+        running = asyncio.create_task(keeper.generate(asked, 0))
+        record = await mover.move(await grown_to(keeper, 120), 1, "reallocation")
         assert record.move.phase is Phase.RUNNING and 0 < record.downtime <= record.seconds
-        assert record.tokens >= 220
-        await running
+        assert record.tokens >= len(PROMPT) + 120
+        return await running, record.tokens - len(asked.prompt)
 
-    pair.run(test, tmp_path)
-    pair.engines[1].before = None
-    assert pair.engines[1].scheduler("read_counters")["prompt_tokens"] == computed[0]
+    pair.engines[1].before = wipe
+    try:
+        output, seam = pair.run(test, tmp_path)
+    finally:
+        pair.engines[1].before = None
+        pair.engines[1].now("reset_prefix_cache")
+    tokens = answer(output)[0]
+    assert tokens[:seam] == expected[0][:seam] and tokens != expected[0]
 
 
 STEPS_AT = {
