@@ -85,13 +85,13 @@ class SampleHome:
         """The samples that are at an engine."""
         return len(self._keeper.samples(engine))
 
-    def sample_names(self, engine: int) -> dict[str, int]:
-        """The samples at an engine: tokens of each, prompt included, as far as is known."""
-        return {s.name: len(s.request.prompt) + len(s.known.tokens) for s in self._keeper.samples(engine)}
+    def running(self, engine: int) -> dict[int, int]:
+        """The samples at an engine by number, and the tokens of each, prompt included, as far as is known."""
+        return {int(s.name): len(s.request.prompt) + len(s.known.tokens) for s in self._keeper.samples(engine)}
 
-    async def move(self, sample: str, destination: int, cause: str) -> MoveOutcome:
-        """Move a sample by name. Raises MoveRefused, or KeyError for a sample that has ended."""
-        return OUTCOMES[(await self._mover.move(self._keeper.sample(sample), destination, cause)).move.phase]
+    async def move(self, sample: int, destination: int, cause: str) -> MoveOutcome:
+        """Move a sample by its number. Raises MoveRefused, or KeyError for a sample that has ended."""
+        return OUTCOMES[(await self._mover.move(self._keeper.sample(str(sample)), destination, cause)).move.phase]
 
     async def generate_responses(
         self,

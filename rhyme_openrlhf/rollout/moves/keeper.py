@@ -105,7 +105,7 @@ class SampleKeeper:
 
         Raises what the engine raised for this request, and EngineLost when no engine is left.
         """
-        sample = KeptSample(f"s{next(self._numbers)}", request, asyncio.get_running_loop().create_future())
+        sample = KeptSample(str(next(self._numbers)), request, asyncio.get_running_loop().create_future())
         self._samples[sample.name] = sample
         try:
             await self.begin(sample, engine)

@@ -172,9 +172,9 @@ class MovableEngine(RhymeRolloutActor):
         for place, here in self._here.items():
             state = self._outputs.state(place)
             if state is not None:
-                tokens, log_probs = generated(state)
-                grown[place] = Grown(here.told, tokens[here.told :], log_probs and log_probs[here.told :])
-                here.told = len(tokens)
+                tokens, log_probs = generated(state, here.told)
+                grown[place] = Grown(here.told, tokens, log_probs)
+                here.told += len(tokens)
         return News(finished, grown, self.weight_version, self._may_start.is_set())
 
     async def discard_sample(self, place: str) -> None:
@@ -199,7 +199,7 @@ class MovableEngine(RhymeRolloutActor):
             return None
         limit = asyncio.get_running_loop().time() + CATCH_UP_SECONDS
         answer = await self.call_scheduler("stop_sample", state.request_id)
-        while answer is None or len(generated(state)[0]) < answer["output"]:
+        while answer is None or state.detokenizer.num_output_tokens() < answer["output"]:
             if self._outputs.state(place) is not state:
                 # It finished; or the frontend met a stop string in tokens that were on their way.
                 return None
@@ -244,9 +244,17 @@ class MovableEngine(RhymeRolloutActor):
         answer = await self.call_scheduler("full_blocks", state.request_id) if state is not None else None
         return None if answer is None else FullBlocks(tuple(answer["blocks"]), answer["preemptions"])
 
-    async def export_kv(self, blocks: tuple[int, ...], buffer: KvBuffer, first: int) -> str:
-        """Copy blocks to rows `first`... of the buffer; "" or why not."""
-        return await self._copied("rhyme_export_kv", list(blocks), buffer, first)
+    async def export_kv(self, place: str, kv: FullBlocks, buffer: KvBuffer, first: int) -> str:
+        """Copy a sample's blocks from number `first` on to the same rows of the buffer; "" or why not.
+
+        What was copied is the sample's only if it has not been preempted until then: it may have lost its blocks before
+        they were read.
+        """
+        problem = await self._copied("rhyme_export_kv", list(kv.blocks[first:]), buffer, first)
+        now = await self.full_blocks(place)
+        if now is None or now.preemptions != kv.preemptions:
+            return f"sample {place} ended or was preempted while its KV blocks were copied"
+        return problem
 
     async def import_kv(self, room: str, buffer: KvBuffer, first: int, end: int) -> str:
         """Copy rows `first` to `end` of the buffer into the blocks of a reservation; "" or why not."""

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
@@ -45,13 +45,16 @@ class Choice:
 
 @dataclass
 class _Way:
-    """What one move has in hand: `left` is the sample's place at the source, `room` the one at the destination."""
+    """What one move has in hand: `left` is the sample's place at the source, `room` the one at the destination.
+
+    `staged`: blocks that were copied while it ran; `computed`: tokens whose KV cache has arrived.
+    """
 
     sample: KeptSample
     left: str
     room: str
     buffer: KvBuffer | None = None
-    staged: FullBlocks = field(default_factory=FullBlocks)
+    staged: int = 0
     stopped: Stopped | None = None
     computed: int = 0
     stopped_at: float = 0.0
@@ -189,11 +192,10 @@ class Mover:
         full = await self._call(move.source, "full_blocks", way.left)
         if full is None:
             return Reply.GONE, "the sample ended"
-        problem = await self._carry(move, way, full.blocks, 0)
+        problem = await self._carry(move, way, full, 0)
         if problem:
             return Reply.FAILED, problem
-        # Whether these blocks were the sample's until they were copied shows when it is stopped.
-        way.staged = full
+        way.staged = len(full.blocks)
         return Reply.DONE, ""
 
     async def _layout(self, engine: int) -> KvLayout | str:
@@ -201,15 +203,14 @@ class Mover:
             self._layouts[engine] = await self._call(engine, "kv_layout")
         return self._layouts[engine]
 
-    async def _carry(self, move: Move, way: _Way, blocks: tuple[int, ...], first: int) -> str:
-        """Copy blocks, from row `first` on; "" or why not."""
-        buffer = way.buffer
+    async def _carry(self, move: Move, way: _Way, kv: FullBlocks, first: int) -> str:
+        """Copy blocks from number `first` on; "" or why not."""
+        buffer, end = way.buffer, len(kv.blocks)
         assert buffer is not None
-        if not blocks:
+        if first >= end:
             return ""
-        end = first + len(blocks)
         refused = await self._call(move.destination, "hold_room", way.room, end * buffer.layout.block_size)
-        problem = refused or await self._call(move.source, "export_kv", blocks, buffer, first)
+        problem = refused or await self._call(move.source, "export_kv", way.left, kv, buffer, first)
         return problem or await self._call(move.destination, "import_kv", way.room, buffer, first, end)
 
     async def _stop(self, move: Move, way: _Way) -> tuple[Reply, str]:
@@ -225,8 +226,7 @@ class Mover:
         assert stopped is not None
         if stopped.computed <= 0:
             return Reply.FAILED, "nothing of its KV cache is computed"
-        first = len(way.staged.blocks) if way.staged.preemptions == stopped.kv.preemptions else 0
-        problem = await self._carry(move, way, stopped.kv.blocks[first:], first)
+        problem = await self._carry(move, way, stopped.kv, way.staged)
         if problem:
             return Reply.FAILED, problem
         way.computed = stopped.computed

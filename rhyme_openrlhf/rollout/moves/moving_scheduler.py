@@ -33,7 +33,8 @@ class MovingScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._rooms: dict[str, list[Any]] = {}
+        # Blocks by reservation; None: void, its blocks are gone.
+        self._rooms: dict[str, list[Any] | None] = {}
         self._stopped: set[str] = set()
         # Arrivals with KV blocks that no step has met yet.
         self._arrived: set[str] = set()
@@ -45,17 +46,19 @@ class MovingScheduler(Scheduler):
 
         Returns "" or one sentence that says why there is no room (a reservation that was there stays as it was).
         """
-        needed = -(-tokens // self.block_size) - len(self._rooms.get(name, ()))
-        pool = self.kv_cache_manager.block_pool
+        blocks = self._rooms.get(name, [])
+        if blocks is None:
+            return "the reservation is void: weights were loaded since"
+        pool, needed = self.kv_cache_manager.block_pool, -(-tokens // self.block_size) - len(blocks)
         if name not in self._rooms and len(self.running) >= self.max_num_running_reqs:
             return f"all {self.max_num_running_reqs} seats are taken"
         if needed > pool.get_num_free_blocks():
             return f"{needed} KV blocks are needed, {pool.get_num_free_blocks()} are free"
         if name not in self._rooms:
-            self._rooms[name] = []
+            self._rooms[name] = blocks
             self.max_num_running_reqs -= 1
         if needed > 0:
-            self._rooms[name] += pool.get_new_blocks(needed)
+            blocks += pool.get_new_blocks(needed)
         return ""
 
     def release_room(self, name: str) -> None:
@@ -66,7 +69,7 @@ class MovingScheduler(Scheduler):
 
     def room_blocks(self, name: str) -> list[int]:
         """The numbers of the blocks that reservation `name` holds, in order; none if there is no such reservation."""
-        return [block.block_id for block in self._rooms.get(name, ())]
+        return [block.block_id for block in self._rooms.get(name) or ()]
 
     def seats(self) -> int:
         """Samples that can run at once, beside those that moves keep a seat for."""
@@ -79,7 +82,7 @@ class MovingScheduler(Scheduler):
     def _take_room(self, name: str) -> list[Any]:
         if name in self._rooms:
             self.max_num_running_reqs += 1
-        return self._rooms.pop(name, [])
+        return self._rooms.pop(name, None) or []
 
     def add_request(self, request: Any) -> None:
         """As vLLM, and a sample that ran elsewhere goes on with what it has generated, before those that wait."""
@@ -197,9 +200,9 @@ class MovingScheduler(Scheduler):
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """As vLLM; and what moves keep of KV blocks goes too, because it was made by the weights of before."""
-        for name in list(self._rooms):
-            blocks, self._rooms[name] = self._rooms[name], []
-            self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+        for name, blocks in self._rooms.items():
+            self._rooms[name] = None
+            self.kv_cache_manager.block_pool.free_blocks(reversed(blocks or []))
         if reset_running_requests:
             for request_id in self._stopped | self._arrived:
                 self._recompute(self.requests[request_id])

@@ -53,7 +53,7 @@ def fill(state: Any, progress: Progress) -> None:
         )
 
 
-def generated(state: Any) -> tuple[tuple[int, ...], Any]:
-    """Response tokens so far, as far as the frontend has heard of them, and their log-probabilities."""
+def generated(state: Any, first: int = 0) -> tuple[tuple[int, ...], Any]:
+    """Response tokens from number `first` on, as far as the frontend has heard of them, and their log-probabilities."""
     log_probs = state.logprobs_processor.logprobs
-    return tuple(state.detokenizer.output_token_ids), None if log_probs is None else copy.copy(log_probs)
+    return tuple(state.detokenizer.output_token_ids[first:]), None if log_probs is None else log_probs[first:]

@@ -62,7 +62,7 @@ def test_a_request_that_brings_nothing_is_made_as_ever() -> None:
     assert torch.equal(torch.rand(4, generator=came.generator), torch.rand(4, generator=elsewhere))
 
 
-@pytest.mark.parametrize("seam", range(1, 6))
+@pytest.mark.parametrize("seam", range(1, 5))
 def test_a_stop_string_is_found_across_the_seam(seam: int) -> None:
     """The destination's frontend sees text that the source's did: the same string stops it, at the same token."""
     from vllm import SamplingParams
@@ -96,8 +96,8 @@ def test_a_stop_string_is_found_across_the_seam(seam: int) -> None:
         raise AssertionError("no stop string was found")
 
     expected = stops_at(state(), 0)
-    if expected[0] < seam:
-        pytest.skip("the source has stopped by then")
+    # The source has not stopped by then.
+    assert expected[0] >= seam
     log_probs = [{token: Logprob(-0.5)} for token in tokens[:seam]]
     moved = state()
     fill(moved, Progress(tuple(tokens[:seam]), log_probs))

@@ -48,10 +48,10 @@ def test_both_turns_of_a_conversation_move(pair: Engines) -> None:
         task = asyncio.create_task(home.generate_responses(0, "p", "", parameters, 600, None, num_samples=3))
         while not task.done():
             for engine in (0, 1):
-                for name, tokens in home.sample_names(engine).items():
+                for number, tokens in home.running(engine).items():
                     # Each turn once: it begins where the one before ended.
-                    if moving and tokens > 100 and not any(e.sample == name for e in events):
-                        assert await home.move(name, 1 - engine, "reallocation") in ("moved", "cancelled")
+                    if moving and tokens > 100 and not any(e.sample == str(number) for e in events):
+                        assert await home.move(number, 1 - engine, "reallocation") in ("moved", "cancelled")
             await asyncio.sleep(0.005)
         home.close()
         assert home.unfinished(0) == home.unfinished(1) == 0

@@ -138,8 +138,8 @@ class FakeEngine:
     def kv_layout(self) -> KvLayout:
         return LAYOUT
 
-    def export_kv(self, blocks: tuple[int, ...], buffer: Any, first: int) -> str:
-        return "" if Path(buffer.path).exists() else "the buffer is gone"
+    def export_kv(self, place: str, kv: FullBlocks, buffer: Any, first: int) -> str:
+        return "" if place in self.here and Path(buffer.path).exists() else "the buffer is gone"
 
     def import_kv(self, room: str, buffer: Any, first: int, end: int) -> str:
         return "" if room in self.rooms and Path(buffer.path).exists() else "nothing to copy into"

@@ -269,6 +269,8 @@ def test_a_weight_load_voids_what_moves_keep(pair: Engines) -> None:
     assert engine.scheduler("room_blocks", "r") == []
     assert "loads weights" in engine.now("hold_room", "q", 100)
     engine.now("resume_generation")
+    # What was copied into it is gone: it must not look as if it were there.
+    assert "is void" in engine.now("hold_room", "r", 100)
     engine.now("release_room", "r")
 
 
