@@ -33,12 +33,13 @@ class RayEngine:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         import ray
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         from rhyme_openrlhf.rollout.engine import EngineCoreError
 
         try:
             return await getattr(self._handle, method).remote(*arguments)
-        except (ray.exceptions.RayActorError, EngineCoreError) as error:
+        except (ray.exceptions.RayActorError, EngineCoreError, EngineDeadError) as error:
             # An error of a task is raised as one of its cause's class, too.
             raise EngineLost(f"engine {self._number} is gone: {last_line(error)}") from error
         except TimeoutError:

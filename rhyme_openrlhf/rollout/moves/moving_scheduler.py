@@ -4,8 +4,8 @@ At the source a sample can be stopped and kept: it is in no queue, so it is not 
 other with its KV blocks. At the destination blocks and a seat in the batch are held for a sample that is to come, by
 reference: nobody else gets them. A sample that comes is a new request whose first response tokens are there already.
 
-Invariants: every order may be given twice; a stopped sample and a reservation each keep one seat free
-(`max_num_running_reqs`), so that there is always one to go on with; no KV block survives a reset of the prefix cache
+Invariants: every order may be given twice; a sample that was stopped while it ran and a reservation each keep one
+seat free (`max_num_running_reqs`), so that there is always one to go on with; no KV block survives a reset of the prefix cache
 (a weight load): stopped samples and arrivals recompute then, and reservations are void.
 Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`.
 """
@@ -35,7 +35,8 @@ class MovingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         # Blocks by reservation; None: void, its blocks are gone.
         self._rooms: dict[str, list[Any] | None] = {}
-        self._stopped: set[str] = set()
+        # Stopped requests, and whether each keeps a seat: one that had none yet must not take another's.
+        self._stopped: dict[str, bool] = {}
         # Arrivals with KV blocks that no step has met yet.
         self._arrived: set[str] = set()
 
@@ -144,13 +145,14 @@ class MovingScheduler(Scheduler):
         if request is None or request.is_finished():
             return None
         if request_id not in self._stopped:
-            if request.status == RequestStatus.RUNNING:
+            seated = request.status == RequestStatus.RUNNING
+            if seated:
                 self.running.remove(request)
             else:
                 self.waiting.remove_requests([request])
                 self.skipped_waiting.remove_requests([request])
-            self._stopped.add(request_id)
-            self.max_num_running_reqs -= 1
+            self._stopped[request_id] = seated
+            self.max_num_running_reqs -= seated
         computed = self._final_tokens(request)
         return {
             "output": request.num_output_tokens,
@@ -187,9 +189,7 @@ class MovingScheduler(Scheduler):
         return list(self.kv_cache_manager.get_block_ids(request.request_id)[0])
 
     def _forget_stop(self, request_id: str) -> None:
-        if request_id in self._stopped:
-            self._stopped.remove(request_id)
-            self.max_num_running_reqs += 1
+        self.max_num_running_reqs += self._stopped.pop(request_id, False)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._forget_stop(request.request_id)
@@ -204,7 +204,7 @@ class MovingScheduler(Scheduler):
             self._rooms[name] = None
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks or []))
         if reset_running_requests:
-            for request_id in self._stopped | self._arrived:
+            for request_id in {*self._stopped, *self._arrived}:
                 self._recompute(self.requests[request_id])
         return super().reset_prefix_cache(reset_running_requests, reset_connector)
 

@@ -66,6 +66,8 @@ class LocalEngine:
             await self.before(method)
         if self.gone:
             raise EngineLost("gone, says the test")
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         from rhyme_openrlhf.rollout.engine import EngineCoreError
 
         try:
@@ -74,7 +76,7 @@ class LocalEngine:
                 self.hangs_after = ""
                 await asyncio.sleep(TIMEOUT_S)
             return answer
-        except EngineCoreError as error:
+        except (EngineCoreError, EngineDeadError) as error:
             raise EngineLost(str(error)) from error
 
     def now(self, method: str, *arguments: Any) -> Any:
@@ -129,6 +131,13 @@ async def grown_to(keeper: SampleKeeper, tokens: int, number: int = 0) -> KeptSa
         if len(samples) > number and len(samples[number].known.tokens) >= tokens:
             return samples[number]
         await asyncio.sleep(0.005)
+
+
+def answer(output: Any) -> tuple[list[int], list[float], str, str]:
+    """What a caller sees: tokens, log-probabilities, text, why it ended."""
+    done = output[0].outputs[0]
+    log_probs = [at[token].logprob for at, token in zip(done.logprobs, done.token_ids, strict=True)]
+    return list(done.token_ids), log_probs, done.text, done.finish_reason
 
 
 def request(prompt: list[int], history: str | None = None, **parameters: Any) -> SampleRequest:

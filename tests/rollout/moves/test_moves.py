@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,19 +13,12 @@ import pytest
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
-from tests.rollout.moves.engines import SEATS, Engines, grown_to, request
+from tests.rollout.moves.engines import SEATS, Engines, answer, grown_to, request
 
 pytestmark = pytest.mark.engine
 
 PROMPT = list(range(10, 60)) * 2
 BOTH = pytest.mark.parametrize("carrier", [RECOMPUTE, KV_TRANSFER])
-
-
-def answer(output: Any) -> tuple[list[int], list[float], str, str]:
-    """What a caller sees: tokens, log-probabilities, text, why it ended."""
-    done = output[0].outputs[0]
-    log_probs = [at[token].logprob for at, token in zip(done.logprobs, done.token_ids, strict=True)]
-    return list(done.token_ids), log_probs, done.text, done.finish_reason
 
 
 def unmoved(pair: Engines, folder: Path, asked: Any) -> Any:
@@ -319,22 +310,3 @@ def test_many_samples_moved_at_random_come_out_as_if_nothing_had_been(pair: Engi
     for tokens, want in came:
         assert tokens == want
     assert all(isinstance(output, asyncio.CancelledError) for output in outputs if isinstance(output, BaseException))
-
-
-def test_a_killed_engine_core_costs_no_sample(pair: Engines, tmp_path: Path) -> None:
-    """The last test of the pair: its second engine is dead afterwards."""
-    plain, seeded = request(PROMPT, max_tokens=250), request(PROMPT, temperature=1.0, seed=3, max_tokens=250)
-    expected = [unmoved(pair, tmp_path, asked)[0] for asked in (plain, seeded)]
-    dying = pair.engines[1]
-
-    async def test(keeper: SampleKeeper, mover: Mover) -> list[Any]:
-        running = [asyncio.create_task(keeper.generate(asked, 1)) for asked in (plain, seeded)]
-        await grown_to(keeper, 30, 0)
-        await grown_to(keeper, 30, 1)
-        for process in dying.raw.llm.engine_core.resources.engine_manager.processes:
-            os.kill(process.pid, signal.SIGKILL)
-        return await asyncio.gather(*running)
-
-    outputs = pair.run(test, tmp_path)
-    assert [answer(output)[0] for output in outputs] == expected
-    pair.engines.remove(dying)
