@@ -4,9 +4,9 @@ At the source a sample can be stopped and kept: it is in no queue, so it is not 
 other with its KV blocks. At the destination blocks and a seat in the batch are held for a sample that is to come, by
 reference: nobody else gets them. A sample that comes is a new request whose first response tokens are there already.
 
-Invariants: every order may be given twice; a sample that was stopped while it ran and a reservation each keep one
-seat free (`max_num_running_reqs`), so that there is always one to go on with; no KV block survives a reset of the prefix cache
-(a weight load): stopped samples and arrivals recompute then, and reservations are void.
+Invariants: every order may be given twice; a sample that was stopped while it ran and a reservation each keep one seat
+free (`max_num_running_reqs`), so that there is always one to go on with; no KV block survives a reset of the prefix
+cache (a weight load): stopped samples and arrivals recompute then, and reservations are void.
 Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`.
 """
 
