@@ -142,22 +142,28 @@ class RhymeSamplesGenerator(SamplesGenerator):
         with self._samples_at_home():
             return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
 
+    def start_home(self) -> None:
+        """Have a home for samples, if they may move; it starts while the engines do."""
+        if not self.services.settings.move.enable:
+            return
+        from rhyme_openrlhf.rollout.moves.doors import HomeActor
+
+        args = self.args
+        self._home = HomeActor.remote(
+            self.vllm_engines, self.services.settings, args.train.seed, args.train.agent_func_path,
+            args.reward.remote_url, self.services.recorder,
+        )  # fmt: skip
+
     @contextlib.contextmanager
     def _samples_at_home(self) -> Iterator[None]:
         """Within it, upstream sends prompts to the home of samples, if there is one, instead of to the engines."""
-        if not self.services.settings.move.enable:
+        if self._home is None:
             yield
             return
-        from rhyme_openrlhf.rollout.moves.doors import HomeActor, door
+        from rhyme_openrlhf.rollout.moves.doors import door
 
         engines = self.vllm_engines
-        if self._home is None:
-            args = self.args
-            self._home = HomeActor.remote(
-                engines, self.services.settings, args.train.seed, args.train.agent_func_path, args.reward.remote_url,
-                self.services.recorder,
-            )  # fmt: skip
-            ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
+        ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
         self._home.begin_step.remote(self.step + 1)
         self.vllm_engines = [door(self._home, number) for number in range(len(engines))]
         try:

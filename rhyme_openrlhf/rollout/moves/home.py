@@ -68,7 +68,9 @@ class SampleHome:
         self._nodes: dict[int, str] = {}
 
     async def open(self) -> None:
-        """Begin to listen to the engines; needs a running event loop."""
+        """Begin to listen to the engines, unless that is done; needs a running event loop."""
+        if self._nodes:
+            return
         for number, engine in self._keeper.engines.items():
             self._nodes[number] = await engine.port.call("node_id")
         self._keeper.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -51,7 +52,9 @@ def test_both_turns_of_a_conversation_move(pair: Engines) -> None:
                 for number, tokens in home.running(engine).items():
                     # Each turn once: it begins where the one before ended.
                     if moving and tokens > 100 and not any(e.sample == str(number) for e in events):
-                        assert await home.move(number, 1 - engine, "reallocation") in ("moved", "cancelled")
+                        # Or it has ended while another was moved.
+                        with contextlib.suppress(KeyError):
+                            assert await home.move(number, 1 - engine, "reallocation") in ("moved", "cancelled")
             await asyncio.sleep(0.005)
         home.close()
         assert home.unfinished(0) == home.unfinished(1) == 0
