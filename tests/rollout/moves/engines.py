@@ -108,6 +108,8 @@ class Engines:
         self.engines = engines
         self.carrier = "kv_transfer"
         self.records: list[MoveRecord] = []
+        # Answers of samples that were not moved, by request: many tests move the same one.
+        self.unmoved: dict[str, Any] = {}
 
     def run(self, test: Callable[[SampleKeeper, Mover], Awaitable[Any]], folder: Path, limit_s: float = 60) -> Any:
         from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore

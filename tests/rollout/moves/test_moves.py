@@ -22,7 +22,10 @@ BOTH = pytest.mark.parametrize("carrier", [RECOMPUTE, KV_TRANSFER])
 
 
 def unmoved(pair: Engines, folder: Path, asked: Any) -> Any:
-    return answer(pair.run(lambda keeper, mover: keeper.generate(asked, 0), folder))
+    key = repr(asked)
+    if key not in pair.unmoved:
+        pair.unmoved[key] = answer(pair.run(lambda keeper, mover: keeper.generate(asked, 0), folder))
+    return pair.unmoved[key]
 
 
 @BOTH
@@ -106,7 +109,7 @@ STEPS_AT = {
 @pytest.mark.parametrize("method", STEPS_AT)
 def test_an_engine_lost_at_any_step_loses_no_sample(pair: Engines, tmp_path: Path, method: str, dies: int) -> None:
     """It is gone before the step is ordered, or (where the step is its own) with its order."""
-    asked = request(PROMPT, max_tokens=200)
+    asked = request(PROMPT, max_tokens=150)
     expected = unmoved(pair, tmp_path, asked)
     pair.carrier = KV_TRANSFER
     moving = False
@@ -135,7 +138,7 @@ def test_an_engine_lost_at_any_step_loses_no_sample(pair: Engines, tmp_path: Pat
 @pytest.mark.parametrize("method", STEPS_AT)
 def test_an_order_that_is_not_answered_in_time_is_taken_back(pair: Engines, tmp_path: Path, method: str) -> None:
     """Each order once late, after it was followed; the next one of that kind is answered."""
-    asked = request(PROMPT, max_tokens=200)
+    asked = request(PROMPT, max_tokens=150)
     expected = unmoved(pair, tmp_path, asked)
     pair.carrier = KV_TRANSFER
     late = pair.engines[STEPS_AT[method]]
@@ -200,7 +203,7 @@ def test_a_full_destination_refuses(pair: Engines, tmp_path: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_carried_is_recomputed(pair: Engines, tmp_path: Path) -> None:
-    asked = request(PROMPT, max_tokens=200)
+    asked = request(PROMPT, max_tokens=150)
     expected = unmoved(pair, tmp_path, asked)
     pair.carrier = KV_TRANSFER
     folder = tmp_path / "full"
