@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from rhyme_openrlhf.latency.settings import EmulateSettings, LatencySettings
 from rhyme_openrlhf.options import Settings, SettingsError, from_mapping, option
+from rhyme_openrlhf.scheduling.move_settings import MoveSettings
 from rhyme_openrlhf.speculation.settings import DraftingSettings, HistoSpecSettings
 
 # Public ids of runs and attempts: as many hexadecimal digits as the control plane's tables keep (api/models.py).
@@ -262,6 +263,7 @@ class RhymeSettings:
     latency: LatencySettings = field(default_factory=LatencySettings)
     history: HistorySettings = field(default_factory=HistorySettings)
     weights: WeightSettings = field(default_factory=WeightSettings)
+    move: MoveSettings = field(default_factory=MoveSettings)
     run: RunSettings = field(default_factory=RunSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
@@ -290,6 +292,7 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     LatencySettings,
     HistorySettings,
     WeightSettings,
+    MoveSettings,
     RunSettings,
     LimitSettings,
     ControlSettings,

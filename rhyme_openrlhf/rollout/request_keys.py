@@ -6,3 +6,5 @@ PROMPT_KEY = "rhyme_prompt_key"
 UNCOUNTED = "rhyme_uncounted"
 # The name under which the scheduler keeps which of the request's tokens came from drafts, until they are asked for.
 TRACE = "rhyme_trace"
+# The size of the speculation window that the request's sample had at another engine.
+WINDOW = "rhyme_window"

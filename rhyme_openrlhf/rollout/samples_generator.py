@@ -8,6 +8,7 @@ prompts that were not trained on yet.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 import time
@@ -67,6 +68,8 @@ class GeneratorState:
 class RhymeSamplesGenerator(SamplesGenerator):
     """Upstream's generator; `step` is the last training step it generated for."""
 
+    vllm_engines: list[Any]
+
     def __init__(self, *args: Any, services: RunServices, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.services = services
@@ -75,6 +78,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         self._stage: RolloutWatch | None = None
         self._evaluating = False
         self._visits: Counter[str] = Counter()
+        self._home: Any = None
 
     def state(self) -> GeneratorState:
         """Where this generator stands; goes with the data loader's state of the same moment."""
@@ -135,7 +139,37 @@ class RhymeSamplesGenerator(SamplesGenerator):
             # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
             self._choose_samples(prompts)
         announce(prompts, self.services.history_workers)
-        return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
+        with self._samples_at_home():
+            return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
+
+    def start_home(self) -> None:
+        """Have a home for samples, if they may move; it starts while the engines do."""
+        if not self.services.settings.move.enable:
+            return
+        from rhyme_openrlhf.rollout.moves.doors import HomeActor
+
+        args = self.args
+        self._home = HomeActor.remote(
+            self.vllm_engines, self.services.settings, args.train.seed, args.train.agent_func_path,
+            args.reward.remote_url, self.services.recorder,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _samples_at_home(self) -> Iterator[None]:
+        """Within it, upstream sends prompts to the home of samples, if there is one, instead of to the engines."""
+        if self._home is None:
+            yield
+            return
+        from rhyme_openrlhf.rollout.moves.doors import door
+
+        engines = self.vllm_engines
+        ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
+        self._home.begin_step.remote(self.step + 1)
+        self.vllm_engines = [door(self._home, number) for number in range(len(engines))]
+        try:
+            yield
+        finally:
+            self.vllm_engines = engines
 
     def _choose_samples(self, prompts: list[str]) -> None:
         """Tell the engines whose drafts to note, before the prompts reach them."""

@@ -32,7 +32,7 @@ from rhyme_openrlhf.rollout import engine_core_channel  # noqa: F401  (adds the 
 from rhyme_openrlhf.rollout.draft_trace import DraftTraces
 from rhyme_openrlhf.rollout.engine_samples import KV_CACHE
 from rhyme_openrlhf.rollout.pacing import Pacing
-from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE, UNCOUNTED
+from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE, UNCOUNTED, WINDOW
 from rhyme_openrlhf.rollout.step_clock import DecodeStep
 from rhyme_openrlhf.rollout.step_meter import Emitted, StepMeter, VerifiedDraft, verified_drafts
 from rhyme_openrlhf.rollout.step_timing import StepTiming
@@ -205,7 +205,8 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         super().add_request(request)
         if is_new:
             arguments = extra_arguments(request)
-            self.drafter.start(request.request_id, arguments.get(PROMPT_KEY), request.num_prompt_tokens)
+            key, window = arguments.get(PROMPT_KEY), arguments.get(WINDOW)
+            self.drafter.start(request.request_id, key, request.num_prompt_tokens, window)
             self.traces.start(request.request_id, arguments.get(TRACE))
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:

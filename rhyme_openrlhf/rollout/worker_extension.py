@@ -21,7 +21,11 @@ import torch
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
 from rhyme_openrlhf.profiling.subject import hardware_name
+from rhyme_openrlhf.rollout.moves import resumed_requests
+from rhyme_openrlhf.rollout.moves.moving_worker import MovingWorker
 from rhyme_openrlhf.training.weight_buckets import Segment
+
+resumed_requests.apply()
 
 if gpu_present():
     _Base: Any = WorkerWrap
@@ -35,8 +39,8 @@ else:
     cpu_shapes.apply()
 
 
-class WorkerExtension(_Base):
-    """OpenRLHF's worker extension plus the weight buffer."""
+class WorkerExtension(MovingWorker, _Base):
+    """OpenRLHF's worker extension plus the weight buffer and moves."""
 
     def rhyme_load_weights(self, plain_segment: list[Any]) -> int:
         """Load a weight version (`Segment.to_plain()`) into this worker's shard of the model; returns the version.

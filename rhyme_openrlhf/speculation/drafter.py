@@ -199,6 +199,10 @@ class HistoryDrafter:
             self._verified.append((sample, drafted, accepted))
         return SOURCE_NAMES[sample.source]
 
+    def window(self, request_id: str) -> int:
+        """The size of a sample's window, which goes with it when it moves. Raises KeyError as `finish`."""
+        return self._sample(request_id).window.size
+
     def finish(self, request_id: str) -> SampleSpeculation:
         """A sample ended, was aborted or moves away. Raises KeyError for a request that has not started."""
         sample = self._sample(request_id)

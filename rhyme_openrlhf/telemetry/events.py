@@ -156,7 +156,11 @@ class EngineSample(Event):
 
 @dataclass(frozen=True)
 class SampleMoved(Event):
-    """An unfinished sample went from one engine to another, in `seconds`, with `tokens` tokens of context."""
+    """An unfinished sample went from one engine to another, in `seconds`, with `tokens` tokens of context.
+
+    `downtime_seconds`: of these, while no engine generated it; `predicted_seconds`: what was expected of the carrier.
+    None: not known, or a record of an older writer.
+    """
 
     kind: ClassVar[str] = "sample_moved"
     step: int
@@ -168,6 +172,8 @@ class SampleMoved(Event):
     outcome: MoveOutcome
     seconds: float
     tokens: int
+    downtime_seconds: float | None = None
+    predicted_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ import openrlhf.cli.train_ppo_ray as launcher
 import openrlhf.trainer.ppo_trainer as sync_module
 import openrlhf.trainer.ppo_trainer_async as async_module
 import openrlhf.trainer.ray.vllm_engine as engine_module
+import ray
 
-from rhyme_openrlhf.rollout.engine_factory import EngineFactory
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.rollout.engine_factory import EngineFactory, RolloutActor
 from rhyme_openrlhf.training.critic import CriticModelActor
 from rhyme_openrlhf.training.policy import PolicyModelActor
 from rhyme_openrlhf.training.recorder import RunServices
@@ -38,6 +40,15 @@ def strategy_of(args: SimpleNamespace, upstream_strategy: Callable[[SimpleNamesp
     return cpu_strategy(args)
 
 
+def engine_actor(settings: RhymeSettings) -> Any:
+    """The Ray actor class of a run's engines."""
+    if not settings.move.enable:
+        return RolloutActor
+    from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
+
+    return ray.remote(MovableEngine)
+
+
 def install(services: RunServices, seed: int, engine_started: Callable[[int, Any], None]) -> None:
     """Make OpenRLHF's launcher use our actors in this process; each engine's number and handle are told."""
     upstream_strategy = launcher.get_strategy
@@ -49,7 +60,7 @@ def install(services: RunServices, seed: int, engine_started: Callable[[int, Any
         return strategy
 
     engine_module.RolloutRayActor = EngineFactory(
-        services.settings, services.history_workers, seed, started=engine_started
+        services.settings, services.history_workers, seed, engine_actor(services.settings), engine_started
     )
     launcher.get_strategy = get_strategy
     launcher.PolicyModelActor = PolicyModelActor

@@ -23,7 +23,7 @@ PlainPPOTrainer = plain_class(upstream.PPOTrainer, __name__, "PlainPPOTrainer")
 
 def with_record(generator: Any, services: Any) -> RhymeSamplesGenerator:
     """Our samples generator in place of upstream's, on the same data loaders, tokenizer and engines."""
-    return RhymeSamplesGenerator(
+    ours = RhymeSamplesGenerator(
         strategy=generator.strategy,
         prompts_dataloader=generator.prompts_dataloader,
         eval_dataloader=generator.eval_dataloader,
@@ -31,6 +31,8 @@ def with_record(generator: Any, services: Any) -> RhymeSamplesGenerator:
         vllm_engines=generator.vllm_engines,
         services=services,
     )
+    ours.start_home()
+    return ours
 
 
 class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, valid-type]

@@ -1,0 +1,1 @@
+"""Moving a running sample from one engine to another (docs/moves.md)."""

@@ -1,0 +1,197 @@
+"""The home of a run's samples: the actor in which every sample's caller waits, whatever engine generates it.
+
+Stands where OpenRLHF calls its engines' `generate_responses`. What surrounds a sample (its agent or reward call, its
+identity, the turns of a conversation) runs here, and asks engines for one response at a time through the keeper. So a
+sample can move between two tokens, and a turn begins where the turn before ended.
+
+Invariant: what a caller gets is what its engine's own `generate_responses` would have given, but for the notes on
+drafts of kept samples, which are not made (they would be on several engines).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.history.keys import prompt_key
+from rhyme_openrlhf.rollout.engine import leave_out_unread  # first: installs the shims where needed
+
+import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
+
+from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
+from rhyme_openrlhf.rollout.moves.engine_port import EnginePort
+from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
+from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
+from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
+from rhyme_openrlhf.rollout.moves.travel import SampleRequest
+from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
+from rhyme_openrlhf.scheduling.move_settings import AUTO
+from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
+from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
+
+OUTCOMES: Mapping[Phase, MoveOutcome] = {
+    Phase.RUNNING: "moved",
+    Phase.RECOMPUTED: "recomputed",
+    Phase.CANCELLED: "cancelled",
+    Phase.LOST: "failed",
+}
+
+
+class SampleHome:
+    """All samples of a run.
+
+    `record(event)`: where events go. `agent`, `reward`: OpenRLHF's --train.agent_func_path and --reward.remote_url.
+    """
+
+    def __init__(
+        self,
+        ports: Mapping[int, EnginePort],
+        rhyme: RhymeSettings,
+        run_seed: int,
+        agent: str | None,
+        reward: Any,
+        record: Any,
+    ) -> None:
+        self.rhyme = rhyme
+        self._run_seed = run_seed
+        self._record = record
+        self._step = 0
+        if agent:
+            self.executor: Any = upstream._load_agent_executor(agent)
+        else:
+            self.executor = CheckedExecutor(reward, rhyme.limits.reward_s)
+        self._keeper = SampleKeeper(ports, rhyme.move.news_s, self._restarted)
+        self._mover = Mover(self._keeper, KvBufferStore(), self._choose, rhyme.move.timeout_s, self._moved)
+        self._nodes: dict[int, str] = {}
+
+    async def open(self) -> None:
+        """Begin to listen to the engines, unless that is done; needs a running event loop."""
+        if self._nodes:
+            return
+        for number, engine in self._keeper.engines.items():
+            self._nodes[number] = await engine.port.call("node_id")
+        self._keeper.start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._keeper.stop()
+
+    def begin_step(self, step: int) -> None:
+        """Samples from now on are of this training step."""
+        self._step = step
+
+    def unfinished(self, engine: int) -> int:
+        """The samples that are at an engine."""
+        return len(self._keeper.samples(engine))
+
+    def running(self, engine: int) -> dict[int, int]:
+        """The samples at an engine by number, and the tokens of each, prompt included, as far as is known."""
+        return {int(s.name): len(s.request.prompt) + len(s.known.tokens) for s in self._keeper.samples(engine)}
+
+    async def move(self, sample: int, destination: int, cause: str) -> MoveOutcome:
+        """Move a sample by its number. Raises MoveRefused, or KeyError for a sample that has ended."""
+        return OUTCOMES[(await self._mover.move(self._keeper.sample(str(sample)), destination, cause)).move.phase]
+
+    async def generate_responses(
+        self,
+        engine: int,
+        prompt: str,
+        label: str,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        num_samples: int = 1,
+        images: Any = None,
+    ) -> list[dict[str, Any]]:
+        """The responses to one prompt, as an engine's method of this name; they begin at `engine`."""
+        visit = prompt.visit if isinstance(prompt, VisitedPrompt) else 0
+        prompt = str(prompt)
+
+        async def one(sample: int) -> dict[str, Any]:
+            identity = SampleIdentity(prompt, visit, sample)
+            current_sample.set(identity)
+            response: dict[str, Any] = await self.executor.execute(
+                prompt=prompt,
+                label=label,
+                sampling_params=sampling_params,
+                max_length=max_length,
+                hf_tokenizer=hf_tokenizer,
+                llm_engine=_Conversation(self, engine, identity),
+                images=images,
+            )
+            check_finite(response)
+            response[TURNS] = identity.turns
+            return response
+
+        # gather() runs each coroutine in a task with its own copy of the context.
+        return list(await asyncio.gather(*(one(sample) for sample in range(num_samples))))
+
+    async def respond(
+        self, identity: SampleIdentity, engine: int, tokens: list[int], parameters: Any, multi_modal: Any
+    ) -> tuple[Any, int]:
+        """vLLM's output for one turn that begins at `engine`, and the engine at which it ended."""
+        parameters = parameters.clone()
+        if type(self.executor) is CheckedExecutor:
+            leave_out_unread(parameters)
+        if self.rhyme.run.reproducible:
+            parameters.seed = request_seed(self._run_seed, identity, len(tokens))
+        turn = Turn(engine, self._keeper.engines[engine].weight_version, len(tokens))
+        history = prompt_key(identity.prompt) if self.rhyme.histospec.enable else None
+        request = SampleRequest(tuple(tokens), parameters, history, len(identity.turns), multi_modal)
+        identity.turns.append(turn)
+        output, last = await self._keeper.generate(request, engine)
+        turn.end(self._keeper.engines[last].weight_version, output.outputs[0])
+        return output, last
+
+    # --- what is recorded
+
+    def _choose(self, context: int, source: int, destination: int) -> Choice:
+        carrier = self.rhyme.move.carrier
+        if carrier == AUTO:
+            # A buffer is on one node; and what is shorter than a prompt's block would only be overhead.
+            carrier = KV_TRANSFER if self._nodes[source] == self._nodes[destination] else RECOMPUTE
+        return Choice(carrier)
+
+    def _moved(self, done: MoveRecord) -> None:
+        move = done.move
+        self._record(
+            SampleMoved(
+                self._step,
+                move.sample,
+                move.source,
+                move.destination,
+                done.cause,  # type: ignore[arg-type]
+                move.carrier,  # type: ignore[arg-type]
+                OUTCOMES[move.phase],
+                done.seconds,
+                done.tokens,
+                done.downtime,
+                done.predicted,
+            )
+        )
+
+    def _restarted(self, sample: KeptSample, lost: int, new: int) -> None:
+        tokens = len(sample.request.prompt) + len(sample.known.tokens)
+        event: Event = SampleMoved(
+            self._step, sample.name, lost, new, "engine_lost", RECOMPUTE, "recomputed", 0.0, tokens
+        )
+        self._record(event)
+
+
+class _Conversation:
+    """What an executor takes for its engine: each turn begins where the one before ended."""
+
+    def __init__(self, home: SampleHome, engine: int, identity: SampleIdentity) -> None:
+        self._home = home
+        self._engine = engine
+        self._identity = identity
+
+    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        """One response, as OpenRLHF's engine actor gives it."""
+        output, self._engine = await self._home.respond(
+            self._identity, self._engine, prompt_token_ids, sampling_params, multi_modal_data
+        )
+        return output

@@ -1,0 +1,225 @@
+"""Keeps the samples of a run: who awaits each, where it is, and what it has generated as far as is known.
+
+A keeper outlives engines. It hears from each engine about once a second, hands outputs to those who await them, and
+restarts what was on an engine that is gone, on the engine with the fewest samples, from the tokens it last heard of. A
+seeded sample is restarted from its beginning: the state of its random numbers was only there.
+
+Invariants: each sample is answered once; an engine is heard about a sample only at its present place, or at the one it
+is being handed to, so a result of an engine that was given up is thrown away; a sample waits for ever only if its
+engine answers and generates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, EnginePort
+from rhyme_openrlhf.rollout.moves.travel import Grown, News, Progress, SampleRequest
+
+
+@dataclass(eq=False)
+class KeptSample:
+    """One sample. `engine` and `place`: where it is; None, "": nowhere at the moment; `incoming`: where it may be soon.
+
+    `known`: what it has generated, as far as was heard.
+    """
+
+    name: str
+    request: SampleRequest
+    answer: asyncio.Future[Any]
+    known: Progress = field(default_factory=Progress)
+    engine: int | None = None
+    place: str = ""
+    incoming: str = ""
+    moving: bool = False
+    stays: itertools.count[int] = field(default_factory=itertools.count)
+
+    def new_place(self) -> str:
+        """A name for its next stay at an engine, never used before."""
+        return f"{self.name}.{next(self.stays)}"
+
+    def settle(self, engine: int | None, place: str) -> None:
+        """It is there now, and nowhere else."""
+        self.engine, self.place, self.incoming = engine, place, ""
+
+
+@dataclass
+class KnownEngine:
+    """What a keeper knows of an engine, as of its last news."""
+
+    port: EnginePort
+    alive: bool = True
+    weight_version: int = 0
+    open: bool = True
+
+
+class SampleKeeper:
+    """All samples of some engines. Used from one event loop; `start` before the first sample.
+
+    `hear_s`: seconds between two news of an engine in which nothing finished. `on_restart(sample, lost engine, new
+    engine)`: told of each sample that an engine's death has sent elsewhere.
+    """
+
+    def __init__(
+        self,
+        ports: Mapping[int, EnginePort],
+        hear_s: float,
+        on_restart: Callable[[KeptSample, int, int], None] = lambda sample, lost, new: None,
+    ) -> None:
+        self.engines = {number: KnownEngine(port) for number, port in ports.items()}
+        self._hear_s = hear_s
+        self._on_restart = on_restart
+        self._samples: dict[str, KeptSample] = {}
+        self._numbers = itertools.count()
+        self._ears: list[asyncio.Task[None]] = []
+        self._restarts: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to listen to the engines."""
+        for number in self.engines:
+            ear = asyncio.create_task(self._listen(number))
+            ear.add_done_callback(functools.partial(self._deaf, number))
+            self._ears.append(ear)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        for task in (*self._ears, *self._restarts):
+            task.cancel()
+
+    def samples(self, engine: int) -> list[KeptSample]:
+        """The unfinished samples that are at an engine."""
+        return [sample for sample in self._samples.values() if sample.engine == engine]
+
+    def sample(self, name: str) -> KeptSample:
+        """An unfinished sample. Raises KeyError."""
+        return self._samples[name]
+
+    async def generate(self, request: SampleRequest, engine: int) -> tuple[Any, int]:
+        """vLLM's output for a sample that begins at `engine`, and the engine at which it ended.
+
+        Raises what the engine raised for this request, and EngineLost when no engine is left.
+        """
+        sample = KeptSample(str(next(self._numbers)), request, asyncio.get_running_loop().create_future())
+        self._samples[sample.name] = sample
+        try:
+            await self.begin(sample, engine)
+            output = await sample.answer
+            return output, engine if sample.engine is None else sample.engine
+        finally:
+            del self._samples[sample.name]
+            if sample.place and not (sample.answer.done() and not sample.answer.cancelled()):
+                await self._abort(sample)
+
+    async def begin(self, sample: KeptSample, engine: int) -> None:
+        """Begin a sample, or go on with what is known of it, at `engine` or else at the next best that lives."""
+        sample.moving = True
+        try:
+            while not sample.answer.done() and not await self._begin(sample, engine):
+                sample.settle(None, "")
+                lives = [number for number, other in self.engines.items() if other.alive]
+                if not lives:
+                    sample.answer.set_exception(EngineLost("no engine is left to go on with samples"))
+                    return
+                if self.engines[engine].alive:
+                    # It loads weights.
+                    await asyncio.sleep(self._hear_s)
+                engine = min(lives, key=lambda number: len(self.samples(number)))
+        finally:
+            sample.moving = False
+
+    async def _begin(self, sample: KeptSample, engine: int) -> bool:
+        known = self.engines[engine]
+        sample.settle(engine, sample.new_place())
+        sample.known = self.restartable(sample)
+        try:
+            # Nothing to go on from: it may wait there for new weights.
+            progress = sample.known if sample.known.tokens else None
+            refused = known.alive and await known.port.call("start_sample", sample.place, sample.request, progress)
+        except EngineLost:
+            self._lost(engine)
+        return known.alive and not refused
+
+    @staticmethod
+    def restartable(sample: KeptSample) -> Progress:
+        """What a sample can go on from without its engine: what was heard of it, or its beginning."""
+        if sample.request.parameters.seed is not None:
+            return Progress()
+        # On whatever weights the engine has that is left.
+        return dataclasses.replace(sample.known, weight_version=None)
+
+    async def _abort(self, sample: KeptSample) -> None:
+        if sample.engine is not None and self.engines[sample.engine].alive:
+            try:
+                await self.engines[sample.engine].port.call("discard_sample", sample.place)
+            except EngineLost:
+                self._lost(sample.engine)
+
+    async def _listen(self, number: int) -> None:
+        known = self.engines[number]
+        while known.alive:
+            try:
+                self._hear(await known.port.call("collect", self._hear_s), known)
+            except EngineLost:
+                self._lost(number)
+
+    def _deaf(self, number: int, ear: asyncio.Task[None]) -> None:
+        """Listening to an engine ended: its samples must not wait for what nobody will hear."""
+        error = None if ear.cancelled() else ear.exception()
+        if error is not None:
+            for sample in self.samples(number):
+                if not sample.answer.done():
+                    sample.answer.set_exception(error)
+
+    def _hear(self, news: News, known: KnownEngine) -> None:
+        known.weight_version, known.open = news.weight_version, news.open
+        places = {place: s for s in self._samples.values() for place in (s.place, s.incoming) if place}
+        for place, grown in news.grown.items():
+            sample = places.get(place)
+            if sample is not None and place == sample.place:
+                sample.known = longer(sample.known, grown)
+        for place, outcome in news.finished.items():
+            sample = places.get(place)
+            if sample is None or sample.answer.done():
+                continue
+            if isinstance(outcome, BaseException):
+                sample.answer.set_exception(outcome)
+            else:
+                sample.answer.set_result(outcome)
+
+    def _lost(self, number: int) -> None:
+        """An engine is gone: what was there goes on elsewhere; what is just moving is its move's matter."""
+        if not self.engines[number].alive:
+            return
+        self.engines[number].alive = False
+        for sample in self.samples(number):
+            if not sample.moving:
+                self.restart(sample)
+
+    def restart(self, sample: KeptSample) -> None:
+        """Go on elsewhere with a sample whose engine is gone."""
+        lost = sample.engine
+        sample.settle(None, "")
+        task = asyncio.create_task(self._restart(sample, lost))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+
+    async def _restart(self, sample: KeptSample, lost: int | None) -> None:
+        first = min(self.engines, key=lambda number: (not self.engines[number].alive, len(self.samples(number))))
+        await self.begin(sample, first)
+        if sample.engine is not None and lost is not None:
+            self._on_restart(sample, lost, sample.engine)
+
+
+def longer(known: Progress, grown: Grown) -> Progress:
+    """What is known, with what it has grown by; unchanged if that is known, or begins later than what is known ends."""
+    have, first = len(known.tokens), grown.first
+    if not first <= have < first + len(grown.tokens):
+        return known
+    log_probs = None if grown.log_probs is None else [*(known.log_probs or ()), *grown.log_probs[have - first :]]
+    return Progress((*known.tokens, *grown.tokens[have - first :]), log_probs)

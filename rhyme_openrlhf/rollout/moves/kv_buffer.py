@@ -1,0 +1,119 @@
+"""Where KV blocks lie between two engines: one contiguous buffer in (layer, block) order (RLHFSpec, section 6).
+
+A buffer is for one sample. It holds all KV heads, so engines of any tensor-parallel size write and read their own
+(`heads.py`): resharding is which heads a rank copies. A worker opens it by its plain description. `shared_memory` is
+what there is: a file on tmpfs, for engines of one node. CUDA IPC, NCCL and Ray's object store are other openers of a
+tensor of the same shape; none is written yet.
+
+Invariants: a buffer's owner makes and removes it, workers only open it; no room on the tmpfs is an OSError of the
+worker that writes, not a bus error; a buffer whose owner is gone is removed when the next store starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rhyme_openrlhf.rollout.node_weights import SHARED_MEMORY, process_started
+
+PREFIX = "rhyme-move"
+NAME = re.compile(PREFIX + r"-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """What a KV cache is made of: per layer and block [heads, block_size, width], keys and values side by side.
+
+    `heads`: of all ranks together. Two engines can hand blocks over if theirs are equal.
+    """
+
+    layers: int
+    heads: int
+    block_size: int
+    width: int
+    dtype: str
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one number."""
+        return int(torch.empty((), dtype=getattr(torch, self.dtype)).element_size())
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in one layer, all heads."""
+        return self.heads * self.block_size * self.width * self.item_bytes
+
+
+@dataclass(frozen=True)
+class KvBuffer:
+    """A buffer's description: all that a worker needs to open it. `rows`: blocks it has room for."""
+
+    path: str
+    rows: int
+    layout: KvLayout
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a call to vLLM's workers."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> KvBuffer:
+        return cls(**{**plain, "layout": KvLayout(**plain["layout"])})
+
+    def open(self) -> torch.Tensor:
+        """The buffer, [layers, rows, heads, block_size, width]. Raises OSError if it is not there (any more)."""
+        layout = self.layout
+        shape = (layout.layers, self.rows, layout.heads, layout.block_size, layout.width)
+        size = layout.layers * self.rows * layout.block_bytes
+        if os.stat(self.path).st_size != size:
+            raise OSError(f"the buffer {self.path} is not of {size} bytes")
+        flat = torch.from_file(
+            self.path, shared=True, size=size // layout.item_bytes, dtype=getattr(torch, layout.dtype)
+        )
+        return flat.view(shape)
+
+    def allocate(self, first: int, end: int) -> None:
+        """Have room for blocks `first` to `end` of every layer. Raises OSError if there is none."""
+        block, descriptor = self.layout.block_bytes, os.open(self.path, os.O_RDWR)
+        try:
+            for layer in range(self.layout.layers):
+                os.posix_fallocate(descriptor, (layer * self.rows + first) * block, (end - first) * block)
+        finally:
+            os.close(descriptor)
+
+
+class KvBufferStore:
+    """Makes and removes the buffers of one process."""
+
+    def __init__(self, folder: Path = SHARED_MEMORY) -> None:
+        self._folder = folder
+        self._name = f"{PREFIX}-{os.getpid()}-{process_started(os.getpid())}"
+        remove_stale_buffers(folder)
+
+    def make(self, layout: KvLayout, rows: int) -> KvBuffer:
+        """A new buffer for `rows` blocks; it takes up memory only as it is written. Raises OSError."""
+        path = self._folder / f"{self._name}-{uuid.uuid4().hex}"
+        with open(path, "xb") as file:
+            file.truncate(layout.layers * rows * layout.block_bytes)
+        return KvBuffer(str(path), rows, layout)
+
+    def remove(self, buffer: KvBuffer) -> None:
+        """Remove a buffer; who has it open may go on reading. Safe to do twice."""
+        Path(buffer.path).unlink(missing_ok=True)
+
+
+def remove_stale_buffers(folder: Path = SHARED_MEMORY) -> list[str]:
+    """Remove buffers whose owner is gone; returns their names."""
+    removed = []
+    for path in folder.glob(f"{PREFIX}-*"):
+        match = NAME.fullmatch(path.name)
+        if match and process_started(int(match["pid"])) != int(match["started"]):
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed

@@ -1,0 +1,300 @@
+"""Our rollout engine with samples that can move: it is told of each sample, and told of others what became of them.
+
+The caller's await is not here but with the sample's keeper (keeper.py), which asks `collect` for news: so nothing but
+the KV cache and the latest tokens dies with an engine. A sample has another name for every stay at an engine, its
+place; all calls name places, and every order may be given twice.
+
+Invariants: blocks of a reservation are written only while nothing can take them away (one lock over importing,
+releasing, moving in and weight loads); a sample that is stopped is told of with every token its engine has made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.rollout.engine import EngineCoreError, RhymeRolloutActor, speculation_arguments
+
+from openrlhf.utils.vlm_utils import dedup_media_tokens  # isort: skip
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvLayout
+from rhyme_openrlhf.rollout.moves.resumed_outputs import ResumedOutputs, generated
+from rhyme_openrlhf.rollout.moves.travel import (
+    ARRIVED,
+    Arrival,
+    FullBlocks,
+    Grown,
+    News,
+    Progress,
+    SampleRequest,
+    Stopped,
+)
+from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, WINDOW
+from rhyme_openrlhf.training.weight_buckets import Segment
+
+MOVING_SCHEDULERS = "rhyme_openrlhf.rollout.moves.moving_scheduler"
+# vLLM's word for a request that was ended from outside.
+ABORTED = "abort"
+# The engine core and vLLM's frontend differ by the steps whose output is on its way between them.
+CATCH_UP_SECONDS = 10.0
+CATCH_UP_POLL_SECONDS = 0.001
+
+
+@dataclass
+class _Here:
+    """A sample that is here: its request, how many of its tokens its keeper knows, and the task that generates it."""
+
+    request: SampleRequest
+    told: int
+    task: asyncio.Task[Any] | None = field(default=None)
+
+
+class MovableEngine(RhymeRolloutActor):
+    """One vLLM engine whose samples can move."""
+
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
+        self._here: dict[str, _Here] = {}
+        self._finished: dict[str, Any] = {}
+        self._news = asyncio.Event()
+        self._dead = False
+        self._rooms_lock = asyncio.Lock()
+        await super().__init__(*args, **kwargs)
+        self._outputs = ResumedOutputs(self.llm)
+
+    @staticmethod
+    def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
+        """The run's, with schedulers that know moves; they must know every token when they stop a sample."""
+        name = "MovingHistoryScheduler" if rhyme.histospec.enable else "MovingMeteredScheduler"
+        return speculation_arguments(rhyme) | {
+            "scheduler_cls": f"{MOVING_SCHEDULERS}.{name}",
+            "async_scheduling": False,
+        }
+
+    # --- what every sample needs
+
+    async def start_sample(
+        self, place: str, request: SampleRequest, progress: Progress | None = None, room: str = "", computed: int = 0
+    ) -> str:
+        """Begin a sample, or go on with one that has come to `progress`. Returns "" or why it does not.
+
+        `room`: the reservation it takes up, in which the KV cache of the first `computed` tokens lies.
+        """
+        if place in self._here or place in self._finished:
+            return ""
+        if progress is not None and not self._may_start.is_set():
+            return f"engine {self.index} loads weights"
+        made_by = self.weight_version if progress is None else progress.weight_version
+        if made_by not in (None, self.weight_version):
+            # A load may have come between the question and the start.
+            return f"engine {self.index} has weight version {self.weight_version}, not {made_by}"
+        here = self._here[place] = _Here(request, len(progress.tokens) if progress else 0)
+        async with self._rooms_lock:
+            here.task = asyncio.create_task(self._generate(place, request, progress, room, computed))
+            here.task.add_done_callback(functools.partial(self._over, place))
+            while room and not here.task.done() and self._outputs.state(place) is None:
+                await asyncio.sleep(CATCH_UP_POLL_SECONDS)
+        return ""
+
+    def _over(self, place: str, task: asyncio.Task[Any]) -> None:
+        """A sample's task is done: its keeper is to know the output, or what ended it."""
+        del self._here[place]
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, EngineDeadError):
+            # Its keeper learns that from `collect`, for all samples at once.
+            self._dead = True
+        elif error is not None:
+            self._finished[place] = error
+        elif not task.cancelled() and task.result().outputs[0].finish_reason != ABORTED:
+            self._finished[place] = task.result()
+        self._news.set()
+
+    async def _generate(
+        self, place: str, request: SampleRequest, progress: Progress | None, room: str, computed: int
+    ) -> Any:
+        if request.history is None:
+            return await self._output(place, request, progress, room, computed)
+        self._in_flight.begin(request.history)
+        try:
+            return await self._output(place, request, progress, room, computed)
+        finally:
+            await self._in_flight.end(request.history)
+
+    async def _output(
+        self, place: str, request: SampleRequest, progress: Progress | None, room: str, computed: int
+    ) -> Any:
+        if progress is None:
+            await self._may_start.wait()
+        tokens = list(request.prompt)
+        if request.multi_modal and self._mm_pad_token_ids:
+            tokens = dedup_media_tokens(tokens, self._mm_pad_token_ids)
+        prompt = TokensPrompt(prompt_token_ids=tokens, cache_salt=f"weights-{self.weight_version}")
+        if request.multi_modal:
+            prompt["multi_modal_data"] = request.multi_modal
+        parameters = request.parameters.clone()
+        parameters.output_kind = RequestOutputKind.FINAL_ONLY
+        extra = dict(parameters.extra_args or {})
+        if request.history is not None:
+            extra[PROMPT_KEY], fetch = self._in_flight.turn(request.history, request.turn)
+            await self._wait_for_history(fetch)
+        if progress is not None:
+            extra[ARRIVED] = Arrival(progress.tokens, room, computed, progress.generator).to_plain()
+            extra[WINDOW] = progress.window
+            self._outputs.expect(place, progress)
+        parameters.extra_args = extra
+        self._started(place)
+        try:
+            outputs = [output async for output in self.llm.generate(prompt, parameters, request_id=place)]
+        finally:
+            self._ended(place)
+        return outputs[-1]
+
+    async def collect(self, wait_s: float) -> News:
+        """What became of samples since the last call; waits up to `wait_s` seconds for one to finish.
+
+        What is told is told once: there is one keeper. Raises EngineCoreError when vLLM's process is gone.
+        """
+        self._news.clear()
+        if not self._finished and not self._dead:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), wait_s)
+        await self.alive()
+        if self._dead:
+            raise EngineCoreError(self._core_died())
+        finished, self._finished = self._finished, {}
+        grown = {}
+        for place, here in self._here.items():
+            state = self._outputs.state(place)
+            if state is not None:
+                tokens, log_probs = generated(state, here.told)
+                grown[place] = Grown(here.told, tokens, log_probs)
+                here.told += len(tokens)
+        return News(finished, grown, self.weight_version, self._may_start.is_set())
+
+    async def discard_sample(self, place: str) -> None:
+        """End a sample here, if it is; nothing more is told of it."""
+        here = self._here.get(place)
+        if here is not None:
+            await self._when_known(place)
+            await self.llm.abort(place)
+            if here.task is not None:
+                await asyncio.wait([here.task], timeout=CATCH_UP_SECONDS)
+        self._finished.pop(place, None)
+
+    # --- source
+
+    async def stop_sample(self, place: str) -> Stopped | None:
+        """Generate no more for a sample, and keep it; None if it is not here, or has finished.
+
+        Raises TimeoutError if vLLM's frontend does not get to know its last tokens.
+        """
+        state = await self._when_known(place)
+        if state is None:
+            return None
+        limit = asyncio.get_running_loop().time() + CATCH_UP_SECONDS
+        answer = await self.call_scheduler("stop_sample", state.request_id)
+        while answer is None or state.detokenizer.num_output_tokens() < answer["output"]:
+            if self._outputs.state(place) is not state:
+                # It finished; or the frontend met a stop string in tokens that were on their way.
+                return None
+            if asyncio.get_running_loop().time() > limit:
+                raise TimeoutError(f"waited {CATCH_UP_SECONDS:g} s for the last tokens of sample {place}")
+            await asyncio.sleep(CATCH_UP_POLL_SECONDS)
+            if answer is None:
+                answer = await self.call_scheduler("stop_sample", state.request_id)
+        generator = None
+        if self._here[place].request.parameters.seed is not None:
+            generator = (await self.llm.collective_rpc("rhyme_generator_state", args=(state.request_id,)))[0]
+        tokens, log_probs = generated(state)
+        progress = Progress(tokens, log_probs, generator, answer["window"], self.weight_version)
+        return Stopped(progress, answer["computed"], FullBlocks(tuple(answer["blocks"]), answer["preemptions"]))
+
+    async def resume_sample(self, place: str) -> bool:
+        """Go on with a sample that may be stopped; False if it is not here, or has finished."""
+        state = await self._when_known(place)
+        return state is not None and await self.call_scheduler("resume_sample", state.request_id)
+
+    async def _when_known(self, place: str) -> Any:
+        """What vLLM's frontend keeps of a sample that is here; None when there is none (any more)."""
+        limit = asyncio.get_running_loop().time() + CATCH_UP_SECONDS
+        while (state := self._outputs.state(place)) is None and place in self._here:
+            if asyncio.get_running_loop().time() > limit:
+                raise TimeoutError(f"waited {CATCH_UP_SECONDS:g} s for sample {place} to begin")
+            await asyncio.sleep(CATCH_UP_POLL_SECONDS)
+        return state
+
+    # --- the KV cache
+
+    async def kv_layout(self) -> KvLayout | str:
+        """The layout of this engine's KV cache, or one sentence why its blocks cannot be moved."""
+        if not await self.call_scheduler("can_carry_kv"):
+            return f"engine {self.index} has more than one kind of attention"
+        plain = (await self.llm.collective_rpc("rhyme_kv_layout"))[0]
+        return plain if isinstance(plain, str) else KvLayout(**plain)
+
+    async def full_blocks(self, place: str) -> FullBlocks | None:
+        """The blocks of a running sample that change no more; None if it is not here, or has finished."""
+        state = await self._when_known(place)
+        answer = await self.call_scheduler("full_blocks", state.request_id) if state is not None else None
+        return None if answer is None else FullBlocks(tuple(answer["blocks"]), answer["preemptions"])
+
+    async def export_kv(self, place: str, kv: FullBlocks, buffer: KvBuffer, first: int) -> str:
+        """Copy a sample's blocks from number `first` on to the same rows of the buffer; "" or why not.
+
+        What was copied is the sample's only if it has not been preempted until then: it may have lost its blocks before
+        they were read.
+        """
+        problem = await self._copied("rhyme_export_kv", list(kv.blocks[first:]), buffer, first)
+        now = await self.full_blocks(place)
+        if now is None or now.preemptions != kv.preemptions:
+            return f"sample {place} ended or was preempted while its KV blocks were copied"
+        return problem
+
+    async def import_kv(self, room: str, buffer: KvBuffer, first: int, end: int) -> str:
+        """Copy rows `first` to `end` of the buffer into the blocks of a reservation; "" or why not."""
+        async with self._rooms_lock:
+            blocks = await self.call_scheduler("room_blocks", room)
+            if len(blocks) < end:
+                return f"engine {self.index} holds {len(blocks)} KV blocks for {room}, not {end}"
+            return await self._copied("rhyme_import_kv", blocks[first:end], buffer, first)
+
+    async def _copied(self, method: str, blocks: list[int], buffer: KvBuffer, first: int) -> str:
+        answers = await self.llm.collective_rpc(method, args=(blocks, buffer.to_plain(), first))
+        return next((answer for answer in answers if answer), "")
+
+    async def hold_room(self, room: str, tokens: int) -> str:
+        """Hold a seat and the blocks of `tokens` tokens; "" or why not."""
+        if not self._may_start.is_set():
+            return f"engine {self.index} loads weights"
+        return await self.call_scheduler("hold_room", room, tokens)
+
+    async def release_room(self, room: str) -> None:
+        """Give a reservation up, if there is one; and end the sample that took it up, if there is one."""
+        await self.discard_sample(room)
+        async with self._rooms_lock:
+            await self.call_scheduler("release_room", room)
+
+    async def withdraw_sample(self, place: str) -> bool:
+        """End a sample here, if it is; False if it has finished."""
+        if place in self._finished:
+            return False
+        await self.discard_sample(place)
+        return True
+
+    # --- weights
+
+    async def load_weights(self, segment: Segment) -> float:
+        """As its base, while no KV block is being moved in."""
+        async with self._rooms_lock:
+            return await super().load_weights(segment)
+
+    async def pause_generation(self) -> None:
+        """As its base, while no KV block is being moved in."""
+        async with self._rooms_lock:
+            await super().pause_generation()

@@ -1,0 +1,283 @@
+"""Carries moves out: takes the steps that the state machine (scheduling/move.py) orders, at engines behind ports.
+
+Invariants: every call has a limit; a move leaves neither reservation nor buffer nor stopped sample at an engine that
+answers, however it ends; a sample is moved by one move at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
+from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
+from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvBufferStore, KvLayout
+from rhyme_openrlhf.rollout.moves.travel import FullBlocks, Stopped
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Cleanup, Move, MoveRefused, Phase, Place, Reply, Step, ask
+
+
+@dataclass(frozen=True)
+class MoveRecord:
+    """A move that is over. `seconds`: all of it; `downtime`: of these, while no engine generated; `tokens`: of context.
+
+    `predicted`: the seconds that its carrier was expected to take, None if nothing was.
+    """
+
+    move: Move
+    cause: str
+    seconds: float
+    downtime: float
+    tokens: int
+    predicted: float | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a sample is to be carried, and the seconds that this is expected to take (None: not known)."""
+
+    carrier: str
+    predicted: float | None = None
+
+
+@dataclass
+class _Way:
+    """What one move has in hand: `left` is the sample's place at the source, `room` the one at the destination.
+
+    `staged`: blocks that were copied while it ran; `computed`: tokens whose KV cache has arrived.
+    """
+
+    sample: KeptSample
+    left: str
+    room: str
+    buffer: KvBuffer | None = None
+    staged: int = 0
+    stopped: Stopped | None = None
+    computed: int = 0
+    stopped_at: float = 0.0
+    downtime: float = 0.0
+    across_versions: bool = False
+
+
+class Mover:
+    """Moves the samples of a keeper. `choose(context, source, destination)` says how a sample of that many tokens
+    is carried.
+
+    `limit_s`: seconds that one call to an engine may take. `record`: told of each move that is over.
+    """
+
+    def __init__(
+        self,
+        keeper: SampleKeeper,
+        store: KvBufferStore,
+        choose: Callable[[int, int, int], Choice],
+        limit_s: float,
+        record: Callable[[MoveRecord], None] = lambda record: None,
+    ) -> None:
+        self._keeper = keeper
+        self._store = store
+        self._choose = choose
+        self._limit_s = limit_s
+        self._record = record
+        self._layouts: dict[int, KvLayout | str] = {}
+
+    async def move(
+        self, sample: KeptSample, destination: int, cause: str, *, across_versions: bool = False
+    ) -> MoveRecord:
+        """Move a sample; returns when that is over, well or not. Raises MoveRefused when it must not begin."""
+        engine = sample.engine
+        if engine is None:
+            raise MoveRefused(f"sample {sample.name} is on no engine")
+        source = self._place(engine)
+        context = len(sample.request.prompt) + len(sample.known.tokens)
+        choice = self._choose(context, engine, destination)
+        move = ask(
+            sample.name,
+            source,
+            self._place(destination),
+            choice.carrier,
+            moving=sample.moving,
+            across_versions=across_versions,
+        )
+        sample.moving, sample.incoming = True, sample.new_place()
+        way = _Way(sample, sample.place, sample.incoming, across_versions=across_versions)
+        began = time.monotonic()
+        try:
+            while not move.over:
+                move = move.after(*await self._take(move, way))
+        finally:
+            if way.buffer is not None:
+                self._store.remove(way.buffer)
+            if not move.over:
+                # Cancelled with whoever asked for it.
+                move = move.after(Reply.ENDED, "the mover was stopped")
+            sample.moving = False
+            self._settle(move, way)
+        await self._clean_up(move, way)
+        tokens = len(sample.request.prompt) + len(sample.known.tokens)
+        done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice.predicted)
+        self._record(done)
+        return done
+
+    def _place(self, engine: int) -> Place:
+        known = self._keeper.engines[engine]
+        return Place(engine, known.weight_version, known.alive and known.open)
+
+    def _settle(self, move: Move, way: _Way) -> None:
+        """Where the sample is now, for its keeper."""
+        sample = way.sample
+        sample.incoming = ""
+        if move.phase in (Phase.RUNNING, Phase.RECOMPUTED):
+            sample.settle(move.destination, way.room)
+        if sample.answer.done():
+            return
+        here = sample.engine
+        if move.phase is Phase.LOST or (here is not None and not self._keeper.engines[here].alive):
+            self._keeper.restart(sample)
+
+    async def _take(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        """Take the next step: the reply, and why if it is not DONE."""
+        if way.sample.answer.done():
+            return Reply.ENDED, "the sample ended"
+        step: Any = {
+            Step.RESERVE: self._reserve,
+            Step.STAGE: self._stage,
+            Step.STOP: self._stop,
+            Step.TRANSFER: self._transfer,
+            Step.START: self._start,
+            Step.WITHDRAW: self._withdraw,
+            Step.RESUME: self._resume,
+        }[move.step]  # type: ignore[index]
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await step(move, way)
+        except TimeoutError:
+            return Reply.LATE, f"{move.step} was not answered within {self._limit_s:g} s"
+        except (OSError, OrderFailed) as error:
+            return Reply.FAILED, str(error)
+        except _Lost as lost:
+            reply = Reply.SOURCE_LOST if lost.engine == move.source else Reply.DESTINATION_LOST
+            return reply, f"engine {lost.engine} was lost"
+
+    async def _call(self, engine: int, method: str, *arguments: Any) -> Any:
+        known = self._keeper.engines[engine]
+        if not known.alive:
+            raise _Lost(engine)
+        try:
+            return await known.port.call(method, *arguments)
+        except EngineLost:
+            raise _Lost(engine) from None
+
+    # --- steps
+
+    async def _reserve(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        # What it grows by on the way is added when it is stopped.
+        tokens = len(way.sample.request.prompt) + len(way.sample.known.tokens) + 1
+        refused = await self._call(move.destination, "hold_room", way.room, tokens)
+        return (Reply.REFUSED if refused else Reply.DONE), refused
+
+    async def _stage(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        layouts = [await self._layout(engine) for engine in (move.source, move.destination)]
+        for layout in layouts:
+            if isinstance(layout, str):
+                return Reply.FAILED, layout
+        layout = layouts[0]
+        assert isinstance(layout, KvLayout)
+        if layout != layouts[1]:
+            return Reply.FAILED, f"the KV caches differ: {layout} and {layouts[1]}"
+        way.buffer = self._store.make(layout, -(-way.sample.request.longest // layout.block_size))
+        full = await self._call(move.source, "full_blocks", way.left)
+        if full is None:
+            return Reply.GONE, "the sample ended"
+        problem = await self._carry(move, way, full, 0)
+        if problem:
+            return Reply.FAILED, problem
+        way.staged = len(full.blocks)
+        return Reply.DONE, ""
+
+    async def _layout(self, engine: int) -> KvLayout | str:
+        if engine not in self._layouts:
+            self._layouts[engine] = await self._call(engine, "kv_layout")
+        return self._layouts[engine]
+
+    async def _carry(self, move: Move, way: _Way, kv: FullBlocks, first: int) -> str:
+        """Copy blocks from number `first` on; "" or why not."""
+        buffer, end = way.buffer, len(kv.blocks)
+        assert buffer is not None
+        if first >= end:
+            return ""
+        refused = await self._call(move.destination, "hold_room", way.room, end * buffer.layout.block_size)
+        problem = refused or await self._call(move.source, "export_kv", way.left, kv, buffer, first)
+        return problem or await self._call(move.destination, "import_kv", way.room, buffer, first, end)
+
+    async def _stop(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        way.stopped_at = time.monotonic()
+        way.stopped = await self._call(move.source, "stop_sample", way.left)
+        if way.stopped is None:
+            return Reply.GONE, "the sample ended"
+        way.sample.known = way.stopped.progress
+        return Reply.DONE, ""
+
+    async def _transfer(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        stopped = way.stopped
+        assert stopped is not None
+        if stopped.computed <= 0:
+            return Reply.FAILED, "nothing of its KV cache is computed"
+        problem = await self._carry(move, way, stopped.kv, way.staged)
+        if problem:
+            return Reply.FAILED, problem
+        way.computed = stopped.computed
+        return Reply.DONE, ""
+
+    async def _start(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        sample = way.sample
+        computed = way.computed if move.carrier == KV_TRANSFER else 0
+        if way.stopped is None:
+            sample.known = self._keeper.restartable(sample)
+        progress = sample.known
+        if way.across_versions:
+            progress = dataclasses.replace(progress, weight_version=None)
+        refused = await self._call(
+            move.destination, "start_sample", way.room, sample.request, progress, way.room, computed
+        )
+        if refused:
+            return Reply.REFUSED, refused
+        way.downtime = time.monotonic() - way.stopped_at if way.stopped_at else 0.0
+        return Reply.DONE, ""
+
+    async def _withdraw(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        withdrawn = await self._call(move.destination, "withdraw_sample", way.room)
+        return (Reply.DONE, "") if withdrawn else (Reply.REFUSED, "it has finished there")
+
+    async def _resume(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        resumed = await self._call(move.source, "resume_sample", way.left)
+        way.downtime = time.monotonic() - way.stopped_at if way.stopped_at else 0.0
+        return (Reply.DONE, "") if resumed else (Reply.GONE, "the sample ended")
+
+    async def _clean_up(self, move: Move, way: _Way) -> None:
+        orders = {
+            Cleanup.RELEASE: (move.destination, "release_room", way.room),
+            Cleanup.DISCARD: (move.source, "discard_sample", way.left),
+        }
+        todo = [orders[cleanup] for cleanup in move.cleanup]
+        if way.sample.answer.cancelled() and move.may_generate == move.destination:
+            # Aborted with the last order on its way: whoever aborted it looked for it at the source.
+            todo.append((move.destination, "discard_sample", way.room))
+        for engine, method, place in todo:
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    await self._call(engine, method, place)
+            except (TimeoutError, OrderFailed, _Lost):
+                # It is gone, or counts as that: nothing of what it says of this place is heard.
+                continue
+
+
+class _Lost(RuntimeError):
+    """An engine of a move is gone."""
+
+    def __init__(self, engine: int) -> None:
+        super().__init__(f"engine {engine} is gone")
+        self.engine = engine

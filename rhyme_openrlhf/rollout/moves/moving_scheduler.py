@@ -1,0 +1,233 @@
+"""vLLM scheduler plug-in: what a move needs of a scheduler. Mixed into the run's own schedulers (rollout/scheduler.py).
+
+At the source a sample can be stopped and kept: it is in no queue, so it is not scheduled, but it is a request like any
+other with its KV blocks. At the destination blocks and a seat in the batch are held for a sample that is to come, by
+reference: nobody else gets them. A sample that comes is a new request whose first response tokens are there already.
+
+Invariants: every order may be given twice; a sample that was stopped while it ran and a reservation each keep one seat
+free (`max_num_running_reqs`), so that there is always one to go on with; no KV block survives a reset of the prefix
+cache (a weight load): stopped samples and arrivals recompute then, and reservations are void.
+Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import RequestStatus
+
+from rhyme_openrlhf.rollout.moves.travel import Arrival
+from rhyme_openrlhf.rollout.scheduler import HistoryScheduler, MeteredScheduler
+
+OF_MOVES = (
+    "can_carry_kv", "hold_room", "release_room", "room_blocks", "full_blocks", "stop_sample", "resume_sample",
+    "rooms", "seats",
+)  # fmt: skip
+
+
+class MovingScheduler(Scheduler):
+    """Stopping, keeping, resuming; holding room; arrivals."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Blocks by reservation; None: void, its blocks are gone.
+        self._rooms: dict[str, list[Any] | None] = {}
+        # Stopped requests, and whether each keeps a seat: one that had none yet must not take another's.
+        self._stopped: dict[str, bool] = {}
+        # Arrivals with KV blocks that no step has met yet.
+        self._arrived: set[str] = set()
+
+    # --- destination
+
+    def hold_room(self, name: str, tokens: int) -> str:
+        """Hold a seat and the blocks of `tokens` tokens as reservation `name`, or let it grow to that many.
+
+        Returns "" or one sentence that says why there is no room (a reservation that was there stays as it was).
+        """
+        blocks = self._rooms.get(name, [])
+        if blocks is None:
+            return "the reservation is void: weights were loaded since"
+        pool, needed = self.kv_cache_manager.block_pool, -(-tokens // self.block_size) - len(blocks)
+        if name not in self._rooms and len(self.running) >= self.max_num_running_reqs:
+            return f"all {self.max_num_running_reqs} seats are taken"
+        if needed > pool.get_num_free_blocks():
+            return f"{needed} KV blocks are needed, {pool.get_num_free_blocks()} are free"
+        if name not in self._rooms:
+            self._rooms[name] = blocks
+            self.max_num_running_reqs -= 1
+        if needed > 0:
+            blocks += pool.get_new_blocks(needed)
+        return ""
+
+    def release_room(self, name: str) -> None:
+        """Give a reservation up, if there is one."""
+        blocks = self._take_room(name)
+        if blocks:
+            self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+
+    def room_blocks(self, name: str) -> list[int]:
+        """The numbers of the blocks that reservation `name` holds, in order; none if there is no such reservation."""
+        return [block.block_id for block in self._rooms.get(name) or ()]
+
+    def seats(self) -> int:
+        """Samples that can run at once, beside those that moves keep a seat for."""
+        return self.max_num_running_reqs
+
+    def rooms(self) -> list[str]:
+        """The reservations there are."""
+        return list(self._rooms)
+
+    def _take_room(self, name: str) -> list[Any]:
+        if name in self._rooms:
+            self.max_num_running_reqs += 1
+        return self._rooms.pop(name, None) or []
+
+    def add_request(self, request: Any) -> None:
+        """As vLLM, and a sample that ran elsewhere goes on with what it has generated, before those that wait."""
+        arrival = Arrival.of(request.sampling_params) if request.request_id not in self.requests else None
+        if arrival is None:
+            super().add_request(request)
+            return
+        request.append_output_token_ids(list(arrival.tokens))
+        # vLLM's statistics of prompts: this is none.
+        request.prefill_stats = None
+        blocks = self._take_room(arrival.room)
+        if arrival.computed and len(blocks) * self.block_size >= arrival.computed:
+            self._move_in(request, blocks, arrival.computed)
+        elif blocks:
+            self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+        super().add_request(request)
+        self.waiting.remove_request(request)
+        self.waiting.prepend_request(request)
+
+    def _move_in(self, request: Any, blocks: list[Any], computed: int) -> None:
+        """As vLLM does when a request's KV cache has come from elsewhere (WAITING_FOR_REMOTE_KVS)."""
+        (manager,) = self.kv_cache_manager.coordinator.single_type_managers
+        manager.req_to_blocks[request.request_id] = blocks
+        request.num_computed_tokens = min(computed, request.num_tokens - 1)
+        self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+        self._arrived.add(request.request_id)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)
+        if self._arrived:
+            self._arrived.difference_update(output.num_scheduled_tokens)
+        return output
+
+    # --- source
+
+    def can_carry_kv(self) -> bool:
+        """Whether KV blocks of this model can go elsewhere: one kind of attention, over the whole context."""
+        groups = self.kv_cache_config.kv_cache_groups
+        return len(groups) == 1 and type(groups[0].kv_cache_spec) is FullAttentionSpec
+
+    def full_blocks(self, request_id: str) -> dict[str, Any] | None:
+        """The blocks of a request that change no more: `blocks`, and `preemptions` after which that is not true.
+
+        None if there is no such unfinished request.
+        """
+        request = self.requests.get(request_id)
+        if request is None or request.is_finished():
+            return None
+        full = self._final_tokens(request) // self.block_size
+        return {"blocks": self._blocks(request)[:full], "preemptions": request.num_preemptions}
+
+    def stop_sample(self, request_id: str) -> dict[str, Any] | None:
+        """Schedule a request no more, and keep it; None if there is no such unfinished request.
+
+        `output`: its response tokens, in number; `computed`, `blocks`, `preemptions`: as `Stopped`; `window`: of its
+        speculation, None without speculation.
+        """
+        request = self.requests.get(request_id)
+        if request is None or request.is_finished():
+            return None
+        if request_id not in self._stopped:
+            seated = request.status == RequestStatus.RUNNING
+            if seated:
+                self.running.remove(request)
+            else:
+                self.waiting.remove_requests([request])
+                self.skipped_waiting.remove_requests([request])
+            self._stopped[request_id] = seated
+            self.max_num_running_reqs -= seated
+        computed = self._final_tokens(request)
+        return {
+            "output": request.num_output_tokens,
+            "computed": computed,
+            "blocks": self._blocks(request)[: -(-computed // self.block_size)],
+            "preemptions": request.num_preemptions,
+            "window": self.window_of(request_id),
+        }
+
+    def resume_sample(self, request_id: str) -> bool:
+        """Schedule a stopped request again; False if there is no such unfinished request."""
+        request = self.requests.get(request_id)
+        if request is None or request.is_finished():
+            return False
+        if request_id in self._stopped:
+            self._forget_stop(request_id)
+            if request.status == RequestStatus.RUNNING:
+                self.running.append(request)
+            else:
+                self.waiting.prepend_request(request)
+        return True
+
+    def window_of(self, request_id: str) -> int | None:
+        """The size of a request's speculation window; None without speculation."""
+        return None
+
+    def _final_tokens(self, request: Any) -> int:
+        # What steps under way have computed may still be rejected.
+        return min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens - 1)
+
+    def _blocks(self, request: Any) -> list[int]:
+        if not self.can_carry_kv():
+            return []
+        return list(self.kv_cache_manager.get_block_ids(request.request_id)[0])
+
+    def _forget_stop(self, request_id: str) -> None:
+        self.max_num_running_reqs += self._stopped.pop(request_id, False)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._forget_stop(request.request_id)
+        self._arrived.discard(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
+
+    # --- weights
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """As vLLM; and what moves keep of KV blocks goes too, because it was made by the weights of before."""
+        for name, blocks in self._rooms.items():
+            self._rooms[name] = None
+            self.kv_cache_manager.block_pool.free_blocks(reversed(blocks or []))
+        if reset_running_requests:
+            for request_id in {*self._stopped, *self._arrived}:
+                self._recompute(self.requests[request_id])
+        return super().reset_prefix_cache(reset_running_requests, reset_connector)
+
+    def _recompute(self, request: Any) -> None:
+        if request.status == RequestStatus.RUNNING:
+            self._preempt_request(request, time.monotonic(), drop_stale_output=True)
+            self.waiting.remove_request(request)
+        elif request.request_id in self._arrived:
+            self.kv_cache_manager.free(request)
+            request.num_computed_tokens = 0
+            self._arrived.discard(request.request_id)
+
+
+class MovingHistoryScheduler(MovingScheduler, HistoryScheduler):
+    """With drafts from history."""
+
+    CALLABLE = (*HistoryScheduler.CALLABLE, *OF_MOVES)
+
+    def window_of(self, request_id: str) -> int | None:
+        return self.drafter.window(request_id)
+
+
+class MovingMeteredScheduler(MovingScheduler, MeteredScheduler):
+    """Without speculation."""
+
+    CALLABLE = (*MeteredScheduler.CALLABLE, *OF_MOVES)

@@ -1,0 +1,115 @@
+"""What travels with a sample, and what its requests tell an engine about it. Plain objects: no vLLM is imported.
+
+Invariant: `SampleRequest` never changes while a sample lives, wherever it goes; everything that grew since is in
+`Progress`. So an engine needs these two and nothing of the engine before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+# Key of vLLM's `SamplingParams.extra_args` under which a request brings what it has generated elsewhere: `Arrival`.
+ARRIVED = "rhyme_arrived"
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """What was asked for: the whole response, with vLLM's sampling parameters as its caller gave them.
+
+    `history`: the prompt whose draft index it may draft from (history/keys.py::prompt_key), None: none; `turn`: which
+    answer of a conversation it is. `multi_modal`: as OpenRLHF passes it.
+    """
+
+    prompt: tuple[int, ...]
+    parameters: Any
+    history: str | None = None
+    turn: int = 0
+    multi_modal: Any = None
+
+    @property
+    def longest(self) -> int:
+        """The most tokens the sample can come to have, prompt included."""
+        return len(self.prompt) + (self.parameters.max_tokens or 0)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a sample has generated: its response tokens, and vLLM's log-probabilities of them (None: not asked for).
+
+    `generator`: the state of its seeded random number generator after them, None if it has none; `window`: the size of
+    its speculation window; `weight_version`: the only one that may go on with it, None: any.
+    """
+
+    tokens: tuple[int, ...] = ()
+    log_probs: Any = None
+    generator: bytes | None = None
+    window: int | None = None
+    weight_version: int | None = None
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What an engine's scheduler and worker are told of a sample that ran elsewhere.
+
+    `room`: the reservation it takes up ("": none); `computed`: of how many tokens the KV cache is in it.
+    """
+
+    tokens: tuple[int, ...]
+    room: str = ""
+    computed: int = 0
+    generator: bytes | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """For `extra_args`, which travel as msgpack."""
+        return {**dataclasses.asdict(self), "tokens": list(self.tokens)}
+
+    @classmethod
+    def of(cls, parameters: Any) -> Arrival | None:
+        """What a request's sampling parameters (or None) say; None for a sample that begins here."""
+        plain = ((parameters.extra_args if parameters else None) or {}).get(ARRIVED)
+        return None if plain is None else cls(**{**plain, "tokens": tuple(plain["tokens"])})
+
+
+@dataclass(frozen=True)
+class FullBlocks:
+    """Numbers of KV blocks, in order, that change no more until their sample has been preempted more often."""
+
+    blocks: tuple[int, ...] = ()
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A sample that its engine keeps, stopped: what it has generated, and its KV cache as far as it is computed.
+
+    `kv`: the blocks of its first `computed` tokens, the last of which may be partly filled.
+    """
+
+    progress: Progress
+    computed: int
+    kv: FullBlocks
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Response tokens of a sample from number `first` on, with vLLM's log-probabilities (None: not asked for)."""
+
+    first: int
+    tokens: tuple[int, ...]
+    log_probs: Any = None
+
+
+@dataclass(frozen=True)
+class News:
+    """What an engine tells of its samples, by place.
+
+    `finished`: vLLM's output, or the exception that ended it; `grown`: what came since the last news; then the
+    engine's weight version, and whether it takes part in moves now.
+    """
+
+    finished: dict[str, Any]
+    grown: dict[str, Grown]
+    weight_version: int
+    open: bool

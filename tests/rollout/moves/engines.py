@@ -1,0 +1,150 @@
+"""Real engines whose samples can move, on the embedded model in fp32, and a keeper and a mover over them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.config import CpuSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.rollout.moves.engine_port import EngineLost
+from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
+from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
+from rhyme_openrlhf.rollout.moves.travel import SampleRequest
+
+TIMEOUT_S = 240
+LENGTH = 640
+BLOCK = 32
+SEATS = 16
+
+
+class LocalEngine:
+    """A MovableEngine of this process with its own event loop; may be called from any."""
+
+    def __init__(self, index: int, tensor_parallel_size: int = 1) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        # Awaited before each call, with the method's name; what it raises the caller gets.
+        self.before: Callable[[str], Awaitable[None]] | None = None
+        self.gone = False
+        # The first call of this method is followed, and not answered.
+        self.hangs_after = ""
+        self._starting = self._submit(self._start(index, tensor_parallel_size))
+
+    async def _start(self, index: int, tensor_parallel_size: int) -> Any:
+        from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
+
+        raw = MovableEngine.__new__(MovableEngine)
+        # Speculation from a sample's own text, which does not depend on who else runs, and little of it, so that a
+        # sample is not over before it is moved.
+        settings = RhymeSettings(
+            histospec=HistoSpecSettings(siblings=False, window_max=4), cpu=CpuSettings(kv_cache_mb=16)
+        )
+        await raw.__init__(
+            model=str(embedded.MODEL), max_model_len=LENGTH, max_num_seqs=SEATS, block_size=BLOCK, enforce_eager=True,
+            tensor_parallel_size=tensor_parallel_size, num_gpus=0, enable_prefix_caching=True,
+            distributed_executor_backend="uni", logprobs_mode="processed_logprobs", max_logprobs=1,
+            bundle_indices=None, rhyme=settings, run_seed=1, index=index, history_workers=[],
+        )  # fmt: skip
+        return raw
+
+    def _submit(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    @property
+    def raw(self) -> Any:
+        return self._starting.result(TIMEOUT_S)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """As a port."""
+        if method == "node_id":
+            return "here"
+        if self.before is not None:
+            await self.before(method)
+        if self.gone:
+            raise EngineLost("gone, says the test")
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        from rhyme_openrlhf.rollout.engine import EngineCoreError
+
+        try:
+            answer = await asyncio.wrap_future(self._submit(getattr(self.raw, method)(*arguments)))
+            if method == self.hangs_after:
+                self.hangs_after = ""
+                await asyncio.sleep(TIMEOUT_S)
+            return answer
+        except (EngineCoreError, EngineDeadError) as error:
+            raise EngineLost(str(error)) from error
+
+    def now(self, method: str, *arguments: Any) -> Any:
+        return self._submit(getattr(self.raw, method)(*arguments)).result(TIMEOUT_S)
+
+    def scheduler(self, method: str, *arguments: Any) -> Any:
+        return self.now("call_scheduler", method, *arguments)
+
+    def purge(self) -> None:
+        """After a test in which this engine was said to be gone: end what it still has."""
+        self.gone, self.before = False, None
+        for place in list(self.raw._here):
+            self.now("discard_sample", place)
+        for room in self.scheduler("rooms"):
+            self.now("release_room", room)
+        self.raw._finished.clear()
+
+    def stop(self) -> None:
+        async def shut_down() -> None:
+            self.raw.llm.shutdown()
+
+        self._submit(shut_down()).result(TIMEOUT_S)
+
+
+class Engines:
+    """Some engines, and how tests use them: what a test does runs in an event loop of its own."""
+
+    def __init__(self, engines: list[LocalEngine]) -> None:
+        self.engines = engines
+        self.carrier = "kv_transfer"
+        self.records: list[MoveRecord] = []
+        # Answers of samples that were not moved, by request: many tests move the same one.
+        self.unmoved: dict[str, Any] = {}
+
+    def run(self, test: Callable[[SampleKeeper, Mover], Awaitable[Any]], folder: Path, limit_s: float = 60) -> Any:
+        from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
+
+        async def main() -> Any:
+            keeper = SampleKeeper(dict(enumerate(self.engines)), 0.02)
+            mover = Mover(keeper, KvBufferStore(folder), lambda *_: Choice(self.carrier), limit_s, self.records.append)
+            keeper.start()
+            try:
+                return await asyncio.wait_for(test(keeper, mover), TIMEOUT_S)
+            finally:
+                keeper.stop()
+
+        return asyncio.run(main())
+
+
+async def grown_to(keeper: SampleKeeper, tokens: int, number: int = 0) -> KeptSample:
+    """The `number`-th sample, once that many response tokens of it are known."""
+    while True:
+        samples = list(keeper._samples.values())
+        if len(samples) > number and len(samples[number].known.tokens) >= tokens:
+            return samples[number]
+        await asyncio.sleep(0.005)
+
+
+def answer(output: Any) -> tuple[list[int], list[float], str, str]:
+    """What a caller sees: tokens, log-probabilities, text, why it ended."""
+    done = output[0].outputs[0]
+    log_probs = [at[token].logprob for at, token in zip(done.logprobs, done.token_ids, strict=True)]
+    return list(done.token_ids), log_probs, done.text, done.finish_reason
+
+
+def request(prompt: list[int], history: str | None = None, **parameters: Any) -> SampleRequest:
+    """A sample that is greedy, of a fixed length, unless told otherwise."""
+    from vllm import SamplingParams
+
+    asked = {"temperature": 0, "max_tokens": 300, "ignore_eos": True, "logprobs": 0, "detokenize": False}
+    return SampleRequest(tuple(prompt), SamplingParams(**(asked | parameters)), history)

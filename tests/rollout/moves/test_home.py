@@ -1,0 +1,76 @@
+"""The home of samples on the pair of real engines: what OpenRLHF's callers get, with and without moves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from typing import Any
+
+import pytest
+
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.rollout.sample_turns import TURNS
+from rhyme_openrlhf.scheduling.move_settings import MoveSettings
+from rhyme_openrlhf.telemetry.events import Event, SampleMoved
+from tests.rollout.moves.engines import TIMEOUT_S, Engines
+
+pytestmark = pytest.mark.engine
+
+TURNS_EACH = 2
+
+
+class TwoTurns:
+    """An agent with two turns: its second prompt is the first answer and a question."""
+
+    async def execute(self, prompt: str, sampling_params: Any, llm_engine: Any, **_: Any) -> dict[str, Any]:
+        tokens, answers = list(range(10, 50)), []
+        for _turn in range(TURNS_EACH):
+            output = await llm_engine.generate(tokens, sampling_params)
+            answers.append(list(output.outputs[0].token_ids))
+            tokens = tokens + answers[-1] + [7, 8, 9]
+        return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answers": answers}
+
+
+def test_both_turns_of_a_conversation_move(pair: Engines) -> None:
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.rollout.moves.home import SampleHome
+
+    settings = dataclasses.replace(RhymeSettings(), move=MoveSettings(enable=True, news_s=0.02))
+    parameters = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, logprobs=1)
+
+    async def conversations(moving: bool) -> tuple[list[Any], list[Event]]:
+        events: list[Event] = []
+        home = SampleHome(dict(enumerate(pair.engines)), settings, 1, None, None, events.append)
+        home.executor = TwoTurns()
+        await home.open()
+        home.begin_step(3)
+        task = asyncio.create_task(home.generate_responses(0, "p", "", parameters, 600, None, num_samples=3))
+        while not task.done():
+            for engine in (0, 1):
+                for number, tokens in home.running(engine).items():
+                    # Each turn once: it begins where the one before ended.
+                    if moving and tokens > 100 and not any(e.sample == str(number) for e in events):
+                        # Or it has ended while another was moved.
+                        with contextlib.suppress(KeyError):
+                            assert await home.move(number, 1 - engine, "reallocation") in ("moved", "cancelled")
+            await asyncio.sleep(0.005)
+        home.close()
+        assert home.unfinished(0) == home.unfinished(1) == 0
+        return await task, events
+
+    def run(moving: bool) -> tuple[list[Any], list[Event]]:
+        return asyncio.run(asyncio.wait_for(conversations(moving), TIMEOUT_S))
+
+    expected, nothing = run(False)
+    assert nothing == [] and [turn.engine for response in expected for turn in response[TURNS]] == [0] * 6
+    responses, events = run(True)
+    assert [r["answers"] for r in responses] == [r["answers"] for r in expected]
+    assert all(isinstance(event, SampleMoved) and event.step == 3 for event in events)
+    moved = [event for event in events if event.outcome == "moved"]
+    assert len(moved) >= 3 and {event.carrier for event in moved} == {"kv_transfer"}
+    assert all(0 < event.downtime_seconds <= event.seconds and event.tokens > 100 for event in moved)
+    for response in responses:
+        assert [turn.tokens for turn in response[TURNS]] == [200, 200]
+        assert [turn.finish_reason for turn in response[TURNS]] == ["length", "length"]
