@@ -1,0 +1,47 @@
+"""Events of drafting: what engines decided to draft, and what drafts gain. Part of `telemetry/events.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rhyme_openrlhf.telemetry.event_base import Event
+
+
+@dataclass(frozen=True)
+class DraftBudget(Event):
+    """What an engine chose to draft in a step's rollout stage, by how many samples were running.
+
+    One entry for each number of running samples: decode steps with that many, the mean draft length chosen (tokens a
+    sample), the mean time of such a step in milliseconds, as predicted and as it was, and the mean number of accepted
+    draft tokens of all samples, as expected and as it was (empty in records of older writers).
+    """
+
+    kind: ClassVar[str] = "draft_budget"
+    step: int
+    engine: int
+    running: list[int]
+    decode_steps: list[int]
+    draft_length: list[float]
+    predicted_ms: list[float]
+    real_ms: list[float]
+    expected_accepted: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DraftGain(Event):
+    """What drafts gain on an engine, as the run measured it by leaving them out now and then.
+
+    Tokens per second with drafts / without: the mean of the last `intervals` comparisons, and its 95 % interval.
+    `drafting`: whether drafts are on.
+    """
+
+    kind: ClassVar[str] = "draft_gain"
+    step: int
+    engine: int
+    ratio: float
+    low: float
+    high: float
+    intervals: int
+    drafting: bool
