@@ -31,7 +31,6 @@ from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import STOPPED_ON_REQUEST, StopRequested
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.seeding import in_prompt_order
-from rhyme_openrlhf.training.step_times import install_step_times
 from rhyme_openrlhf.training.weight_check import WeightCheck
 from rhyme_openrlhf.training.weight_sync import WeightSync
 
@@ -43,8 +42,7 @@ PARTS = {"timing/make_experience": "experience", "timing/ppo_train": "train", "t
 def wait_for_engines(engines: list[Any], services: RunServices) -> None:
     """Wait until every engine has started (upstream lets the first rollout wait), so that no stage starts too early.
 
-    They also get the profile by which they plan their drafts. Raises the error of an engine that could not start,
-    RuntimeError when one takes too long, ProfileError for a profile of something else.
+    Raises the error of an engine that could not start, or RuntimeError when one takes too long.
     """
     started = time.time()
     limit = services.settings.limits.stage_s
@@ -53,7 +51,6 @@ def wait_for_engines(engines: list[Any], services: RunServices) -> None:
     except ray.exceptions.GetTimeoutError:
         raise RuntimeError(f"waited {limit:g} s (--limits.stage_s) for {len(engines)} engines to start") from None
     services.record(Note("info", f"all engines are ready ({time.time() - started:.0f} s after the trainer)"), SOURCE)
-    install_step_times(engines, services)
 
 
 class RhymeTraining(BasePPOTrainer):
@@ -99,13 +96,13 @@ class RhymeTraining(BasePPOTrainer):
         # Around upstream's step, not inside it: there, partial rollout has the engines paused.
         if self._check.needs_scores:
             self._stage("check", global_step + 1)
-            with self._engines_awake():
+            with self.engines_awake():
                 self._check.before_step()
         self._stage("experience", global_step + 1)
         status, step = super().train_step(rollout_samples, global_step)
         if self._check.is_due:
             self._stage("check", step)
-            with self._engines_awake():
+            with self.engines_awake():
                 self._check.after_sync(self._version)
         if self.services.settings.run.reproducible:
             self.experience_maker.wait_for_history()
@@ -133,7 +130,7 @@ class RhymeTraining(BasePPOTrainer):
         return status
 
     @contextmanager
-    def _engines_awake(self) -> Iterator[None]:
+    def engines_awake(self) -> Iterator[None]:
         """Engines that sleep between rollouts (--vllm.enable_sleep) have neither weights nor KV cache to score with.
 
         Not run on a GPU yet; without one there is no sleep mode.

@@ -10,7 +10,8 @@ where no profile comes about otherwise, the run says so and its drafts follow th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,12 @@ SOURCE = "trainer"
 CALL_SECONDS = 60.0
 
 
-def install_step_times(engines: Sequence[Any], services: RunServices) -> None:
+def install_step_times(
+    engines: Sequence[Any], services: RunServices, awake: Callable[[], AbstractContextManager[None]]
+) -> None:
     """Give every engine its profile, if the run's drafts are planned. Raises ProfileError for a file that does not fit.
+
+    Engines that may be asleep are measured within `awake`.
 
     Reproducible runs plan nothing: what a step took, and so how much is drafted, is never the same twice, and drafts
     decide which random numbers a sample draws.
@@ -49,7 +54,7 @@ def install_step_times(engines: Sequence[Any], services: RunServices) -> None:
             text = profiles.read_text(Path(settings.emulate.profile))
             say("info", f"drafts follow the step times that are emulated, {settings.emulate.profile}")
         elif settings.latency.profile == AUTO:
-            text = _kept_or_quick(first, say)
+            text = _kept_or_quick(first, say, awake)
         else:
             path = Path(settings.latency.profile)
             text = profiles.read_text(path)
@@ -62,7 +67,7 @@ def install_step_times(engines: Sequence[Any], services: RunServices) -> None:
         say("warning", f"no step times, so drafts follow the fixed rules of --histospec.*: {error}")
 
 
-def _kept_or_quick(engine: RemoteEngine, say: Any) -> str:
+def _kept_or_quick(engine: RemoteEngine, say: Any, awake: Callable[[], AbstractContextManager[None]]) -> str:
     path, text = engine.kept_profile()
     if text:
         try:
@@ -73,7 +78,8 @@ def _kept_or_quick(engine: RemoteEngine, say: Any) -> str:
             say("info", f"drafts follow the step times of {path}")
             return text
     began = time.monotonic()
-    profile = quick_profile(engine)
+    with awake():
+        profile = quick_profile(engine)
     text = profiles.to_text(profile)
     engine.keep_profile(text)
     say(

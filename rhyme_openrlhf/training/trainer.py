@@ -17,6 +17,7 @@ from rhyme_openrlhf.rollout.samples_generator import GeneratorState, RhymeSample
 from rhyme_openrlhf.telemetry.events import Evaluation, StageStarted
 from rhyme_openrlhf.training.failure import FAULTS, one_sentence
 from rhyme_openrlhf.training.seeding import seed_controller
+from rhyme_openrlhf.training.step_times import install_step_times
 
 PlainPPOTrainer = plain_class(upstream.PPOTrainer, __name__, "PlainPPOTrainer")
 
@@ -64,6 +65,7 @@ class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, val
         """Train to the end."""
         try:
             wait_for_engines(self.vllm_engines, self.services)
+            install_step_times(self.vllm_engines, self.services, self.engines_awake)
             self.stop_if_requested()
             super().fit(global_step)
         except FAULTS as error:

@@ -7,6 +7,7 @@ module globals.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims where needed
@@ -23,6 +24,7 @@ from rhyme_openrlhf.rollout.samples_generator import GeneratorState, RhymeSample
 from rhyme_openrlhf.telemetry.events import Evaluation, StageStarted
 from rhyme_openrlhf.training.failure import FAULTS, is_stop_request, one_sentence
 from rhyme_openrlhf.training.seeding import seed_controller
+from rhyme_openrlhf.training.step_times import install_step_times
 from rhyme_openrlhf.training.trainer import with_record
 
 PlainTrainingActor = plain_class(upstream.TrainingActor, __name__, "PlainTrainingActor")
@@ -100,7 +102,10 @@ class RhymeGenerateSamplesActor(PlainGenerateSamplesActor):  # type: ignore[misc
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Generate to the end of the last epoch."""
-        wait_for_engines(self.samples_generator.vllm_engines, self.samples_generator.services)
+        engines, services = self.samples_generator.vllm_engines, self.samples_generator.services
+        wait_for_engines(engines, services)
+        # Upstream lets no engine of an asynchronous run sleep.
+        install_step_times(engines, services, nullcontext)
         super().fit(*args, **kwargs)
 
     def _run_eval(self) -> dict[str, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ class FormulaEngine:
 
     def __init__(self, kept: str = "", broken: bool = False) -> None:
         self.kept, self.installed, self._broken = kept, "", broken
+        self.awake = False
 
     def subject(self) -> Subject:
         return formula.SUBJECT
@@ -41,6 +43,7 @@ class FormulaEngine:
         return formula.PADDED
 
     def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
+        assert self.awake, "an engine that sleeps cannot decode"
         if self._broken:
             raise EngineCallError("waited 60 s for an engine: decode steps")
         context, drafts = shape.running * shape.context_each, shape.running * shape.drafts_each
@@ -64,7 +67,19 @@ def install(monkeypatch: pytest.MonkeyPatch, engines: list[FormulaEngine], **set
         settings=RhymeSettings(**settings), record=lambda note, source: said.append(f"{note.level}: {note.text}")
     )
     monkeypatch.setattr(step_times, "RemoteEngine", lambda actor, limit_s: actor)
-    step_times.install_step_times(engines, services)  # type: ignore[arg-type]
+
+    @contextmanager
+    def awake() -> Iterator[None]:
+        for engine in engines:
+            engine.awake = True
+        try:
+            yield
+        finally:
+            for engine in engines:
+                engine.awake = False
+
+    step_times.install_step_times(engines, services, awake)  # type: ignore[arg-type]
+    assert not any(engine.awake for engine in engines)
     return said
 
 
