@@ -151,3 +151,19 @@ def test_kinds_of_events_without_a_table_are_read_as_they_came(dashboard: Any, t
     assert figure(client, dashboard, "history_memory")["data"][0]["y"] == [2.0]
     table = client.get(f"/runs/{dashboard.run_uid}/scheduling").text
     assert '<td data-title="Carrier">recompute</td>' in table and "0.250 s" in table
+
+
+def test_an_emulated_run_says_so_on_every_tab(dashboard: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "emulated"
+    directory.mkdir(parents=True)
+    note = {"kind": "note", "level": "info", "text": "hello", "time": 100.0, "source": "w", "sequence": 0}
+    (directory / "events.jsonl").write_text(json.dumps(note) + "\n")
+    settings = {"run": {"name": "emulated"}, "emulate": {"profile": "<a40>.json", "train_s": 1.0}}
+    (directory / "config.json").write_text(json.dumps({"settings": settings, "arguments": {}}))
+    plain = dashboard.run_uid
+    dashboard.run_uid = import_directory(dashboard.service.database, directory, time.time()).run_uid
+    client = signed_in(dashboard)
+    for tab in TABS:
+        assert "Emulated: the steps" in client.get(f"/runs/{dashboard.run_uid}{tab}").text
+        assert "&lt;a40&gt;.json" in client.get(f"/runs/{dashboard.run_uid}{tab}").text
+        assert "Emulated" not in client.get(f"/runs/{plain}{tab}").text

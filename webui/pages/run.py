@@ -94,6 +94,7 @@ def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
         "progress": text.share(run.step, run.steps_total),
         "seconds_left": left,
         "seconds_so_far": None if run.started_at is None or end is None else end - run.started_at,
+        "emulated": run.config.get("settings", {}).get("emulate", {}).get("profile", ""),
         "can_stop": active and run.status != "stopping",
         "can_resume": run.status in ENDED and run.spec is not None,
         "can_clone": run.spec is not None or run.command[:2] == ["rhyme", "train"],
