@@ -84,7 +84,8 @@ def measure(
     """The profile of `plan`; `on_point` is told each burst in words, before it is measured. Raises MeasureError."""
     began = time.monotonic()
     done = _Journal(journal, plan)
-    shapes: list[StepShape | PrefillShape] = [*plan.steps(), *plan.prefills()]
+    # Short contexts first: where there is no time for all, every number of samples has been seen.
+    shapes: list[StepShape | PrefillShape] = [*sorted(plan.steps(), key=lambda s: s.context_each), *plan.prefills()]
     if any(done.rounds(shape) < plan.walk.rounds for shape in shapes):
         on_point("warming up")
         engine.decode_steps(WARM_UP, WARM_UP_STEPS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.quality import assess
 from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.profiling import measure as measuring
 from rhyme_openrlhf.profiling.measure import QUICKLY, THOROUGH, WARM_UP, MeasureError, Plan, measure
 from tests.latency import formula
 
@@ -121,11 +123,18 @@ def test_every_point_is_announced(tmp_path: Path) -> None:
     assert len(told) == plan().bursts() == 1 + 3 * (len(plan().steps()) + len(plan().prefills()))
 
 
-def test_a_quick_walk_ends_in_time_and_is_a_profile(tmp_path: Path) -> None:
-    """A limit of nothing at all: the first round is not walked to its end."""
+def test_a_quick_walk_ends_in_time_and_has_seen_every_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = plan(walk=QUICKLY)
     whole = measure(quick, FormulaEngine())
     assert StepModel(whole).seconds(3, 300, 9) == pytest.approx(formula.formula(3, 300, 9), rel=0.3)
     assert not whole.prefills
+    # A second a burst, and time for less than half of the first round.
+    clock = itertools.count()
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: float(next(clock)))
+    shapes = quick.steps()
+    limit_s = 0.4 * len(shapes)
+    hurried = measure(plan(walk=dataclasses.replace(QUICKLY, limit_s=limit_s)), FormulaEngine())
+    assert len(hurried.steps) < len(shapes) / 2
+    assert {point.running for point in hurried.steps} == {shape.running for shape in shapes}
     with pytest.raises(MeasureError):
         measure(plan(walk=dataclasses.replace(QUICKLY, limit_s=0.0)), FormulaEngine())
