@@ -1,8 +1,9 @@
 """Brings a prompt's draft index from its history worker into the engine-core process.
 
 The engine core is not a Ray worker, so the index goes through a file on tmpfs that it maps; the file is removed as
-soon as it is mapped. Invariants: no failure here reaches the sample, the prompt has no drafts then; a worker that fails
-is noted when it begins to, not with every prompt, and again only after it has answered.
+soon as it is mapped, and by the next engine on the node where a kill came in between. Invariants: no failure here
+reaches the sample, the prompt has no drafts then; a worker that fails is noted when it begins to, not with every
+prompt, and again only after it has answered.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy as np
 import ray.exceptions
 
 from rhyme_openrlhf.history.keys import owner
+from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
 
-SHARED_MEMORY = Path("/dev/shm")
-PREFIX = "rhyme-index-"
+PREFIX = "rhyme-index"
 # More would say the same again.
 KEPT_PROBLEMS = 20
 
@@ -35,6 +36,7 @@ class HistoryFeed:
         self._installed: set[str] = set()
         self._problems: list[str] = []
         self._failing: set[int] = set()
+        remove_stale(PREFIX)
 
     async def install(self, key: str) -> None:
         """Fetch the index of `key` (a prompt's or turn's) and hand it to the scheduler, if there is one."""
@@ -67,7 +69,7 @@ class HistoryFeed:
 
     async def hand_over(self, key: str, buffer: np.ndarray) -> str:
         """Give the scheduler the draft index of prompt `key`; returns "" or one sentence that says why it has none."""
-        descriptor, path = tempfile.mkstemp(prefix=PREFIX, dir=SHARED_MEMORY)
+        descriptor, path = tempfile.mkstemp(prefix=owned_prefix(PREFIX), dir=SHARED_MEMORY)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 buffer.tofile(file)

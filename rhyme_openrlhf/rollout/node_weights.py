@@ -11,55 +11,29 @@ that a dead run left behind are removed when a store starts.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import numpy as np
 import ray
 
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
+from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
 from rhyme_openrlhf.training.weight_buckets import Entry, Segment, WeightVersion, place
 
 # The one in use and the one being fetched.
 KEPT = 2
-SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "rhyme-weights"
-NAME = re.compile(PREFIX + r"-(?P<pid>\d+)-(?P<started>\d+)-(?P<version>\d+)(\.partial)?")
 
 
 class WeightSpaceError(RuntimeError):
     """The node's shared memory cannot hold a weight version."""
 
 
-def process_started(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot; None when there is no such process.
-
-    Together with the number it names a process for good: process numbers are used again.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The command name may hold spaces and brackets; field 22 of stat(5) is the 20th after its closing bracket.
-    return int(stat.rpartition(")")[2].split()[19])
-
-
-def remove_stale_segments(folder: Path = SHARED_MEMORY) -> list[str]:
-    """Remove segments whose writer is gone; returns their names."""
-    removed = []
-    for path in folder.glob(f"{PREFIX}-*"):
-        match = NAME.fullmatch(path.name)
-        if match and process_started(int(match["pid"])) != int(match["started"]):
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
-    return removed
-
-
 class SegmentStore:
     """Writes weight versions as files of one folder and keeps the newest KEPT."""
 
     def __init__(self, folder: Path = SHARED_MEMORY) -> None:
-        remove_stale_segments(folder)
+        remove_stale(PREFIX, folder)
         self._folder = folder
         self._segments: dict[int, Segment] = {}
 
@@ -72,7 +46,7 @@ class SegmentStore:
             return self._segments[weights.version]
         while len(self._segments) >= KEPT:
             self._remove(min(self._segments))
-        name = f"{PREFIX}-{os.getpid()}-{process_started(os.getpid())}-{weights.version}"
+        name = f"{owned_prefix(PREFIX)}{weights.version}"
         partial = self._folder / f"{name}.partial"
         self._check_room(weights.nbytes)
         entries: list[Entry] = []

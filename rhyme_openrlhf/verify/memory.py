@@ -11,7 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rhyme_openrlhf.rollout.node_weights import KEPT, SHARED_MEMORY
+from rhyme_openrlhf.rollout.node_weights import KEPT
+from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY
 from rhyme_openrlhf.verify.bench import Bench
 from rhyme_openrlhf.verify.outcome import Outcome, Result
 

@@ -19,7 +19,8 @@ from rhyme_openrlhf.config import HistorySettings  # noqa: E402
 from rhyme_openrlhf.history.index import DraftIndex, Piece  # noqa: E402
 from rhyme_openrlhf.history.keys import owner, prompt_key  # noqa: E402
 from rhyme_openrlhf.history.worker import PromptRollout, start_history_workers, stop_history_workers  # noqa: E402
-from rhyme_openrlhf.rollout.history_feed import PREFIX, SHARED_MEMORY, HistoryFeed  # noqa: E402
+from rhyme_openrlhf.rollout.history_feed import PREFIX, HistoryFeed  # noqa: E402
+from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix  # noqa: E402
 from rhyme_openrlhf.telemetry.events import Note  # noqa: E402
 
 
@@ -67,7 +68,7 @@ def test_what_was_recorded_comes_back_as_drafts(workers: list[Any]) -> None:
     asyncio.run(feed.forget(keys[2]))
     assert keys[2] not in scheduler.indexes
     assert feed.take_problems() == []
-    assert not list(SHARED_MEMORY.glob(PREFIX + "*"))
+    assert not list(SHARED_MEMORY.glob(owned_prefix(PREFIX) + "*"))
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -238,4 +239,12 @@ def test_index_files_are_removed_even_when_the_scheduler_fails(workers: list[Any
     feed = HistoryFeed(workers, broken, timeout_s=30)
     asyncio.run(feed.install(key))
     assert "could not be written" in feed.take_problems()[0]
-    assert not list(SHARED_MEMORY.glob(PREFIX + "*"))
+    assert not list(SHARED_MEMORY.glob(owned_prefix(PREFIX) + "*"))
+
+
+def test_index_files_of_an_engine_that_was_killed_are_removed_by_the_next() -> None:
+    # No process has this start time.
+    left = SHARED_MEMORY / f"{PREFIX}-{os.getpid()}-1-abc"
+    left.touch()
+    HistoryFeed([], Scheduler().call, timeout_s=1)
+    assert not left.exists()

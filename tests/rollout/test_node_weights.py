@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rhyme_openrlhf.rollout import node_weights
-from rhyme_openrlhf.rollout.node_weights import KEPT, SegmentStore, WeightSpaceError, process_started
+from rhyme_openrlhf.rollout.node_weights import KEPT, SegmentStore, WeightSpaceError
+from rhyme_openrlhf.rollout.shared_files import process_started
 from rhyme_openrlhf.training.weight_buckets import (
     Parameter,
     PublishedBucket,

@@ -12,7 +12,6 @@ worker that writes, not a bus error; a buffer whose owner is gone is removed whe
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,10 +19,9 @@ from typing import Any
 
 import torch
 
-from rhyme_openrlhf.rollout.node_weights import SHARED_MEMORY, process_started
+from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
 
 PREFIX = "rhyme-move"
-NAME = re.compile(PREFIX + r"-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,12 @@ class KvBufferStore:
 
     def __init__(self, folder: Path = SHARED_MEMORY) -> None:
         self._folder = folder
-        self._name = f"{PREFIX}-{os.getpid()}-{process_started(os.getpid())}"
-        remove_stale_buffers(folder)
+        self._name = owned_prefix(PREFIX)
+        remove_stale(PREFIX, folder)
 
     def make(self, layout: KvLayout, rows: int) -> KvBuffer:
         """A new buffer for `rows` blocks; it takes up memory only as it is written. Raises OSError."""
-        path = self._folder / f"{self._name}-{uuid.uuid4().hex}"
+        path = self._folder / f"{self._name}{uuid.uuid4().hex}"
         with open(path, "xb") as file:
             file.truncate(layout.layers * rows * layout.block_bytes)
         return KvBuffer(str(path), rows, layout)
@@ -106,14 +104,3 @@ class KvBufferStore:
     def remove(self, buffer: KvBuffer) -> None:
         """Remove a buffer; who has it open may go on reading. Safe to do twice."""
         Path(buffer.path).unlink(missing_ok=True)
-
-
-def remove_stale_buffers(folder: Path = SHARED_MEMORY) -> list[str]:
-    """Remove buffers whose owner is gone; returns their names."""
-    removed = []
-    for path in folder.glob(f"{PREFIX}-*"):
-        match = NAME.fullmatch(path.name)
-        if match and process_started(int(match["pid"])) != int(match["started"]):
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
-    return removed

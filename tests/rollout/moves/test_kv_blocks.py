@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from rhyme_openrlhf.rollout.moves.heads import head_share
-from rhyme_openrlhf.rollout.moves.kv_buffer import PREFIX, KvBuffer, KvBufferStore, KvLayout, remove_stale_buffers
+from rhyme_openrlhf.rollout.moves.kv_buffer import PREFIX, KvBuffer, KvBufferStore, KvLayout
 from rhyme_openrlhf.rollout.moves.moving_worker import export_blocks, import_blocks
+from rhyme_openrlhf.rollout.shared_files import remove_stale
 
 LAYERS, HEADS, BLOCK, WIDTH = 3, 4, 8, 6
 LAYOUT = KvLayout(LAYERS, HEADS, BLOCK, WIDTH, "bfloat16")
@@ -77,5 +78,5 @@ def test_buffers_of_a_dead_process_are_removed_and_no_others(tmp_path: Path) -> 
     # No process has this start time.
     (tmp_path / f"{PREFIX}-{os.getpid()}-1-abc").touch()
     (tmp_path / "rhyme-weights-1-1-1").touch()
-    assert remove_stale_buffers(tmp_path) == [f"{PREFIX}-{os.getpid()}-1-abc"]
+    assert remove_stale(PREFIX, tmp_path) == [f"{PREFIX}-{os.getpid()}-1-abc"]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([Path(mine.path).name, "rhyme-weights-1-1-1"])
