@@ -6,28 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rollout.moves.engines import SEATS, Engines, LocalEngine
+from tests.rollout.moves.engines import SEATS, VARIABLES, Engines, LocalEngine, variables
 
 
-@pytest.fixture(scope="package")
-def environment() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            # Upstream asks Ray, which is not there, for its address unless it is known.
-            "RAY_ADDRESS": "not-asked",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "TORCH_COMPILE_DISABLE": "1",
-            "OMP_NUM_THREADS": "1",
-        }.items():
-            patch.setenv(name, value)
-        yield
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every test here, and of no other."""
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(scope="package")
-def pair(environment: None) -> Iterator[Engines]:
-    found = Engines([LocalEngine(0), LocalEngine(1)])
-    for engine in found.engines:
-        assert engine.raw
+@pytest.fixture(scope="session")
+def pair() -> Iterator[Engines]:
+    with variables():
+        found = Engines([LocalEngine(0), LocalEngine(1)])
+        for engine in found.engines:
+            assert engine.raw
     yield found
     for engine in found.engines:
         engine.stop()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.config import CpuSettings, HistoSpecSettings, RhymeSettings
@@ -19,6 +22,24 @@ TIMEOUT_S = 240
 LENGTH = 640
 BLOCK = 32
 SEATS = 16
+
+
+VARIABLES = {
+    # Upstream asks Ray, which is not there, for its address unless it is known.
+    "RAY_ADDRESS": "not-asked",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TORCH_COMPILE_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@contextmanager
+def variables() -> Iterator[None]:
+    """Environment variables of engines, for as long as they are started."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in VARIABLES.items():
+            patch.setenv(name, value)
+        yield
 
 
 class LocalEngine:

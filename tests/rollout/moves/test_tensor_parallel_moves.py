@@ -12,18 +12,19 @@ import pytest
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.scheduling.move import Phase
-from tests.rollout.moves.engines import Engines, LocalEngine, grown_to, request
+from tests.rollout.moves.engines import Engines, LocalEngine, grown_to, request, variables
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def unlike(environment: None) -> Iterator[Engines]:
+def unlike() -> Iterator[Engines]:
     """One engine of one rank and one of two, started one after the other: their threads are bound by a variable."""
     engines = []
-    for ranks in (1, 2):
-        engines.append(LocalEngine(len(engines), ranks))
-        assert engines[-1].raw
+    with variables():
+        for ranks in (1, 2):
+            engines.append(LocalEngine(len(engines), ranks))
+            assert engines[-1].raw
     yield Engines(engines)
     for engine in engines:
         engine.stop()
