@@ -78,17 +78,11 @@ def _measure(checked: TrainArguments, out: Path | None) -> int:
     try:
         print("starting an engine", flush=True)
         engine = RemoteEngine(pool.single(), POINT_SECONDS)
-        subject = engine.subject()
+        plan = Plan.of(engine, versions())
+        subject = plan.subject
         print(f"profile of {subject.model} on {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}")
         out = out or subjects.folder() / subjects.file_name(subject)
         out.parent.mkdir(parents=True, exist_ok=True)
-        plan = Plan(
-            subject=subject,
-            limits=engine.limits(),
-            versions=versions(),
-            padded_rows=engine.padded_rows(),
-            kv_bytes_per_token=engine.kv_bytes_per_token(),
-        )
         journal = out.with_name(out.name + ".points")
         with _Bar(plan.bursts()) as bar:
             profile = measure(plan, engine, journal, bar.point)

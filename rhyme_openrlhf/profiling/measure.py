@@ -43,7 +43,15 @@ QUICKLY = Walk(QUICK, rounds=2, steps=4, limit_s=30.0)
 
 
 class Engine(Protocol):
-    """What is measured (`profiling/engine_actor.py`, behind Ray)."""
+    """What is measured (`rollout/step_measuring.py`, behind Ray)."""
+
+    def subject(self) -> Subject: ...
+
+    def limits(self) -> Limits: ...
+
+    def padded_rows(self) -> tuple[int, ...]: ...
+
+    def kv_bytes_per_token(self) -> int: ...
 
     def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]: ...
 
@@ -64,6 +72,18 @@ class Plan:
     padded_rows: tuple[int, ...]
     kv_bytes_per_token: int
     walk: Walk = THOROUGH
+
+    @classmethod
+    def of(cls, engine: Engine, versions: dict[str, str], walk: Walk = THOROUGH) -> Plan:
+        """What there is to measure of an engine."""
+        return cls(
+            subject=engine.subject(),
+            limits=engine.limits(),
+            versions=versions,
+            padded_rows=engine.padded_rows(),
+            kv_bytes_per_token=engine.kv_bytes_per_token(),
+            walk=walk,
+        )
 
     def steps(self) -> list[StepShape]:
         """The decode steps."""

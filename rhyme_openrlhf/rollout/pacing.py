@@ -18,6 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.pace import Pace, StepContent
+from rhyme_openrlhf.rollout.step_clock import content_of
 
 # Key of the profile's path in vLLM's additional_config.
 PACE_KEY = "rhyme_emulate"
@@ -36,7 +37,7 @@ class Pacing(Scheduler):
         started = time.monotonic()
         output = super().schedule(*args, **kwargs)
         if self._pace is not None:
-            self._contents[id(output)] = self._content(output, started)
+            self._contents[id(output)] = content_of(output, self.requests, started)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -45,18 +46,3 @@ class Pacing(Scheduler):
         if self._pace is not None and content is not None:
             time.sleep(self._pace.wait(content, time.monotonic()))
         return outputs
-
-    def _content(self, output: Any, started: float) -> StepContent:
-        scheduled = output.num_scheduled_tokens
-        prefills = []
-        running = context = drafts = 0
-        for request_id, tokens in scheduled.items():
-            request = self.requests[request_id]
-            if request.num_output_tokens == 0:
-                prefills.append(tokens)
-                continue
-            running += 1
-            # Scheduling has counted this step's tokens as computed already.
-            context += request.num_computed_tokens - tokens
-            drafts += tokens - 1
-        return StepContent(started, running, max(context, 0), drafts, tuple(prefills))

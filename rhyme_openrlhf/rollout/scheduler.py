@@ -253,6 +253,10 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             tokens = min(tokens, self._most_rows)
         return max(tokens - len(self.running), 0)
 
+    def is_timed(self) -> bool:
+        """Whether a planner, the figure of the gain, or whoever measures asks how long steps take."""
+        return self.planner is not None or self.drafting.probe_share > 0 or super().is_timed()
+
     def on_scheduled(self, output: Any, before: DecodeStep | None) -> None:
         """Learn from the step before, of what was expected of it and of what drafts gain."""
         if before is not None:

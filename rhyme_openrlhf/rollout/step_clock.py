@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rhyme_openrlhf.latency.pace import StepContent
+
 
 class DecodeStep(NamedTuple):
     """A timed step: samples, tokens of context in all before it, draft tokens verified in all, seconds."""
@@ -25,29 +27,38 @@ class StepClock:
     """The steps of one engine."""
 
     def __init__(self) -> None:
-        self._before: DecodeStep | None = None
+        self._before: StepContent | None = None
 
     def scheduled(self, output: Any, requests: Mapping[str, Any], now: float) -> DecodeStep | None:
         """A step was scheduled at `now` (seconds of a steady clock): returns the one before it, if that is to be timed.
 
         `output`: vLLM's SchedulerOutput; `requests`: the scheduler's, by id.
         """
-        before, self._before = self._before, _decode_step(output, requests, now)
-        return before._replace(seconds=now - before.seconds) if before is not None else None
+        before, content = self._before, content_of(output, requests, now)
+        self._before = content if content.running and not content.prefills else None
+        if before is None:
+            return None
+        return DecodeStep(before.running, before.context, before.drafts, now - before.started)
 
     def interrupted(self) -> None:
         """Whatever comes next does not follow at once."""
         self._before = None
 
 
-def _decode_step(output: Any, requests: Mapping[str, Any], now: float) -> DecodeStep | None:
-    scheduled = output.num_scheduled_tokens
-    drafts = {request: len(tokens) for request, tokens in output.scheduled_spec_decode_tokens.items()}
-    if not scheduled or any(tokens != 1 + drafts.get(request, 0) for request, tokens in scheduled.items()):
-        return None
-    # A sample's first token is of its prefill, also where that has one token left to compute.
-    if any(requests[request].num_output_tokens == 0 for request in scheduled):
-        return None
-    # Scheduling has counted this step's tokens as computed already.
-    computed = sum(requests[request].num_computed_tokens for request in scheduled) - sum(scheduled.values())
-    return DecodeStep(len(scheduled), computed, sum(drafts.values()), now)
+def content_of(output: Any, requests: Mapping[str, Any], started: float) -> StepContent:
+    """What a step computes that was scheduled at `started`; arguments as `StepClock.scheduled`."""
+    prefills: list[int] = []
+    running = context = drafts = 0
+    for request_id, tokens in output.num_scheduled_tokens.items():
+        request = requests[request_id]
+        drafted = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
+        # A sample's first token is of its prefill, also where that has one token left to compute; and what a sample
+        # lost to a preemption is prefilled again.
+        if request.num_output_tokens == 0 or tokens != 1 + drafted:
+            prefills.append(tokens)
+            continue
+        running += 1
+        # Scheduling has counted this step's tokens as computed already.
+        context += request.num_computed_tokens - tokens
+        drafts += drafted
+    return StepContent(started, running, context, drafts, tuple(prefills))

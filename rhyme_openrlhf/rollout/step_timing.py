@@ -41,14 +41,21 @@ class StepTiming(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         now = time.perf_counter()
         output = super().schedule(*args, **kwargs)
+        if not self.is_timed():
+            self._clock.interrupted()
+            return output
         timed = self._clock.scheduled(output, self.requests, now)
         if timed is not None and self.forced_drafts is not None:
             self._steps.append(timed)
         self.on_scheduled(output, timed)
         return output
 
+    def is_timed(self) -> bool:
+        """Whether anybody asks how long steps take."""
+        return self.forced_drafts is not None
+
     def on_scheduled(self, output: Any, before: DecodeStep | None) -> None:
-        """Called for each step that was scheduled, with the step before it if that could be timed."""
+        """Called for each step that was scheduled and is timed, with the one before it if that could be timed."""
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)

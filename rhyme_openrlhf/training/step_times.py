@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.profile import Profile, ProfileError
+from rhyme_openrlhf.latency.profile import ProfileError
 from rhyme_openrlhf.latency.settings import AUTO, NONE
 from rhyme_openrlhf.profiling.measure import QUICKLY, MeasureError, Plan, measure
 from rhyme_openrlhf.profiling.remote_engine import EngineCallError, RemoteEngine
@@ -79,7 +79,7 @@ def _kept_or_quick(engine: RemoteEngine, say: Any, awake: Callable[[], AbstractC
             return text
     began = time.monotonic()
     with awake():
-        profile = quick_profile(engine)
+        profile = measure(Plan.of(engine, versions(), QUICKLY), engine)
     text = profiles.to_text(profile)
     engine.keep_profile(text)
     say(
@@ -88,18 +88,3 @@ def _kept_or_quick(engine: RemoteEngine, say: Any, awake: Callable[[], AbstractC
         f"{time.monotonic() - began:.0f} s, and are kept as {path} (`rhyme profile` measures more)",
     )
     return text
-
-
-def quick_profile(engine: RemoteEngine) -> Profile:
-    """A profile of few points. Raises MeasureError, EngineCallError."""
-    return measure(
-        Plan(
-            subject=engine.subject(),
-            limits=engine.limits(),
-            versions=versions(),
-            padded_rows=engine.padded_rows(),
-            kv_bytes_per_token=engine.kv_bytes_per_token(),
-            walk=QUICKLY,
-        ),
-        engine,
-    )

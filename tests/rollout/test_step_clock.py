@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from rhyme_openrlhf.rollout.step_clock import DecodeStep, StepClock
+from rhyme_openrlhf.latency.pace import StepContent
+from rhyme_openrlhf.rollout.step_clock import DecodeStep, StepClock, content_of
 
 
 def output(scheduled: dict[str, int], drafts: dict[str, list[int]] | None = None) -> Any:
@@ -42,3 +43,11 @@ def test_a_pause_is_not_part_of_a_step() -> None:
     clock.scheduled(output({"a": 1}), DECODING, 1.0)
     clock.interrupted()
     assert clock.scheduled(output({"a": 1}), DECODING, 99.0) is None
+
+
+def test_decoding_samples_and_prefills_are_told_apart() -> None:
+    # Scheduling has counted the step's own tokens: 30 of "a" were there before. "back" lost its cache to others.
+    there = requests(a=(5, 34), b=(1, 21), new=(0, 64), longer=(0, 512), back=(40, 90))
+    scheduled = {"a": 4, "b": 1, "new": 64, "longer": 128, "back": 90}
+    found = content_of(output(scheduled, {"a": [7, 8, 9]}), there, 7.0)
+    assert found == StepContent(7.0, running=2, context=30 + 20, drafts=3, prefills=(64, 128, 90))

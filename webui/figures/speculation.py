@@ -147,11 +147,7 @@ def predicted_time(budgets: Sequence[DraftBudget], options: object) -> go.Figure
     off = [abs(predicted[n] / value - 1) for n, value in real.items() if value and n in predicted]
     if off:
         description += f" Predictions are off by {text.percent(sum(off) / len(off))} on average."
-    figure = blank(description)
-    figure.add_trace(_by_running(predicted, "Predicted", 1, "%{y:.2f} ms"))
-    figure.add_trace(_by_running(real, "Measured", 0, "%{y:.2f} ms"))
-    figure.update_layout(showlegend=True, hovermode="x unified")
-    return _over_running(figure, "Milliseconds")
+    return _two_over_running(description, {"Predicted": predicted, "Measured": real}, "%{y:.2f} ms", "Milliseconds")
 
 
 def accepted(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
@@ -160,11 +156,7 @@ def accepted(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
     expected, real = _means(budgets, "expected_accepted"), _means(budgets, "accepted")
     if not real:
         return blank(description, NO_BUDGET)
-    figure = blank(description)
-    figure.add_trace(_by_running(expected, "Expected", 1, "%{y:.1f} tokens"))
-    figure.add_trace(_by_running(real, "Accepted", 0, "%{y:.1f} tokens"))
-    figure.update_layout(showlegend=True, hovermode="x unified")
-    return _over_running(figure, "Tokens")
+    return _two_over_running(description, {"Expected": expected, "Accepted": real}, "%{y:.1f} tokens", "Tokens")
 
 
 def gain(found: Sequence[DraftGain], options: object) -> go.Figure:
@@ -185,7 +177,7 @@ def gain(found: Sequence[DraftGain], options: object) -> go.Figure:
     figure.add_trace(go.Scatter(x=steps, y=high, mode="lines", line=edge, showlegend=False, hoverinfo="skip"))
     figure.add_trace(
         go.Scatter(
-            x=steps, y=low, name="95 %", mode="lines", line=edge, fill="tonexty", fillcolor="rgba(31,119,180,0.2)",
+            x=steps, y=low, name="95 %", mode="lines", line=edge, fill="tonexty", fillcolor="rgba(59, 130, 214, 0.2)",
             hoverinfo="skip",
         )
     )  # fmt: skip
@@ -200,6 +192,15 @@ def gain(found: Sequence[DraftGain], options: object) -> go.Figure:
         xaxis={"title": {"text": "Step"}}, yaxis={"title": {"text": "Times the tokens per second"}}, showlegend=False
     )
     return figure
+
+
+def _two_over_running(description: str, means: Mapping[str, dict[int, float]], hover: str, unit: str) -> go.Figure:
+    """What was foreseen and what came, by name in this order, against running samples."""
+    figure = blank(description)
+    for index, (name, values) in zip((1, 0), means.items(), strict=True):
+        figure.add_trace(_by_running(values, name, index, hover))
+    figure.update_layout(showlegend=True, hovermode="x unified")
+    return _over_running(figure, unit)
 
 
 def _means(budgets: Sequence[DraftBudget], name: str) -> dict[int, float]:
