@@ -17,6 +17,7 @@ answers in which their window can grow.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -95,7 +96,8 @@ def from_status(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text().splitlines():
         status = json.loads(line)
         parts = {ours: status[theirs] for ours, theirs in zip(PARTS, UPSTREAM_PARTS, strict=True)}
-        steps.append({"step": status["step"], "tokens": status["response_tokens"], "parts": parts})
+        learned = {"reward": status["reward"], "truncated": status["rollout/truncated_rate"]}
+        steps.append({"step": status["step"], "tokens": status["response_tokens"], "parts": parts, **learned})
     return steps
 
 
@@ -111,7 +113,8 @@ def from_events(path: Path) -> list[dict[str, Any]]:
             tokens[event.step] = event.response_tokens
         elif isinstance(event, TrainStep):
             parts = {name: event.seconds_by_part[name] for name in PARTS}
-            steps.append({"step": event.step, "tokens": tokens[event.step], "parts": parts})
+            learned = {"reward": event.metrics["reward"], "truncated": event.metrics["truncated"]}
+            steps.append({"step": event.step, "tokens": tokens[event.step], "parts": parts, **learned})
     return [step | {"counters": counters[step["step"]].to_dict()} for step in steps]
 
 
@@ -125,6 +128,7 @@ def by_epoch(steps: list[dict[str, Any]], per_epoch: int) -> list[dict[str, floa
         seconds = sum(sum(step["parts"].values()) for step in group)
         row = {"tokens": tokens, "tokens_per_s": tokens / rollout, "step_s": seconds / len(group)}
         row |= {f"{name}_s": sum(step["parts"][name] for step in group) / len(group) for name in PARTS}
+        row |= {name: sum(step[name] for step in group) / len(group) for name in ("reward", "truncated")}
         if "counters" in group[0]:
             total = sum((EngineCounters.from_dict(step["counters"]) for step in group), EngineCounters())
             row |= {
@@ -137,26 +141,29 @@ def by_epoch(steps: list[dict[str, Any]], per_epoch: int) -> list[dict[str, floa
 
 
 def ratios(runs: list[dict[str, Any]], arm: str, peer: str, later: bool) -> dict[str, list[float]]:
-    """Arm against peer, one value a seed: tokens/s, and whole steps as tokens per second of step time.
+    """Arm against peer, one value a seed: rollout tokens/s, steps/s, and tokens per second of whole steps.
 
+    The last because runs drift apart: a policy that answers at greater length trains longer steps, whoever runs it.
     `later`: from the second epoch on; else the first epoch alone.
     """
-    out: dict[str, list[float]] = {"rollout": [], "step": []}
+    out: dict[str, list[float]] = {"rollout": [], "step": [], "step tokens": []}
     for seed in sorted({run["seed"] for run in runs}):
         of = {run["arm"]: run["steps"] for run in runs if run["seed"] == seed}
         if arm in of and peer in of:
             ours, theirs = (_speeds(of[name], later) for name in (arm, peer))
             out["rollout"].append(ours[0] / theirs[0])
             out["step"].append(ours[1] / theirs[1])
+            out["step tokens"].append(ours[2] / theirs[2])
     return out
 
 
-def _speeds(steps: list[dict[str, Any]], later: bool) -> tuple[float, float]:
+def _speeds(steps: list[dict[str, Any]], later: bool) -> tuple[float, float, float]:
     per_epoch = steps_per_epoch(steps)
     chosen = steps[per_epoch:] if later else steps[:per_epoch]
     tokens = sum(step["tokens"] for step in chosen)
     rollout = sum(step["parts"]["rollout"] for step in chosen)
-    return tokens / rollout, len(chosen) / sum(sum(step["parts"].values()) for step in chosen)
+    seconds = sum(sum(step["parts"].values()) for step in chosen)
+    return tokens / rollout, len(chosen) / seconds, tokens / seconds
 
 
 def steps_per_epoch(steps: list[dict[str, Any]]) -> int:
@@ -166,7 +173,7 @@ def steps_per_epoch(steps: list[dict[str, Any]]) -> int:
 
 def table(runs: list[dict[str, Any]]) -> str:
     """By arm and epoch (medians over seeds), then the ratios with their spread."""
-    lines = ["arm       epoch  tokens/s  step s  rollout s  experience s  train s  sync s  tok/step  accept  ms/step"]
+    lines = ["arm       epoch  tokens/s  step s  rollout s  experience s  train s  sync s  tok/step  accept  ms/step  reward  cut off"]
     for arm in ARMS:
         epochs = [by_epoch(run["steps"], steps_per_epoch(run["steps"])) for run in runs if run["arm"] == arm]
         for number, rows in enumerate(zip(*epochs, strict=True), start=1):
@@ -186,11 +193,11 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 COLUMNS = (
     "tokens_per_s", "step_s", "rollout_s", "experience_s", "train_s", "sync_s",
-    "tokens_per_step", "acceptance", "ms_per_step",
+    "tokens_per_step", "acceptance", "ms_per_step", "reward", "truncated",
 )  # fmt: skip
 # Arm, its peer, and whether from the second epoch on or in the first.
 COMPARISONS = (("on", "openrlhf", True), ("off", "openrlhf", True), ("on", "off", True), ("on", "off", False))
-WIDTHS = ("8,.0f", "6.2f", "9.2f", "12.2f", "7.2f", "6.2f", "8.2f", "6.0%", "7.1f")
+WIDTHS = ("8,.0f", "6.2f", "9.2f", "12.2f", "7.2f", "6.2f", "8.2f", "6.0%", "7.1f", "6.2f", "7.0%")
 
 
 def median(values: Iterable[float | None]) -> float | None:
@@ -206,18 +213,22 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--out", type=Path, default=Path("rollout.json"))
     parser.add_argument("--reproducible", action="store_true", help="seed every request, in all arms")
+    parser.add_argument("--keep", type=Path, help="keep the run directories below this new directory")
     parser.add_argument("options", nargs="*", help="options of rhyme train, after --")
     chosen = parser.parse_args()
     options = [*chosen.options, *(["--run.reproducible"] if chosen.reproducible else [])]
     conditions = {"kind": "measured", "cpus": os.cpu_count(), "options": options}
     runs = []
-    with tempfile.TemporaryDirectory(prefix="rhyme-rollout-") as folder:
-        prompts = Path(folder) / "prompts.jsonl"
+    with contextlib.ExitStack() as stack:
+        if chosen.keep:
+            chosen.keep.mkdir(parents=True)
+        folder = chosen.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rhyme-rollout-")))
+        prompts = folder / "prompts.jsonl"
         write_prompts(prompts)
         for turn, seed in enumerate(chosen.seeds):
             order = [*chosen.arms[turn % len(chosen.arms) :], *chosen.arms[: turn % len(chosen.arms)]]
             for arm in order:
-                steps = run_arm(arm, seed, prompts, options, Path(folder))
+                steps = run_arm(arm, seed, prompts, options, folder)
                 runs.append({"arm": arm, "seed": seed, "steps": steps})
                 chosen.out.write_text(json.dumps({**conditions, "runs": runs}) + "\n")
     print(table(runs))
