@@ -58,12 +58,19 @@ class ProposalScheduler(HistoryScheduler):
             self.drafter.leave_out()
             return [[]] * len(decoding)
         running = [
-            Proposed(request.request_id, self._proposed[request.request_id], self._room(request))
+            Proposed(request.request_id, self._proposed[request.request_id], self._room_of(request))
             for request in decoding
         ]
         context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0
         drafts: list[list[int]] = self.drafter.draft(running, context, self._most_drafts())
         return drafts
+
+    def _room_of(self, request: Any) -> int:
+        # A draft of n tokens yields up to n + 1: leave room for that one below both limits.
+        return min(
+            self.max_model_len - request.num_tokens - 1,
+            request.max_tokens - request.num_output_tokens - 1,
+        )
 
 
 class _Drafter(ProposalDrafter):
