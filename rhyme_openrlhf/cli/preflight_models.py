@@ -15,6 +15,7 @@ from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import ProfileError
 from rhyme_openrlhf.latency.settings import AUTO, NONE
 from rhyme_openrlhf.options import from_mapping
+from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.profiling.subject import model_name
 from rhyme_openrlhf.speculation.settings import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
 
@@ -104,6 +105,12 @@ def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings)
             f"{', '.join(drafter.architectures or ['not named'])}): a whole model is --drafting.source draft_model"
         )
     _check_vocabulary(args, config, drafting, drafter)
+    if drafting.source == EAGLE3 and not gpu_present():
+        # Tried with a head of random weights for the embedded model: the engine starts, and dies at its first step.
+        raise PreflightError(
+            f"{source} runs on GPUs only: vLLM 0.29.0's engine without a GPU does not give an EAGLE head the policy's "
+            "inner layers and dies; draft_model runs here"
+        )
 
 
 def _check_vocabulary(args: SimpleNamespace, config: Any, drafting: DraftingSettings, drafter: Any) -> None:

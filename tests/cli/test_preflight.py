@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.cli import preflight, train_ppo_ray, upstream
+from rhyme_openrlhf.cli import preflight, preflight_models, train_ppo_ray, upstream
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.profiling.subject import model_name
@@ -211,6 +211,14 @@ def test_a_draft_model_that_numbers_its_tokens_differently(tmp_path: Path) -> No
 def test_a_whole_model_is_no_eagle_head(tmp_path: Path) -> None:
     message = refused(tmp_path, drafting__source="eagle3", drafting__model=str(embedded.DRAFT_MODEL))
     assert "is no EAGLE head (its architecture is Qwen3ForCausalLM)" in message
+
+
+def test_an_eagle_head_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = draft_model(tmp_path / "head", architectures=["LlamaForCausalLMEagle3"], model_type="llama")
+    monkeypatch.setattr(preflight_models, "gpu_present", lambda: False)
+    assert "runs on GPUs only" in refused(tmp_path, drafting__source="eagle3", drafting__model=head)
+    monkeypatch.setattr(preflight_models, "gpu_present", lambda: True)
+    assert check(tmp_path, drafting__source="eagle3", drafting__model=head).count > 0
 
 
 def test_a_draft_model_that_is_not_there(tmp_path: Path) -> None:
