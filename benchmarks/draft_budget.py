@@ -2,6 +2,8 @@
 
     python benchmarks/draft_budget.py --repeats 6 --profile PROFILE --out draft_budget.json
 
+A file that is there already is added to, so that the repeats can be measured in parts.
+
 One engine, one workload (the embedded task's prompts at temperature 1, drafts from earlier samples of the same
 prompts), two kinds of arms in turn: the budget, and fixed draft lengths n that bypass window and confidence (as long as
 history matches, up to n). For each number of running samples, which is kept as it is by starting a new sample for each
@@ -19,9 +21,7 @@ import os
 import random
 import statistics
 import tempfile
-import threading
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,12 @@ PROMPTS = 16
 # Earlier samples of a prompt that are its history, as in a run with eight samples a prompt.
 HISTORY = 8
 MOST_TOKENS = 300
-# Of an arm at one load, after its samples have begun.
+# Of an arm at one load, after its samples have begun: some hundred steps.
 WARM_UP_SECONDS = 0.3
-SECONDS_A_TURN = 1.5
+SECONDS_A_TURN = 1.0
+# Loads of the turns that are not counted: code is compiled, caches are filled, and the budget learns what is accepted.
+FIRST = (64, 8)
+EMPTY_SECONDS = 30.0
 
 
 def histories(engine: RunningEngine, prompts: list[list[int]], folder: Path) -> None:
@@ -72,11 +75,10 @@ def parameters_of(number: int) -> Any:
 
 def steady(engine: RunningEngine, prompts: list[list[int]], running: int) -> float:
     """Tokens per second while `running` samples are kept running."""
-    over = threading.Event()
 
     async def stream(lane: int) -> None:
         number = lane
-        while not over.is_set():
+        while True:
             await engine.one(prompts[number % PROMPTS], parameters_of(number))
             number += running
 
@@ -85,9 +87,19 @@ def steady(engine: RunningEngine, prompts: list[list[int]], running: int) -> flo
     before, began = engine.scheduler("read_counters"), time.monotonic()
     time.sleep(SECONDS_A_TURN)
     after, ended = engine.scheduler("read_counters"), time.monotonic()
-    over.set()
-    streams.result(timeout=60)
+    # vLLM aborts what nobody waits for.
+    streams.cancel()
+    wait_until_empty(engine)
     return float(after["response_tokens"] - before["response_tokens"]) / (ended - began)
+
+
+def wait_until_empty(engine: RunningEngine) -> None:
+    """Until no sample runs. Raises TimeoutError."""
+    until = time.monotonic() + EMPTY_SECONDS
+    while engine.scheduler("output_lengths"):
+        if time.monotonic() > until:
+            raise TimeoutError(f"waited {EMPTY_SECONDS:g} s for the engine's samples to be aborted")
+        time.sleep(0.01)
 
 
 def drain(engine: RunningEngine, prompts: list[list[int]]) -> float:
@@ -102,21 +114,39 @@ async def _all(coroutines: list[Any]) -> list[Any]:
     return list(await asyncio.gather(*coroutines))
 
 
-def measure(engine: RunningEngine, prompts: list[list[int]], repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Row -> arm -> tokens per second of each repeat, the arms in turn and in another order each time."""
-    chance = random.Random(0)
-    arms = [*FIXED, BUDGET]
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    # The first is not counted: code is compiled, caches are filled, and the budget learns what is accepted.
+Speeds = dict[str, dict[str, list[float]]]
+
+
+def measure(engine: RunningEngine, prompts: list[list[int]], repeats: int, arms: dict[str, Any], found: Speeds) -> None:
+    """Add to `found`, row -> arm -> tokens per second of each repeat; the arms in turn, in another order each time.
+
+    `arms`: of each name what the scheduler's `use` takes.
+    """
+    chance = random.Random(len(found.get(DRAIN, {}).get(BUDGET, [])))
     for repeat in range(repeats + 1):
-        for row in (*RUNNING, DRAIN):
-            for arm in chance.sample(arms, len(arms)):
-                engine.scheduler("use", arm)
+        for row in (*RUNNING, DRAIN) if repeat else FIRST:
+            for arm in chance.sample(sorted(arms), len(arms)):
+                engine.scheduler("use", arms[arm])
                 speed = drain(engine, prompts) if row == DRAIN else steady(engine, prompts, int(row))
                 if repeat:
-                    found[str(row)][str(arm)].append(speed)
+                    found.setdefault(str(row), {}).setdefault(arm, []).append(speed)
         print(f"repeat {repeat} of {repeats}", flush=True)
+
+
+def kept(path: Path) -> Speeds:
+    """What an earlier part of the repeats measured."""
+    found: Speeds = json.loads(path.read_text())["rows"] if path.exists() else {}
     return found
+
+
+def prompts_of(most: int = PROMPTS) -> list[list[int]]:
+    """The longest prompts have the longest answers: samples that end at once would leave no steps to compare."""
+    from transformers import AutoTokenizer
+
+    rows = [json.loads(line) for line in (embedded.DATA / "mixed_train.jsonl").read_text().splitlines()]
+    texts = sorted((row["input"] for row in rows), key=len)[-most:]
+    tokenizer = AutoTokenizer.from_pretrained(embedded.MODEL)
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +174,7 @@ def judge(row: str, arms: dict[str, list[float]]) -> Row:
     return Row(row, "/".join(dict.fromkeys(bests)), mean, mean - error, mean + error)
 
 
-def table(found: dict[str, dict[str, list[float]]]) -> str:
+def table(found: Speeds) -> str:
     """Tokens per second by row and arm (medians), and the budget against the best fixed length."""
     arms = [*(str(n) for n in FIXED), BUDGET]
     heads = "".join(f"{'n=' + arm if arm != BUDGET else arm:>9s}" for arm in arms)
@@ -167,20 +197,15 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, required=True, help="made by rhyme profile, of the embedded model here")
     parser.add_argument("--out", type=Path, default=Path("draft_budget.json"))
     chosen = parser.parse_args()
-    rows = [json.loads(line) for line in (embedded.DATA / "mixed_train.jsonl").read_text().splitlines()]
-    # The longest prompts have the longest answers: samples that end at once would leave no steps to compare.
-    texts = sorted((row["input"] for row in rows), key=len)[-PROMPTS:]
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(embedded.MODEL)
-    prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    prompts = prompts_of()
     settings = RhymeSettings(histospec=HistoSpecSettings(siblings=False))
     engine = RunningEngine(settings, scheduler="engine_in_process.PolicyScheduler")
     try:
         engine.scheduler("prepare", [n for n in FIXED if n], read_text(chosen.profile))
         with tempfile.TemporaryDirectory() as folder:
             histories(engine, prompts, Path(folder))
-        found = measure(engine, prompts, chosen.repeats)
+        found = kept(chosen.out)
+        measure(engine, prompts, chosen.repeats, {str(n): n for n in FIXED} | {BUDGET: BUDGET}, found)
     finally:
         engine.stop()
     chosen.out.write_text(json.dumps({"kind": "measured", "cpus": os.cpu_count(), "rows": found}) + "\n")

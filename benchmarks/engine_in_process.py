@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.rollout.proposal_scheduler import ProposalScheduler
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter
 
@@ -66,6 +69,34 @@ class PolicyScheduler(HistoryScheduler):
         return super()._drafts(decoding)
 
 
+class DynamicScheduler(ProposalScheduler):
+    """Verifies what vLLM proposes as the budget says, or as vLLM's own dynamic speculation by batch size says."""
+
+    CALLABLE = (*ProposalScheduler.CALLABLE, "use")
+
+    # vLLM's constructor asks for it already.
+    _own = False
+
+    def use(self, table: list[list[int]] | None) -> None:
+        """vLLM's own way from now on, by this `num_speculative_tokens_per_batch_size`; None: the budget."""
+        self._own = table is not None
+        self.dynamic_sd_lookup = None
+        if table is not None:
+            self.dynamic_sd_lookup = build_dynamic_sd_schedule_lookup(
+                table, self.scheduler_config.max_num_seqs, self.num_spec_tokens
+            )
+
+    def is_timed(self) -> bool:
+        """vLLM's own way times nothing."""
+        return not self._own and super().is_timed()
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        if self._own:
+            Scheduler.update_draft_token_ids(self, draft_token_ids)
+        else:
+            super().update_draft_token_ids(draft_token_ids)
+
+
 class RunningEngine:
     """One engine; its event loop runs in a thread of its own."""
 
@@ -90,7 +121,8 @@ class RunningEngine:
         from rhyme_openrlhf.rollout.seeded_engine import WORKER_EXTENSION
 
         plugins = speculation_arguments(settings)
-        plugins["speculative_config"]["num_speculative_tokens"] = MOST_DRAFTS
+        if settings.drafts_from_history:
+            plugins["speculative_config"]["num_speculative_tokens"] = MOST_DRAFTS
         arguments = {
             "model": str(embedded.MODEL),
             "max_model_len": 640,

@@ -107,7 +107,8 @@ def main() -> None:
             runs = [Path(folder) / "run"]
             rhyme(
                 "demo", "--run.dir", str(runs[0]), "--run.progress", "lines", "--latency.profile", str(profile),
-                "--train.num_episodes", str(EPOCHS),
+                "--train.num_episodes", str(EPOCHS), "--ckpt.path", str(Path(folder) / "checkpoints"),
+                "--ckpt.output_dir", str(Path(folder) / "trained"),
             )  # fmt: skip
         quality = assess(read(profile))
         rows = [row for run in runs for row in compared(run)]

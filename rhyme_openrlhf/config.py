@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from rhyme_openrlhf.latency.settings import EmulateSettings, LatencySettings
 from rhyme_openrlhf.options import Settings, SettingsError, from_mapping, option
 from rhyme_openrlhf.scheduling.move_settings import MoveSettings
-from rhyme_openrlhf.speculation.settings import DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.speculation.settings import HISTORY, DraftingSettings, HistoSpecSettings
 
 # Public ids of runs and attempts: as many hexadecimal digits as the control plane's tables keep (api/models.py).
 UID_DIGITS = 16
@@ -270,6 +270,11 @@ class RhymeSettings:
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     emulate: EmulateSettings = field(default_factory=EmulateSettings)
     cpu: CpuSettings = field(default_factory=CpuSettings)
+
+    @property
+    def drafts_from_history(self) -> bool:
+        """Whether history workers have anything to do."""
+        return self.histospec.enable and self.drafting.source == HISTORY
 
     @classmethod
     def from_namespace(cls, args: Any) -> RhymeSettings:

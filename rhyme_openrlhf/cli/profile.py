@@ -13,6 +13,7 @@ from rhyme_openrlhf.cli.train_arguments import BadInputError, TrainArguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.quality import Quality, assess
+from rhyme_openrlhf.latency.transfer_model import carrying_words
 from rhyme_openrlhf.telemetry.run_directory import versions
 
 BAD_INPUT = 2
@@ -93,6 +94,7 @@ def _measure(checked: TrainArguments, out: Path | None) -> int:
         pool.close()
     profiles.write(profile, out)
     journal.unlink()
+    _print_carrying(profile)
     _print_quality(assess(profile))
     print(f"profile: {out}\nrhyme profile show {out}")
     return 0
@@ -134,6 +136,7 @@ def _show(argv: Sequence[str]) -> int:
         return _refuse(str(error))
     quality = assess(profile)
     _print_table(profile)
+    _print_carrying(profile)
     _print_quality(quality)
     if options.html:
         try:
@@ -166,6 +169,10 @@ def _print_table(profile: Profile) -> None:
     Console().print(table)
     if len(shown) < len(profile.steps):
         print(f"{len(shown)} of {len(profile.steps)} points; all are in the file")
+
+
+def _print_carrying(profile: Profile) -> None:
+    print("; ".join(carrying_words(profile)))
 
 
 def _print_quality(quality: Quality) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rhyme_openrlhf.cli import demo, train_arguments, verify_installs
 from rhyme_openrlhf.cli.doctor_facts import Facts, gather
 from rhyme_openrlhf.cli.train_arguments import BadInputError
+from rhyme_openrlhf.speculation.settings import HISTORY
 from rhyme_openrlhf.telemetry.run_directory import versions
 from rhyme_openrlhf.verify import record, report
 from rhyme_openrlhf.verify.outcome import Outcome, Row
@@ -168,6 +169,11 @@ def default_arguments(gpus: int, folder: Path) -> list[str]:
 def _bench(argv: list[str], folder: Path, progress: report.Progress) -> Bench:
     """Check the arguments as `rhyme train` does, and load what the checks work on. Raises BadInputError."""
     checked = train_arguments.check(argv, progress.say)
+    if checked.settings.drafting.source != HISTORY:
+        raise BadInputError(
+            f"--drafting.source {checked.settings.drafting.source}: rhyme verify puts histories there to know what is "
+            "drafted, so it checks drafts from history alone; leave the option out"
+        )
     from rhyme_openrlhf.cli import preflight
     from rhyme_openrlhf.verify.bench import Bench, Inputs, Prompt
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 MODEL = FOLDER / "model"
+# Half as deep, for `--drafting.source draft_model`; made by `scripts/train_embedded_draft_model.py`.
+DRAFT_MODEL = FOLDER / "draft_model"
 DATA = FOLDER / "data"
 REWARD = FOLDER / "reward.py"
 # Recorded runs of this model, for `rhyme serve --demo`; made by `scripts/record_demo.py`.

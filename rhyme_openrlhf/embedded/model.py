@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 MODEL_DIRECTORY = Path(__file__).parent / "model"
+DRAFT_MODEL_DIRECTORY = Path(__file__).parent / "draft_model"
 
 # Position in this list is the token id.
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -52,13 +53,13 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def model_config() -> Qwen3Config:
+def model_config(layers: int = 4) -> Qwen3Config:
     """The architecture: 4 layers, width 128, 4 heads of 32 over 2 key-value heads, about 1.0 M parameters."""
     return Qwen3Config(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=128,
         intermediate_size=512,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,  # the smallest that vLLM's CPU attention supports
@@ -74,8 +75,17 @@ def model_config() -> Qwen3Config:
 
 def build_model(seed: int) -> Qwen3ForCausalLM:
     """An untrained model in float32 with weights drawn from `seed`, which sets torch's global random state."""
+    return _untrained(model_config(), seed)
+
+
+def build_draft_model(seed: int) -> Qwen3ForCausalLM:
+    """The same, half as deep: a draft model for the embedded one, about 0.5 M parameters."""
+    return _untrained(model_config(layers=2), seed)
+
+
+def _untrained(config: Qwen3Config, seed: int) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(model_config()).to(torch.float32)
+    model = Qwen3ForCausalLM(config).to(torch.float32)
     generation = model.generation_config
     generation.bos_token_id, generation.eos_token_id, generation.pad_token_id = BOS_ID, EOS_ID, PAD_ID
     return model

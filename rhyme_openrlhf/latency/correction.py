@@ -21,7 +21,10 @@ MOST_AT_ONCE = math.log(2.0)
 BOUND = math.log(8.0)
 
 
-def _size(running: int, drafts: int) -> tuple[int, int]:
+Size = tuple[int, int]
+
+
+def size_of(running: int, drafts: int) -> Size:
     """Steps of one size: samples and rows to the power of two."""
     return running.bit_length(), (running + drafts).bit_length()
 
@@ -31,18 +34,26 @@ class Correction:
 
     def __init__(self) -> None:
         self._all = 0.0
-        self._by_size: dict[tuple[int, int], float] = {}
+        self._by_size: dict[Size, float] = {}
+        # Their exponentials, which are asked for far more often than they change.
+        self._factor_of_all = 1.0
+        self._factors: dict[Size, float] = {}
 
     def observe(self, running: int, drafts: int, predicted: float, measured: float) -> None:
         """A step of this size was predicted (without correction) and took so long, both in seconds above 0."""
         off = math.log(measured / predicted)
-        size = _size(running, drafts)
+        size = size_of(running, drafts)
         self._by_size[size] = _moved(self._by_size.get(size, self._all), off)
         self._all = _moved(self._all, off)
+        self._factors[size], self._factor_of_all = math.exp(self._by_size[size]), math.exp(self._all)
 
     def factor(self, running: int, drafts: int) -> float:
         """What to multiply the profile's prediction by."""
-        return math.exp(self._by_size.get(_size(running, drafts), self._all))
+        return self.factor_of(size_of(running, drafts))
+
+    def factor_of(self, size: Size) -> float:
+        """The same, of a step of that size."""
+        return self._factors.get(size, self._factor_of_all)
 
 
 def _moved(before: float, off: float) -> float:

@@ -12,11 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rhyme_openrlhf.latency.correction import Correction
+from rhyme_openrlhf.latency.correction import Correction, Size, size_of
 from rhyme_openrlhf.latency.step_model import StepModel
 
 # Leading bits of the context that tell buckets apart: neighbours differ by 1/16 to 1/8, where step times differ less.
 CONTEXT_BITS = 4
+# Answers kept: some 20 MB.
+MOST_ANSWERS = 100_000
 # Tables of step seconds kept: of some thousand floats each, so some MB.
 MOST_TABLES = 512
 # Their sizes are powers of two from this on, so that steps which propose more or fewer tokens share one.
@@ -37,20 +39,29 @@ class Predictor:
         self.correction = Correction()
         self._on_outside = on_outside
         self._told = False
-        self._cache: dict[tuple[int, int, int], float] = {}
+        # By samples, leading bits of the context and how many follow them, and draft tokens.
+        self._cache: dict[tuple[int, int, int, int], tuple[float, Size]] = {}
         self._tables: dict[tuple[int, int, int], tuple[np.ndarray, list[int], np.ndarray]] = {}
 
     def step_seconds(self, running: int, context: int, drafts: int) -> float:
         """Seconds of the step, corrected. Arguments as `StepModel.seconds`."""
-        return self.profiled_seconds(running, context, drafts) * self.correction.factor(running, drafts)
+        seconds, size = self._profiled(running, context, drafts)
+        return seconds * self.correction.factor_of(size)
 
     def profiled_seconds(self, running: int, context: int, drafts: int) -> float:
         """The same without correction."""
-        key = (running, context_bucket(context), self.model.rows(running, drafts) - running if drafts else 0)
+        return self._profiled(running, context, drafts)[0]
+
+    def _profiled(self, running: int, context: int, drafts: int) -> tuple[float, Size]:
+        drop = context.bit_length() - CONTEXT_BITS - 1
+        key = (running, context >> drop, drop, drafts) if drop > 0 else (running, context, 0, drafts)
         known = self._cache.get(key)
         if known is None:
-            known = self._cache[key] = self.model.seconds(*key)
-            self._tell_if_outside(*key)
+            if len(self._cache) >= MOST_ANSWERS:
+                self._cache.clear()
+            middle = context_bucket(context)
+            known = self._cache[key] = (self.model.seconds(running, middle, drafts), size_of(running, drafts))
+            self._tell_if_outside(running, middle, drafts)
         return known
 
     def step_table(self, running: int, context: int, most: int) -> np.ndarray:

@@ -186,8 +186,9 @@ def parse(text: str, what: str) -> Profile:
             padded_rows=tuple(content["padded_rows"]),
             kv_cache_tokens=content["kv_cache_tokens"],
             kv_bytes_per_token=content["kv_bytes_per_token"],
-            kv_bytes_per_second=content["kv_bytes_per_second"],
-            weight_load_seconds=content["weight_load_seconds"],
+            # Not in profiles of version 0.1's first days.
+            kv_bytes_per_second=_seconds_or_rate(content, "kv_bytes_per_second"),
+            weight_load_seconds=_seconds_or_rate(content, "weight_load_seconds"),
             versions=content["versions"],
             notes=tuple(content["notes"]),
         )
@@ -195,6 +196,14 @@ def parse(text: str, what: str) -> Profile:
         raise ProfileError(f"{what} lacks {error.args[0]!r}") from error
     except (TypeError, ValueError) as error:
         raise ProfileError(f"{what}: {error}") from error
+
+
+def _seconds_or_rate(content: dict[str, Any], name: str) -> float:
+    """A number that may be missing: 0, not measured. Raises ValueError for anything else."""
+    value = content.get(name, 0.0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be a number that is finite and not negative, got {value!r}")
+    return float(value)
 
 
 def _points(kind: type[P], content: dict[str, Any], section: str, text: str, what: str) -> tuple[P, ...]:

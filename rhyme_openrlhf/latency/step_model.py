@@ -84,7 +84,7 @@ class StepModel:
                 (b, _between([(r, self._verify[b][r]) for r in _around(self._verified_rows[b], rows)], rows, context))
                 for b in _around(self._verified_running, running)
             ]
-            return Curve(values).at(running)
+            return _line(values, running)
         at = self.rows(running, drafts) if drafts else running
         return _between([(b, self._plain[b]) for b in _around(self._running, at)], at, context)
 
@@ -147,8 +147,21 @@ def _within(known: Sequence[int], x: float) -> bool:
 
 
 def _nearest(known: Sequence[int], x: float) -> int:
-    return min(known, key=lambda value: abs(value - x))
+    around = _around(known, x)
+    return around[-1] if abs(around[-1] - x) < abs(around[0] - x) else around[0]
 
 
 def _between(curves: Sequence[tuple[int, Curve]], x: float, context: float) -> float:
-    return Curve([(at, curve.at(context)) for at, curve in curves]).at(x)
+    return _line([(at, curve.at(context)) for at, curve in curves], x)
+
+
+def _line(points: Sequence[tuple[int, float]], x: float) -> float:
+    """`Curve(points).at(x)` of one or two points that ascend, at a fraction of its price."""
+    (left, low), (right, high) = points[0], points[-1]
+    if left == right:
+        return low
+    slope = (high - low) / (right - left)
+    if left <= x <= right:
+        return low + slope * (x - left)
+    slope = max(slope, 0.0)
+    return max(low - slope * (left - x), 0.0) if x < left else high + slope * (x - right)

@@ -51,3 +51,10 @@ class TransferModel:
         if not self._profile.weight_load_seconds:
             raise NotMeasured("the profile has no weight load: make it again with `rhyme profile`")
         return self._profile.weight_load_seconds
+
+
+def carrying_words(profile: Profile) -> tuple[str, str]:
+    """KV transfer and weight load of a profile, as a person reads them."""
+    rate, load = profile.kv_bytes_per_second, profile.weight_load_seconds
+    kv = f"{rate / 1e9:.3g} GB/s a rank, {profile.kv_bytes_per_token:,} bytes a token" if rate else "not measured"
+    return f"KV transfer: {kv}", f"weight load: {f'{load:.3g} s' if load else 'not measured'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.rollout.carrying_measuring import CarryingMeasuring
 from rhyme_openrlhf.rollout.engine import speculation_arguments
 from rhyme_openrlhf.rollout.profiling_connector import FILLED
 from rhyme_openrlhf.verify.engine_actor import VerifyEngine
@@ -15,7 +16,7 @@ from rhyme_openrlhf.verify.engine_actor import VerifyEngine
 CONNECTOR = "rhyme_openrlhf.rollout.profiling_connector"
 
 
-class ProfileEngine(VerifyEngine):
+class ProfileEngine(CarryingMeasuring, VerifyEngine):
     """One vLLM engine whose steps are timed."""
 
     context_arguments = {FILLED: True}

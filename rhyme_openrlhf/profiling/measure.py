@@ -28,16 +28,20 @@ WARM_UP_STEPS = 8
 
 @dataclass(frozen=True)
 class Walk:
-    """How thoroughly: `rounds` times over the grid, each time `steps` decode steps a point, for `limit_s` at most."""
+    """How thoroughly: `rounds` times over the grid, each time `steps` decode steps a point, for `limit_s` at most.
+
+    `carrying`: KV transfer and weight load too.
+    """
 
     grid: Grid
     rounds: int
     steps: int
     limit_s: float | None = None
+    carrying: bool = False
 
 
 # Eighteen steps a point: enough for a median and quartiles, few enough for hundreds of points in minutes.
-THOROUGH = Walk(FULL, rounds=3, steps=6)
+THOROUGH = Walk(FULL, rounds=3, steps=6, carrying=True)
 # For a run that has no profile and waits for its start: half a minute.
 QUICKLY = Walk(QUICK, rounds=2, steps=4, limit_s=30.0)
 
@@ -56,6 +60,10 @@ class Engine(Protocol):
     def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]: ...
 
     def prefill(self, shape: PrefillShape) -> float: ...
+
+    def kv_bandwidth(self) -> tuple[float, str]: ...
+
+    def weight_load(self) -> tuple[float, str]: ...
 
 
 class MeasureError(RuntimeError):
@@ -95,7 +103,7 @@ class Plan:
 
     def bursts(self) -> int:
         """How often `measure` says what it does next, the warming up among it."""
-        return 1 + self.walk.rounds * (len(self.steps()) + len(self.prefills()))
+        return 1 + self.walk.rounds * (len(self.steps()) + len(self.prefills())) + 2 * self.walk.carrying
 
 
 def measure(
@@ -124,6 +132,7 @@ def measure(
             "no decode step ran with all its samples at once: is the KV cache large enough (--cpu.kv_cache_mb, "
             "--vllm.gpu_memory_utilization), and nothing else on this engine?"
         )
+    carrying = _carrying(engine, on_point) if plan.walk.carrying else _Carrying()
     left_out = [_words(shape) for shape, point in points.items() if point is None and done.rounds(shape)]
     return Profile(
         subject=plan.subject,
@@ -133,12 +142,34 @@ def measure(
         padded_rows=plan.padded_rows,
         kv_cache_tokens=plan.limits.kv_cache_tokens,
         kv_bytes_per_token=plan.kv_bytes_per_token,
+        kv_bytes_per_second=carrying.kv_bytes_per_second,
+        weight_load_seconds=carrying.weight_load_seconds,
         versions=plan.versions,
         notes=(
-            f"{plan.walk.rounds} x {plan.walk.steps} steps a point; KV transfer and weight load were not measured",
+            f"{plan.walk.rounds} x {plan.walk.steps} steps a point",
+            *carrying.notes,
             *(f"left out, because it did not run with all samples at once: {words}" for words in left_out),
         ),
     )
+
+
+@dataclass(frozen=True)
+class _Carrying:
+    """As `Profile` has them; `notes` say what was not measured, and why."""
+
+    kv_bytes_per_second: float = 0.0
+    weight_load_seconds: float = 0.0
+    notes: tuple[str, ...] = ("KV transfer and weight load were not measured",)
+
+
+def _carrying(engine: Engine, on_point: Callable[[str], None]) -> _Carrying:
+    on_point("KV transfer")
+    bandwidth, no_bandwidth = engine.kv_bandwidth()
+    on_point("weight load")
+    load, no_load = engine.weight_load()
+    missing = (("KV transfer", no_bandwidth), ("weight load", no_load))
+    notes = tuple(f"{what} was not measured: {reason}" for what, reason in missing if reason)
+    return _Carrying(bandwidth, load, notes)
 
 
 def _words(shape: StepShape | PrefillShape) -> str:

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.latency.quality import Quality
 from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.latency.transfer_model import carrying_words
 
 MS = 1000.0
 
@@ -30,6 +31,7 @@ def draw(profile: Profile, quality: Quality) -> str:
         f"{profile.origin}; {len(profile.steps)} decode steps, {len(profile.prefills)} prefills. Error on points held "
         f"out: {error} ({quality.points} points); noise of repeated identical steps: {quality.noise:.1%}."
     )
+    facts = f"{facts} {'; '.join(carrying_words(profile)).capitalize()}."
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
         f'<body style="font-family: system-ui; max-width: 1200px; margin: 1rem auto"><h1>{escape(title)}</h1>'

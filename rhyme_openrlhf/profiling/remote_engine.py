@@ -50,6 +50,16 @@ class RemoteEngine:
         """Seconds of a prefill."""
         return float(self._call("prefill", shape))
 
+    def kv_bandwidth(self) -> tuple[float, str]:
+        """Bytes of KV cache a second, one way, per rank; 0 and the reason where it cannot be measured."""
+        bandwidth, reason = self._call("kv_bandwidth")
+        return float(bandwidth), str(reason)
+
+    def weight_load(self) -> tuple[float, str]:
+        """Seconds of loading a weight version; 0 and the reason where it cannot be measured."""
+        seconds, reason = self._call("weight_load")
+        return float(seconds), str(reason)
+
     def kept_profile(self) -> tuple[str, str]:
         """The file in which its profile is kept, and the text in it ("": none)."""
         path, text = self._call("kept_profile")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.latency.profile import Subject
+from rhyme_openrlhf.speculation.settings import HISTORY, DraftingSettings
 from rhyme_openrlhf.user_cache import user_cache
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -16,13 +17,22 @@ CPU_INFO = Path("/proc/cpuinfo")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def model_name(config: Any) -> str:
-    """A Hugging Face configuration in short: what decides how long a step takes, and nothing that training changes."""
+def model_name(config: Any, drafting: DraftingSettings) -> str:
+    """A Hugging Face configuration in short: what decides how long a step takes, and nothing that training changes.
+
+    What vLLM's own methods propose drafts with is part of every step, so it is part of the name.
+    """
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return (
         f"{config.architectures[0]} {config.num_hidden_layers}x{config.hidden_size} "
-        f"heads {config.num_attention_heads}/{heads} vocabulary {config.vocab_size}"
+        f"heads {config.num_attention_heads}/{heads} vocabulary {config.vocab_size}{_drafter(drafting)}"
     )
+
+
+def _drafter(drafting: DraftingSettings) -> str:
+    if drafting.source == HISTORY:
+        return ""
+    return " ".join(filter(None, (f", {drafting.tokens} drafts by", drafting.source, Path(drafting.model).name)))
 
 
 def kv_bytes_per_token(config: Any, dtype: str, tensor_parallel_size: int) -> int:

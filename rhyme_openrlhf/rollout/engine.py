@@ -34,6 +34,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rhyme_openrlhf.rollout import engine_core_channel
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
+from rhyme_openrlhf.rollout.draft_sources import vllm_source_arguments
 from rhyme_openrlhf.rollout.engine_samples import KV_CACHE, RUNNING
 from rhyme_openrlhf.rollout.histories_in_flight import HistoriesInFlight
 from rhyme_openrlhf.rollout.history_feed import HistoryFeed
@@ -43,6 +44,7 @@ from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.rollout.scheduler import DRAFTING_KEY, SETTINGS_KEY
 from rhyme_openrlhf.rollout.step_measuring import StepMeasuring
 from rhyme_openrlhf.rollout.timeline import EngineTimeline
+from rhyme_openrlhf.speculation.settings import HISTORY
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.training.seeding import current_sample
 from rhyme_openrlhf.training.weight_buckets import Segment
@@ -71,6 +73,8 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         histospec = dataclasses.replace(histospec, siblings=False, batch_limits="")
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
+    if drafting.source != HISTORY:
+        return vllm_source_arguments(histospec, drafting) | {"additional_config": own}
     return {
         "scheduler_cls": f"{SCHEDULER}.HistoryScheduler",
         "additional_config": own,
@@ -117,7 +121,7 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)
         await super().__init__(*args, rhyme=rhyme, **kwargs)
-        workers = history_workers if rhyme.histospec.enable else []
+        workers = history_workers if rhyme.drafts_from_history else []
         self._history = HistoryFeed(workers, self.call_scheduler, rhyme.history.fetch_timeout_s)
         self._in_flight = HistoriesInFlight(self._history)
 

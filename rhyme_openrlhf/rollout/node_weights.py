@@ -11,6 +11,7 @@ that a dead run left behind are removed when a store starts.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ class SegmentStore:
         self._folder = folder
         self._segments: dict[int, Segment] = {}
 
-    def store(self, weights: WeightVersion, arrays: list[np.ndarray]) -> Segment:
+    def store(self, weights: WeightVersion, arrays: Iterable[np.ndarray]) -> Segment:
         """Write a version from its buckets' contents (uint8 arrays, in the order of `weights.buckets`).
 
         Raises WeightSpaceError when the folder has too little room.

@@ -144,9 +144,9 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         super().__init__(*args, **kwargs)
         self.histospec = HistoSpecSettings(**self.vllm_config.additional_config[SETTINGS_KEY])
         self.drafting = DraftingSettings(**self.vllm_config.additional_config[DRAFTING_KEY])
-        self.drafter = HistoryDrafter(self.histospec)
+        self.drafter = self.make_drafter()
         self.traces = DraftTraces()
-        self.planner: DraftPlanner | None = None
+        self.planner: Any = None
         self._decisions = DecisionLog()
         self._decided: Decision | None = None
         self.gain = GainMeter(self.drafting.probe_share)
@@ -157,13 +157,21 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         self._sentences: list[str] = []
         self._most_rows = most_rows(self.vllm_config, self.drafting.within_graphs)
 
+    def make_drafter(self) -> Any:
+        """What drafts."""
+        return HistoryDrafter(self.histospec)
+
+    def make_planner(self, predictor: Predictor) -> Any:
+        """What cuts the drafts by step times."""
+        return DraftPlanner(predictor, len(SOURCE_NAMES))
+
     def install_profile(self, text: str) -> str:
         """Plan drafts by the step times of this profile (the text of its file); returns "" or why not."""
         try:
             model = StepModel(parse(text, "the profile"))
         except ProfileError as error:
             return str(error)
-        self.planner = DraftPlanner(Predictor(model, self._sentences.append), len(SOURCE_NAMES))
+        self.planner = self.make_planner(Predictor(model, self._sentences.append))
         self.drafter.plan_with(self.planner)
         return ""
 

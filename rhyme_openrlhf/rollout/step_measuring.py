@@ -17,6 +17,7 @@ from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.utils import random_uuid
 
+from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Subject
@@ -26,9 +27,10 @@ from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
 
 
 class StepMeasuring:
-    """Mixed into an engine actor with `llm`, vLLM's AsyncLLM, and `call_scheduler`."""
+    """Mixed into an engine actor with `llm`, vLLM's AsyncLLM, its settings `rhyme`, and `call_scheduler`."""
 
     llm: Any
+    rhyme: RhymeSettings
     call_scheduler: Any
     # What requests of measured decode steps carry beside UNCOUNTED.
     context_arguments: dict[str, Any] = {}
@@ -38,7 +40,7 @@ class StepMeasuring:
         config = self.llm.vllm_config
         hardware = (await self.llm.collective_rpc("rhyme_hardware"))[0]
         return Subject(
-            model=subjects.model_name(config.model_config.hf_config),
+            model=subjects.model_name(config.model_config.hf_config, self.rhyme.drafting),
             hardware=hardware,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             tensor_parallel_size=config.parallel_config.tensor_parallel_size,

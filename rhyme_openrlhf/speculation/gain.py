@@ -76,9 +76,13 @@ class Ticket(NamedTuple):
 class GainMeter:
     """Of one engine."""
 
-    def __init__(self, share: float) -> None:
-        """`share` of the decode steps, 0 to 0.3, are given to intervals; 0: none, and drafting is always on."""
+    def __init__(self, share: float, settling: int = 0) -> None:
+        """`share` of the decode steps, 0 to 0.3, are given to intervals; 0: none, and drafting is always on.
+
+        `settling`: steps after an interval that are not compared, because what they do is still the interval's.
+        """
         self._drafting = True
+        self._settling = settling
         self._logs: deque[float] = deque(maxlen=KEPT)
         # Of each so many steps the last are those before, in and after an interval.
         self._period = round(INTERVAL_STEPS / share) if share else 0
@@ -121,7 +125,12 @@ class GainMeter:
         return math.exp(mean), math.exp(mean - width * error), math.exp(mean + width * error)
 
     def _stretch_of(self, number: int) -> int | None:
-        place = number % self._period - (self._period - 3 * INTERVAL_STEPS)
+        place = number % self._period - (self._period - 3 * INTERVAL_STEPS - self._settling)
+        after = place - (INSIDE + 1) * INTERVAL_STEPS
+        if 0 <= after < self._settling:
+            return None
+        if after >= 0:
+            place -= self._settling
         return place // INTERVAL_STEPS if place >= 0 else None
 
     def _compare(self) -> bool:

@@ -11,6 +11,10 @@ from rhyme_openrlhf.options import Settings, SettingsError, option
 # vLLM 0.29 refuses more draft tokens than this per request and step (config/speculative.py).
 VLLM_MAX_DRAFT_TOKENS = 128
 
+HISTORY, NGRAM, DRAFT_MODEL, EAGLE3 = SOURCES = ("history", "ngram", "draft_model", "eagle3")
+# vLLM's methods that load a model beside the policy.
+WITH_MODEL = (DRAFT_MODEL, EAGLE3)
+
 
 @dataclass(frozen=True)
 class HistoSpecSettings(Settings):
@@ -103,11 +107,31 @@ class HistoSpecSettings(Settings):
 
 @dataclass(frozen=True)
 class DraftingSettings(Settings):
-    """What bounds the draft tokens of a whole step (RLHFSpec 5.3)."""
+    """Where draft tokens come from, and what bounds those of a whole step (RLHFSpec 5.3)."""
 
     group: ClassVar[str] = "drafting"
-    title: ClassVar[str] = "How many of the draft tokens a step verifies, for all samples of an engine together."
+    title: ClassVar[str] = "Where draft tokens come from, and how many a step verifies for all samples of an engine."
 
+    source: str = option(
+        HISTORY,
+        "Where drafts come from: 'history' is what the prompt was answered before, its other samples and the sample's "
+        "own text; the others are vLLM's own methods: 'ngram' looks up the sample's own text, 'draft_model' and "
+        "'eagle3' ask --drafting.model.",
+        choices=SOURCES,
+    )
+    model: str = option(
+        "",
+        "Draft model, or EAGLE-3 head of the policy, for --drafting.source draft_model and eagle3: a model directory "
+        "or a model of the hub. It stays as it was loaded while the policy learns.",
+    )
+    # vLLM's examples use 3 to 5: each token more is one more pass of the draft model in every step.
+    tokens: int = option(
+        4,
+        "Draft tokens that vLLM's own methods propose for a sample and step, of which the budget takes some; from "
+        "history --histospec.window_max.",
+        low=1,
+        high=VLLM_MAX_DRAFT_TOKENS,
+    )
     within_graphs: bool = option(
         True,
         "On a GPU: never more draft tokens in a step than its largest CUDA graph has room for, so that no step runs "
@@ -120,3 +144,12 @@ class DraftingSettings(Settings):
         low=0,
         high=0.1,
     )
+
+    def check(self) -> None:
+        needs = " or ".join(WITH_MODEL)
+        if self.model and self.source not in WITH_MODEL:
+            raise SettingsError(f"--drafting.model is only used by --drafting.source {needs}, not by {self.source}")
+        if self.source in WITH_MODEL and not self.model:
+            raise SettingsError(
+                f"--drafting.source {self.source} needs --drafting.model, a model directory or its name"
+            )

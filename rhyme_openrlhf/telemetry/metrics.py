@@ -58,7 +58,8 @@ class EngineCounters:
     accepted_siblings: int = 0
     """The accepted tokens whose drafts came from other samples of the same prompt, of the same rollout."""
     accepted_own: int = 0
-    """The accepted tokens whose drafts came from the sample's own text. What is left of `accepted` is from history."""
+    """The accepted tokens whose drafts came from the sample's own text. What is left of `accepted` is from history,
+    or from the method of vLLM that --drafting.source names."""
 
     def __add__(self, other: EngineCounters) -> EngineCounters:
         return EngineCounters(*(getattr(self, n) + getattr(other, n) for n in COUNTER_NAMES))

@@ -6,9 +6,9 @@ A record is one JSON object on one line:
      "tokens", "drafted", "accepted", "reward", "engines", "weight_versions", "finish_reason", "cut"}
 
 `pieces` joined are the text behind the prompt. Their sources: "" sampled by the model itself, "history", "siblings" and
-"own" (speculation/drafter.py) accepted drafts, "context" what the task put between two turns. `drafted` and `accepted`
-are null where nothing was noted (no speculation); `weight_versions` are those of the first and of the last token; `cut`
-says that the text was longer than is kept.
+"own" (speculation/drafter.py) accepted drafts, as "ngram", "draft_model" and "eagle3" (--drafting.source); "context"
+what the task put between two turns. `drafted` and `accepted` are null where nothing was noted (no speculation);
+`weight_versions` are those of the first and of the last token; `cut` says that the text was longer than is kept.
 
 Invariants: the same text as the whole response decoded at once, also where a character's bytes come from two pieces;
 what does not fit into the bytes allowed is left out whole.

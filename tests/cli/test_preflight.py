@@ -9,10 +9,11 @@ import pytest
 from transformers import AutoConfig
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.cli import preflight, train_ppo_ray, upstream
+from rhyme_openrlhf.cli import preflight, preflight_models, train_ppo_ray, upstream
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.profiling.subject import model_name
+from rhyme_openrlhf.speculation.settings import DraftingSettings
 from tests.latency import formula
 
 pytest.importorskip("openrlhf")
@@ -145,7 +146,9 @@ def test_a_run_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 def profile_of_the_demo(path: Path, **changes: object) -> str:
     """A profile's file, as if measured of the demo's model on this machine."""
-    subject = dataclasses.replace(formula.SUBJECT, model=model_name(AutoConfig.from_pretrained(embedded.MODEL)))
+    subject = dataclasses.replace(
+        formula.SUBJECT, model=model_name(AutoConfig.from_pretrained(embedded.MODEL), DraftingSettings())
+    )
     profiles.write(formula.profile(subject=dataclasses.replace(subject, **changes)), path)
     return str(path)
 
@@ -173,3 +176,60 @@ def test_a_corrupt_profile_names_its_line(tmp_path: Path) -> None:
     lines[at - 1] = lines[at - 1].replace("[", "[-1, ", 1)
     path.write_text("\n".join(lines))
     assert f"line {at}:" in refused(tmp_path, latency__profile=str(path))
+
+
+def draft_model(folder: Path, **config: object) -> str:
+    """A copy of the embedded draft model's directory with another configuration."""
+    shutil.copytree(embedded.DRAFT_MODEL, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return str(folder)
+
+
+def test_the_embedded_draft_model_passes(tmp_path: Path) -> None:
+    assert check(tmp_path, drafting__source="draft_model", drafting__model=str(embedded.DRAFT_MODEL)).count > 0
+
+
+def test_a_draft_model_with_another_vocabulary(tmp_path: Path) -> None:
+    path = draft_model(tmp_path / "other", vocab_size=96)
+    assert refused(tmp_path, drafting__source="draft_model", drafting__model=path) == (
+        f"--drafting.model: {path} has a vocabulary of 96 tokens, the policy one of 128"
+    )
+
+
+def test_a_draft_model_that_numbers_its_tokens_differently(tmp_path: Path) -> None:
+    path = draft_model(tmp_path / "other")
+    file = Path(path) / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    file.write_text(json.dumps(content))
+    message = refused(tmp_path, drafting__source="draft_model", drafting__model=path)
+    assert "numbers its tokens differently" in message and "2 of 128" in message
+
+
+def test_a_whole_model_is_no_eagle_head(tmp_path: Path) -> None:
+    message = refused(tmp_path, drafting__source="eagle3", drafting__model=str(embedded.DRAFT_MODEL))
+    assert "is no EAGLE head (its architecture is Qwen3ForCausalLM)" in message
+
+
+def test_an_eagle_head_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = draft_model(tmp_path / "head", architectures=["LlamaForCausalLMEagle3"], model_type="llama")
+    monkeypatch.setattr(preflight_models, "gpu_present", lambda: False)
+    assert "runs on GPUs only" in refused(tmp_path, drafting__source="eagle3", drafting__model=head)
+    monkeypatch.setattr(preflight_models, "gpu_present", lambda: True)
+    assert check(tmp_path, drafting__source="eagle3", drafting__model=head).count > 0
+
+
+def test_a_draft_model_that_is_not_there(tmp_path: Path) -> None:
+    message = refused(tmp_path, drafting__source="draft_model", drafting__model="/nowhere")
+    assert message == "--drafting.model: /nowhere does not exist"
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"), [("--move.enable", "goes with no moves"), ("--no-histospec.enable", "needs")]
+)
+def test_sources_that_go_with_other_settings_in_no_way(tmp_path: Path, flag: str, reason: str) -> None:
+    argv = [*arguments(str(tmp_path)), "--drafting.source", "ngram", flag]
+    with pytest.raises(preflight.PreflightError, match=reason):
+        preflight.check(upstream.parse(argv))

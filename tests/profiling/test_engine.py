@@ -64,6 +64,14 @@ def test_longer_prompts_take_longer(engine: RemoteEngine) -> None:
     assert long > 2 * short
 
 
+def test_carrying_is_measured_and_leaves_the_engine_as_it_was(engine: RemoteEngine) -> None:
+    bandwidth, reason = engine.kv_bandwidth()
+    assert reason == "" and 1e6 < bandwidth < 1e12
+    seconds, reason = engine.weight_load()
+    assert reason == "" and 0 < seconds < 60
+    assert len(engine.decode_steps(StepShape(2, 64, 1), STEPS)) >= STEPS // 2
+
+
 def test_padding_ascends(engine: RemoteEngine) -> None:
     sizes = engine.padded_rows()
     assert list(sizes) == sorted(set(sizes)) and sizes

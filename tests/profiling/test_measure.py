@@ -49,6 +49,12 @@ class FormulaEngine:
         self._ask(shape)
         return shape.sequences * shape.length * 1e-5
 
+    def kv_bandwidth(self) -> tuple[float, str]:
+        return 2e9, ""
+
+    def weight_load(self) -> tuple[float, str]:
+        return 0.05, ""
+
     def _ask(self, shape: object) -> None:
         if len(self.asked) == self._dies_after:
             raise MeasureError("killed")
@@ -117,10 +123,25 @@ def test_an_engine_without_one_whole_step_gives_no_profile(tmp_path: Path) -> No
         measure(plan(), FormulaEngine(steps=1), tmp_path / "points", lambda words: None)
 
 
+def test_carrying_is_measured_and_what_cannot_be_is_named() -> None:
+    class Odd(FormulaEngine):
+        def kv_bandwidth(self) -> tuple[float, str]:
+            return 0.0, "KV blocks of this shape cannot be moved"
+
+    profile = measure(plan(), FormulaEngine())
+    assert (profile.kv_bytes_per_second, profile.weight_load_seconds) == (2e9, 0.05)
+    odd = measure(plan(), Odd())
+    assert (odd.kv_bytes_per_second, odd.weight_load_seconds) == (0.0, 0.05)
+    assert "KV transfer was not measured: KV blocks of this shape cannot be moved" in odd.notes
+    quick = measure(plan(walk=QUICKLY), FormulaEngine())
+    assert quick.kv_bytes_per_second == quick.weight_load_seconds == 0
+    assert "KV transfer and weight load were not measured" in quick.notes
+
+
 def test_every_point_is_announced(tmp_path: Path) -> None:
     told: list[str] = []
     measure(plan(), FormulaEngine(), tmp_path / "points", told.append)
-    assert len(told) == plan().bursts() == 1 + 3 * (len(plan().steps()) + len(plan().prefills()))
+    assert len(told) == plan().bursts() == 1 + 3 * (len(plan().steps()) + len(plan().prefills())) + 2
 
 
 def test_a_quick_walk_ends_in_time_and_has_seen_every_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from rhyme_openrlhf.latency.profile import Subject
 from rhyme_openrlhf.profiling import subject as subjects
+from rhyme_openrlhf.speculation.settings import DraftingSettings
 
 CONFIG = SimpleNamespace(
     architectures=["Qwen2ForCausalLM"],
@@ -20,8 +21,14 @@ CONFIG = SimpleNamespace(
 )
 
 
+def test_what_vllm_drafts_with_is_part_of_the_name() -> None:
+    drafting = DraftingSettings(source="draft_model", model="/models/half/", tokens=3)
+    assert subjects.model_name(CONFIG, drafting).endswith("vocabulary 512, 3 drafts by draft_model half")
+    assert subjects.model_name(CONFIG, DraftingSettings(source="ngram")).endswith(", 4 drafts by ngram")
+
+
 def test_two_trained_copies_of_a_model_share_a_profile() -> None:
-    assert subjects.model_name(CONFIG) == "Qwen2ForCausalLM 4x128 heads 8/2 vocabulary 512"
+    assert subjects.model_name(CONFIG, DraftingSettings()) == "Qwen2ForCausalLM 4x128 heads 8/2 vocabulary 512"
 
 
 @pytest.mark.parametrize(("ranks", "heads"), [(1, 2), (2, 1), (4, 1)])

@@ -98,3 +98,17 @@ def test_whatever_the_steps_are_it_goes_on(steps: list[tuple[int, int, float]]) 
         meter.step(meter.ask().number, running, tokens, seconds)
     found = meter.now()
     assert found is None or 0 < found.low <= found.ratio <= found.high
+
+
+def test_steps_that_settle_are_not_compared() -> None:
+    meter = GainMeter(SHARE, settling=2)
+    left_out = 0
+    for _ in range(40 * PERIOD):
+        ticket = meter.ask()
+        # The two steps behind an interval are ten times as slow.
+        settling = ticket.drafts and left_out > 0
+        left_out = 2 if not ticket.drafts else left_out - settling
+        tokens = 80 if settling else 1200 if ticket.drafts else 800
+        meter.step(ticket.number, 8, tokens, STEP_S)
+    found = meter.now()
+    assert found is not None and found.intervals == 40 and found.ratio == pytest.approx(1.5)

@@ -37,6 +37,9 @@ SOURCES: dict[str, str] = {
     "history": "accepted draft, from earlier responses to this prompt",
     "siblings": "accepted draft, from this prompt's other responses of the same step",
     "own": "accepted draft, from this response's own text",
+    "ngram": "accepted draft, vLLM's n-grams of this response and its prompt",
+    "draft_model": "accepted draft, from the draft model",
+    "eagle3": "accepted draft, from the EAGLE head",
     "context": "put in between two turns by the task",
 }
 SORTS: dict[str, str] = {"number": "As kept", "reward": "Reward", "tokens": "Length", "accepted": "Accepted tokens"}

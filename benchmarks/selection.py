@@ -1,0 +1,98 @@
+"""What choosing draft lengths costs a step: one predicted step time, and the whole choice. Measured, without an engine.
+
+    python benchmarks/selection.py --profile PROFILE
+
+The choice is what `speculation/planner.py` does with a step's proposals: how likely each token is, the table of step
+times with its correction, and the cut. Its context grows as in a run, so that some of the tables are made anew. Beside
+each figure the profile's own time of a step of that size, with as many draft tokens as were taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.profile import read
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.speculation.acceptance import AcceptanceModel
+from rhyme_openrlhf.speculation.budget import choose
+
+SAMPLES = (1, 8, 64, 512)
+# Proposed for each sample, and how many tokens all of them grow by in a step.
+PROPOSED, GROWTH = 16, 4
+FIRST_CONTEXT = 150
+STEPS = 400
+CALLS = 20_000
+
+
+def microseconds(call: Callable[[], object], calls: int = CALLS) -> float:
+    """Of a call; the median of nine rounds."""
+    rounds = []
+    for _ in range(9):
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        rounds.append((time.perf_counter() - began) / calls * 1e6)
+    return statistics.median(rounds)
+
+
+def answers(model: StepModel) -> tuple[float, float]:
+    """Microseconds of a cached answer, and of one that is not."""
+    predictor, chance = Predictor(model), random.Random(0)
+    predictor.step_seconds(8, 4000, 24)
+    cached = microseconds(lambda: predictor.step_seconds(8, 4000, 24))
+    asked = [(chance.randint(1, 64), chance.randint(100, 30_000), chance.randint(0, 500)) for _ in range(2000)]
+    began = time.perf_counter()
+    fresh = Predictor(model)
+    for question in asked:
+        fresh.step_seconds(*question)
+    return cached, (time.perf_counter() - began) / len(asked) * 1e6
+
+
+def choices(model: StepModel, samples: int) -> tuple[list[float], float]:
+    """Microseconds of each of STEPS choices for so many samples, and the profile's milliseconds of such a step."""
+    predictor, acceptance = Predictor(model), AcceptanceModel(4)
+    chance = np.random.default_rng(0)
+    sources, matches = chance.integers(1, 4, samples), chance.integers(2, 30, samples)
+    recents = chance.integers(0, 1000, samples)
+    lengths = chance.integers(0, PROPOSED + 1, samples)
+    confidences = chance.uniform(0.3, 1, int(lengths.sum())).astype(np.float32)
+    took, seconds, context = [], [], samples * FIRST_CONTEXT
+    for step in range(STEPS + 20):
+        context += GROWTH * samples
+        began = time.perf_counter()
+        likelihood = acceptance.likelihood(sources, matches, recents, lengths, confidences)
+        table = predictor.step_table(samples, context, int(lengths.sum()))
+        budget = choose(likelihood.acceptance, lengths, table, samples)
+        ended = time.perf_counter()
+        predictor.observe(samples, context, budget.drafts, budget.seconds * 1.1)
+        if step >= 20:
+            took.append((ended - began) * 1e6)
+            seconds.append(budget.seconds)
+    return took, statistics.fmean(seconds) * 1000
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", type=Path, required=True)
+    model = StepModel(read(parser.parse_args().profile))
+    cached, missed = answers(model)
+    print(f"a predicted step time: {cached:.2f} us cached, {missed:.1f} us not")
+    print("samples   choice us, median   95 %   longest   step ms   share of the step")
+    for samples in SAMPLES:
+        took, step_ms = choices(model, samples)
+        median, high = statistics.median(took), statistics.quantiles(took, n=20)[-1]
+        share = median / 1000 / step_ms
+        print(f"{samples:7d}  {median:18.1f}  {high:5.1f}  {max(took):8.1f}  {step_ms:8.2f}  {share:18.2%}")
+
+
+if __name__ == "__main__":
+    main()

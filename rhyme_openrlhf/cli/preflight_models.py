@@ -1,0 +1,137 @@
+"""What is checked of a run's models before anything is started: the policy, its profile, what drafts for it.
+
+Each check raises PreflightError with one sentence: what is wrong, where, what to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.profile import ProfileError
+from rhyme_openrlhf.latency.settings import AUTO, NONE
+from rhyme_openrlhf.options import from_mapping
+from rhyme_openrlhf.platform import gpu_present
+from rhyme_openrlhf.profiling.subject import model_name
+from rhyme_openrlhf.speculation.settings import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
+
+
+class PreflightError(Exception):
+    """A run that cannot work; the message is one sentence for the user."""
+
+
+def check_model(flag: str, path: str | None) -> Any:
+    import transformers
+
+    if not path:
+        raise PreflightError(f"{flag} is missing: name a model directory or a model of the hub")
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "config.json")):
+        raise PreflightError(f"{flag}: {path} has no config.json, so it is not a model directory")
+    if not os.path.exists(path) and (path.startswith((".", "/", "~")) or path.count("/") != 1):
+        raise PreflightError(f"{flag}: {path} does not exist")
+    try:
+        return transformers.AutoConfig.from_pretrained(path, trust_remote_code=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise PreflightError(f"{flag}: {path} cannot be loaded as a model ({reason})") from error
+
+
+def check_tensor_parallel(args: SimpleNamespace, config: Any) -> None:
+    size = args.vllm.tensor_parallel_size
+    text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    if size < 1:
+        raise PreflightError(f"--vllm.tensor_parallel_size must be at least 1, got {size}")
+    if heads and heads % size:
+        fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise PreflightError(
+            f"--vllm.tensor_parallel_size {size} does not divide the model's {heads} attention heads; possible: {fits}"
+        )
+    if kv_heads and kv_heads % size and size % kv_heads:
+        raise PreflightError(
+            f"--vllm.tensor_parallel_size {size} fits the model's {kv_heads} key-value heads in no way: one must "
+            "divide the other"
+        )
+
+
+def check_profile(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:
+    try:
+        if args.emulate.profile:
+            profiles.read(Path(args.emulate.profile))
+    except ProfileError as error:
+        raise PreflightError(f"--emulate.profile: {error}") from error
+    if args.latency.profile in (AUTO, NONE):
+        return
+    try:
+        profile = profiles.read(Path(args.latency.profile))
+        # Hardware and number format are the engines' to tell (training/step_times.py).
+        wanted = dataclasses.replace(
+            profile.subject, model=model_name(config, drafting), tensor_parallel_size=args.vllm.tensor_parallel_size
+        )
+        profile.check_fits(wanted, args.latency.profile)
+    except ProfileError as error:
+        raise PreflightError(f"--latency.profile: {error}") from error
+
+
+def drafting_of(args: SimpleNamespace) -> DraftingSettings:
+    """The settings of drafting in upstream's nested arguments. Raises SettingsError."""
+    names = [field.name for field in dataclasses.fields(DraftingSettings)]
+    return from_mapping(DraftingSettings, {name: getattr(args.drafting, name) for name in names})
+
+
+def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:
+    """Whether what drafts goes with the run and its policy, whose configuration is `config`."""
+    source = f"--drafting.source {drafting.source}"
+    if drafting.source == HISTORY:
+        return
+    if not args.histospec.enable:
+        raise PreflightError(f"{source} needs speculation: leave --no-histospec.enable out")
+    if args.move.enable:
+        raise PreflightError(
+            f"{source} goes with no moves: a sample's state of {drafting.source} stays in its engine; leave "
+            "--move.enable out, or draft from history"
+        )
+    if drafting.source not in WITH_MODEL:
+        return
+    drafter = check_model("--drafting.model", drafting.model)
+    if drafting.source == EAGLE3 and not any("eagle" in name.lower() for name in drafter.architectures or ()):
+        raise PreflightError(
+            f"--drafting.model: {drafting.model} is no EAGLE head (its architecture is "
+            f"{', '.join(drafter.architectures or ['not named'])}): a whole model is --drafting.source draft_model"
+        )
+    _check_vocabulary(args, config, drafting, drafter)
+    if drafting.source == EAGLE3 and not gpu_present():
+        # Tried with a head of random weights for the embedded model: the engine starts, and dies at its first step.
+        raise PreflightError(
+            f"{source} runs on GPUs only: vLLM 0.29.0's engine without a GPU does not give an EAGLE head the policy's "
+            "inner layers and dies; draft_model runs here"
+        )
+
+
+def _check_vocabulary(args: SimpleNamespace, config: Any, drafting: DraftingSettings, drafter: Any) -> None:
+    """A draft's tokens must be the policy's: vLLM compares the sizes, which two vocabularies can have in common."""
+    flag = f"--drafting.model: {drafting.model}"
+    ours, theirs = config.get_text_config().vocab_size, drafter.get_text_config().vocab_size
+    if ours != theirs:
+        raise PreflightError(f"{flag} has a vocabulary of {theirs} tokens, the policy one of {ours}")
+    if drafting.source != DRAFT_MODEL:
+        return
+    from transformers import AutoTokenizer
+
+    try:
+        words = AutoTokenizer.from_pretrained(drafting.model, trust_remote_code=True).get_vocab()
+    except (OSError, ValueError):
+        # A draft model without a tokenizer of its own has the policy's.
+        return
+    wanted = AutoTokenizer.from_pretrained(args.actor.model_name_or_path, trust_remote_code=True).get_vocab()
+    other = [word for word, number in wanted.items() if words.get(word, number) != number]
+    if other:
+        raise PreflightError(
+            f"{flag} numbers its tokens differently than the policy ({len(other)} of {len(wanted)}, {other[0]!r} among "
+            "them): a draft model must have the policy's tokenizer"
+        )

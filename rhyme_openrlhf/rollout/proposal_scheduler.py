@@ -1,0 +1,80 @@
+"""vLLM scheduler plug-in for drafts of vLLM's own methods: ngram, draft model, EAGLE (`--drafting.source`).
+
+The worker proposes after each step, as vLLM has it; between two steps the budget takes of every sample's proposal as
+much as is worth it. While drafts are left out to measure what they gain, nothing is proposed either: the draft model
+then only keeps its KV cache up to date, which is vLLM's own way of a step with no speculative tokens.
+
+Invariants: a draft only ever proposes, vLLM's rejection sampler decides; scheduling is synchronous, so that proposals
+come through the scheduler. Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py` (num_spec_tokens_to_schedule) and
+`v1/spec_decode/llm_base_proposer.py` (K = 0).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
+from rhyme_openrlhf.speculation.gain import GainMeter
+from rhyme_openrlhf.speculation.proposals import ProposalDrafter, ProposalPlanner, Proposed
+
+# The first step behind an interval without drafts has none to verify: nothing was proposed in the step before it.
+SETTLING_STEPS = 1
+
+
+class ProposalScheduler(HistoryScheduler):
+    """Cuts what the worker proposes."""
+
+    CALLABLE = tuple(
+        name for name in HistoryScheduler.CALLABLE if name not in ("install_history", "forget_history")
+    )  # fmt: skip
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gain = GainMeter(self.drafting.probe_share, SETTLING_STEPS)
+        self._proposed: dict[str, list[int]] = {}
+
+    def make_drafter(self) -> Any:
+        """What cuts drafts."""
+        return _Drafter(self.drafting.source)
+
+    def make_planner(self, predictor: Predictor) -> Any:
+        """What cuts them by step times."""
+        return ProposalPlanner(predictor, self.num_spec_tokens)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)
+        if self._scheduled is not None and not self._scheduled.drafts:
+            output.num_spec_tokens_to_schedule = 0
+        return output
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Keep of each proposal what the budget takes."""
+        self._proposed = dict(zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True))
+        super().update_draft_token_ids(draft_token_ids)
+
+    def _drafts(self, decoding: list[Any]) -> list[list[int]]:
+        if self._ticket is not None and not self._ticket.drafts:
+            self.drafter.leave_out()
+            return [[]] * len(decoding)
+        running = [
+            Proposed(request.request_id, self._proposed[request.request_id], self._room_of(request))
+            for request in decoding
+        ]
+        context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0
+        drafts: list[list[int]] = self.drafter.draft(running, context, self._most_drafts())
+        return drafts
+
+    def _room_of(self, request: Any) -> int:
+        # A draft of n tokens yields up to n + 1: leave room for that one below both limits.
+        return min(
+            self.max_model_len - request.num_tokens - 1,
+            request.max_tokens - request.num_output_tokens - 1,
+        )
+
+
+class _Drafter(ProposalDrafter):
+    """As HistoryScheduler starts a sample: its prompt and window say nothing here."""
+
+    def start(self, request_id: str, *of_history: Any) -> None:
+        super().start(request_id)
