@@ -55,6 +55,7 @@ def check(args: SimpleNamespace) -> Prompts:
     config = _check_model("--actor.model_name_or_path", args.actor.model_name_or_path)
     _check_tensor_parallel(args, config)
     _check_profile(args, config)
+    _check_reallocation(args)
     _check_parts(args)
     _check_reward(args)
     if args.eval.dataset:
@@ -121,6 +122,20 @@ def _check_profile(args: SimpleNamespace, config: Any) -> None:
         profile.check_fits(wanted, args.latency.profile)
     except ProfileError as error:
         raise PreflightError(f"--latency.profile: {error}") from error
+
+
+def _check_reallocation(args: SimpleNamespace) -> None:
+    if not args.reallocation.enable:
+        return
+    if args.vllm.num_engines < 2:
+        raise PreflightError("--reallocation.enable needs two engines to move samples between: --vllm.num_engines is 1")
+    # Only an engine that speculates can measure its own step times.
+    missing = args.latency.profile == NONE or (args.latency.profile == AUTO and not args.histospec.enable)
+    if missing and not args.emulate.profile and not args.reallocation.threshold:
+        raise PreflightError(
+            "--reallocation.enable needs step times to find how many samples an engine should run: give a file of "
+            "`rhyme profile` as --latency.profile, or the number as --reallocation.threshold"
+        )
 
 
 def _check_parts(args: SimpleNamespace) -> None:

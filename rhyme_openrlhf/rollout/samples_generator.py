@@ -144,7 +144,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
 
     def start_home(self) -> None:
         """Have a home for samples, if they may move; it starts while the engines do."""
-        if not self.services.settings.move.enable:
+        if not self.services.settings.samples_move:
             return
         from rhyme_openrlhf.rollout.moves.doors import HomeActor
 
