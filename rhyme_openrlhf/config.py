@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from rhyme_openrlhf.latency.settings import NONE, EmulateSettings, LatencySettings
 from rhyme_openrlhf.options import Settings, SettingsError, from_mapping, option
+from rhyme_openrlhf.scheduling.dispatch_settings import DispatchSettings
 from rhyme_openrlhf.scheduling.move_settings import MoveSettings
 from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 from rhyme_openrlhf.speculation.settings import DraftingSettings, HistoSpecSettings
@@ -264,6 +265,7 @@ class RhymeSettings:
     latency: LatencySettings = field(default_factory=LatencySettings)
     history: HistorySettings = field(default_factory=HistorySettings)
     weights: WeightSettings = field(default_factory=WeightSettings)
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     move: MoveSettings = field(default_factory=MoveSettings)
     reallocation: ReallocationSettings = field(default_factory=ReallocationSettings)
     run: RunSettings = field(default_factory=RunSettings)
@@ -308,6 +310,7 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     LatencySettings,
     HistorySettings,
     WeightSettings,
+    DispatchSettings,
     MoveSettings,
     ReallocationSettings,
     RunSettings,

@@ -1,6 +1,6 @@
 """OpenRLHF's samples generator, which also records each rollout stage, and can go on where a killed one stopped.
 
-Which prompts are drawn, and to which engine each goes, is upstream's. Checked against OpenRLHF 0.11.2
+Which prompts are drawn, and without history to which engine each goes, is upstream's. Checked against OpenRLHF 0.11.2
 `trainer/ppo_utils/samples_generator.py`. Invariants: recording never waits for an engine that generates longer than
 one poll, and never changes a sample; with `state` and the data loader's state, a new generator draws exactly the
 prompts that were not trained on yet.
@@ -21,6 +21,8 @@ import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.history.keys import owner, prompt_key
+from rhyme_openrlhf.history.worker import last_lengths
+from rhyme_openrlhf.rollout.dispatch import choose, routed
 from rhyme_openrlhf.rollout.engine_samples import EngineSampler
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import (
@@ -45,6 +47,8 @@ POLL_SECONDS = 1.0
 POLL_TIMEOUT_SECONDS = 10.0
 # A report asks an engine's scheduler for its counters, which it answers between two steps.
 REPORT_TIMEOUT_SECONDS = 120.0
+# History workers answer within milliseconds; a rollout does not wait longer to be spread a little better.
+LENGTHS_TIMEOUT_SECONDS = 2.0
 # In a data loader's state (torchdata 0.11): whether its epoch's prompts are all drawn.
 LOADER_FINISHED = "_iterator_finished"
 
@@ -139,7 +143,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
             self._choose_samples(prompts)
         announce(prompts, self.services.history_workers)
-        with self._samples_at_home():
+        with self._samples_at_home(), self._by_predicted_work(prompts, **kwargs):
             return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
 
     def start_home(self) -> None:
@@ -166,6 +170,26 @@ class RhymeSamplesGenerator(SamplesGenerator):
         ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
         self._home.begin_step.remote(self.step + 1)
         self.vllm_engines = [door(self._home, number) for number in range(len(engines))]
+        try:
+            yield
+        finally:
+            self.vllm_engines = engines
+
+    @contextlib.contextmanager
+    def _by_predicted_work(self, prompts: list[str], **generate_kwargs: Any) -> Iterator[None]:
+        """Within it, upstream's prompts go where there is least predicted work, if there is any history."""
+        workers, engines = self.services.history_workers, self.vllm_engines
+        if len(engines) < 2 or not workers or not self.services.settings.dispatch.by_history:
+            yield
+            return
+        lengths = last_lengths(workers, [prompt_key(prompt) for prompt in prompts], LENGTHS_TIMEOUT_SECONDS)
+        unfinished = ray.get(
+            [engine.get_num_unfinished_requests.remote() for engine in engines], timeout=REPORT_TIMEOUT_SECONDS
+        )
+        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        chosen = choose(lengths, unfinished, samples)
+        if chosen is not None:
+            self.vllm_engines = routed(engines, chosen)
         try:
             yield
         finally:
