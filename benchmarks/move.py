@@ -141,12 +141,12 @@ class Session:
         """As the samples' home."""
         return await self.mover.move(self.keeper.sample(str(sample)), destination, cause)
 
-    async def grown(self, tokens: int, newest: bool = True) -> Any:
-        """The newest sample, once that many of its response tokens are known."""
+    async def grown(self, tokens: int, prompt: tuple[int, ...]) -> Any:
+        """The sample of this prompt, once that many of its response tokens are known."""
         while True:
-            samples = list(self.keeper._samples.values())
-            if samples and len(samples[-1 if newest else 0].known.tokens) >= tokens:
-                return samples[-1 if newest else 0]
+            for sample in self.keeper._samples.values():
+                if sample.request.prompt == prompt and len(sample.known.tokens) >= tokens:
+                    return sample
             await asyncio.sleep(0.01)
 
 
@@ -165,8 +165,9 @@ async def downtimes(session: Session, profile: Profile, contexts: list[int], bes
         for context in contexts:
             for carrier in CARRIERS if repeat % 2 else CARRIERS[::-1]:
                 session.carrier = carrier
-                moved = asyncio.create_task(session.keeper.generate(bench.request(context, 300), 0))
-                sample = await session.grown(20)
+                request = bench.request(context, 300)
+                moved = asyncio.create_task(session.keeper.generate(request, 0))
+                sample = await session.grown(20, request.prompt)
                 # As a run does: what is known of the engines is from their last reports.
                 await session.reallocator._hear()
                 await asyncio.sleep(0.1)
@@ -277,12 +278,9 @@ async def stage(session: Session, counts: tuple[int, int], tokens: int, realloca
     """One rollout stage: these many samples at the two engines, each `tokens` long."""
     bench = session.bench
     began = time.monotonic()
-    running = [
-        asyncio.create_task(session.keeper.generate(bench.request(32, tokens), engine))
-        for engine, count in enumerate(counts)
-        for _ in range(count)
-    ]
-    await session.grown(10)
+    asked = [(bench.request(32, tokens), engine) for engine, count in enumerate(counts) for _ in range(count)]
+    running = [asyncio.create_task(session.keeper.generate(request, engine)) for request, engine in asked]
+    await session.grown(10, asked[-1][0].prompt)
     for engine in bench.engines:
         await engine.scheduler("take_added")
     before = await throughput(bench, 1.0)

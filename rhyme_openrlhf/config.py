@@ -291,6 +291,11 @@ class RhymeSettings:
         return self.move.enable or self.reallocation.enable
 
     @property
+    def outlives_engines(self) -> bool:
+        """Whether a run goes on without an engine that is gone: a broadcast's process group would wait for it."""
+        return self.samples_move and self.weights.transport == "buffer"
+
+    @property
     def drafts_planned(self) -> bool:
         """Whether drafts are cut by step times.
 

@@ -24,6 +24,7 @@ from rhyme_openrlhf.history.keys import owner, prompt_key
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.rollout.dispatch import choose, routed
 from rhyme_openrlhf.rollout.engine_samples import EngineSampler
+from rhyme_openrlhf.rollout.lost_engines import LostEngine, leave_out_lost
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import (
     DraftBudget,
@@ -132,6 +133,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         return result
 
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
+        leave_out(self.vllm_engines, self.services)
         if self._stage is None and not self._evaluating:
             step = self.step + 1
             samples = len(prompts) * self.args.rollout.n_samples_per_prompt
@@ -169,7 +171,9 @@ class RhymeSamplesGenerator(SamplesGenerator):
         engines = self.vllm_engines
         ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
         self._home.begin_step.remote(self.step + 1)
-        self.vllm_engines = [door(self._home, number) for number in range(len(engines))]
+        self.vllm_engines = [
+            door(self._home, number) for number, engine in enumerate(engines) if not isinstance(engine, LostEngine)
+        ]
         try:
             yield
         finally:
@@ -223,6 +227,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         return VisitedPrompt(prompt, self._visits[prompt] - 1)
 
     def _record_stage(self, stage: RolloutWatch, samples: list[Any]) -> None:
+        leave_out(self.vllm_engines, self.services)
         step, epoch = self.step, self.services.epoch_of(self.step)
         started, ended = stage.started, stage.ended
         reports = ray.get(
@@ -230,6 +235,9 @@ class RhymeSamplesGenerator(SamplesGenerator):
             timeout=REPORT_TIMEOUT_SECONDS,
         )
         for engine, report in enumerate(reports):
+            if report is None:
+                # Lost: what it did in this stage went with it.
+                continue
             counters = EngineCounters.from_dict(report["counters"])
             self.services.record(EngineStep(step, engine, counters, report["weight_version"]), SOURCE)
             for interval in report["intervals"]:
@@ -281,6 +289,15 @@ def announce(prompts: list[str], workers: Sequence[Any]) -> None:
         workers[number].prepare.remote(share)
 
 
+def leave_out(engines: list[Any], services: RunServices) -> None:
+    """Go on without engines that are gone, in a run that can, and say so. Raises RuntimeError if none is left."""
+    if not services.settings.outlives_engines:
+        return
+    for lost in leave_out_lost(engines):
+        text = f"the run goes on without engine {lost.number}, and its samples at the others: {lost.reason}"
+        services.record(Note("warning", text), SOURCE)
+
+
 class RolloutWatch:
     """One rollout stage: looks at the engines about once a second, from now until `stop`, and records how far it is."""
 
@@ -300,15 +317,24 @@ class RolloutWatch:
         self._stop.set()
         self._thread.join(POLL_TIMEOUT_SECONDS + POLL_SECONDS)
 
+    def _leave_out(self) -> None:
+        # Without any engine the rollout itself ends the run.
+        with contextlib.suppress(RuntimeError):
+            leave_out(self._engines, self._services)
+
     def _watch(self) -> None:
+        known: dict[int, Any] = {}
         sampler = EngineSampler(self._step, len(self._engines), time.monotonic())
         while not self._stop.wait(POLL_SECONDS):
             try:
                 answers = ray.get([engine.progress.remote() for engine in self._engines], timeout=POLL_TIMEOUT_SECONDS)
             except (ray.exceptions.RayError, TimeoutError):
-                # The rollout itself meets the same engine and reports what is wrong with it.
+                # The rollout itself meets the same engine and reports what is wrong with it, or goes on without it.
+                self._leave_out()
                 continue
-            done = sum((EngineCounters.from_dict(answer) for answer in answers), EngineCounters())
+            # What an engine had done before it was lost stays done.
+            known = {**known, **{number: answer for number, answer in enumerate(answers) if answer is not None}}
+            done = sum((EngineCounters.from_dict(answer) for answer in known.values()), EngineCounters())
             progress = RolloutProgress(
                 self._step,
                 done.finished_samples,

@@ -173,3 +173,15 @@ def test_a_corrupt_profile_names_its_line(tmp_path: Path) -> None:
     lines[at - 1] = lines[at - 1].replace("[", "[-1, ", 1)
     path.write_text("\n".join(lines))
     assert f"line {at}:" in refused(tmp_path, latency__profile=str(path))
+
+
+def test_reallocation_without_what_it_needs(tmp_path: Path) -> None:
+    def with_reallocation(*flags: str) -> None:
+        preflight.check(upstream.parse([*arguments(str(tmp_path)), "--reallocation.enable", *flags]))
+
+    with pytest.raises(preflight.PreflightError, match="needs two engines"):
+        with_reallocation("--vllm.num_engines", "1")
+    for unmeasured in (("--latency.profile", "none"), ("--no-histospec.enable",)):
+        with pytest.raises(preflight.PreflightError, match="needs step times .* or the number as"):
+            with_reallocation(*unmeasured)
+        with_reallocation(*unmeasured, "--reallocation.threshold", "8")

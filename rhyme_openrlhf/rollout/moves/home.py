@@ -11,6 +11,7 @@ drafts of kept samples, which are not made (they would be on several engines).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from rhyme_openrlhf.rollout.engine import leave_out_unread  # first: installs th
 import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
 
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
-from rhyme_openrlhf.rollout.moves.engine_port import EnginePort
+from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, EnginePort
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
@@ -78,7 +79,9 @@ class SampleHome:
         if self._nodes:
             return
         for number, engine in self._keeper.engines.items():
-            self._nodes[number] = await engine.port.call("node_id")
+            # One that is gone already is on no node.
+            with contextlib.suppress(EngineLost):
+                self._nodes[number] = await engine.port.call("node_id")
         self._keeper.start()
         if self.reallocator is not None:
             self._loop = asyncio.create_task(self.reallocator.run())
@@ -174,7 +177,8 @@ class SampleHome:
             known, costs = self.reallocator.destination(destination, context), self.reallocator.costs
         if carrier == AUTO:
             # A buffer is on one node.
-            carrier = KV_TRANSFER if self._nodes[source] == self._nodes[destination] else RECOMPUTE
+            near = self._nodes.get(source) == self._nodes.get(destination)
+            carrier = KV_TRANSFER if near else RECOMPUTE
             if carrier == KV_TRANSFER and known is not None and costs is not None:
                 carrier = costs.cheaper(context, known) or carrier
         if known is None or costs is None:

@@ -102,14 +102,14 @@ class MovableEngine(RhymeRolloutActor):
         """
         if place in self._here or place in self._finished:
             return Started()
-        if progress is not None and not self._may_start.is_set():
-            return Started(f"engine {self.index} loads weights")
-        made_by = self.weight_version if progress is None else progress.weight_version
-        if made_by not in (None, self.weight_version):
-            # A load may have come between the question and the start.
-            return Started(f"engine {self.index} has weight version {self.weight_version}, not {made_by}")
+        if refused := self._refuses(progress):
+            return Started(refused)
         here = self._here[place] = _Here(request, len(progress.tokens) if progress else 0)
         async with self._rooms_lock:
+            # A load may have come meanwhile.
+            if refused := self._refuses(progress):
+                del self._here[place]
+                return Started(refused)
             # Not waited for: the scheduler meets both between the same two steps, the rest first.
             importing = None if rest is None else asyncio.create_task(self._import(room, rest))
             here.task = asyncio.create_task(self._generate(place, request, progress, room, computed))
@@ -117,6 +117,17 @@ class MovableEngine(RhymeRolloutActor):
             while room and not here.task.done() and self._outputs.state(place) is None:
                 await asyncio.sleep(CATCH_UP_POLL_SECONDS)
             return Started(not_carried="" if importing is None else await importing)
+
+    def _refuses(self, progress: Progress | None) -> str:
+        """Why a sample that has come to `progress` cannot go on here now, or ""."""
+        if progress is None:
+            # It waits for weights here, and begins with them.
+            return ""
+        if not self._may_start.is_set():
+            return f"engine {self.index} loads weights"
+        if progress.weight_version not in (None, self.weight_version):
+            return f"engine {self.index} has weight version {self.weight_version}, not {progress.weight_version}"
+        return ""
 
     async def _import(self, room: str, rest: Rest) -> str:
         answer: str = await self.call_scheduler("import_rows", room, rest.buffer.to_plain(), rest.first, rest.end)
@@ -282,7 +293,7 @@ class MovableEngine(RhymeRolloutActor):
             None if mean is None else DecodeMean(*mean),
         )
 
-    def step_times(self) -> str:
+    async def step_times(self) -> str:
         """The text of the profile this engine was given, "" before."""
         return self._step_times
 

@@ -148,9 +148,10 @@ class Reallocator:
         mean, predictor = status.decode, self.policy.predictor
         if predictor is not None:
             there = sum(sample.context for sample in status.samples)
-            drafts = round(mean.drafts / mean.running) if mean is not None and mean.running else 0
-            now = predictor.step_seconds(running, there, running * drafts) if running else 0.0
-            return Destination(now, predictor.step_seconds(running + 1, there + context, drafts), status.step_tokens)
+            each = mean.drafts / mean.running if mean is not None and mean.running else 0.0
+            now = predictor.step_seconds(running, there, round(running * each)) if running else 0.0
+            after = predictor.step_seconds(running + 1, there + context, round((running + 1) * each))
+            return Destination(now, after, status.step_tokens)
         if mean is None:
             return None
         return Destination(mean.seconds if running else 0.0, mean.seconds, status.step_tokens)
