@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from rhyme_openrlhf.latency.settings import EmulateSettings, LatencySettings
+from rhyme_openrlhf.latency.settings import NONE, EmulateSettings, LatencySettings
 from rhyme_openrlhf.options import Settings, SettingsError, from_mapping, option
+from rhyme_openrlhf.scheduling.dispatch_settings import DispatchSettings
 from rhyme_openrlhf.scheduling.move_settings import MoveSettings
+from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 from rhyme_openrlhf.speculation.settings import HISTORY, DraftingSettings, HistoSpecSettings
 
 # Public ids of runs and attempts: as many hexadecimal digits as the control plane's tables keep (api/models.py).
@@ -263,7 +265,9 @@ class RhymeSettings:
     latency: LatencySettings = field(default_factory=LatencySettings)
     history: HistorySettings = field(default_factory=HistorySettings)
     weights: WeightSettings = field(default_factory=WeightSettings)
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     move: MoveSettings = field(default_factory=MoveSettings)
+    reallocation: ReallocationSettings = field(default_factory=ReallocationSettings)
     run: RunSettings = field(default_factory=RunSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
@@ -286,6 +290,25 @@ class RhymeSettings:
             groups[group.group] = from_mapping(group, {name: getattr(node, name) for name in names})
         return cls(**groups)
 
+    @property
+    def samples_move(self) -> bool:
+        """Whether samples are kept apart from the engines: asked for, or needed by what moves them."""
+        return self.move.enable or self.reallocation.enable
+
+    @property
+    def outlives_engines(self) -> bool:
+        """Whether a run goes on without an engine that is gone: a broadcast's process group would wait for it."""
+        return self.samples_move and self.weights.transport == "buffer"
+
+    @property
+    def drafts_planned(self) -> bool:
+        """Whether drafts are cut by step times.
+
+        Reproducible runs plan nothing: what a step took, and so how much is drafted, is never the same twice, and
+        drafts decide which random numbers a sample draws.
+        """
+        return self.histospec.enable and self.latency.profile != NONE and not self.run.reproducible
+
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dictionary, as the run record writes it."""
         return dataclasses.asdict(self)
@@ -297,7 +320,9 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     LatencySettings,
     HistorySettings,
     WeightSettings,
+    DispatchSettings,
     MoveSettings,
+    ReallocationSettings,
     RunSettings,
     LimitSettings,
     ControlSettings,

@@ -152,6 +152,12 @@ class HistoryShard:
         prompt = self._prompts.get(prompt_key)
         return () if prompt is None else (*_pairs(prompt.earlier), *_medians(prompt.rollouts))
 
+    def last_lengths(self, prompt_key: str) -> tuple[int, ...]:
+        """The response lengths, in tokens, of the prompt's last rollout (RhymeRL, section 6.2); none if never seen."""
+        prompt = self._prompts.get(prompt_key)
+        rollouts = prompt.rollouts if prompt is not None else []
+        return next((tuple(rollout.lengths) for rollout in reversed(rollouts) if rollout.lengths), ())
+
     def epoch_lengths(self, first: int, last: int) -> EpochLengths:
         """Lengths of the prompts that have a rollout in the steps `first` to `last`, and one before them."""
         before, counts, lengths = array("d"), array("q"), array("q")

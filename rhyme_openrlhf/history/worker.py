@@ -13,6 +13,7 @@ import asyncio
 import secrets
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -271,6 +272,10 @@ class PlainHistoryWorker:
         """Each prompt's rollouts with their median response length (RhymeRL, section 6.2), oldest first."""
         return await self._give(Urgency.ASKED, lambda: [self._shard.median_lengths(key) for key in prompt_keys])
 
+    async def last_lengths(self, prompt_keys: list[str]) -> list[tuple[int, ...]]:
+        """Each prompt's response lengths in its last rollout, in tokens; none for a prompt never seen."""
+        return await self._give(Urgency.ASKED, lambda: [self._shard.last_lengths(key) for key in prompt_keys])
+
     async def prompts(self) -> int:
         """How many prompts this worker knows, turns counted singly."""
         return await self._give(Urgency.KEPT, lambda: self._shard.prompts)
@@ -332,6 +337,29 @@ def start_history_workers(
             ).remote(place)
         )
     return workers
+
+
+def last_lengths(
+    workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str], timeout_s: float
+) -> list[tuple[int, ...]]:
+    """Each prompt's response lengths in its last rollout (see `HistoryShard.last_lengths`), asked of its worker.
+
+    What plans a rollout calls this before it: a worker that is gone or does not answer in time leaves its prompts
+    without history, as if they were never seen.
+    """
+    found: list[tuple[int, ...]] = [()] * len(prompt_keys)
+    places = defaultdict(list)
+    for place, key in enumerate(prompt_keys if workers else ()):
+        places[owner(key, len(workers))].append(place)
+    asked = {
+        workers[number].last_lengths.remote([prompt_keys[place] for place in share]): share
+        for number, share in places.items()
+    }
+    for answer in ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)[0] if asked else ():
+        with suppress(ray.exceptions.RayError):
+            for place, lengths in zip(asked[answer], ray.get(answer), strict=True):
+                found[place] = lengths
+    return found
 
 
 def stop_history_workers(workers: Sequence[ray.actor.ActorHandle]) -> None:

@@ -1,4 +1,4 @@
-"""A patch: one method on vLLM's EngineCore, so that an engine's owner can call its scheduler.
+"""A patch: one method on vLLM's EngineCore, so that an engine's owner can call its scheduler, and that its workers.
 
 vLLM offers `call_utility(name, *args)` from the driver to methods of EngineCore, and no way to reach the scheduler.
 Importing this module (the scheduler plug-in does, in the engine-core process) adds `EngineCore.rhyme_scheduler`.
@@ -18,9 +18,13 @@ METHOD = "rhyme_scheduler"
 
 def _call_scheduler(self: EngineCore, method: str, arguments: list) -> Any:
     """Call `method(*arguments)` of this engine's scheduler; raises ValueError for a method it does not offer."""
-    if method not in getattr(self.scheduler, "CALLABLE", ()):
-        raise ValueError(f"{type(self.scheduler).__name__} offers no method {method!r} to its engine's owner")
-    return getattr(self.scheduler, method)(*arguments)
+    scheduler = self.scheduler
+    if method not in getattr(scheduler, "CALLABLE", ()):
+        raise ValueError(f"{type(scheduler).__name__} offers no method {method!r} to its engine's owner")
+    if hasattr(scheduler, "call_workers"):
+        # What schedules a request's blocks can so have them copied within one call, between the same two steps.
+        scheduler.call_workers = self.model_executor.collective_rpc
+    return getattr(scheduler, method)(*arguments)
 
 
 setattr(EngineCore, METHOD, _call_scheduler)

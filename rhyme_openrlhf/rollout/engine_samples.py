@@ -25,11 +25,13 @@ class EngineSampler:
         self._before = [EngineCounters()] * engines
         self._at = started
 
-    def samples(self, answers: Sequence[Answer], now: float) -> list[EngineSample]:
-        """One sample of each engine, from what each answered at `now`, on the clock of `started`."""
+    def samples(self, answers: Sequence[Answer | None], now: float) -> list[EngineSample]:
+        """One sample of each engine, from what each answered at `now`, on the clock of `started`; None: it is gone."""
         seconds, self._at = now - self._at, now
         found = []
         for engine, answer in enumerate(answers):
+            if answer is None:
+                continue
             counters = EngineCounters.from_dict(answer)
             since, self._before[engine] = counters - self._before[engine], counters
             found.append(

@@ -1,6 +1,6 @@
 """OpenRLHF's samples generator, which also records each rollout stage, and can go on where a killed one stopped.
 
-Which prompts are drawn, and to which engine each goes, is upstream's. Checked against OpenRLHF 0.11.2
+Which prompts are drawn, and without history to which engine each goes, is upstream's. Checked against OpenRLHF 0.11.2
 `trainer/ppo_utils/samples_generator.py`. Invariants: recording never waits for an engine that generates longer than
 one poll, and never changes a sample; with `state` and the data loader's state, a new generator draws exactly the
 prompts that were not trained on yet.
@@ -21,7 +21,10 @@ import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.history.keys import owner, prompt_key
+from rhyme_openrlhf.history.worker import last_lengths
+from rhyme_openrlhf.rollout.dispatch import choose, routed
 from rhyme_openrlhf.rollout.engine_samples import EngineSampler
+from rhyme_openrlhf.rollout.lost_engines import LostEngine, leave_out_lost
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import (
     DraftBudget,
@@ -45,6 +48,8 @@ POLL_SECONDS = 1.0
 POLL_TIMEOUT_SECONDS = 10.0
 # A report asks an engine's scheduler for its counters, which it answers between two steps.
 REPORT_TIMEOUT_SECONDS = 120.0
+# History workers answer within milliseconds; a rollout does not wait longer to be spread a little better.
+LENGTHS_TIMEOUT_SECONDS = 2.0
 # In a data loader's state (torchdata 0.11): whether its epoch's prompts are all drawn.
 LOADER_FINISHED = "_iterator_finished"
 
@@ -128,6 +133,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         return result
 
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
+        leave_out(self.vllm_engines, self.services)
         if self._stage is None and not self._evaluating:
             step = self.step + 1
             samples = len(prompts) * self.args.rollout.n_samples_per_prompt
@@ -139,12 +145,12 @@ class RhymeSamplesGenerator(SamplesGenerator):
             # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
             self._choose_samples(prompts)
         announce(prompts, self.services.history_workers)
-        with self._samples_at_home():
+        with self._samples_at_home(), self._by_predicted_work(prompts, **kwargs):
             return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
 
     def start_home(self) -> None:
         """Have a home for samples, if they may move; it starts while the engines do."""
-        if not self.services.settings.move.enable:
+        if not self.services.settings.samples_move:
             return
         from rhyme_openrlhf.rollout.moves.doors import HomeActor
 
@@ -165,7 +171,29 @@ class RhymeSamplesGenerator(SamplesGenerator):
         engines = self.vllm_engines
         ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
         self._home.begin_step.remote(self.step + 1)
-        self.vllm_engines = [door(self._home, number) for number in range(len(engines))]
+        self.vllm_engines = [
+            door(self._home, number) for number, engine in enumerate(engines) if not isinstance(engine, LostEngine)
+        ]
+        try:
+            yield
+        finally:
+            self.vllm_engines = engines
+
+    @contextlib.contextmanager
+    def _by_predicted_work(self, prompts: list[str], **generate_kwargs: Any) -> Iterator[None]:
+        """Within it, upstream's prompts go where there is least predicted work, if there is any history."""
+        workers, engines = self.services.history_workers, self.vllm_engines
+        if len(engines) < 2 or not workers or not self.services.settings.dispatch.by_history:
+            yield
+            return
+        lengths = last_lengths(workers, [prompt_key(prompt) for prompt in prompts], LENGTHS_TIMEOUT_SECONDS)
+        unfinished = ray.get(
+            [engine.get_num_unfinished_requests.remote() for engine in engines], timeout=REPORT_TIMEOUT_SECONDS
+        )
+        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        chosen = choose(lengths, unfinished, samples)
+        if chosen is not None:
+            self.vllm_engines = routed(engines, chosen)
         try:
             yield
         finally:
@@ -199,6 +227,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         return VisitedPrompt(prompt, self._visits[prompt] - 1)
 
     def _record_stage(self, stage: RolloutWatch, samples: list[Any]) -> None:
+        leave_out(self.vllm_engines, self.services)
         step, epoch = self.step, self.services.epoch_of(self.step)
         started, ended = stage.started, stage.ended
         reports = ray.get(
@@ -206,6 +235,9 @@ class RhymeSamplesGenerator(SamplesGenerator):
             timeout=REPORT_TIMEOUT_SECONDS,
         )
         for engine, report in enumerate(reports):
+            if report is None:
+                # Lost: what it did in this stage went with it.
+                continue
             counters = EngineCounters.from_dict(report["counters"])
             self.services.record(EngineStep(step, engine, counters, report["weight_version"]), SOURCE)
             for interval in report["intervals"]:
@@ -257,6 +289,15 @@ def announce(prompts: list[str], workers: Sequence[Any]) -> None:
         workers[number].prepare.remote(share)
 
 
+def leave_out(engines: list[Any], services: RunServices) -> None:
+    """Go on without engines that are gone, in a run that can, and say so. Raises RuntimeError if none is left."""
+    if not services.settings.outlives_engines:
+        return
+    for lost in leave_out_lost(engines):
+        text = f"the run goes on without engine {lost.number}, and its samples at the others: {lost.reason}"
+        services.record(Note("warning", text), SOURCE)
+
+
 class RolloutWatch:
     """One rollout stage: looks at the engines about once a second, from now until `stop`, and records how far it is."""
 
@@ -276,15 +317,24 @@ class RolloutWatch:
         self._stop.set()
         self._thread.join(POLL_TIMEOUT_SECONDS + POLL_SECONDS)
 
+    def _leave_out(self) -> None:
+        # Without any engine the rollout itself ends the run.
+        with contextlib.suppress(RuntimeError):
+            leave_out(self._engines, self._services)
+
     def _watch(self) -> None:
+        known: dict[int, Any] = {}
         sampler = EngineSampler(self._step, len(self._engines), time.monotonic())
         while not self._stop.wait(POLL_SECONDS):
             try:
                 answers = ray.get([engine.progress.remote() for engine in self._engines], timeout=POLL_TIMEOUT_SECONDS)
             except (ray.exceptions.RayError, TimeoutError):
-                # The rollout itself meets the same engine and reports what is wrong with it.
+                # The rollout itself meets the same engine and reports what is wrong with it, or goes on without it.
+                self._leave_out()
                 continue
-            done = sum((EngineCounters.from_dict(answer) for answer in answers), EngineCounters())
+            # What an engine had done before it was lost stays done.
+            known = {**known, **{number: answer for number, answer in enumerate(answers) if answer is not None}}
+            done = sum((EngineCounters.from_dict(answer) for answer in known.values()), EngineCounters())
             progress = RolloutProgress(
                 self._step,
                 done.finished_samples,

@@ -66,11 +66,11 @@ class Step(StrEnum):
     STAGE = "stage"
     """Both: copy the full blocks, while the source goes on."""
     STOP = "stop"
-    """Source: generate no more for it, keep it whole, and say its tokens."""
+    """Source: generate no more for it, keep it whole, say its tokens, and copy the rest of its blocks out."""
     TRANSFER = "transfer"
-    """Both: copy the rest."""
+    """Look at what the source copied of the rest when it stopped. (No order of its own: that would take a step.)"""
     START = "start"
-    """Destination: go on with it."""
+    """Destination: copy the rest in, and go on with it."""
     WITHDRAW = "withdraw"
     """Destination: end it, if it has it; refused if it has finished there."""
     RESUME = "resume"
@@ -83,6 +83,8 @@ class Reply(StrEnum):
     DONE = "done"
     REFUSED = "refused"
     """The engine answers that it did not do it."""
+    RECOMPUTING = "recomputing"
+    """To the order to start: it runs there, but what was carried did not get in, so it is computed again."""
     FAILED = "failed"
     """Something went wrong half-way; both engines are well."""
     GONE = "gone"
@@ -214,6 +216,8 @@ class Move:
     def _started(self, reply: Reply) -> Move:
         if reply is Reply.DONE:
             return self._arrived()
+        if reply is Reply.RECOMPUTING:
+            return self._recomputing(Step.START)._arrived()
         if reply in (Reply.LATE, Reply.FAILED):
             return dataclasses.replace(self, step=Step.WITHDRAW)
         return self._resuming()

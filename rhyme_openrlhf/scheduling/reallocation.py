@@ -6,7 +6,7 @@ the largest difference; each pair moves min(source - threshold, threshold - dest
 
 Invariants: a source keeps at least the threshold, a destination gets at most up to it; an engine takes part in at most
 one pair of a decision; no pairing moves more samples in all (if all destinations have room); a destination's free KV
-cache holds what it gets.
+cache and seats hold what it gets.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class RunningSample:
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """What an engine reported: its running samples and the tokens of KV cache it has free."""
+    """What an engine reported: its samples, the tokens of KV cache it has free, and its free seats (None: enough)."""
 
     engine: int
     running: tuple[RunningSample, ...]
     free_tokens: int
+    free_seats: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,20 @@ def knee(throughput: Callable[[int], float], most: int) -> int:
     return hull[-1][0]
 
 
+def speculative_knee(
+    step_seconds: Callable[[int, int, int], float], context: float, tokens_per_step: float, drafts: float, most: int
+) -> int:
+    """The knee where each sample has `context` tokens, verifies `drafts` and gains `tokens_per_step` tokens a step.
+
+    `step_seconds(running, context, drafts)`: of a step, in all (latency/predictor.py).
+    """
+
+    def throughput(count: int) -> float:
+        return count * tokens_per_step / step_seconds(count, round(count * context), round(count * drafts))
+
+    return knee(throughput, most)
+
+
 def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
     return (right[1] - left[1]) / (right[0] - left[0])
 
@@ -76,6 +91,8 @@ def reallocate(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocation
     found: list[Reallocation] = []
     for source, target in zip(sources, destinations, strict=False):
         count = min(len(source.running) - threshold, threshold - len(target.running))
+        if target.free_seats is not None:
+            count = min(count, target.free_seats)
         free = target.free_tokens
         moved: list[int] = []
         for sample in sorted(source.running, key=lambda s: (s.context, s.accepted, s.sample)):

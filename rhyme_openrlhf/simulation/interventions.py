@@ -132,12 +132,9 @@ class Interventions:
         if key not in self._thresholds:
             seconds = run.predictors[run.cluster.tensor_parallel].step_seconds
             rates = run.rates
-
-            def throughput(count: int) -> float:
-                step = seconds(count, round(count * context), round(count * rates.drafts_per_step))
-                return count * rates.tokens_per_step / step
-
-            self._thresholds[key] = reallocation.knee(throughput, run.cluster.running)
+            self._thresholds[key] = reallocation.speculative_knee(
+                seconds, context, rates.tokens_per_step, rates.drafts_per_step, run.cluster.running
+            )
         return self._thresholds[key]
 
     # Outliers

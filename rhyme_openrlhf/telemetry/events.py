@@ -159,7 +159,7 @@ class EngineSample(Event):
 class SampleMoved(Event):
     """An unfinished sample went from one engine to another, in `seconds`, with `tokens` tokens of context.
 
-    `downtime_seconds`: of these, while no engine generated it; `predicted_seconds`: what was expected of the carrier.
+    `downtime_seconds`: from its stop to its first token elsewhere; `predicted_seconds`: what was expected of that.
     None: not known, or a record of an older writer.
     """
 

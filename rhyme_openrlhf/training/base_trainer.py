@@ -23,6 +23,7 @@ import ray
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
+from rhyme_openrlhf.rollout.lost_engines import leave_out_lost
 from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, GeneratorState
 from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Note, Stage, StageStarted, TrainStep
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
@@ -91,6 +92,7 @@ class RhymeTraining(BasePPOTrainer):
         """One training step on `rollout_samples`, as upstream."""
         if self.services.settings.run.reproducible:
             rollout_samples = in_prompt_order(rollout_samples)
+        self.leave_out_lost()
         self._version = global_step + 1
         self.experience_maker.step = global_step + 1
         # Around upstream's step, not inside it: there, partial rollout has the engines paused.
@@ -128,6 +130,11 @@ class RhymeTraining(BasePPOTrainer):
         # Of an emulated machine: 0 without --emulate.train_s.
         time.sleep(max(started + self.services.settings.emulate.train_s - time.monotonic(), 0))
         return status
+
+    def leave_out_lost(self) -> None:
+        """Go on without engines that are gone, in a run that can."""
+        if self.services.settings.outlives_engines and self.vllm_engines:
+            leave_out_lost(self.vllm_engines)
 
     @contextmanager
     def engines_awake(self) -> Iterator[None]:
@@ -170,6 +177,7 @@ class RhymeTraining(BasePPOTrainer):
     def broadcast_to_vllm(self) -> None:
         """Bring the policy's weights to every engine, as the version after the current step."""
         self._stage("sync", self._version)
+        self.leave_out_lost()
         if self._weights is None:
             super().broadcast_to_vllm()
             ray.get([engine.set_weight_version.remote(self._version) for engine in self.vllm_engines])

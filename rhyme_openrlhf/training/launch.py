@@ -170,6 +170,7 @@ def _start_supervisor(job: _Job, session: Path, services: RunServices, terminati
         job.settings.limits,
         lambda event: services.record(event, SOURCE),
         termination.interrupt,
+        job.settings.outlives_engines,
     )
     for number, worker in enumerate(services.history_workers):
         supervisor.name(worker, f"history worker {number}")

@@ -42,7 +42,7 @@ def strategy_of(args: SimpleNamespace, upstream_strategy: Callable[[SimpleNamesp
 
 def engine_actor(settings: RhymeSettings) -> Any:
     """The Ray actor class of a run's engines."""
-    if not settings.move.enable:
+    if not settings.samples_move:
         return RolloutActor
     from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
 

@@ -1,4 +1,4 @@
-"""Before the first rollout: every engine gets the profile by which it plans its drafts.
+"""Before the first rollout: every engine gets the profile by which it plans its drafts, or samples are reallocated.
 
 The user's file, or the profile kept for this model and hardware, or else a quick one that the first engine measures now
 (under a minute) and keeps for later runs.
@@ -17,7 +17,7 @@ from typing import Any
 
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import ProfileError
-from rhyme_openrlhf.latency.settings import AUTO, NONE
+from rhyme_openrlhf.latency.settings import AUTO
 from rhyme_openrlhf.profiling.measure import QUICKLY, MeasureError, Plan, measure
 from rhyme_openrlhf.profiling.remote_engine import EngineCallError, RemoteEngine
 from rhyme_openrlhf.telemetry.events import Note, NoteLevel
@@ -32,16 +32,13 @@ CALL_SECONDS = 60.0
 def install_step_times(
     engines: Sequence[Any], services: RunServices, awake: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    """Give every engine its profile, if the run's drafts are planned. Raises ProfileError for a file that does not fit.
+    """Give every engine its profile, if drafts are planned by it or samples reallocated.
 
-    Engines that may be asleep are measured within `awake`.
-
-    Reproducible runs plan nothing: what a step took, and so how much is drafted, is never the same twice, and drafts
-    decide which random numbers a sample draws.
+    Engines that may be asleep are measured within `awake`. Raises ProfileError for a file that does not fit.
     """
     settings = services.settings
-    planned = settings.histospec.enable and settings.latency.profile != NONE and not settings.run.reproducible
-    if not planned or not engines:
+    reallocated = settings.reallocation.enable and not settings.reallocation.threshold
+    if not (settings.drafts_planned or reallocated) or not engines:
         return
 
     def say(level: NoteLevel, text: str) -> None:

@@ -4,6 +4,8 @@ Two threads beside the driver's main thread, which waits inside OpenRLHF: one re
 Ray's actors and at the engines. When the run cannot go on, the supervisor keeps the sentence that says why and has the
 main thread interrupted.
 
+Where samples are kept apart from the engines, an engine's death is told and ends nothing while another engine is left.
+
 Invariants: a death is noticed within two polls; the trainer gets GRACE_SECONDS to end the run itself, with a checkpoint
 where it can; a history worker that died was restarted by Ray and ends nothing; watching changes nothing of the run.
 """
@@ -42,12 +44,20 @@ class Supervisor:
     """Watches one run until `stop`. `fault` is the sentence that says why the run cannot go on, once it cannot."""
 
     def __init__(
-        self, events: Path, logs: Path, limits: LimitSettings, record: Callable[[Event], None], interrupt: Any
+        self,
+        events: Path,
+        logs: Path,
+        limits: LimitSettings,
+        record: Callable[[Event], None],
+        interrupt: Any,
+        outlives_engines: bool = False,
     ) -> None:
         """`events` is the run's event log, `logs` Ray's log directory on this machine.
 
         `record` writes an event to the run's record; `interrupt()` is called once, when there is a fault.
+        `outlives_engines`: the run goes on for as long as one engine is left.
         """
+        self._outlives_engines = outlives_engines
         self.fault = ""
         self._events = events
         self._logs = logs
@@ -60,6 +70,8 @@ class Supervisor:
         self._restarts: dict[str, int] = {}
         self._deaths: list[_Death] = []
         self._dead: set[str] = set()
+        # Deaths of engines that the run went on without.
+        self._outlived: list[_Death] = []
         self._unreachable_since = 0.0
         self._look_lock = threading.Lock()
         self._stop = threading.Event()
@@ -83,7 +95,9 @@ class Supervisor:
     def explain(self) -> str:
         """After the run failed: the first death, which explains it, in one sentence, or ""."""
         self._look()
-        return self._deaths[0].sentence if self._deaths else ""
+        # What fails soon after an engine was lost failed of that; what fails later did not.
+        recent = [death for death in self._outlived if time.time() - death.at < GRACE_SECONDS]
+        return next((death.sentence for death in (*self._deaths, *recent)), "")
 
     def _observe(self) -> None:
         for recorded in follow(self._events, self._stop.is_set):
@@ -139,7 +153,10 @@ class Supervisor:
         where = f"(process {actor.pid} on {actor.node})"
         sentence = f"{actor.name} {where} died during {self._stage.doing}: {cause}"
         self._record(Note("error", "\n".join([sentence, *(f"  its log: {line}" for line in tail)])))
-        if not actor.name.startswith(DISPENSABLE):
+        others = any(key not in self._dead for key in self._engines)
+        if self._outlives_engines and actor.key in self._engines and others:
+            self._outlived.append(_Death(time.time(), sentence, False))
+        elif not actor.name.startswith(DISPENSABLE):
             self._deaths.append(_Death(time.time(), sentence, actor.name.startswith(INDISPENSABLE)))
 
     def _check_engine(self, actor: ActorRow) -> None:

@@ -70,6 +70,11 @@ class RhymeTrainingActor(PlainTrainingActor, RhymeTraining):  # type: ignore[mis
         }
         return states
 
+    def broadcast_to_vllm(self) -> None:
+        """As upstream, which first pauses engines for partial rollout: those that are there."""
+        self.leave_out_lost()
+        super().broadcast_to_vllm()
+
     def generator_state(self, client_states: dict[str, Any]) -> GeneratorState:
         """Taken from what the generator queued with the samples: by now it is ahead of them."""
         return client_states.pop(GENERATOR)

@@ -32,7 +32,7 @@ class WeightCheck:
         self._services = services
         self._left: int = services.settings.weights.check_syncs
         self._policy_scores: list[float] | None = None
-        self._engine_scores: list[list[float]] = []
+        self._engine_scores: list[list[float] | None] = []
 
     @property
     def needs_scores(self) -> bool:
@@ -58,8 +58,12 @@ class WeightCheck:
         self._policy_scores, self._engine_scores = policy, engines = self._ask()
         policy_moved = None if old_policy is None else distance(policy, old_policy)
         for engine, scores in enumerate(engines):
+            if scores is None:
+                # Lost (rollout/lost_engines.py).
+                continue
             difference = distance(scores, policy)
-            moved = None if old_policy is None else distance(scores, old_engines[engine])
+            old = old_engines[engine] if old_policy is not None else None
+            moved = None if old is None else distance(scores, old)
             self._services.record(WeightsChecked(version, engine, difference, moved, policy_moved), SOURCE)
             if difference > SUSPICIOUS_DIFFERENCE:
                 text = (
@@ -68,7 +72,7 @@ class WeightCheck:
                 )
                 self._services.record(Note("warning", text), SOURCE)
 
-    def _ask(self) -> tuple[list[float], list[list[float]]]:
+    def _ask(self) -> tuple[list[float], list[list[float] | None]]:
         timeout_s = self._services.settings.weights.timeout_s
         trained = wait_for(
             self._policy.async_run_method("score", CHECKED_TOKENS), timeout_s, "the policy's log-probabilities"

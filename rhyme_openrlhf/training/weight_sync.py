@@ -1,7 +1,7 @@
 """From the policy to every engine: publish a weight version, bring it to each node once, load it.
 
-Invariants: the version that an engine reports is the one it was given; a version is loaded by all engines or the
-call raises; every wait has a limit and the error names what was waited for.
+Invariants: the version that an engine reports is the one it was given; a version is loaded by all engines that are
+there or the call raises; every wait has a limit and the error names what was waited for.
 """
 
 from __future__ import annotations
@@ -61,17 +61,20 @@ class WeightSync:
         segments = dict(zip(self._stores, fetched, strict=True))
         seconds = self._wait(
             [
-                engine.load_weights.remote(segments[node])
+                # A lost engine (rollout/lost_engines.py) may have had no node to tell.
+                engine.load_weights.remote(segments.get(node))
                 for engine, node in zip(self._engines, self._nodes, strict=True)
             ],
             f"{len(self._engines)} engines to load weight version {version}",
         )
         for engine, took in enumerate(seconds):
+            if took is None:
+                continue
             self._services.record(WeightsLoaded(version, engine, took), SOURCE)
 
     def _start_stores(self) -> None:
         self._nodes = self._wait([engine.node_id.remote() for engine in self._engines], "the engines' node ids")
-        for node in dict.fromkeys(self._nodes):
+        for node in dict.fromkeys(node for node in self._nodes if node is not None):
             pinned = NodeAffinitySchedulingStrategy(node, soft=False)
             self._stores[node] = NodeWeights.options(scheduling_strategy=pinned).remote()
 

@@ -233,3 +233,15 @@ def test_sources_that_go_with_other_settings_in_no_way(tmp_path: Path, flag: str
     argv = [*arguments(str(tmp_path)), "--drafting.source", "ngram", flag]
     with pytest.raises(preflight.PreflightError, match=reason):
         preflight.check(upstream.parse(argv))
+
+
+def test_reallocation_without_what_it_needs(tmp_path: Path) -> None:
+    def with_reallocation(*flags: str) -> None:
+        preflight.check(upstream.parse([*arguments(str(tmp_path)), "--reallocation.enable", *flags]))
+
+    with pytest.raises(preflight.PreflightError, match="needs two engines"):
+        with_reallocation("--vllm.num_engines", "1")
+    for unmeasured in (("--latency.profile", "none"), ("--no-histospec.enable",)):
+        with pytest.raises(preflight.PreflightError, match="needs step times .* or the number as"):
+            with_reallocation(*unmeasured)
+        with_reallocation(*unmeasured, "--reallocation.threshold", "8")

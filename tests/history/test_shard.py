@@ -54,6 +54,17 @@ def test_an_older_rollout_is_ignored() -> None:
     assert median(shard) == 2
 
 
+def test_last_lengths_are_all_those_of_the_last_rollout_that_has_some() -> None:
+    shard = HistoryShard(rollouts=2)
+    shard.record("p", 3, [OLD], [2, 9])
+    shard.record("p", 8, [], [5, 5])
+    shard.record("p", 8, [NEW], [10])
+    assert shard.last_lengths("p") == (5, 5, 10)
+    shard.record("p", 9, [NEW], [])
+    assert shard.last_lengths("p") == (5, 5, 10)
+    assert shard.last_lengths("never seen") == ()
+
+
 def test_prompts_do_not_mix() -> None:
     shard = HistoryShard()
     shard.record("p", 1, [OLD], [1])

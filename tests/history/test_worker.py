@@ -18,7 +18,12 @@ ray = pytest.importorskip("ray")
 from rhyme_openrlhf.config import HistorySettings  # noqa: E402
 from rhyme_openrlhf.history.index import DraftIndex, Piece  # noqa: E402
 from rhyme_openrlhf.history.keys import owner, prompt_key  # noqa: E402
-from rhyme_openrlhf.history.worker import PromptRollout, start_history_workers, stop_history_workers  # noqa: E402
+from rhyme_openrlhf.history.worker import (  # noqa: E402
+    PromptRollout,
+    last_lengths,
+    start_history_workers,
+    stop_history_workers,
+)
 from rhyme_openrlhf.rollout.history_feed import PREFIX, HistoryFeed  # noqa: E402
 from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix  # noqa: E402
 from rhyme_openrlhf.telemetry.events import Note  # noqa: E402
@@ -102,6 +107,12 @@ def test_a_dead_worker_costs_drafts_and_nothing_else(workers: list[Any], tmp_pat
     asyncio.run(feed.install(key))
     assert scheduler.indexes == {}
     assert feed.take_problems()[0].startswith("history worker 0 failed: ")
+    # Whoever plans by lengths plans without those of its prompts.
+    owned = {owner(other, 2): other for other in map(prompt_key, "abcdefgh")}
+    known = PromptRollout(owned[1], (), (7, 30))
+    ray.get(workers[0].record.remote(1, [known]))
+    assert last_lengths([worker, workers[0]], [owned[0], owned[1], owned[1]], timeout_s=20) == [(), (7, 30), (7, 30)]
+    assert last_lengths([], [key], timeout_s=20) == [()]
 
 
 def test_a_worker_that_dies_has_its_history_again(workers: list[Any], tmp_path: Path) -> None:

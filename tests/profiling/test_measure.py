@@ -148,7 +148,7 @@ def test_a_quick_walk_ends_in_time_and_has_seen_every_number_of_samples(monkeypa
     quick = plan(walk=QUICKLY)
     whole = measure(quick, FormulaEngine())
     assert StepModel(whole).seconds(3, 300, 9) == pytest.approx(formula.formula(3, 300, 9), rel=0.3)
-    assert not whole.prefills
+    assert {point.sequences for point in whole.prefills} == {1}
     # A second a burst, and time for less than half of the first round.
     clock = itertools.count()
     monkeypatch.setattr(measuring.time, "monotonic", lambda: float(next(clock)))

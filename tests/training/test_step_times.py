@@ -13,7 +13,7 @@ import pytest
 
 from rhyme_openrlhf.config import HistoSpecSettings, RhymeSettings, RunSettings
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.grid import Limits, StepShape
+from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Profile, ProfileError, Subject
 from rhyme_openrlhf.latency.settings import EmulateSettings, LatencySettings
 from rhyme_openrlhf.profiling.remote_engine import EngineCallError
@@ -48,6 +48,9 @@ class FormulaEngine:
             raise EngineCallError("waited 60 s for an engine: decode steps")
         context, drafts = shape.running * shape.context_each, shape.running * shape.drafts_each
         return [(shape.running, context, drafts, formula.formula(shape.running, context, drafts))] * steps
+
+    def prefill(self, shape: PrefillShape) -> float:
+        return shape.sequences * shape.length * 1e-5
 
     def kept_profile(self) -> tuple[str, str]:
         return "kept.json", self.kept

@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from rhyme_openrlhf.config import LimitSettings
+from rhyme_openrlhf.rollout.lost_engines import leave_out_lost
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, RolloutStarted
 from rhyme_openrlhf.training.actor_table import NAMES, read_actors
@@ -64,12 +65,17 @@ def session() -> Iterator[Path]:
 class Watched:
     """A supervisor with a record in memory."""
 
-    def __init__(self, session: Path, folder: Path, limits: LimitSettings) -> None:
+    def __init__(self, session: Path, folder: Path, limits: LimitSettings, outlives_engines: bool = False) -> None:
         self.events: list[Event] = []
         self.interrupted = threading.Event()
         self.log = EventLog(folder / "events.jsonl")
         self.supervisor = Supervisor(
-            folder / "events.jsonl", session / "logs", limits, self.events.append, self.interrupted.set
+            folder / "events.jsonl",
+            session / "logs",
+            limits,
+            self.events.append,
+            self.interrupted.set,
+            outlives_engines,
         )
 
     def deaths(self, name: str) -> list[ProcessDied]:
@@ -143,6 +149,28 @@ def test_an_engine_that_cannot_generate_counts_as_dead(watched: Watched) -> None
     watched.supervisor.start()
     wait_until(lambda: bool(watched.deaths("engine 0")))
     assert watched.deaths("engine 0")[0].cause == "the vLLM engine core of engine 0 died or failed"
+
+
+def test_a_run_whose_samples_are_elsewhere_outlives_an_engine(session: Path, tmp_path: Path) -> None:
+    """The death is told, with the number it has; who calls all engines gets None of that one."""
+    watched = Watched(session, tmp_path, LimitSettings(), outlives_engines=True)
+    engines: list[Any] = [actor(), actor()]
+    for number, engine in enumerate(engines):
+        watched.supervisor.name(engine, f"engine {number + 50}", engine=True)
+    ray.get([engine.pid.remote() for engine in engines])
+    assert leave_out_lost(engines) == []
+    watched.supervisor.start()
+    engines[0].die.remote()
+    wait_until(lambda: bool(watched.deaths("engine 50")))
+    assert not watched.supervisor._deaths and "engine 50" in watched.supervisor.explain()
+    (lost,) = leave_out_lost(engines)
+    assert engines[0] is lost and lost.number == 0 and ray.get(lost.rollout_report.remote(1, 2)) is None
+    ray.get(engines[1].fall_ill.remote())
+    with pytest.raises(RuntimeError, match=r"all 2 engines are gone: .*; the vLLM engine core of engine 0 died"):
+        leave_out_lost(engines)
+    wait_until(lambda: bool(watched.deaths("engine 51")))
+    assert [death.sentence.split(" ")[1] for death in watched.supervisor._deaths] == ["51"]
+    watched.supervisor.stop()
 
 
 def test_a_run_that_gets_nowhere_is_ended(session: Path, tmp_path: Path) -> None:

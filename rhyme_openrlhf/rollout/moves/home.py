@@ -11,6 +11,7 @@ drafts of kept samples, which are not made (they would be on several engines).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,15 +22,16 @@ from rhyme_openrlhf.rollout.engine import leave_out_unread  # first: installs th
 import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
 
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
-from rhyme_openrlhf.rollout.moves.engine_port import EnginePort
+from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, EnginePort
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
+from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_settings import AUTO
-from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
+from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, Note, SampleMoved
 from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 
 OUTCOMES: Mapping[Phase, MoveOutcome] = {
@@ -66,18 +68,39 @@ class SampleHome:
         self._keeper = SampleKeeper(ports, rhyme.move.news_s, self._restarted)
         self._mover = Mover(self._keeper, KvBufferStore(), self._choose, rhyme.move.timeout_s, self._moved)
         self._nodes: dict[int, str] = {}
+        self.reallocator: Reallocator | None = None
+        """None if samples are not reallocated."""
+        self._loop: asyncio.Task[None] | None = None
+        if rhyme.reallocation.enable:
+            self.reallocator = Reallocator(rhyme.reallocation, self._keeper, self.move, self._warn)
 
     async def open(self) -> None:
         """Begin to listen to the engines, unless that is done; needs a running event loop."""
         if self._nodes:
             return
         for number, engine in self._keeper.engines.items():
-            self._nodes[number] = await engine.port.call("node_id")
+            # One that is gone already is on no node.
+            with contextlib.suppress(EngineLost):
+                self._nodes[number] = await engine.port.call("node_id")
         self._keeper.start()
+        if self.reallocator is not None:
+            self._loop = asyncio.create_task(self.reallocator.run())
+            self._loop.add_done_callback(self._reallocation_ended)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, and move nothing."""
         self._keeper.stop()
+        if self.reallocator is not None and self._loop is not None:
+            self._loop.cancel()
+            self.reallocator.stop()
+
+    def _reallocation_ended(self, loop: asyncio.Task[None]) -> None:
+        error = None if loop.cancelled() else loop.exception()
+        if error is not None:
+            self._warn(f"no sample is reallocated any more: {type(error).__name__}: {error}")
+
+    def _warn(self, sentence: str) -> None:
+        self._record(Note("warning", sentence))
 
     def begin_step(self, step: int) -> None:
         """Samples from now on are of this training step."""
@@ -149,14 +172,23 @@ class SampleHome:
     # --- what is recorded
 
     def _choose(self, context: int, source: int, destination: int) -> Choice:
-        carrier = self.rhyme.move.carrier
+        carrier, known, costs = self.rhyme.move.carrier, None, None
+        if self.reallocator is not None:
+            known, costs = self.reallocator.destination(destination, context), self.reallocator.costs
         if carrier == AUTO:
-            # A buffer is on one node; and what is shorter than a prompt's block would only be overhead.
-            carrier = KV_TRANSFER if self._nodes[source] == self._nodes[destination] else RECOMPUTE
-        return Choice(carrier)
+            # A buffer is on one node.
+            near = self._nodes.get(source) == self._nodes.get(destination)
+            carrier = KV_TRANSFER if near else RECOMPUTE
+            if carrier == KV_TRANSFER and known is not None and costs is not None:
+                carrier = costs.cheaper(context, known) or carrier
+        if known is None or costs is None:
+            return Choice(carrier)
+        return Choice(carrier, costs.predicted(carrier, context, known), known)
 
     def _moved(self, done: MoveRecord) -> None:
-        move = done.move
+        move, known = done.move, done.choice.destination
+        if self.reallocator is not None and known is not None and done.downtime and move.phase is Phase.RUNNING:
+            self.reallocator.costs.learn(move.carrier, done.tokens, known, done.downtime)
         self._record(
             SampleMoved(
                 self._step,
@@ -169,7 +201,7 @@ class SampleHome:
                 done.seconds,
                 done.tokens,
                 done.downtime,
-                done.predicted,
+                done.choice.predicted,
             )
         )
 

@@ -140,10 +140,12 @@ class SampleKeeper:
         try:
             # Nothing to go on from: it may wait there for new weights.
             progress = sample.known if sample.known.tokens else None
-            refused = known.alive and await known.port.call("start_sample", sample.place, sample.request, progress)
+            if known.alive:
+                started = await known.port.call("start_sample", sample.place, sample.request, progress)
+                return known.alive and not started.refused
         except EngineLost:
             self._lost(engine)
-        return known.alive and not refused
+        return False
 
     @staticmethod
     def restartable(sample: KeptSample) -> Progress:

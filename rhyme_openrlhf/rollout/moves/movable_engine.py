@@ -4,8 +4,9 @@ The caller's await is not here but with the sample's keeper (keeper.py), which a
 the KV cache and the latest tokens dies with an engine. A sample has another name for every stay at an engine, its
 place; all calls name places, and every order may be given twice.
 
-Invariants: blocks of a reservation are written only while nothing can take them away (one lock over importing,
-releasing, moving in and weight loads); a sample that is stopped is told of with every token its engine has made.
+Invariants: blocks of a reservation are written only while nothing can take them away (within one call of the scheduler,
+which voids them all at a weight load; one lock over releasing, moving in and weight loads); a sample that is stopped is
+told of with every token its engine has made.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ from rhyme_openrlhf.rollout.moves.travel import (
     Grown,
     News,
     Progress,
+    Rest,
     SampleRequest,
+    Started,
     Stopped,
 )
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, WINDOW
+from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, SampleStatus
 from rhyme_openrlhf.training.weight_buckets import Segment
 
 MOVING_SCHEDULERS = "rhyme_openrlhf.rollout.moves.moving_scheduler"
@@ -45,6 +49,8 @@ ABORTED = "abort"
 # The engine core and vLLM's frontend differ by the steps whose output is on its way between them.
 CATCH_UP_SECONDS = 10.0
 CATCH_UP_POLL_SECONDS = 0.001
+# Only a record waits for it.
+FIRST_TOKEN_POLL_SECONDS = 0.02
 
 
 @dataclass
@@ -64,6 +70,7 @@ class MovableEngine(RhymeRolloutActor):
         self._finished: dict[str, Any] = {}
         self._news = asyncio.Event()
         self._dead = False
+        self._step_times = ""
         self._rooms_lock = asyncio.Lock()
         await super().__init__(*args, **kwargs)
         self._outputs = ResumedOutputs(self.llm)
@@ -80,27 +87,63 @@ class MovableEngine(RhymeRolloutActor):
     # --- what every sample needs
 
     async def start_sample(
-        self, place: str, request: SampleRequest, progress: Progress | None = None, room: str = "", computed: int = 0
-    ) -> str:
-        """Begin a sample, or go on with one that has come to `progress`. Returns "" or why it does not.
+        self,
+        place: str,
+        request: SampleRequest,
+        progress: Progress | None = None,
+        room: str = "",
+        computed: int = 0,
+        rest: Rest | None = None,
+    ) -> Started:
+        """Begin a sample, or go on with one that has come to `progress`.
 
-        `room`: the reservation it takes up, in which the KV cache of the first `computed` tokens lies.
+        `room`: the reservation it takes up, in which the KV cache of the first `computed` tokens lies once `rest` is
+        copied in.
         """
         if place in self._here or place in self._finished:
-            return ""
-        if progress is not None and not self._may_start.is_set():
-            return f"engine {self.index} loads weights"
-        made_by = self.weight_version if progress is None else progress.weight_version
-        if made_by not in (None, self.weight_version):
-            # A load may have come between the question and the start.
-            return f"engine {self.index} has weight version {self.weight_version}, not {made_by}"
+            return Started()
+        if refused := self._refuses(progress):
+            return Started(refused)
         here = self._here[place] = _Here(request, len(progress.tokens) if progress else 0)
         async with self._rooms_lock:
+            # A load may have come meanwhile.
+            if refused := self._refuses(progress):
+                del self._here[place]
+                return Started(refused)
+            # Not waited for: the scheduler meets both between the same two steps, the rest first.
+            importing = None if rest is None else asyncio.create_task(self._import(room, rest))
             here.task = asyncio.create_task(self._generate(place, request, progress, room, computed))
             here.task.add_done_callback(functools.partial(self._over, place))
             while room and not here.task.done() and self._outputs.state(place) is None:
                 await asyncio.sleep(CATCH_UP_POLL_SECONDS)
+            return Started(not_carried="" if importing is None else await importing)
+
+    def _refuses(self, progress: Progress | None) -> str:
+        """Why a sample that has come to `progress` cannot go on here now, or ""."""
+        if progress is None:
+            # It waits for weights here, and begins with them.
+            return ""
+        if not self._may_start.is_set():
+            return f"engine {self.index} loads weights"
+        if progress.weight_version not in (None, self.weight_version):
+            return f"engine {self.index} has weight version {self.weight_version}, not {progress.weight_version}"
         return ""
+
+    async def _import(self, room: str, rest: Rest) -> str:
+        answer: str = await self.call_scheduler("import_rows", room, rest.buffer.to_plain(), rest.first, rest.end)
+        return answer
+
+    async def first_token_at(self, place: str, wait_s: float) -> float | None:
+        """When a sample that came here had its first token here, unix seconds; None if it has none after `wait_s`."""
+        limit = asyncio.get_running_loop().time() + wait_s
+        state = self._outputs.state(place)
+        if state is None:
+            return None
+        while (at := await self.call_scheduler("take_first_token", state.request_id)) is None:
+            if place not in self._here or asyncio.get_running_loop().time() > limit:
+                return None
+            await asyncio.sleep(FIRST_TOKEN_POLL_SECONDS)
+        return float(at)
 
     def _over(self, place: str, task: asyncio.Task[Any]) -> None:
         """A sample's task is done: its keeper is to know the output, or what ended it."""
@@ -189,16 +232,18 @@ class MovableEngine(RhymeRolloutActor):
 
     # --- source
 
-    async def stop_sample(self, place: str) -> Stopped | None:
+    async def stop_sample(self, place: str, buffer: KvBuffer | None = None, first: int = 0) -> Stopped | None:
         """Generate no more for a sample, and keep it; None if it is not here, or has finished.
 
-        Raises TimeoutError if vLLM's frontend does not get to know its last tokens.
+        With a `buffer` its blocks from number `first` on are copied there. Raises TimeoutError if vLLM's frontend does
+        not get to know its last tokens.
         """
+        plain = None if buffer is None else buffer.to_plain()
         state = await self._when_known(place)
         if state is None:
             return None
         limit = asyncio.get_running_loop().time() + CATCH_UP_SECONDS
-        answer = await self.call_scheduler("stop_sample", state.request_id)
+        answer = await self.call_scheduler("stop_sample", state.request_id, plain, first)
         while answer is None or state.detokenizer.num_output_tokens() < answer["output"]:
             if self._outputs.state(place) is not state:
                 # It finished; or the frontend met a stop string in tokens that were on their way.
@@ -207,13 +252,13 @@ class MovableEngine(RhymeRolloutActor):
                 raise TimeoutError(f"waited {CATCH_UP_SECONDS:g} s for the last tokens of sample {place}")
             await asyncio.sleep(CATCH_UP_POLL_SECONDS)
             if answer is None:
-                answer = await self.call_scheduler("stop_sample", state.request_id)
+                answer = await self.call_scheduler("stop_sample", state.request_id, plain, first)
         generator = None
         if self._here[place].request.parameters.seed is not None:
             generator = (await self.llm.collective_rpc("rhyme_generator_state", args=(state.request_id,)))[0]
         tokens, log_probs = generated(state)
         progress = Progress(tokens, log_probs, generator, answer["window"], self.weight_version)
-        return Stopped(progress, answer["computed"], FullBlocks(tuple(answer["blocks"]), answer["preemptions"]))
+        return Stopped(progress, answer["computed"], answer["blocks"], answer["problem"], answer["at"])
 
     async def resume_sample(self, place: str) -> bool:
         """Go on with a sample that may be stopped; False if it is not here, or has finished."""
@@ -228,6 +273,34 @@ class MovableEngine(RhymeRolloutActor):
                 raise TimeoutError(f"waited {CATCH_UP_SECONDS:g} s for sample {place} to begin")
             await asyncio.sleep(CATCH_UP_POLL_SECONDS)
         return state
+
+    async def status(self) -> EngineStatus:
+        """What this engine is doing now (scheduling/engine_status.py); figures over time are since the last call."""
+        answer = await self.call_scheduler("status")
+        found = [SampleStatus(self._outputs.name_of(name), *rest) for name, *rest in answer["samples"]]
+        mean = answer["decode"]
+        return EngineStatus(
+            self.index,
+            tuple(sample for sample in found if sample.place in self._here),
+            answer["free_tokens"],
+            answer["free_seats"],
+            self.weight_version,
+            self._may_start.is_set(),
+            answer["decode_steps"],
+            answer["step_tokens"],
+            answer["tokens_per_second"],
+            answer["tokens_per_step"],
+            None if mean is None else DecodeMean(*mean),
+        )
+
+    async def step_times(self) -> str:
+        """The text of the profile this engine was given, "" before."""
+        return self._step_times
+
+    async def install_profile(self, text: str) -> str:
+        """Keep it for whoever asks, and plan drafts by it if this run plans any; returns "" or why not."""
+        self._step_times = text
+        return await super().install_profile(text) if self.rhyme.drafts_planned else ""
 
     # --- the KV cache
 
@@ -250,7 +323,10 @@ class MovableEngine(RhymeRolloutActor):
         What was copied is the sample's only if it has not been preempted until then: it may have lost its blocks before
         they were read.
         """
-        problem = await self._copied("rhyme_export_kv", list(kv.blocks[first:]), buffer, first)
+        answers = await self.llm.collective_rpc(
+            "rhyme_export_kv", args=(list(kv.blocks[first:]), buffer.to_plain(), first)
+        )
+        problem = next((answer for answer in answers if answer), "")
         now = await self.full_blocks(place)
         if now is None or now.preemptions != kv.preemptions:
             return f"sample {place} ended or was preempted while its KV blocks were copied"
@@ -258,15 +334,7 @@ class MovableEngine(RhymeRolloutActor):
 
     async def import_kv(self, room: str, buffer: KvBuffer, first: int, end: int) -> str:
         """Copy rows `first` to `end` of the buffer into the blocks of a reservation; "" or why not."""
-        async with self._rooms_lock:
-            blocks = await self.call_scheduler("room_blocks", room)
-            if len(blocks) < end:
-                return f"engine {self.index} holds {len(blocks)} KV blocks for {room}, not {end}"
-            return await self._copied("rhyme_import_kv", blocks[first:end], buffer, first)
-
-    async def _copied(self, method: str, blocks: list[int], buffer: KvBuffer, first: int) -> str:
-        answers = await self.llm.collective_rpc(method, args=(blocks, buffer.to_plain(), first))
-        return next((answer for answer in answers if answer), "")
+        return await self._import(room, Rest(buffer, first, end))
 
     async def hold_room(self, room: str, tokens: int) -> str:
         """Hold a seat and the blocks of `tokens` tokens; "" or why not."""

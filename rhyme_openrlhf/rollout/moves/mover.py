@@ -16,31 +16,34 @@ from typing import Any
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvBufferStore, KvLayout
-from rhyme_openrlhf.rollout.moves.travel import FullBlocks, Stopped
+from rhyme_openrlhf.rollout.moves.travel import FullBlocks, Rest, Stopped
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Cleanup, Move, MoveRefused, Phase, Place, Reply, Step, ask
+from rhyme_openrlhf.scheduling.move_costs import Destination
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a sample is to be carried; the downtime that is expected of it, and on which grounds (None: not known)."""
+
+    carrier: str
+    predicted: float | None = None
+    destination: Destination | None = None
 
 
 @dataclass(frozen=True)
 class MoveRecord:
-    """A move that is over. `seconds`: all of it; `downtime`: of these, while no engine generated; `tokens`: of context.
+    """A move that is over. `seconds`: all of it; `tokens`: of context.
 
-    `predicted`: the seconds that its carrier was expected to take, None if nothing was.
+    `downtime`: seconds from the stop at the source to the first token elsewhere (or to the order to resume), None where
+    that is not known.
     """
 
     move: Move
     cause: str
     seconds: float
-    downtime: float
+    downtime: float | None
     tokens: int
-    predicted: float | None
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a sample is to be carried, and the seconds that this is expected to take (None: not known)."""
-
-    carrier: str
-    predicted: float | None = None
+    choice: Choice
 
 
 @dataclass
@@ -57,8 +60,7 @@ class _Way:
     staged: int = 0
     stopped: Stopped | None = None
     computed: int = 0
-    stopped_at: float = 0.0
-    downtime: float = 0.0
+    downtime: float | None = None
     across_versions: bool = False
 
 
@@ -117,8 +119,10 @@ class Mover:
             sample.moving = False
             self._settle(move, way)
         await self._clean_up(move, way)
+        if move.phase in (Phase.RUNNING, Phase.RECOMPUTED) and way.stopped is not None:
+            way.downtime = await self._until_first_token(move, way, way.stopped.at)
         tokens = len(sample.request.prompt) + len(sample.known.tokens)
-        done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice.predicted)
+        done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice)
         self._record(done)
         return done
 
@@ -192,7 +196,7 @@ class Mover:
         full = await self._call(move.source, "full_blocks", way.left)
         if full is None:
             return Reply.GONE, "the sample ended"
-        problem = await self._carry(move, way, full, 0)
+        problem = await self._carry(move, way, full)
         if problem:
             return Reply.FAILED, problem
         way.staged = len(full.blocks)
@@ -203,19 +207,16 @@ class Mover:
             self._layouts[engine] = await self._call(engine, "kv_layout")
         return self._layouts[engine]
 
-    async def _carry(self, move: Move, way: _Way, kv: FullBlocks, first: int) -> str:
-        """Copy blocks from number `first` on; "" or why not."""
-        buffer, end = way.buffer, len(kv.blocks)
-        assert buffer is not None
-        if first >= end:
+    async def _carry(self, move: Move, way: _Way, kv: FullBlocks) -> str:
+        """Copy full blocks while the source generates on; "" or why not."""
+        if not kv.blocks:
             return ""
-        refused = await self._call(move.destination, "hold_room", way.room, end * buffer.layout.block_size)
-        problem = refused or await self._call(move.source, "export_kv", way.left, kv, buffer, first)
-        return problem or await self._call(move.destination, "import_kv", way.room, buffer, first, end)
+        problem = await self._call(move.source, "export_kv", way.left, kv, way.buffer, 0)
+        return problem or await self._call(move.destination, "import_kv", way.room, way.buffer, 0, len(kv.blocks))
 
     async def _stop(self, move: Move, way: _Way) -> tuple[Reply, str]:
-        way.stopped_at = time.monotonic()
-        way.stopped = await self._call(move.source, "stop_sample", way.left)
+        carried = (way.buffer, way.staged) if move.carrier == KV_TRANSFER else ()
+        way.stopped = await self._call(move.source, "stop_sample", way.left, *carried)
         if way.stopped is None:
             return Reply.GONE, "the sample ended"
         way.sample.known = way.stopped.progress
@@ -226,9 +227,8 @@ class Mover:
         assert stopped is not None
         if stopped.computed <= 0:
             return Reply.FAILED, "nothing of its KV cache is computed"
-        problem = await self._carry(move, way, stopped.kv, way.staged)
-        if problem:
-            return Reply.FAILED, problem
+        if stopped.problem:
+            return Reply.FAILED, stopped.problem
         way.computed = stopped.computed
         return Reply.DONE, ""
 
@@ -240,13 +240,15 @@ class Mover:
         progress = sample.known
         if way.across_versions:
             progress = dataclasses.replace(progress, weight_version=None)
-        refused = await self._call(
-            move.destination, "start_sample", way.room, sample.request, progress, way.room, computed
+        rest = None
+        if computed and way.stopped is not None and way.stopped.blocks > way.staged:
+            rest = Rest(way.buffer, way.staged, way.stopped.blocks)
+        started = await self._call(
+            move.destination, "start_sample", way.room, sample.request, progress, way.room, computed, rest
         )
-        if refused:
-            return Reply.REFUSED, refused
-        way.downtime = time.monotonic() - way.stopped_at if way.stopped_at else 0.0
-        return Reply.DONE, ""
+        if started.refused:
+            return Reply.REFUSED, started.refused
+        return (Reply.RECOMPUTING if started.not_carried else Reply.DONE), started.not_carried
 
     async def _withdraw(self, move: Move, way: _Way) -> tuple[Reply, str]:
         withdrawn = await self._call(move.destination, "withdraw_sample", way.room)
@@ -254,8 +256,18 @@ class Mover:
 
     async def _resume(self, move: Move, way: _Way) -> tuple[Reply, str]:
         resumed = await self._call(move.source, "resume_sample", way.left)
-        way.downtime = time.monotonic() - way.stopped_at if way.stopped_at else 0.0
+        if way.stopped is not None:
+            way.downtime = max(time.time() - way.stopped.at, 0.0)
         return (Reply.DONE, "") if resumed else (Reply.GONE, "the sample ended")
+
+    async def _until_first_token(self, move: Move, way: _Way, stopped: float) -> float | None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                at = await self._call(move.destination, "first_token_at", way.room, self._limit_s / 2)
+        except (TimeoutError, OrderFailed, _Lost):
+            return None
+        # Between nodes: as well as their clocks agree.
+        return None if at is None else max(at - stopped, 0.0)
 
     async def _clean_up(self, move: Move, way: _Way) -> None:
         orders = {

@@ -19,26 +19,38 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
+from rhyme_openrlhf.rollout.moves.status_figures import StatusFigures
 from rhyme_openrlhf.rollout.moves.travel import Arrival
-from rhyme_openrlhf.rollout.scheduler import HistoryScheduler, MeteredScheduler
+from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
+from rhyme_openrlhf.rollout.scheduler import HistoryScheduler, MeteredScheduler, Metering, extra_arguments
+from rhyme_openrlhf.rollout.step_meter import VerifiedDraft
 
 OF_MOVES = (
-    "can_carry_kv", "hold_room", "release_room", "room_blocks", "full_blocks", "stop_sample", "resume_sample",
-    "rooms", "seats",
+    "can_carry_kv", "hold_room", "release_room", "room_blocks", "import_rows", "full_blocks", "stop_sample",
+    "resume_sample", "rooms", "seats", "take_first_token", "status",
 )  # fmt: skip
+# Of arrivals whose first token nobody asked for.
+FIRST_TOKENS_KEPT = 1024
 
 
-class MovingScheduler(Scheduler):
-    """Stopping, keeping, resuming; holding room; arrivals."""
+class MovingScheduler(Metering, Scheduler):
+    """Stopping, keeping, resuming; holding room; arrivals; what is told of the engine."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Blocks by reservation; None: void, its blocks are gone.
+        # Set before each call from the engine's owner (engine_core_channel.py): calls a method of the workers.
+        self.call_workers: Any = None
+        # Blocks by reservation; None: void, its blocks are gone. And how many tokens of KV cache lie in them.
         self._rooms: dict[str, list[Any] | None] = {}
+        self._filled: dict[str, int] = {}
         # Stopped requests, and whether each keeps a seat: one that had none yet must not take another's.
         self._stopped: dict[str, bool] = {}
         # Arrivals with KV blocks that no step has met yet.
         self._arrived: set[str] = set()
+        self._reports = StatusFigures()
+        # Arrivals without a token made here yet, and when (unix seconds) the others had theirs.
+        self._no_token: set[str] = set()
+        self._first_tokens: dict[str, float] = {}
 
     # --- destination
 
@@ -72,6 +84,20 @@ class MovingScheduler(Scheduler):
         """The numbers of the blocks that reservation `name` holds, in order; none if there is no such reservation."""
         return [block.block_id for block in self._rooms.get(name) or ()]
 
+    def import_rows(self, name: str, buffer: dict[str, Any], first: int, end: int) -> str:
+        """Have rows `first` to `end` of a buffer copied into a reservation, which grows to hold them; "" or why not."""
+        refused = self.hold_room(name, end * self.block_size)
+        if refused:
+            return refused
+        problem = self._copied("rhyme_import_kv", self.room_blocks(name)[first:end], buffer, first)
+        if not problem and self._filled.get(name, 0) >= first * self.block_size:
+            self._filled[name] = end * self.block_size
+        return problem
+
+    def _copied(self, method: str, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
+        answers = self.call_workers(method, args=(blocks, buffer, first)) if blocks else []
+        return next((answer for answer in answers if answer), "")
+
     def seats(self) -> int:
         """Samples that can run at once, beside those that moves keep a seat for."""
         return self.max_num_running_reqs
@@ -83,6 +109,7 @@ class MovingScheduler(Scheduler):
     def _take_room(self, name: str) -> list[Any]:
         if name in self._rooms:
             self.max_num_running_reqs += 1
+        self._filled.pop(name, None)
         return self._rooms.pop(name, None) or []
 
     def add_request(self, request: Any) -> None:
@@ -92,10 +119,14 @@ class MovingScheduler(Scheduler):
             super().add_request(request)
             return
         request.append_output_token_ids(list(arrival.tokens))
+        self._reports.came(request.request_id, len(arrival.tokens))
         # vLLM's statistics of prompts: this is none.
         request.prefill_stats = None
+        filled = self._filled.get(arrival.room, 0)
         blocks = self._take_room(arrival.room)
-        if arrival.computed and len(blocks) * self.block_size >= arrival.computed:
+        self._no_token.add(request.request_id)
+        # What did not get in is computed again.
+        if 0 < arrival.computed <= min(filled, len(blocks) * self.block_size):
             self._move_in(request, blocks, arrival.computed)
         elif blocks:
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
@@ -112,10 +143,54 @@ class MovingScheduler(Scheduler):
         self._arrived.add(request.request_id)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        now = time.perf_counter()
         output = super().schedule(*args, **kwargs)
         if self._arrived:
             self._arrived.difference_update(output.num_scheduled_tokens)
+        self._reports.scheduled(output, self.requests, now)
         return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)
+        if not self.running:
+            self._reports.interrupted()
+        if self._no_token:
+            for client in outputs.values():
+                for output in client.outputs:
+                    if output.new_token_ids and output.request_id in self._no_token:
+                        self._no_token.discard(output.request_id)
+                        self._first_tokens[output.request_id] = time.time()
+            while len(self._first_tokens) > FIRST_TOKENS_KEPT:
+                del self._first_tokens[next(iter(self._first_tokens))]
+        return outputs
+
+    def take_first_token(self, request_id: str) -> float | None:
+        """When an arrival had its first token here, unix seconds, told once; None: not yet."""
+        return self._first_tokens.pop(request_id, None)
+
+    # --- what is told of this engine
+
+    def status(self) -> dict[str, Any]:
+        """What an EngineStatus is made of, as plain values; means are of the time since the last call."""
+        samples = []
+        for request_id, request in self.requests.items():
+            if not request.is_finished() and not extra_arguments(request).get(UNCOUNTED):
+                waiting = request.status != RequestStatus.RUNNING
+                accepted = self._reports.accepted_per_step(request_id, request.num_output_tokens)
+                samples.append((request_id, request.num_tokens, accepted, waiting))
+        pool = self.kv_cache_manager.block_pool
+        return {
+            "samples": samples,
+            "free_tokens": pool.get_num_free_blocks() * self.block_size,
+            "free_seats": max(self.max_num_running_reqs - len(self.running), 0),
+            "step_tokens": self.max_num_scheduled_tokens,
+            **self._reports.take(self.meter.counters()),
+        }
+
+    def on_verified(self, draft: VerifiedDraft) -> str:
+        """As its base, and counted for the sample."""
+        self._reports.accepted(draft.request, draft.accepted)
+        return super().on_verified(draft)
 
     # --- source
 
@@ -135,11 +210,13 @@ class MovingScheduler(Scheduler):
         full = self._final_tokens(request) // self.block_size
         return {"blocks": self._blocks(request)[:full], "preemptions": request.num_preemptions}
 
-    def stop_sample(self, request_id: str) -> dict[str, Any] | None:
+    def stop_sample(
+        self, request_id: str, buffer: dict[str, Any] | None = None, first: int = 0
+    ) -> dict[str, Any] | None:
         """Schedule a request no more, and keep it; None if there is no such unfinished request.
 
-        `output`: its response tokens, in number; `computed`, `blocks`, `preemptions`: as `Stopped`; `window`: of its
-        speculation, None without speculation.
+        With a `buffer` its blocks from number `first` on are copied there. `output`: its response tokens, in number;
+        `computed`, `blocks`, `problem`, `at`: as `Stopped`; `window`: of its speculation, None without speculation.
         """
         request = self.requests.get(request_id)
         if request is None or request.is_finished():
@@ -153,12 +230,14 @@ class MovingScheduler(Scheduler):
                 self.skipped_waiting.remove_requests([request])
             self._stopped[request_id] = seated
             self.max_num_running_reqs -= seated
-        computed = self._final_tokens(request)
+        at, computed = time.time(), self._final_tokens(request)
+        blocks = self._blocks(request)[: -(-computed // self.block_size)]
         return {
             "output": request.num_output_tokens,
             "computed": computed,
-            "blocks": self._blocks(request)[: -(-computed // self.block_size)],
-            "preemptions": request.num_preemptions,
+            "blocks": len(blocks),
+            "problem": self._copied("rhyme_export_kv", blocks[first:], buffer, first) if buffer else "",
+            "at": at,
             "window": self.window_of(request_id),
         }
 
@@ -194,12 +273,15 @@ class MovingScheduler(Scheduler):
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._forget_stop(request.request_id)
         self._arrived.discard(request.request_id)
+        self._no_token.discard(request.request_id)
+        self._reports.forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     # --- weights
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """As vLLM; and what moves keep of KV blocks goes too, because it was made by the weights of before."""
+        self._filled.clear()
         for name, blocks in self._rooms.items():
             self._rooms[name] = None
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks or []))

@@ -34,6 +34,11 @@ class ResumedOutputs:
         internal = self._processor.external_req_ids.get(request_id)
         return self._processor.request_states.get(internal[0]) if internal else None
 
+    def name_of(self, request_id: str) -> str:
+        """The (external) id of the unfinished request that vLLM calls `request_id`, "" if there is none."""
+        state = self._processor.request_states.get(request_id)
+        return "" if state is None else str(state.external_req_id)
+
     def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self._add(request, *args, **kwargs)
         progress = self._expected.pop(request.external_req_id, None)

@@ -84,12 +84,35 @@ class FullBlocks:
 class Stopped:
     """A sample that its engine keeps, stopped: what it has generated, and its KV cache as far as it is computed.
 
-    `kv`: the blocks of its first `computed` tokens, the last of which may be partly filled.
+    `blocks`: how many hold its first `computed` tokens, the last of which may be partly filled. `problem`: why what was
+    to be carried of them was not copied, "" if it was. `at`: unix seconds of the stop.
     """
 
     progress: Progress
     computed: int
-    kv: FullBlocks
+    blocks: int
+    problem: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What a sample's engine has still to copy in when it starts there: rows `first` to `end` of a buffer."""
+
+    buffer: Any
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """What an engine answers that was told to go on with a sample. `refused`: why it does not, "" if it does.
+
+    `not_carried`: why it computes the KV cache again that was to be carried; "" if it need not.
+    """
+
+    refused: str = ""
+    not_carried: str = ""
 
 
 @dataclass(frozen=True)

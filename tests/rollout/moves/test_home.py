@@ -11,13 +11,16 @@ import pytest
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.sample_turns import TURNS
+from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.move_settings import MoveSettings
+from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
 from tests.rollout.moves.engines import TIMEOUT_S, Engines
 
 pytestmark = pytest.mark.engine
 
 TURNS_EACH = 2
+THRESHOLD = 3
 
 
 class TwoTurns:
@@ -74,3 +77,57 @@ def test_both_turns_of_a_conversation_move(pair: Engines) -> None:
     for response in responses:
         assert [turn.tokens for turn in response[TURNS]] == [200, 200]
         assert [turn.finish_reason for turn in response[TURNS]] == ["length", "length"]
+
+
+class OneTurn:
+    """An agent that only asks; each sample for another length."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    async def execute(self, prompt: str, sampling_params: Any, llm_engine: Any, **_: Any) -> dict[str, Any]:
+        self._asked += 1
+        parameters = sampling_params.clone()
+        parameters.max_tokens = 250 + 20 * self._asked
+        output = await llm_engine.generate([*range(10, 30), self._asked], parameters)
+        return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answer": list(output.outputs[0].token_ids)}
+
+
+def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
+    """All begin at one engine; those above the threshold go on at the other one, as if nothing had happened."""
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.rollout.moves.home import SampleHome
+
+    parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
+
+    async def generate(enable: bool) -> tuple[list[Any], list[Event], dict[int, EngineStatus]]:
+        settings = dataclasses.replace(
+            RhymeSettings(),
+            move=MoveSettings(news_s=0.02),
+            reallocation=ReallocationSettings(enable=enable, threshold=THRESHOLD, cooldown_steps=1, status_s=0.05),
+        )
+        events: list[Event] = []
+        home = SampleHome(dict(enumerate(pair.engines)), settings, 1, None, None, events.append)
+        home.executor = OneTurn()
+        await home.open()
+        responses = await home.generate_responses(0, "p", "", parameters, 600, None, num_samples=8)
+        statuses = home.reallocator.statuses if home.reallocator is not None else {}
+        home.close()
+        return responses, events, statuses
+
+    def run(enable: bool) -> tuple[list[Any], list[Event], dict[int, EngineStatus]]:
+        return asyncio.run(asyncio.wait_for(generate(enable), TIMEOUT_S))
+
+    expected, nothing, _ = run(False)
+    assert nothing == []
+    responses, events, statuses = run(True)
+    assert [r["answer"] for r in responses] == [r["answer"] for r in expected]
+    moves = [event for event in events if isinstance(event, SampleMoved)]
+    assert events == moves and sum(event.outcome == "moved" for event in moves) >= THRESHOLD
+    assert {(event.source_engine, event.destination_engine, event.cause) for event in moves[:THRESHOLD]} == {
+        (0, 1, "reallocation")
+    }
+    assert all(event.downtime_seconds and event.downtime_seconds > 0 for event in moves if event.outcome == "moved")
+    assert set(statuses) == {0, 1} and statuses[0].decode_steps > 250 and statuses[0].open
+    assert statuses[0].free_tokens > 0 and statuses[0].tokens_per_second > 0 and statuses[0].decode is not None

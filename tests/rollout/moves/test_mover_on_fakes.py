@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper, longer
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore, KvLayout
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover
-from rhyme_openrlhf.rollout.moves.travel import FullBlocks, Grown, News, Progress, SampleRequest, Stopped
+from rhyme_openrlhf.rollout.moves.travel import FullBlocks, Grown, News, Progress, Rest, SampleRequest, Started, Stopped
 from rhyme_openrlhf.scheduling.move import ENDED, KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
 
 LAYOUT = KvLayout(1, 1, 4, 2, "float32")
@@ -24,7 +25,7 @@ SEATS = 3
 LATE_S = 0.02
 SCENARIOS = 30
 # A fault of these is tidied by nobody: that engine is as good as lost.
-TIDYING = ("collect", "kv_layout", "release_room", "discard_sample")
+TIDYING = ("collect", "kv_layout", "release_room", "discard_sample", "first_token_at")
 
 
 def expected(request: SampleRequest) -> tuple[int, ...]:
@@ -88,14 +89,19 @@ class FakeEngine:
         return News(finished, grown, 0, True)
 
     def start_sample(
-        self, place: str, request: SampleRequest, progress: Progress | None = None, room: str = "", computed: int = 0
-    ) -> str:
+        self, place: str, request: SampleRequest, progress: Progress | None = None, room: str = "", computed: int = 0,
+        rest: Rest | None = None,
+    ) -> Started:  # fmt: skip
         if place not in self.here and place not in self.finished:
             tokens = list(progress.tokens) if progress else []
             assert tuple(tokens) == expected(request)[: len(tokens)]
             self.here[place] = _Running(request, tokens, len(tokens))
             self.rooms.pop(room, None)
-        return ""
+        gone = rest is not None and not Path(rest.buffer.path).exists()
+        return Started(not_carried="the buffer is gone" if gone else "")
+
+    def first_token_at(self, place: str, wait_s: float) -> float | None:
+        return time.time() if place in self.here else None
 
     def hold_room(self, room: str, tokens: int) -> str:
         if room not in self.rooms and len(self.here) + len(self.rooms) >= SEATS:
@@ -122,13 +128,13 @@ class FakeEngine:
             return None
         return FullBlocks(tuple(range(len(self.here[place].tokens) // LAYOUT.block_size)))
 
-    def stop_sample(self, place: str) -> Stopped | None:
+    def stop_sample(self, place: str, buffer: Any = None, first: int = 0) -> Stopped | None:
         if place not in self.here:
             return None
         sample = self.here[place]
         sample.stopped = True
-        blocks = FullBlocks(tuple(range(-(-len(sample.tokens) // LAYOUT.block_size))))
-        return Stopped(Progress(tuple(sample.tokens)), len(sample.tokens), blocks)
+        blocks = -(-len(sample.tokens) // LAYOUT.block_size)
+        return Stopped(Progress(tuple(sample.tokens)), len(sample.tokens), blocks, at=time.time())
 
     def resume_sample(self, place: str) -> bool:
         if place in self.here:

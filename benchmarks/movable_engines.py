@@ -1,0 +1,113 @@
+"""Two real engines of the embedded model in one process, whose samples can move, for benchmarks; no Ray.
+
+Invariant: what their schedulers do is the product's own; only how long the parts that moves and reports add take is
+added up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.platform import gpu_present, shims
+
+if not gpu_present():
+    shims.install()
+
+from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
+from rhyme_openrlhf.rollout.moves.moving_scheduler import MovingHistoryScheduler
+
+TIMEOUT_S = 300
+# Calls that hold the engine up between two steps.
+ADDED = ("status", "import_rows", "stop_sample", "hold_room", "full_blocks")
+
+
+class TimedScheduler(MovingHistoryScheduler):
+    """Adds up the seconds of ADDED."""
+
+    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "take_added")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._added: dict[str, list[float]] = defaultdict(list)
+        for name in ADDED:
+            setattr(self, name, self._timed(name, getattr(self, name)))
+
+    def _timed(self, name: str, method: Any) -> Any:
+        def timed(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return method(*args)
+            finally:
+                self._added[name].append(time.perf_counter() - began)
+
+        return timed
+
+    def take_added(self) -> dict[str, list[float]]:
+        """Seconds of each call since the last question, by method."""
+        taken, self._added = dict(self._added), defaultdict(list)
+        return taken
+
+
+class BenchmarkEngine(MovableEngine):
+    """The run's engine with that scheduler."""
+
+    @staticmethod
+    def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
+        return MovableEngine.plugins(rhyme) | {"scheduler_cls": "movable_engines.TimedScheduler"}
+
+
+class LocalEngine:
+    """One engine with an event loop of its own; `call` is a keeper's port."""
+
+    def __init__(self, index: int, settings: RhymeSettings, length: int, seats: int) -> None:
+        os.environ.update(
+            {"RAY_ADDRESS": "not-asked", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"}
+            | {"OMP_NUM_THREADS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "VLLM_NO_USAGE_STATS": "1"}
+            | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        )
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self.raw: Any = BenchmarkEngine.__new__(BenchmarkEngine)
+        self.now(self._start(index, settings, length, seats))
+
+    async def _start(self, index: int, settings: RhymeSettings, length: int, seats: int) -> None:
+        await self.raw.__init__(
+            model=str(embedded.MODEL), max_model_len=length, max_num_seqs=seats, block_size=32, enforce_eager=True,
+            tensor_parallel_size=1, num_gpus=0, enable_prefix_caching=True, distributed_executor_backend="uni",
+            logprobs_mode="processed_logprobs", max_logprobs=1, bundle_indices=None, rhyme=settings, run_seed=1,
+            index=index, history_workers=[],
+        )  # fmt: skip
+
+    def now(self, coroutine: Any) -> Any:
+        """Wait for it. Raises TimeoutError after TIMEOUT_S."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """As a port."""
+        if method == "node_id":
+            return "here"
+        coroutine = getattr(self.raw, method)(*arguments)
+        if not asyncio.iscoroutine(coroutine):
+            return coroutine
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    async def scheduler(self, method: str, *arguments: Any) -> Any:
+        """Call the engine's scheduler."""
+        return await self.call("call_scheduler", method, *arguments)
+
+    def stop(self) -> None:
+        """End the engine's process."""
+
+        async def shut_down() -> None:
+            self.raw.llm.shutdown()
+
+        self.now(shut_down())
+        self._loop.call_soon_threadsafe(self._loop.stop)

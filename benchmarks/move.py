@@ -1,0 +1,393 @@
+"""What does a move cost, and what does reallocation gain? Real engines of the embedded model on this machine.
+
+    python benchmarks/move.py cost --out move-cost.json          # a sample's downtime by carrier and context
+    python benchmarks/move.py skew --out move-skew.json          # 24 + 1 samples, and 12 + 12, with and without
+    python benchmarks/move.py skew --paced 2 --out ...           # the same on engines paced to RLHFSpec 3.3
+
+`cost`: two engines, each with samples that decode; one more sample with a long context goes from the first to the
+second, by each carrier in turn. Downtime is from its stop to its first token there; predictions are those that a run
+makes (scheduling/move_costs.py, learnt from the moves before). `skew`: both engines' samples are as long; the stage
+ends with the last one. Arms are interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from movable_engines import LocalEngine
+
+from rhyme_openrlhf.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
+from rhyme_openrlhf.latency.settings import EmulateSettings
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.latency.transfer_model import TransferModel
+from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
+from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
+from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
+from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
+from rhyme_openrlhf.rollout.moves.travel import SampleRequest
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
+from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
+
+CARRIERS = (KV_TRANSFER, RECOMPUTE)
+# RLHFSpec 3.3: tokens a second of one instance with so many samples; straight between them.
+PAPERS_TOKENS_PER_SECOND = {1: 103.0, 6: 765.0, 19: 1415.0, 24: 1453.0}
+LIMIT_S = 60.0
+
+
+class Bench:
+    """Two engines, and a keeper, mover and reallocator over them."""
+
+    def __init__(self, settings: RhymeSettings, length: int, seats: int, folder: Path) -> None:
+        self.engines = [LocalEngine(number, settings, length, seats) for number in range(2)]
+        self.folder = folder
+        self.chance = random.Random(1)
+
+    def run(self, test: Callable[[Session], Awaitable[Any]], reallocation: ReallocationSettings) -> Any:
+        """What the test gives, run in an event loop of its own."""
+
+        async def main() -> Any:
+            session = Session(self, reallocation)
+            session.keeper.start()
+            try:
+                return await asyncio.wait_for(test(session), 600)
+            finally:
+                session.reallocator.stop()
+                session.keeper.stop()
+
+        return asyncio.run(main())
+
+    def stop(self) -> None:
+        """End both engines."""
+        for engine in self.engines:
+            engine.stop()
+
+    def profile(self, contexts: list[int], running: list[int]) -> Profile:
+        """Plain decode steps and prefills of the first engine, as `rhyme profile` measures them."""
+        engine = self.engines[0]
+
+        async def main() -> Profile:
+            steps, prefills = [], []
+            for count in running:
+                for context in (contexts[0], contexts[-1]):
+                    found = await engine.call("decode_steps", StepShape(count, context, 0), 12)
+                    took = statistics.median(step[3] for step in found)
+                    tokens = round(statistics.fmean(step[1] for step in found))
+                    steps.append(StepPoint(count, tokens, 0, took, 0.0, len(found)))
+            for context in contexts:
+                shape = PrefillShape(1, context)
+                took = statistics.median([await engine.call("prefill", shape) for _ in range(3)])
+                prefills.append(PrefillPoint(1, context, took, 0.0, 3))
+            return Profile(await engine.call("subject"), "measured", tuple(steps), tuple(prefills))
+
+        return asyncio.run(main())
+
+    def request(self, prompt: int, tokens: int) -> SampleRequest:
+        """A sample with a random prompt, always answered with so many tokens."""
+        from vllm import SamplingParams
+
+        words = tuple(self.chance.randrange(5, 120) for _ in range(prompt))
+        parameters = SamplingParams(temperature=1.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
+        parameters.detokenize = False
+        return SampleRequest(words, parameters)
+
+
+class Session:
+    """What is made anew for each measurement."""
+
+    def __init__(self, bench: Bench, reallocation: ReallocationSettings) -> None:
+        self.bench = bench
+        self.records: list[MoveRecord] = []
+        self.keeper = SampleKeeper(dict(enumerate(bench.engines)), 0.05)
+        self.carrier = ""
+        self.mover = Mover(self.keeper, KvBufferStore(bench.folder), self.choose, LIMIT_S, self.moved)
+        self.reallocator = Reallocator(reallocation, self.keeper, self.move, print)
+
+    def install(self, profile: Profile) -> None:
+        """Predict by this profile."""
+        self.reallocator.policy.predictor = Predictor(StepModel(profile))
+        self.reallocator.costs.transfer = TransferModel(profile)
+
+    def choose(self, context: int, source: int, destination: int) -> Choice:
+        """The carrier that is set, else the cheaper one; with what is predicted of it."""
+        known, costs = self.reallocator.destination(destination, context), self.reallocator.costs
+        if known is None:
+            return Choice(self.carrier or KV_TRANSFER)
+        carrier = self.carrier or costs.cheaper(context, known) or KV_TRANSFER
+        return Choice(carrier, costs.predicted(carrier, context, known), known)
+
+    def moved(self, record: MoveRecord) -> None:
+        """As the samples' home: learn from it."""
+        self.records.append(record)
+        known = record.choice.destination
+        if known is not None and record.downtime and record.move.phase is Phase.RUNNING:
+            self.reallocator.costs.learn(record.move.carrier, record.tokens, known, record.downtime)
+
+    async def move(self, sample: int, destination: int, cause: str) -> Any:
+        """As the samples' home."""
+        return await self.mover.move(self.keeper.sample(str(sample)), destination, cause)
+
+    async def grown(self, tokens: int, prompt: tuple[int, ...]) -> Any:
+        """The sample of this prompt, once that many of its response tokens are known."""
+        while True:
+            for sample in self.keeper._samples.values():
+                if sample.request.prompt == prompt and len(sample.known.tokens) >= tokens:
+                    return sample
+            await asyncio.sleep(0.01)
+
+
+# --- what a move costs
+
+
+async def downtimes(session: Session, profile: Profile, contexts: list[int], beside: int, repeats: int) -> list[Any]:
+    """Moves of samples of these contexts, by both carriers in turn, while `beside` samples decode at each engine."""
+    session.install(profile)
+    bench, rows = session.bench, []
+    crowd = [
+        asyncio.create_task(session.keeper.generate(bench.request(64, 6000), number % 2))
+        for number in range(2 * beside)
+    ]
+    for repeat in range(repeats):
+        for context in contexts:
+            for carrier in CARRIERS if repeat % 2 else CARRIERS[::-1]:
+                session.carrier = carrier
+                request = bench.request(context, 300)
+                moved = asyncio.create_task(session.keeper.generate(request, 0))
+                sample = await session.grown(20, request.prompt)
+                # As a run does: what is known of the engines is from their last reports.
+                await session.reallocator._hear()
+                await asyncio.sleep(0.1)
+                await session.reallocator._hear()
+                known = session.reallocator.destination(1, context)
+                chosen = session.reallocator.costs.cheaper(context, known)
+                record = await session.mover.move(sample, 1, "reallocation")
+                decode = session.reallocator.statuses[1].decode or session.reallocator.statuses[0].decode
+                rows.append(
+                    {
+                        "context": context, "beside": beside, "carrier": carrier, "repeat": repeat, "chosen": chosen,
+                        "phase": record.move.phase.value, "downtime_s": record.downtime, "seconds": record.seconds,
+                        "predicted_s": record.choice.predicted, "step_s": decode.seconds if decode else None,
+                    }
+                )  # fmt: skip
+                moved.cancel()
+                await asyncio.wait([moved])
+    for task in crowd:
+        task.cancel()
+    await asyncio.wait(crowd) if crowd else None
+    return rows
+
+
+def cost_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians by condition, how far predictions were off, and how often the cheaper carrier was chosen."""
+    warm = [row for row in rows if row["repeat"] >= 2 and row["phase"] == "running" and row["downtime_s"]]
+    found: dict[str, Any] = {"conditions": []}
+    chosen_right, off = [], {carrier: [] for carrier in CARRIERS}
+    print("| context | beside | step ms | KV ms | steps | recompute ms | predicted KV / recompute | cheaper chosen |")
+    print("|---|---|---|---|---|---|---|---|")
+    for beside in sorted({row["beside"] for row in warm}):
+        for context in sorted({row["context"] for row in warm}):
+            of = [row for row in warm if (row["context"], row["beside"]) == (context, beside)]
+            took = {c: [row["downtime_s"] for row in of if row["carrier"] == c] for c in CARRIERS}
+            said = {c: [row["predicted_s"] for row in of if row["carrier"] == c] for c in CARRIERS}
+            if not all(took.values()):
+                continue
+            median = {c: statistics.median(took[c]) for c in CARRIERS}
+            expected = {c: statistics.median(said[c]) for c in CARRIERS}
+            step = statistics.median(row["step_s"] for row in of if row["step_s"])
+            cheaper = min(CARRIERS, key=lambda c: median[c])
+            right = [row["chosen"] == cheaper for row in of]
+            chosen_right += right
+            for carrier in CARRIERS:
+                off[carrier].append(expected[carrier] / median[carrier] - 1)
+            found["conditions"].append(
+                {
+                    "context": context, "beside": beside, "step_s": step, "downtime_s": median, "predicted_s": expected,
+                    "kv_steps": median[KV_TRANSFER] / step, "chosen_right": statistics.fmean(right),
+                }
+            )  # fmt: skip
+            says = f"{1e3 * expected[KV_TRANSFER]:.1f} / {1e3 * expected[RECOMPUTE]:.1f}"
+            print(
+                f"| {context} | {beside} | {1e3 * step:.1f} | {1e3 * median[KV_TRANSFER]:.1f} "
+                f"| {median[KV_TRANSFER] / step:.1f} | {1e3 * median[RECOMPUTE]:.1f} "
+                f"| {says} | {statistics.fmean(right):.0%} |"
+            )
+    found["chosen_right"] = statistics.fmean(chosen_right)
+    found["predicted_off"] = {c: [round(x, 3) for x in off[c]] for c in CARRIERS}
+    print(f"the cheaper carrier was chosen in {found['chosen_right']:.1%} of {len(chosen_right)} cases")
+    return found
+
+
+def cost(options: argparse.Namespace) -> dict[str, Any]:
+    """The first benchmark."""
+    contexts = [256, 1024, 4096]
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rhyme-benchmark-") as folder:
+        bench = Bench(settings(""), 8192, 24, Path(folder))
+        try:
+            profile = bench.profile(contexts, [1, 4, 9, 16])
+            rows = []
+            for beside in options.beside:
+
+                async def test(session: Session, beside: int = beside) -> list[Any]:
+                    return await downtimes(session, profile, contexts, beside, options.repeats)
+
+                rows += bench.run(test, ReallocationSettings())
+        finally:
+            bench.stop()
+    return {"rows": rows, **cost_table(rows)}
+
+
+# --- what reallocation gains
+
+
+def settings(profile: str) -> RhymeSettings:
+    """Of the benchmark's engines: no drafts, so that each sample is as long in steps as in tokens."""
+    return dataclasses.replace(
+        RhymeSettings(),
+        histospec=HistoSpecSettings(own_output=False, siblings=False),
+        drafting=DraftingSettings(probe_share=0),
+        emulate=EmulateSettings(profile=profile),
+        cpu=CpuSettings(kv_cache_mb=256),
+    )
+
+
+def papers_profile(slower: float) -> Profile:
+    """The step times behind RLHFSpec 3.3's throughputs, `slower` times as long."""
+    steps = tuple(
+        StepPoint(count, context, 0, slower * count / rate, 0.0, 1)
+        for count, rate in PAPERS_TOKENS_PER_SECOND.items()
+        for context in (0, 100_000)
+    )
+    return Profile(Subject("RLHFSpec 3.3", f"its instance, {slower:g} times slower", "-", 1), "derived", steps)
+
+
+async def stage(session: Session, counts: tuple[int, int], tokens: int, reallocate: bool) -> dict[str, Any]:
+    """One rollout stage: these many samples at the two engines, each `tokens` long."""
+    bench = session.bench
+    began = time.monotonic()
+    asked = [(bench.request(32, tokens), engine) for engine, count in enumerate(counts) for _ in range(count)]
+    running = [asyncio.create_task(session.keeper.generate(request, engine)) for request, engine in asked]
+    await session.grown(10, asked[-1][0].prompt)
+    for engine in bench.engines:
+        await engine.scheduler("take_added")
+    before = await throughput(bench, 1.0)
+    loop = asyncio.create_task(session.reallocator.run()) if reallocate else None
+    after = before
+    if reallocate:
+        for _ in range(60):
+            if session.records or all(task.done() for task in running):
+                break
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        after = await throughput(bench, 1.0)
+    await asyncio.gather(*running)
+    seconds = time.monotonic() - began
+    added = [await engine.scheduler("take_added") for engine in bench.engines]
+    if loop is not None:
+        loop.cancel()
+    held_up = {name: max(sum(one.get(name, [])) for one in added) for name in {n for one in added for n in one}}
+    return {
+        "seconds": seconds, "before": before, "after": after, "moves": len(session.records),
+        "downtimes": [record.downtime for record in session.records], "threshold": session.reallocator.policy.threshold,
+        "held_up_s": held_up, "overhead": sum(held_up.values()) / seconds,
+    }  # fmt: skip
+
+
+async def throughput(bench: Bench, seconds: float) -> float:
+    """Response tokens a second of both engines, from now on."""
+
+    async def tokens() -> float:
+        return sum([(await engine.scheduler("read_counters"))["response_tokens"] for engine in bench.engines])
+
+    first, began = await tokens(), time.monotonic()
+    await asyncio.sleep(seconds)
+    return (await tokens() - first) / (time.monotonic() - began)
+
+
+def skew(options: argparse.Namespace) -> dict[str, Any]:
+    """The second benchmark."""
+    rows = []
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rhyme-benchmark-") as folder:
+        path = ""
+        if options.paced:
+            profiles.write(papers_profile(options.paced), Path(folder) / "paced.json")
+            path = str(Path(folder) / "paced.json")
+        bench = Bench(settings(path), 1024, 32, Path(folder))
+        try:
+            profile = papers_profile(options.paced) if options.paced else bench.profile([64, 600], [1, 6, 12, 19, 24])
+            live = ReallocationSettings(enable=True, threshold=options.threshold)
+            for repeat in range(options.repeats):
+                for counts in ((24, 1), (12, 12)):
+                    for reallocate in (False, True) if repeat % 2 else (True, False):
+
+                        async def test(session: Session, of: Any = (counts, reallocate)) -> dict[str, Any]:
+                            session.install(profile)
+                            return await stage(session, of[0], options.tokens, of[1])
+
+                        row = bench.run(test, live)
+                        rows.append({"counts": counts, "reallocate": reallocate, "repeat": repeat, **row})
+                        print(json.dumps(rows[-1]), flush=True)
+        finally:
+            bench.stop()
+    return {"rows": rows, **skew_table(rows)}
+
+
+def skew_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios of stages with and without, repeat by repeat."""
+    found = {}
+    for counts in sorted({row["counts"] for row in rows}):
+        pairs = [
+            tuple(
+                next(r for r in rows if (r["counts"], r["reallocate"], r["repeat"]) == (counts, on, repeat))
+                for on in (False, True)
+            )
+            for repeat in sorted({row["repeat"] for row in rows})
+        ]
+        faster = [off["seconds"] / on["seconds"] for off, on in pairs]
+        gained = [on["after"] / on["before"] for _, on in pairs]
+        name = f"{counts[0]} + {counts[1]}"
+        found[name] = {
+            "stage_without_s": statistics.median(off["seconds"] for off, _ in pairs),
+            "stage_with_s": statistics.median(on["seconds"] for _, on in pairs),
+            "stage_ratio": statistics.median(faster), "stage_ratios": faster,
+            "throughput_ratio": statistics.median(gained), "throughput_ratios": gained,
+            "moves": [on["moves"] for _, on in pairs], "thresholds": [on["threshold"] for _, on in pairs],
+            "overhead": statistics.median(on["overhead"] for _, on in pairs),
+        }  # fmt: skip
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found[name].items()))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("cost", "skew"))
+    parser.add_argument("--out", type=Path, default=Path("move.json"))
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument(
+        "--beside", type=int, nargs="+", default=[1, 8], help="cost: samples that decode at each engine"
+    )
+    parser.add_argument("--tokens", type=int, default=500, help="skew: response tokens of each sample")
+    parser.add_argument("--threshold", type=int, default=0, help="skew: samples; 0: the knee")
+    parser.add_argument("--paced", type=float, default=0, help="skew: pace to RLHFSpec 3.3, so many times slower")
+    options = parser.parse_args()
+    found = cost(options) if options.what == "cost" else skew(options)
+    kind = "emulated" if options.paced else "measured"
+    conditions = {"kind": kind, "cpus": os.cpu_count(), "load_average": os.getloadavg()}
+    options.out.write_text(json.dumps({**conditions, **found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What an engine says of itself at a set interval: its samples, its room, its speed, its weights. Pure.
+
+Invariant: a status costs an engine one look at its scheduler between two steps, and is as of that moment; figures over
+time (`tokens_per_second`, `decode`) are of the time since the status before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SampleStatus:
+    """An unfinished sample. `place`: its name at this engine; `context`: prompt and response tokens so far.
+
+    `accepted`: draft tokens accepted per decode step, in the mean of its steps here; `waiting`: it has no seat yet.
+    """
+
+    place: str
+    context: int
+    accepted: float = 0.0
+    waiting: bool = False
+
+
+@dataclass(frozen=True)
+class DecodeMean:
+    """The mean decode step of those that were timed: samples, tokens of context and draft tokens in all, seconds."""
+
+    running: float
+    context: float
+    drafts: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """One engine. `free_tokens`: KV cache that no sample holds; `free_seats`: samples it could run beside.
+
+    `open`: it takes part in moves (it does not while it loads weights); `decode_steps`: since it started;
+    `step_tokens`: the most that one step computes;
+    `tokens_per_second`: response tokens; `tokens_per_step`: response tokens per sample and decode step; `decode`: None
+    without a timed step.
+    """
+
+    engine: int
+    samples: tuple[SampleStatus, ...]
+    free_tokens: int
+    free_seats: int
+    weight_version: int
+    open: bool
+    decode_steps: int
+    step_tokens: int
+    tokens_per_second: float = 0.0
+    tokens_per_step: float = 1.0
+    decode: DecodeMean | None = None

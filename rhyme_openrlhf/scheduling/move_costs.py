@@ -1,0 +1,102 @@
+"""What moving a sample costs it: seconds from its stop at the source to its first token elsewhere, by carrier. Pure.
+
+KV transfer (PAT 4.3, equation 2, in two stages as RLHFSpec 6.2): all but the last blocks are copied while the sample
+runs on, so what it waits for does not depend on its context: the end of the destination's step under way, and the
+destination's first step with it. Recompute (PAT equations 3 and 4): the destination's step under way, and a prefill of
+the whole context beside its decoding samples. Each has a part that no model knows (messages, copies, an engine that
+prefills slower beside others): learnt from the moves that were made.
+
+Invariants: what was never measured is not predicted (None); one observation moves a prediction by at most a part of
+what it was off; the carrier chosen is the cheaper one of those predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
+
+# Weight of one observation: some ten moves are remembered, so that one beside a burst of prefills is not the rule.
+RATE = 0.2
+# A move that met a stall (a garbage collection, another job) says nothing about the next one.
+MOST_AT_ONCE = math.log(4.0)
+# Of a step under way when an order comes: half is still to go, in the mean.
+UNDER_WAY = 0.5
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The engine a sample goes to: seconds of its decode steps, 0 if it runs nothing; of one with the sample; and the
+    tokens that one step computes at most.
+    """
+
+    step_s: float
+    next_step_s: float
+    step_tokens: int
+
+
+class MoveCosts:
+    """Of one run. `transfer`: the profile's, for prefills; None: recompute is not predicted until it was seen."""
+
+    def __init__(self, transfer: TransferModel | None = None) -> None:
+        self.transfer = transfer
+        # Seconds beyond the steps of a KV transfer; and the logarithm of real over profiled prefill.
+        self._extra_s: float | None = None
+        self._slower: float | None = None
+
+    def predicted(self, carrier: str, context: int, destination: Destination) -> float | None:
+        """Seconds without a token, of a sample with `context` tokens; None if that is not known."""
+        if carrier == KV_TRANSFER:
+            return None if self._extra_s is None else self._extra_s + self._steps(destination)
+        profiled = self._prefill(context, destination)
+        if profiled is None:
+            return None
+        return UNDER_WAY * destination.step_s + profiled * math.exp(self._slower or 0.0)
+
+    def cheaper(self, context: int, destination: Destination) -> str | None:
+        """The carrier with the lower prediction; KV transfer where only its cost is not known yet, None for neither."""
+        sent, again = (self.predicted(carrier, context, destination) for carrier in (KV_TRANSFER, RECOMPUTE))
+        if again is None:
+            return None if sent is None else KV_TRANSFER
+        if sent is None:
+            # Before the first transfer: as if it cost no more than its steps.
+            sent = self._steps(destination)
+        return KV_TRANSFER if sent <= again else RECOMPUTE
+
+    def learn(self, carrier: str, context: int, destination: Destination, seconds: float) -> None:
+        """A move by this carrier, as it was in the end, took so many seconds without a token."""
+        if carrier == KV_TRANSFER:
+            # A sample can meet a step's end at once: never below nothing.
+            extra = max(seconds - self._steps(destination), 0.0)
+            most = math.exp(MOST_AT_ONCE)
+            if self._extra_s is None:
+                self._extra_s = extra
+            else:
+                self._extra_s += RATE * (min(extra, most * max(self._extra_s, destination.next_step_s)) - self._extra_s)
+            return
+        profiled = self._prefill(context, destination)
+        if profiled is None:
+            return
+        real = max(seconds - UNDER_WAY * destination.step_s, 0.1 * seconds)
+        slower = math.log(real / profiled)
+        if self._slower is None:
+            self._slower = slower
+        else:
+            self._slower += RATE * max(-MOST_AT_ONCE, min(MOST_AT_ONCE, slower - self._slower))
+
+    @staticmethod
+    def _steps(destination: Destination) -> float:
+        return UNDER_WAY * destination.step_s + destination.next_step_s
+
+    def _prefill(self, context: int, destination: Destination) -> float | None:
+        if self.transfer is None or context < 1:
+            return None
+        try:
+            seconds = self.transfer.prefill_seconds([context])
+        except NotMeasured:
+            return None
+        # Its chunks share their steps with those that decode there.
+        chunks = -(-context // max(destination.step_tokens, 1))
+        return max(seconds + chunks * destination.step_s, 1e-6)

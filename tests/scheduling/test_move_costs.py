@@ -1,0 +1,58 @@
+"""What a move is expected to cost, and what is learnt of that from moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
+from rhyme_openrlhf.latency.transfer_model import TransferModel
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
+from rhyme_openrlhf.scheduling.move_costs import Destination, MoveCosts
+
+BUSY = Destination(0.02, 0.02, 2048)
+IDLE = Destination(0.0, 0.01, 2048)
+
+
+def transfer() -> TransferModel:
+    """Prefill at a millisecond for ten tokens."""
+    prefills = tuple(PrefillPoint(1, length, length * 1e-4, 0.0, 3) for length in (10, 1000, 10_000))
+    return TransferModel(
+        Profile(Subject("m", "h", "float32", 1), "derived", (StepPoint(1, 1, 0, 0.01, 0.0, 9),), prefills)
+    )
+
+
+def test_what_was_never_measured_is_not_predicted() -> None:
+    costs = MoveCosts()
+    assert costs.predicted(KV_TRANSFER, 100, BUSY) is None and costs.predicted(RECOMPUTE, 100, BUSY) is None
+    assert costs.cheaper(100, BUSY) is None
+    costs.learn(RECOMPUTE, 100, BUSY, 0.5)
+    assert costs.predicted(RECOMPUTE, 100, BUSY) is None
+
+
+def test_a_transfer_costs_steps_and_what_moves_have_shown() -> None:
+    costs = MoveCosts(transfer())
+    costs.learn(KV_TRANSFER, 4000, BUSY, 0.040)
+    # 10 ms beyond the half step under way and the first own one.
+    assert costs.predicted(KV_TRANSFER, 100, BUSY) == pytest.approx(0.040)
+    assert costs.predicted(KV_TRANSFER, 100, IDLE) == pytest.approx(0.020)
+    costs.learn(KV_TRANSFER, 4000, IDLE, 5.0)
+    # One that met a stall counts as one that took a few times as long.
+    assert costs.predicted(KV_TRANSFER, 100, IDLE) < 0.04
+
+
+def test_a_recompute_costs_a_prefill_beside_those_that_decode() -> None:
+    costs = MoveCosts(transfer())
+    assert costs.predicted(RECOMPUTE, 4096, IDLE) == pytest.approx(0.4096)
+    assert costs.predicted(RECOMPUTE, 4096, BUSY) == pytest.approx(0.01 + 0.4096 + 2 * 0.02)
+    for _ in range(30):
+        costs.learn(RECOMPUTE, 4096, IDLE, 0.8)
+    assert costs.predicted(RECOMPUTE, 2048, IDLE) == pytest.approx(0.4, rel=0.02)
+
+
+def test_the_cheaper_one_is_chosen() -> None:
+    costs = MoveCosts(transfer())
+    costs.learn(KV_TRANSFER, 4000, IDLE, 0.030)
+    assert costs.cheaper(4000, IDLE) == KV_TRANSFER and costs.cheaper(50, IDLE) == RECOMPUTE
+    # Of a transfer nothing is known yet: as if it cost its steps alone.
+    assert MoveCosts(transfer()).cheaper(50, IDLE) == RECOMPUTE
+    assert MoveCosts(transfer()).cheaper(500, IDLE) == KV_TRANSFER
