@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from rhyme_openrlhf.latency.settings import EmulateSettings, LatencySettings
 from rhyme_openrlhf.options import Settings, SettingsError, from_mapping, option
+from rhyme_openrlhf.scheduling.histopipe_settings import HistoPipeSettings
 from rhyme_openrlhf.scheduling.move_settings import MoveSettings
 from rhyme_openrlhf.speculation.settings import DraftingSettings, HistoSpecSettings
 
@@ -263,6 +264,7 @@ class RhymeSettings:
     latency: LatencySettings = field(default_factory=LatencySettings)
     history: HistorySettings = field(default_factory=HistorySettings)
     weights: WeightSettings = field(default_factory=WeightSettings)
+    histopipe: HistoPipeSettings = field(default_factory=HistoPipeSettings)
     move: MoveSettings = field(default_factory=MoveSettings)
     run: RunSettings = field(default_factory=RunSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
@@ -292,6 +294,7 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     LatencySettings,
     HistorySettings,
     WeightSettings,
+    HistoPipeSettings,
     MoveSettings,
     RunSettings,
     LimitSettings,

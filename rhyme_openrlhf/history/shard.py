@@ -152,6 +152,12 @@ class HistoryShard:
         prompt = self._prompts.get(prompt_key)
         return () if prompt is None else (*_pairs(prompt.earlier), *_medians(prompt.rollouts))
 
+    def last_lengths(self, prompt_key: str) -> tuple[int, ...]:
+        """Response lengths of the prompt's newest rollout in tokens; empty if it has none."""
+        prompt = self._prompts.get(prompt_key)
+        rollouts = () if prompt is None else prompt.rollouts
+        return next((tuple(rollout.lengths) for rollout in reversed(rollouts) if rollout.lengths), ())
+
     def epoch_lengths(self, first: int, last: int) -> EpochLengths:
         """Lengths of the prompts that have a rollout in the steps `first` to `last`, and one before them."""
         before, counts, lengths = array("d"), array("q"), array("q")

@@ -271,6 +271,10 @@ class PlainHistoryWorker:
         """Each prompt's rollouts with their median response length (RhymeRL, section 6.2), oldest first."""
         return await self._give(Urgency.ASKED, lambda: [self._shard.median_lengths(key) for key in prompt_keys])
 
+    async def last_lengths(self, prompt_keys: list[str]) -> list[tuple[int, ...]]:
+        """Of each prompt, the response lengths of its last rollout; empty for one that was never seen."""
+        return await self._give(Urgency.ASKED, lambda: [self._shard.last_lengths(key) for key in prompt_keys])
+
     async def prompts(self) -> int:
         """How many prompts this worker knows, turns counted singly."""
         return await self._give(Urgency.KEPT, lambda: self._shard.prompts)

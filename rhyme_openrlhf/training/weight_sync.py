@@ -47,6 +47,19 @@ class WeightSync:
 
     def sync(self, version: int) -> None:
         """Publish the policy's weights as `version` and load them into every engine."""
+        segments = self.bring(version)
+        seconds = self._wait(
+            [
+                engine.load_weights.remote(segments[node])
+                for engine, node in zip(self._engines, self._nodes, strict=True)
+            ],
+            f"{len(self._engines)} engines to load weight version {version}",
+        )
+        for engine, took in enumerate(seconds):
+            self._services.record(WeightsLoaded(version, engine, took), SOURCE)
+
+    def bring(self, version: int) -> dict[str, Any]:
+        """Publish the policy's weights as `version` and bring them to every node; each node's copy, by node id."""
         if not self._nodes:
             self._start_stores()
         started = time.time()
@@ -58,16 +71,7 @@ class WeightSync:
             [store.fetch.remote(weights) for store in self._stores.values()],
             f"weight version {version} to reach {len(self._stores)} nodes",
         )
-        segments = dict(zip(self._stores, fetched, strict=True))
-        seconds = self._wait(
-            [
-                engine.load_weights.remote(segments[node])
-                for engine, node in zip(self._engines, self._nodes, strict=True)
-            ],
-            f"{len(self._engines)} engines to load weight version {version}",
-        )
-        for engine, took in enumerate(seconds):
-            self._services.record(WeightsLoaded(version, engine, took), SOURCE)
+        return dict(zip(self._stores, fetched, strict=True))
 
     def _start_stores(self) -> None:
         self._nodes = self._wait([engine.node_id.remote() for engine in self._engines], "the engines' node ids")
