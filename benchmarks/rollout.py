@@ -173,9 +173,10 @@ def steps_per_epoch(steps: list[dict[str, Any]]) -> int:
 
 def table(runs: list[dict[str, Any]]) -> str:
     """By arm and epoch (medians over seeds), then the ratios with their spread."""
-    lines = [
-        "arm       epoch  tokens/s  step s  rollout s  experience s  train s  sync s  tok/step  accept  ms/step  reward  cut off"
-    ]
+    columns = (
+        "epoch  tokens/s  step s  rollout s  experience s  train s  sync s  tok/step  accept  ms/step  reward  cut off"
+    )
+    lines = [f"arm       {columns}"]
     for arm in ARMS:
         epochs = [by_epoch(run["steps"], steps_per_epoch(run["steps"])) for run in runs if run["arm"] == arm]
         for number, rows in enumerate(zip(*epochs, strict=True), start=1):

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from rhyme_openrlhf.latency.settings import NONE, EmulateSettings, LatencySettings
 from rhyme_openrlhf.options import Settings, SettingsError, from_mapping, option
 from rhyme_openrlhf.scheduling.dispatch_settings import DispatchSettings
+from rhyme_openrlhf.scheduling.histopipe_settings import HistoPipeSettings
 from rhyme_openrlhf.scheduling.move_settings import MoveSettings
 from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 from rhyme_openrlhf.speculation.settings import HISTORY, DraftingSettings, HistoSpecSettings
@@ -266,6 +267,7 @@ class RhymeSettings:
     history: HistorySettings = field(default_factory=HistorySettings)
     weights: WeightSettings = field(default_factory=WeightSettings)
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
+    histopipe: HistoPipeSettings = field(default_factory=HistoPipeSettings)
     move: MoveSettings = field(default_factory=MoveSettings)
     reallocation: ReallocationSettings = field(default_factory=ReallocationSettings)
     run: RunSettings = field(default_factory=RunSettings)
@@ -276,8 +278,13 @@ class RhymeSettings:
     cpu: CpuSettings = field(default_factory=CpuSettings)
 
     @property
+    def keeps_history(self) -> bool:
+        """Whether history workers have anything to do: drafts come from them, or HistoPipe ranks by their lengths."""
+        return self.drafts_from_history or self.histopipe.enable
+
+    @property
     def drafts_from_history(self) -> bool:
-        """Whether history workers have anything to do."""
+        """Whether drafts come from earlier responses."""
         return self.histospec.enable and self.drafting.source == HISTORY
 
     @classmethod
@@ -321,6 +328,7 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     HistorySettings,
     WeightSettings,
     DispatchSettings,
+    HistoPipeSettings,
     MoveSettings,
     ReallocationSettings,
     RunSettings,

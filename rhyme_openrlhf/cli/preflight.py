@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +58,7 @@ def check(args: SimpleNamespace) -> Prompts:
     check_source(args, config, drafting)
     _check_reallocation(args)
     _check_parts(args)
+    _check_pipeline(args)
     _check_reward(args)
     if args.eval.dataset:
         _check_prompts("--eval.dataset", args.eval.dataset, args.eval.split, args)
@@ -92,6 +93,51 @@ def _check_parts(args: SimpleNamespace) -> None:
         raise PreflightError("--ds.tensor_parallel_size above 1 needs --weights.transport openrlhf")
     if args.ds.lora.rank > 0:
         raise PreflightError("--ds.lora.rank above 0 needs --weights.transport openrlhf")
+
+
+# What the streaming pipeline cannot go together with: whether it is asked for, and why not.
+_NOT_PIPELINED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
+    (lambda a: not a.train.async_enable, "needs --train.async_enable: it trains one step off policy"),
+    (
+        lambda a: a.train.async_queue_size > 1,
+        "does not go with --train.async_queue_size above 1: samples would be more than one step off policy",
+    ),
+    (
+        lambda a: (a.rollout.vllm_generate_batch_size or 0) > a.rollout.batch_size,
+        "does not go with --rollout.vllm_generate_batch_size above --rollout.batch_size: samples generated ahead would "
+        "be more than one step off policy",
+    ),
+    (
+        lambda a: a.train.partial_rollout_enable,
+        "does not go with --train.partial_rollout_enable: engines load weights between two steps, never within one",
+    ),
+    (
+        lambda a: a.algo.dynamic_filtering_enable,
+        "does not go with --algo.dynamic_filtering_enable yet: a step would draw prompts after the next one has",
+    ),
+    (
+        lambda a: a.train.colocate_all,
+        "does not go with --train.colocate_all: engines generate beside training",
+    ),
+    (lambda a: a.vllm.enable_sleep, "does not go with --vllm.enable_sleep: engines generate all the time"),
+    (lambda a: a.weights.transport != "buffer", "needs --weights.transport buffer, from which engines load"),
+    (
+        lambda a: a.run.reproducible,
+        "does not go with --run.reproducible: which weights are newest depends on timing",
+    ),
+    (
+        lambda a: a.move.enable or a.reallocation.enable,
+        "does not go with --move.enable or --reallocation.enable yet",
+    ),
+)
+
+
+def _check_pipeline(args: SimpleNamespace) -> None:
+    if not args.histopipe.enable:
+        return
+    for asked, reason in _NOT_PIPELINED:
+        if asked(args):
+            raise PreflightError(f"--histopipe.enable {reason}")
 
 
 def _check_reward(args: SimpleNamespace) -> None:

@@ -18,10 +18,11 @@ Answer = Mapping[str, int | float]
 
 
 class EngineSampler:
-    """The engines of one rollout stage, which began at `started` (seconds of any clock)."""
+    """The engines of one rollout stage, which began at `started` (seconds of any clock), or of several: `step` is the
+    one that samples are of."""
 
     def __init__(self, step: int, engines: int, started: float) -> None:
-        self._step = step
+        self.step = step
         self._before = [EngineCounters()] * engines
         self._at = started
 
@@ -36,7 +37,7 @@ class EngineSampler:
             since, self._before[engine] = counters - self._before[engine], counters
             found.append(
                 EngineSample(
-                    self._step,
+                    self.step,
                     engine,
                     int(answer[RUNNING]),
                     seconds,

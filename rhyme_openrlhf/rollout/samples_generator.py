@@ -9,7 +9,6 @@ prompts that were not trained on yet.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import threading
 import time
 from collections import Counter, defaultdict
@@ -261,23 +260,8 @@ class RhymeSamplesGenerator(SamplesGenerator):
                 self.services.record(Note("warning", f"engine {engine}: {problem}"), SOURCE)
         lengths = [int(sample.response_length.item()) for sample in samples]
         rewards = [sample.rewards.item() for sample in samples if sample.rewards is not None]
-        self.services.record(
-            RolloutFinished(
-                step=step,
-                epoch=epoch,
-                seconds=ended - started,
-                samples=len(samples),
-                response_tokens=sum(lengths),
-                reward_mean=statistics.fmean(rewards) if rewards else None,
-                length_mean=statistics.fmean(lengths),
-                length_median=float(statistics.median(lengths)),
-                # The smallest length that at least 95 % of the samples do not exceed.
-                length_p95=float(sorted(lengths)[-(-len(lengths) * 95 // 100) - 1]),
-                length_max=max(lengths),
-                truncated=sum(bool(sample.truncated.item()) for sample in samples),
-            ),
-            SOURCE,
-        )
+        truncated = sum(bool(sample.truncated.item()) for sample in samples)
+        self.services.record(RolloutFinished.of(step, epoch, ended - started, lengths, rewards, truncated), SOURCE)
 
 
 def announce(prompts: list[str], workers: Sequence[Any]) -> None:

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.scheduling import dispatch, outliers
-from rhyme_openrlhf.scheduling.engine_shares import equal_shares, most_groups, plan_shares
+from rhyme_openrlhf.scheduling import outliers
+from rhyme_openrlhf.scheduling.engine_shares import plan_shares
 from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
-from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup, engines_by_group, rank_groups
+from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
+from rhyme_openrlhf.scheduling.step_plan import by_load, by_rank
 from rhyme_openrlhf.simulation.engine import Job
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.speculation_rates import Rates
@@ -72,25 +73,18 @@ def plan(
 ) -> StepPlan:
     """The jobs of step `number` (from 1) for each of `engines` engines."""
     known = [history.of(load) for load in step.prompts]
-    groups: tuple[RankGroup, ...] = ()
+    placement = None
     if features.trainer == "pipeline":
-        groups = rank_groups(known, min(features.rank_groups, most_groups(engines)))
-    if not groups:
+
+        def shares_of(groups: Sequence[RankGroup]) -> Sequence[int] | None:
+            return _shares(step, groups, engines, features, rates, predictor, most_running, training_seconds)
+
+        placement = by_rank(number, known, engines, features.rank_groups, shares_of)
+    if placement is None:
         # Upstream's order looks at no history.
-        lengths = [h.median if h and features.dispatch else None for h in known]
-        return StepPlan(
-            _jobs(number, step, dispatch.assign(lengths, [0.0] * engines), engines, rates), (), (-1,) * engines
-        )
-    shares = _shares(step, groups, engines, features, rates, predictor, most_running, training_seconds)
-    chosen = [0] * len(step.prompts)
-    rank_group_of = [-1] * engines
-    for place, (group, places) in enumerate(zip(groups, engines_by_group(number, shares), strict=True)):
-        medians = [h.median if (h := known[prompt]) else None for prompt in group.prompts]
-        for prompt, at in zip(group.prompts, dispatch.assign(medians, [0.0] * len(places)), strict=True):
-            chosen[prompt] = places[at]
-        for engine in places:
-            rank_group_of[engine] = place
-    return StepPlan(_jobs(number, step, chosen, engines, rates), groups, tuple(rank_group_of))
+        placement = by_load([h.median if h and features.dispatch else None for h in known], engines)
+    jobs = _jobs(number, step, placement.engine_of, engines, rates)
+    return StepPlan(jobs, placement.rank_groups, placement.rank_group_of)
 
 
 def _shares(
@@ -102,9 +96,9 @@ def _shares(
     predictor: Predictor,
     most_running: int,
     training_seconds: float,
-) -> tuple[int, ...]:
+) -> tuple[int, ...] | None:
     if not features.two_tier:
-        return equal_shares(len(groups), engines, engines)
+        return None
     time_of = GroupTime(
         predictor.step_seconds,
         samples=round(sum(len(load.lengths) for load in step.prompts) / len(groups)),

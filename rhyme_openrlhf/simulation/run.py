@@ -22,6 +22,7 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
+from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.simulation.accounts import State
 from rhyme_openrlhf.simulation.engine import Engine, EngineKind, Job, Pace
 from rhyme_openrlhf.simulation.interventions import Interventions
@@ -159,7 +160,7 @@ class Run:
         # A layout that was switched to begins no step.
         if slot.place < 0 or slot.beginning or not slot.engine.idle or step > len(self.workload.steps):
             return
-        needed = step - 1 if self.features.trainer == "sync" else max(step - 2, 0)
+        needed = step - 1 if self.features.trainer == "sync" else training_turn(step, 0).oldest
         if self.published < needed or (self.barrier and step - 1 not in self.complete):
             return
         # It may be past `now`: who looks at an engine lets it end its step.

@@ -12,6 +12,7 @@ v produced.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -109,6 +110,26 @@ class RolloutFinished(Event):
     length_p95: float
     length_max: int
     truncated: int
+
+    @classmethod
+    def of(
+        cls, step: int, epoch: int, seconds: float, lengths: list[int], rewards: list[float], truncated: int
+    ) -> RolloutFinished:
+        """From the response length of every sample (at least one), and the rewards as far as they are known."""
+        return cls(
+            step=step,
+            epoch=epoch,
+            seconds=seconds,
+            samples=len(lengths),
+            response_tokens=sum(lengths),
+            reward_mean=statistics.fmean(rewards) if rewards else None,
+            length_mean=statistics.fmean(lengths),
+            length_median=float(statistics.median(lengths)),
+            # The smallest length that at least 95 % of the samples do not exceed.
+            length_p95=float(sorted(lengths)[-(-len(lengths) * 95 // 100) - 1]),
+            length_max=max(lengths),
+            truncated=truncated,
+        )
 
 
 @dataclass(frozen=True)
@@ -216,6 +237,8 @@ class OffPolicyness(Event):
     step: int
     values: list[int]
     samples: list[int]
+    tokens: list[int] | None = None
+    """Response tokens by the weights that their request was begun with; None in records of older writers."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class RhymeTraining(BasePPOTrainer):
     """Weight buffer, history and run record around upstream's training step."""
 
     experience_maker: RhymeExperienceMaker
+    experience_maker_class: type[RhymeExperienceMaker] = RhymeExperienceMaker
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(strategy, *args, **kwargs)
@@ -66,7 +67,7 @@ class RhymeTraining(BasePPOTrainer):
         self._checkpoints = RunCheckpoints(self.services, self.args, self.actor_model_group, self.critic_model_group)
         self._restored_generator = GeneratorState(0)
         upstream_maker: Any = self.experience_maker
-        self.experience_maker = RhymeExperienceMaker(
+        self.experience_maker = self.experience_maker_class(
             upstream_maker.actor_model_group,
             upstream_maker.critic_model_group,
             upstream_maker.reward_model_group,
@@ -76,10 +77,18 @@ class RhymeTraining(BasePPOTrainer):
             self.tokenizer,
         )
         self.experience_maker.services = self.services
-        self._weights = None
-        self._check = WeightCheck(self.actor_model_group, self.vllm_engines or [], self.services)
-        if self.services.settings.weights.transport == "buffer" and self.vllm_engines:
-            self._weights = WeightSync(self.actor_model_group, self.vllm_engines, self.services)
+        self._check = self.make_weight_check()
+        self._weights = self.make_weight_sync()
+
+    def make_weight_check(self) -> WeightCheck:
+        """What compares engines with the policy after the first syncs."""
+        return WeightCheck(self.actor_model_group, self.vllm_engines or [], self.services)
+
+    def make_weight_sync(self) -> WeightSync | None:
+        """The weight buffer; None where weights go by OpenRLHF's own broadcast."""
+        if self.services.settings.weights.transport != "buffer" or not self.vllm_engines:
+            return None
+        return WeightSync(self.actor_model_group, self.vllm_engines, self.services)
 
     def _stage(self, stage: Stage, step: int) -> None:
         self.services.record(StageStarted(step, stage), SOURCE)

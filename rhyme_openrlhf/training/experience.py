@@ -38,8 +38,8 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
         self._record(rollout_samples, experiences)
         workers = self.services.history_workers
         if workers:
-            context = self.services.settings.histospec.prefix_max
-            shares = by_worker(experiences, len(workers), context)
+            histospec = self.services.settings.histospec
+            shares = by_worker(experiences, len(workers), histospec.prefix_max, texts=histospec.enable)
             self._sent = tuple(
                 workers[number].record.remote(self.step, rollouts) for number, rollouts in shares.items()
             )
@@ -51,8 +51,12 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
         turns = [getattr(sample, TURNS, []) for sample in rollout_samples]
         ages = Counter(self.step - of_sample[0].weight_version - 1 for of_sample in turns if of_sample)
         if ages:
-            values = sorted(ages)
-            self.services.record(OffPolicyness(self.step, values, [ages[value] for value in values]), SOURCE)
+            tokens: Counter[int] = Counter()
+            for turn in (turn for of_sample in turns for turn in of_sample):
+                tokens[self.step - turn.weight_version - 1] += turn.tokens
+            values = sorted({*ages, *tokens})
+            event = OffPolicyness(self.step, values, [ages[value] for value in values], [tokens[v] for v in values])
+            self.services.record(event, SOURCE)
         settings = self.services.settings.telemetry
         chosen = [number for number, of_sample in enumerate(turns) if of_sample and of_sample[0].trace]
         if not chosen or settings.sample_groups == 0:
@@ -103,8 +107,11 @@ def rewards_by_sample(experiences: list[Any]) -> dict[int, float]:
     }
 
 
-def by_worker(experiences: list[Any], workers: int, context: int) -> dict[int, list[PromptRollout]]:
-    """The responses in a step's experiences, by prompt and turn, for the history worker that owns each prompt."""
+def by_worker(experiences: list[Any], workers: int, context: int, texts: bool = True) -> dict[int, list[PromptRollout]]:
+    """The responses in a step's experiences, by prompt and turn, for the history worker that owns each prompt.
+
+    Without `texts` only their lengths: nothing will be drafted from them.
+    """
     pieces: dict[str, list[Piece]] = defaultdict(list)
     lengths: dict[str, list[int]] = defaultdict(list)
     for experience in experiences:
@@ -112,7 +119,7 @@ def by_worker(experiences: list[Any], workers: int, context: int) -> dict[int, l
         for row, prompt in enumerate(experience.prompts):
             key = prompt_key(prompt)
             found = response_pieces(experience.sequences[row], experience.action_mask[row], rewards[row], context)
-            for turn, piece in enumerate(found):
+            for turn, piece in enumerate(found if texts else ()):
                 pieces[turn_key(key, turn)].append(piece)
             lengths[key].append(sum(len(piece.tokens) for piece in found))
     shares: dict[int, list[PromptRollout]] = defaultdict(list)

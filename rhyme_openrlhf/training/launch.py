@@ -242,7 +242,7 @@ def _services(job: _Job, recorder: Any) -> RunServices:
     fixed = not args.algo.dynamic_filtering_enable
     steps = -(-job.prompts // args.rollout.batch_size) if fixed else None
     workers = []
-    if settings.drafts_from_history:
+    if settings.keeps_history:
         saved = job.checkpoints.resume.history if job.checkpoints.resume is not None else ()
         workers = start_history_workers(settings.history, job.run.history, saved, recorder)
     return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, job.on_gpus, job.checkpoints)

@@ -30,6 +30,8 @@ from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.trainer import PPOTrainer
 from rhyme_openrlhf.training.trainer_async import PPOTrainerAsync
 
+CALLS_AT_ONCE = 1_000_000
+
 
 def strategy_of(args: SimpleNamespace, upstream_strategy: Callable[[SimpleNamespace], Any], on_gpus: bool) -> Any:
     """Upstream's strategy; without a GPU the platform's."""
@@ -42,11 +44,25 @@ def strategy_of(args: SimpleNamespace, upstream_strategy: Callable[[SimpleNamesp
 
 def engine_actor(settings: RhymeSettings) -> Any:
     """The Ray actor class of a run's engines."""
+    if settings.histopipe.enable:
+        from rhyme_openrlhf.rollout.pipeline_engine import PipelineEngine
+
+        # Every prompt that waits for its turn is a call; Ray's own limit is 1000.
+        return ray.remote(max_concurrency=CALLS_AT_ONCE)(PipelineEngine)
     if not settings.samples_move:
         return RolloutActor
     from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
 
     return ray.remote(MovableEngine)
+
+
+def asynchronous_trainer(settings: RhymeSettings) -> Any:
+    """The Ray actor class that stands for OpenRLHF's asynchronous trainer."""
+    if not settings.histopipe.enable:
+        return PPOTrainerAsync
+    from rhyme_openrlhf.training.trainer_pipeline import PPOTrainerPipeline
+
+    return PPOTrainerPipeline
 
 
 def install(services: RunServices, seed: int, engine_started: Callable[[int, Any], None]) -> None:
@@ -66,7 +82,7 @@ def install(services: RunServices, seed: int, engine_started: Callable[[int, Any
     launcher.PolicyModelActor = PolicyModelActor
     launcher.CriticModelActor = CriticModelActor
     sync_module.PPOTrainer = PPOTrainer
-    async_module.PPOTrainerAsync = PPOTrainerAsync
+    async_module.PPOTrainerAsync = asynchronous_trainer(services.settings)
 
 
 def train(args: SimpleNamespace) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.profile import ProfileError
+from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.settings import AUTO
 from rhyme_openrlhf.profiling.measure import QUICKLY, MeasureError, Plan, measure
 from rhyme_openrlhf.profiling.remote_engine import EngineCallError, RemoteEngine
@@ -31,15 +31,15 @@ CALL_SECONDS = 60.0
 
 def install_step_times(
     engines: Sequence[Any], services: RunServices, awake: Callable[[], AbstractContextManager[None]]
-) -> None:
-    """Give every engine its profile, if drafts are planned by it or samples reallocated.
+) -> Profile | None:
+    """Give every engine its profile, if drafts are planned by it or samples reallocated; returns it.
 
     Engines that may be asleep are measured within `awake`. Raises ProfileError for a file that does not fit.
     """
     settings = services.settings
     reallocated = settings.reallocation.enable and not settings.reallocation.threshold
     if not (settings.drafts_planned or reallocated) or not engines:
-        return
+        return None
 
     def say(level: NoteLevel, text: str) -> None:
         services.record(Note(level, text), SOURCE)
@@ -60,8 +60,10 @@ def install_step_times(
         for engine in engines:
             if refused := RemoteEngine(engine, CALL_SECONDS).install_profile(text):
                 raise ProfileError(refused)
+        return profiles.parse(text, "the profile of this run")
     except (MeasureError, EngineCallError) as error:
         say("warning", f"no step times, so drafts follow the fixed rules of --histospec.*: {error}")
+        return None
 
 
 def _kept_or_quick(engine: RemoteEngine, say: Any, awake: Callable[[], AbstractContextManager[None]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims where needed
     RhymeTraining,
@@ -22,9 +22,12 @@ from rhyme_openrlhf.training.step_times import install_step_times
 PlainPPOTrainer = plain_class(upstream.PPOTrainer, __name__, "PlainPPOTrainer")
 
 
-def with_record(generator: Any, services: Any) -> RhymeSamplesGenerator:
-    """Our samples generator in place of upstream's, on the same data loaders, tokenizer and engines."""
-    ours = RhymeSamplesGenerator(
+Generator = TypeVar("Generator", bound=RhymeSamplesGenerator)
+
+
+def with_record(generator: Any, services: Any, ours_class: type[Generator]) -> Generator:
+    """A samples generator of ours in place of upstream's, on the same data loaders, tokenizer and engines."""
+    ours = ours_class(
         strategy=generator.strategy,
         prompts_dataloader=generator.prompts_dataloader,
         eval_dataloader=generator.eval_dataloader,
@@ -45,7 +48,7 @@ class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, val
         if strategy.services.settings.run.reproducible:
             seed_controller(strategy.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
-        self.samples_generator = with_record(self.samples_generator, self.services)
+        self.samples_generator = with_record(self.samples_generator, self.services, RhymeSamplesGenerator)
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Upstream's states to resume from; rollouts go on where they stopped."""

@@ -92,12 +92,13 @@ class RhymeGenerateSamplesActor(PlainGenerateSamplesActor):  # type: ignore[misc
     """Generates batches ahead of the trainer, as many as the queue holds."""
 
     samples_generator: RhymeSamplesGenerator
+    samples_generator_class: type[RhymeSamplesGenerator] = RhymeSamplesGenerator
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         if strategy.services.settings.run.reproducible:
             seed_controller(strategy.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
-        self.samples_generator = with_record(self.samples_generator, strategy.services)
+        self.samples_generator = with_record(self.samples_generator, strategy.services, self.samples_generator_class)
         self.rollout_queue: StateQueue = StateQueue(kwargs["rollout_queue"], self.samples_generator)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -114,12 +115,15 @@ class RhymeGenerateSamplesActor(PlainGenerateSamplesActor):  # type: ignore[misc
         super().fit(*args, **kwargs)
 
     def _run_eval(self) -> dict[str, float]:
-        generator = self.samples_generator
-        generator.services.record(StageStarted(generator.step, "evaluate"), "trainer")
+        step, services = self.evaluated_step(), self.samples_generator.services
+        services.record(StageStarted(step, "evaluate"), "trainer")
         logs = super()._run_eval()
-        values = {key: float(value) for key, value in logs.items()}
-        generator.services.record(Evaluation(generator.step, values), "trainer")
+        services.record(Evaluation(step, {key: float(value) for key, value in logs.items()}), "trainer")
         return logs
+
+    def evaluated_step(self) -> int:
+        """The step that an evaluation now belongs to."""
+        return self.samples_generator.step
 
 
 TrainingActor = ray.remote(RhymeTrainingActor)
@@ -129,9 +133,12 @@ GenerateSamplesActor = ray.remote(RhymeGenerateSamplesActor)
 class RhymePPOTrainerAsync(PlainPPOTrainerAsync):  # type: ignore[misc, valid-type]
     """Starts generator and trainer and waits for both."""
 
+    training_actor: Any = TrainingActor
+    generator_actor_class: Any = GenerateSamplesActor
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        upstream.TrainingActor = TrainingActor
-        upstream.GenerateSamplesActor = GenerateSamplesActor
+        upstream.TrainingActor = self.training_actor
+        upstream.GenerateSamplesActor = self.generator_actor_class
         super().__init__(*args, **kwargs)
 
     def fit(self) -> None:

@@ -66,23 +66,32 @@ class WeightCheck:
             moved = None if old is None else distance(scores, old)
             self._services.record(WeightsChecked(version, engine, difference, moved, policy_moved), SOURCE)
             if difference > SUSPICIOUS_DIFFERENCE:
-                text = (
-                    f"engine {engine} gives log-probabilities up to {difference:.3f} away from the trained model's "
-                    f"after loading weight version {version}: its rollouts may not follow the policy"
-                )
+                text = suspicion(engine, difference, version)
                 self._services.record(Note("warning", text), SOURCE)
 
     def _ask(self) -> tuple[list[float], list[list[float] | None]]:
-        timeout_s = self._services.settings.weights.timeout_s
-        trained = wait_for(
-            self._policy.async_run_method("score", CHECKED_TOKENS), timeout_s, "the policy's log-probabilities"
-        )
         engines = wait_for(
             [engine.score.remote(CHECKED_TOKENS) for engine in self._engines],
-            timeout_s,
+            self._services.settings.weights.timeout_s,
             "the engines' log-probabilities",
         )
-        return trained[0], engines
+        return self._ask_policy(), engines
+
+    def _ask_policy(self) -> list[float]:
+        trained: list[list[float]] = wait_for(
+            self._policy.async_run_method("score", CHECKED_TOKENS),
+            self._services.settings.weights.timeout_s,
+            "the policy's log-probabilities",
+        )
+        return trained[0]
+
+
+def suspicion(engine: int, difference: float, version: int) -> str:
+    """What is said of an engine that is too far from the policy."""
+    return (
+        f"engine {engine} gives log-probabilities up to {difference:.3f} away from the trained model's after loading "
+        f"weight version {version}: its rollouts may not follow the policy"
+    )
 
 
 def distance(scores: Sequence[float], others: Sequence[float]) -> float:

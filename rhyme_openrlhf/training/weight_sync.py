@@ -47,18 +47,7 @@ class WeightSync:
 
     def sync(self, version: int) -> None:
         """Publish the policy's weights as `version` and load them into every engine."""
-        if not self._nodes:
-            self._start_stores()
-        started = time.time()
-        shares = self._wait(self._policy.async_run_method("publish_weights"), "the policy to publish its weights")
-        weights = WeightVersion(version, tuple(bucket for share in shares for bucket in share))
-        published = WeightsPublished(version, time.time() - started, weights.nbytes, len(weights.buckets))
-        self._services.record(published, SOURCE)
-        fetched = self._wait(
-            [store.fetch.remote(weights) for store in self._stores.values()],
-            f"weight version {version} to reach {len(self._stores)} nodes",
-        )
-        segments = dict(zip(self._stores, fetched, strict=True))
+        segments = self.bring(version)
         seconds = self._wait(
             [
                 # A lost engine (rollout/lost_engines.py) may have had no node to tell.
@@ -71,6 +60,21 @@ class WeightSync:
             if took is None:
                 continue
             self._services.record(WeightsLoaded(version, engine, took), SOURCE)
+
+    def bring(self, version: int) -> dict[str, Any]:
+        """Publish the policy's weights as `version` and bring them to every node; each node's copy, by node id."""
+        if not self._nodes:
+            self._start_stores()
+        started = time.time()
+        shares = self._wait(self._policy.async_run_method("publish_weights"), "the policy to publish its weights")
+        weights = WeightVersion(version, tuple(bucket for share in shares for bucket in share))
+        published = WeightsPublished(version, time.time() - started, weights.nbytes, len(weights.buckets))
+        self._services.record(published, SOURCE)
+        fetched = self._wait(
+            [store.fetch.remote(weights) for store in self._stores.values()],
+            f"weight version {version} to reach {len(self._stores)} nodes",
+        )
+        return dict(zip(self._stores, fetched, strict=True))
 
     def _start_stores(self) -> None:
         self._nodes = self._wait([engine.node_id.remote() for engine in self._engines], "the engines' node ids")

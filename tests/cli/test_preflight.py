@@ -245,3 +245,25 @@ def test_reallocation_without_what_it_needs(tmp_path: Path) -> None:
         with pytest.raises(preflight.PreflightError, match="needs step times .* or the number as"):
             with_reallocation(*unmeasured)
         with_reallocation(*unmeasured, "--reallocation.threshold", "8")
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--histopipe.enable"], "--train.async_enable"),
+        (["--train.async_queue_size", "2"], "--train.async_queue_size"),
+        (["--rollout.vllm_generate_batch_size", "24"], "--rollout.vllm_generate_batch_size"),
+        (["--train.partial_rollout_enable"], "--train.partial_rollout_enable"),
+        (["--algo.dynamic_filtering_enable"], "--algo.dynamic_filtering_enable"),
+        (["--train.colocate_all"], "--train.colocate_all"),
+        (["--weights.transport", "openrlhf"], "--weights.transport"),
+        (["--run.reproducible"], "--run.reproducible"),
+        (["--move.enable"], "--move.enable"),
+        (["--reallocation.enable"], "--reallocation.enable"),
+    ],
+)
+def test_what_cannot_be_pipelined_is_named(tmp_path: Path, flags: list[str], named: str) -> None:
+    pipelined = [] if flags == ["--histopipe.enable"] else ["--histopipe.enable", "--train.async_enable"]
+    with pytest.raises(preflight.PreflightError, match=f"--histopipe.enable .*{named}") as error:
+        preflight.check(upstream.parse([*arguments(str(tmp_path)), *pipelined, *flags]))
+    assert "\n" not in str(error.value)

@@ -18,6 +18,7 @@ from rhyme_openrlhf.scheduling import (
     outliers,
     rank_groups,
     reallocation,
+    step_plan,
     tp_switch,
 )
 from rhyme_openrlhf.scheduling.carriers import Carrier
@@ -40,10 +41,10 @@ MOVING = Features(reallocation=True, cooldown=5, interval=0.3)
 
 # Where the simulator looks the decision up, the decision, another one in its place, and the features that ask for it.
 CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
-    (planner, "rank_groups", lambda histories, groups: (), PIPELINE),
+    (step_plan, "rank_groups", lambda histories, groups: (), PIPELINE),
     (planner, "plan_shares", lambda *_: EngineShares((5, 1, 1, 1), (), None, 0.0, 0.0), PIPELINE),
-    (planner, "equal_shares", lambda groups, *_: (5, 1, 1, 1), Features("pipeline", rank_groups=4)),
-    (planner, "engines_by_group", lambda step, shares: rank_groups.engines_by_group(1, shares), PIPELINE),
+    (step_plan, "equal_shares", lambda groups, *_: (5, 1, 1, 1), Features("pipeline", rank_groups=4)),
+    (step_plan, "engines_by_group", lambda step, shares: rank_groups.engines_by_group(1, shares), PIPELINE),
     (dispatch, "assign", lambda lengths, loads: [0] * len(lengths), Features()),
     (outliers, "outliers", lambda *_: [], PIPELINE),
     (outliers, "destination", lambda *_: Destination("next_step", None), PIPELINE),

@@ -87,7 +87,7 @@ def test_a_steps_age_and_its_chosen_responses_are_recorded(groups: int) -> None:
     maker.step = 7
     maker.tokenizer = SimpleNamespace(decode=lambda tokens, **_: "".join(map(str, tokens)))
     maker._record(samples, [SimpleNamespace(index=[1, 0, 2, 3, 4], info={"reward": torch.tensor([0.5, 1, 0, 0, 0])})])
-    assert services.events == [OffPolicyness(7, [0, 2], [3, 1])]
+    assert services.events == [OffPolicyness(7, [0, 2], [3, 1], [6, 2])]
     if not groups:
         assert services.samples == []
         return

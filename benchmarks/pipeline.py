@@ -1,0 +1,161 @@
+"""Bubbles and samples/s of the streaming pipeline against OpenRLHF's trainers: real runs, interleaved.
+
+    python benchmarks/pipeline.py --arms async pipeline --out pipeline.json [-- options of rhyme train for every arm]
+    python benchmarks/pipeline.py --emulate --arms sync async pipeline drafts --out pipeline.json
+
+Arms: `sync` and `async` are OpenRLHF's own loops and dispatch on our engines, without drafts (only there is every
+engine's time recorded); `pipeline` is --histopipe.enable without drafts, `drafts` with them. The order of the arms
+turns with every seed.
+
+Without --emulate: two engines, measured on this machine's clock. With it: four engines, each on the clock of a pair of
+A40 (the shipped profile derived from PAT's prints), and a trainer of two seconds a step: all printed is *emulated*.
+
+Whole-run samples/s are counted from the end of the first training step to the end of the last, so that no arm's start
+counts. Bubble fractions from the second epoch on: of the rollout stages (docs/architecture.md), and of all the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.simulation.shipped import FOLDER
+from rhyme_openrlhf.telemetry.event_log import read_events
+from rhyme_openrlhf.telemetry.events import (
+    EngineInterval,
+    OffPolicyness,
+    Recorded,
+    RolloutFinished,
+    RolloutStarted,
+    RunStarted,
+    TrainStep,
+)
+
+ASYNC = ("--train.async_enable", "--no-histospec.enable")
+ARMS: dict[str, tuple[str, ...]] = {
+    "sync": ("--no-histospec.enable",),
+    "async": ASYNC,
+    "pipeline": (*ASYNC, "--histopipe.enable"),
+    "drafts": ("--train.async_enable", "--histopipe.enable"),
+}
+# Two steps an epoch of the 48 embedded prompts, four samples each: 24 samples an engine of four.
+SHAPE = ("--rollout.batch_size", "24", "--rollout.n_samples_per_prompt", "4", "--train.num_episodes", "6")
+EMULATED = (
+    "--vllm.num_engines", "4", "--emulate.profile", str(FOLDER / "pat-a40-tp2.json"), "--emulate.train_s", "2",
+)  # fmt: skip
+RUN_TIMEOUT_SECONDS = 600
+
+
+def run_arm(arm: str, seed: int, options: Sequence[str], folder: Path) -> dict[str, Any]:
+    """One run; its figures."""
+    directory = folder / f"{arm}-{seed}"
+    argv = [*arguments(str(directory / "checkpoints")), *SHAPE, "--train.seed", str(seed), *options, *ARMS[arm]]
+    argv += ["--data.prompt_dataset", str(embedded.DATA / "mixed_train.jsonl")]
+    command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory / "run")]
+    subprocess.run([*command, "--run.progress", "lines"], check=True, timeout=RUN_TIMEOUT_SECONDS)
+    return figures(list(read_events(directory / "run" / "events.jsonl")))
+
+
+def figures(record: Sequence[Recorded]) -> dict[str, Any]:
+    """Of a run's event log; bubbles from the second epoch on."""
+    events = [recorded.event for recorded in record]
+    run = next(event for event in events if isinstance(event, RunStarted))
+    trained = [recorded for recorded in record if isinstance(recorded.event, TrainStep)]
+    finished = {event.step: event for event in events if isinstance(event, RolloutFinished)}
+    samples = sum(event.samples for event in finished.values()) - finished[1].samples
+    tokens = sum(event.response_tokens for event in finished.values()) - finished[1].response_tokens
+    seconds = trained[-1].time - trained[0].time
+    begun = {r.event.step: r.time for r in record if isinstance(r.event, RolloutStarted)}
+    stages = {step: (begun[step], begun[step] + one.seconds) for step, one in finished.items()}
+    later = [step for step, one in finished.items() if one.epoch > 1]
+    border, end = stages[min(later)][0], stages[max(later)][1]
+    states: dict[str, float] = defaultdict(float)
+    staged = idle = 0.0
+    for one in (event for event in events if isinstance(event, EngineInterval)):
+        inside = min(one.end, end) - max(one.start, border)
+        if inside <= 0:
+            continue
+        states["rollout" if one.state == "generate" else one.cause] += inside
+        if one.step in stages and one.state != "generate":
+            first, last = stages[one.step]
+            idle += max(0.0, min(one.end, last) - max(one.start, first))
+    staged = run.engines * sum(stages[step][1] - stages[step][0] for step in later)
+    wall = run.engines * (end - border)
+    ages: dict[int, int] = defaultdict(int)
+    for event in events:
+        if isinstance(event, OffPolicyness):
+            for age, count in zip(event.values, event.samples, strict=True):
+                ages[age] += count
+    ends = [recorded.time for recorded in trained]
+    return {
+        "emulated": run.emulated,
+        "samples_per_s": samples / seconds,
+        "tokens_per_s": tokens / seconds,
+        "step_s": statistics.median(after - before for before, after in itertools.pairwise(ends)),
+        "bubble_stage": idle / staged,
+        "bubble_wall": 1 - states["rollout"] / wall,
+        "states": {name: one / wall for name, one in sorted(states.items())},
+        "off_policyness": dict(sorted(ages.items())),
+        "reward": [event.metrics["reward"] for event in events if isinstance(event, TrainStep)][-1],
+    }
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """A row an arm (medians over seeds), and the ratios to `async` and `sync`."""
+    kind = "emulated" if any(run["emulated"] for run in runs) else "measured"
+    lines = [f"{kind:10s} samples/s   step s   bubbles of stage   of all time   where the time goes"]
+    by_arm: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run in runs:
+        by_arm[run["arm"]].append(run)
+
+    def of(arm: str, name: str) -> float:
+        return statistics.median(run[name] for run in by_arm[arm])
+
+    for arm in by_arm:
+        causes = {name for run in by_arm[arm] for name in run["states"]}
+        shares = {c: statistics.median(run["states"].get(c, 0.0) for run in by_arm[arm]) for c in sorted(causes)}
+        lines.append(
+            f"{arm:10s} {of(arm, 'samples_per_s'):9.2f} {of(arm, 'step_s'):8.2f} {of(arm, 'bubble_stage'):18.1%}"
+            f" {of(arm, 'bubble_wall'):13.1%}   " + ", ".join(f"{c} {share:.1%}" for c, share in shares.items())
+        )
+    for arm, peer in (("pipeline", "async"), ("pipeline", "sync"), ("drafts", "async")):
+        if arm in by_arm and peer in by_arm:
+            speed = of(arm, "samples_per_s") / of(peer, "samples_per_s")
+            bubbles = of(arm, "bubble_stage") / of(peer, "bubble_stage")
+            lines.append(f"{arm} / {peer}: samples/s {speed:.2f}x, bubbles {bubbles:.2f}x ({kind})")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run and report; runs are added to those in --out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=tuple(ARMS))
+    parser.add_argument("--emulate", action="store_true", help="four engines and a trainer on another machine's clock")
+    parser.add_argument("--out", type=Path, default=Path("pipeline.json"))
+    parser.add_argument("options", nargs="*", help="options of rhyme train, after --")
+    chosen = parser.parse_args()
+    runs = json.loads(chosen.out.read_text())["runs"] if chosen.out.exists() else []
+    options = [*(EMULATED if chosen.emulate else ()), *chosen.options]
+    with tempfile.TemporaryDirectory(prefix="rhyme-pipeline-") as folder:
+        for turn, seed in enumerate(chosen.seeds):
+            for arm in [*chosen.arms[turn % len(chosen.arms) :], *chosen.arms[: turn % len(chosen.arms)]]:
+                runs.append({"arm": arm, "seed": seed, **run_arm(arm, seed, options, Path(folder))})
+                chosen.out.write_text(json.dumps({"cpus": os.cpu_count(), "options": options, "runs": runs}) + "\n")
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()

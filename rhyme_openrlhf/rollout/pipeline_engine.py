@@ -1,0 +1,239 @@
+"""The engine of the streaming pipeline: it has its turns ahead of time and goes from one to the next by itself.
+
+Prompts come before their turn and wait here, in the engine's actor, not in vLLM. Which turn begins and which weights
+are loaded before it is decided by `scheduling/turns.py`. RhymeRL 4.2 (worker-controlled weight updates) and figure 10.
+
+Invariants: as `RhymeRolloutActor`'s; a turn's samples are all generated with one weight version; a turn is over when
+its last sample needs the engine no more, so rewards do not hold it up (an agent may come back for another turn of its
+conversation: there it is over when its calls are); what goes wrong between two turns fails the calls that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from rhyme_openrlhf.rollout.caused_timeline import CausedTimeline
+from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor
+from rhyme_openrlhf.rollout.engine import RhymeRolloutActor, WeightLoadError  # first: installs the shims where needed
+from rhyme_openrlhf.scheduling.turns import AwaitWeights, Begin, EngineTurns, Load, Turn
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training.weight_buckets import Segment
+
+
+@dataclass
+class _Call:
+    """One prompt's call: samples of turn `number` that still need the engine."""
+
+    number: int
+    left: int
+
+
+@dataclass(frozen=True)
+class TurnReport:
+    """What an engine did in one turn; `decisions` and `gain` as in `RhymeRolloutActor.rollout_report`."""
+
+    weight_version: int
+    counters: EngineCounters
+    decisions: dict[str, Any] = field(default_factory=dict)
+    gain: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine has loaded offered weights: `seconds` it took; `before` and `after` are the log-probabilities of the
+    sequence it was asked to score, or None; `replaced` is the version it had."""
+
+    seconds: float
+    replaced: int
+    before: list[float] | None
+    after: list[float] | None
+
+
+# The call that the running task belongs to.
+_current: ContextVar[_Call | None] = ContextVar("pipeline_call", default=None)
+
+
+class PipelineEngine(RhymeRolloutActor):
+    """One vLLM engine of a pipelined run."""
+
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
+        self._turns = EngineTurns()
+        self._segments: dict[int, Segment] = {}
+        self._loads: dict[int, asyncio.Future[Loaded | None]] = {}
+        self._scored: dict[int, list[int]] = {}
+        self._begun: dict[int, asyncio.Future[None]] = {}
+        self._reports: dict[int, asyncio.Future[TurnReport]] = {}
+        self._to_trace: dict[int, frozenset[str]] = {}
+        self._before_turn = EngineCounters()
+        self._reported_turn = True
+        self._last_turn = False
+        self._going_on: asyncio.Task[None] | None = None
+        await super().__init__(*args, **kwargs)
+        self._timeline: CausedTimeline = CausedTimeline(time.time())
+
+    # --- what the controller tells
+
+    async def hand_turn(self, turn: Turn, samples: int | None, traced: list[str]) -> None:
+        """A turn to come, of so many samples (None: until `close_turn`); their calls are sent when this has returned.
+
+        Of the samples of the `traced` prompts (`prompt_key`) it is noted what was drafted.
+        """
+        loop = asyncio.get_running_loop()
+        self._turns.hand(turn, samples)
+        self._to_trace[turn.number] = frozenset(traced)
+        self._begun[turn.number] = loop.create_future()
+        self._reports[turn.number] = loop.create_future()
+        self._advance()
+
+    async def close_turn(self, number: int) -> None:
+        """All prompts of a turn have been answered of which it was not known how many there would be."""
+        self._turns.close(number)
+        self._advance()
+
+    async def no_more_turns(self) -> None:
+        """The last turn of the run has been handed: from its end on the engine only waits for others."""
+        self._last_turn = True
+        self._advance()
+
+    async def begin_rollout(self) -> None:
+        """The first rollout begins: what was done before (a weight check, step times) is none of it."""
+        await super().begin_rollout()
+        self._before_turn = self._reported
+
+    async def generate_in_turn(self, number: int, **arguments: Any) -> list[dict[str, Any]]:
+        """`generate_responses(**arguments)`, once turn `number` has begun."""
+        call = _Call(number, arguments["num_samples"])
+        self._turns.add(number, call.left)
+        try:
+            await asyncio.shield(self._begun[number])
+            _current.set(call)
+            return await self.generate_responses(**arguments)
+        finally:
+            self._ended_in_turn(call, call.left)
+
+    async def turn_report(self, number: int) -> TurnReport:
+        """What the engine did in a turn; waits until the turn is over."""
+        report = await asyncio.shield(self._reports[number])
+        del self._reports[number]
+        return report
+
+    def stage_intervals(self, start: float, end: float) -> list[Any]:
+        """The engine's timeline (`TimelineInterval`s) up to `end`, as far as it was not asked for before."""
+        return self._timeline.take(start, end)
+
+    # --- what the trainer tells
+
+    async def offer_weights(self, segment: Segment, score: list[int]) -> Loaded | None:
+        """Weights that may be loaded from now on. Returns when they are loaded; None if newer ones were instead.
+
+        With `score`, the log-probabilities of these tokens are asked for before and after.
+        """
+        version = segment.version
+        loaded = self._loads[version] = asyncio.get_running_loop().create_future()
+        self._segments[version] = segment
+        if score:
+            self._scored[version] = score
+        self._turns.offer(version)
+        self._advance()
+        return await asyncio.shield(loaded)
+
+    # --- from turn to turn
+
+    def _advance(self) -> None:
+        if self._going_on is None or self._going_on.done():
+            self._going_on = asyncio.create_task(self._go_on())
+            self._going_on.add_done_callback(self._stopped)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """Nobody waits for the task itself: those who wait for a turn or for weights hear what it failed with."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        for waiting in (*self._begun.values(), *self._reports.values(), *self._loads.values()):
+            if not waiting.done():
+                waiting.set_exception(error)
+
+    async def _go_on(self) -> None:
+        while True:
+            if self._turns.over and not self._reported_turn:
+                await self._report_turn()
+            match self._turns.next():
+                case Load(version):
+                    await self._load(version)
+                case Begin(turn):
+                    self._begin(turn)
+                case AwaitWeights():
+                    self._timeline.because("weights", time.time())
+                    return
+                case None:
+                    if self._turns.over and self._last_turn:
+                        self._timeline.because("tail", time.time())
+                    return
+
+    def _begin(self, turn: Turn) -> None:
+        self._turns.begun(turn)
+        self._reported_turn = False
+        self._traced = self._to_trace.pop(turn.number)
+        self._begun[turn.number].set_result(None)
+
+    async def _report_turn(self) -> None:
+        """The current turn has ended: note what was done in it, before anything else is."""
+        turn = self._turns.current
+        assert turn is not None
+        self._reported_turn = True
+        self._timeline.because("weights", time.time())
+        totals, decisions, gain, sentences = await asyncio.gather(
+            self._totals(),
+            self._planning("take_decisions", {}),
+            self._planning("read_gain", {}),
+            self._planning("take_sentences", []),
+        )
+        counters, self._before_turn = totals - self._before_turn, totals
+        del self._begun[turn.number]
+        self._reports[turn.number].set_result(
+            TurnReport(self.weight_version, counters, decisions, gain, [*self._history.take_problems(), *sentences])
+        )
+
+    async def _load(self, version: int) -> None:
+        tokens, replaced = self._scored.pop(version, None), self.weight_version
+        before = await self.score(tokens) if tokens else None
+        limit = self.rhyme.weights.timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                seconds = await self.load_weights(self._segments[version])
+        except TimeoutError:
+            raise WeightLoadError(
+                f"engine {self.index} did not load weight version {version} within {limit:g} s (--weights.timeout_s)"
+            ) from None
+        self._turns.loaded(version)
+        after = await self.score(tokens) if tokens else None
+        for other in [known for known in self._loads if known <= version]:
+            done = self._loads.pop(other)
+            done.set_result(Loaded(seconds, replaced, before, after) if other == version else None)
+            del self._segments[other]
+
+    # --- samples
+
+    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        """One request, as the engine's own method; in a single-turn task its sample then needs the engine no more."""
+        output = await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+        call = _current.get()
+        if call is not None and type(self.executor) is CheckedExecutor:
+            call.left -= 1
+            self._ended_in_turn(call, 1)
+        return output
+
+    def _started(self, request_id: str) -> None:
+        super()._started(request_id)
+        # Inside of a turn an engine is idle when an agent's samples are all elsewhere.
+        self._timeline.because("tail", time.time())
+
+    def _ended_in_turn(self, call: _Call, samples: int) -> None:
+        if samples:
+            self._turns.ended(call.number, samples)
+            self._advance()

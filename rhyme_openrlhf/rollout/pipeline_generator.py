@@ -1,0 +1,171 @@
+"""The samples generator of the streaming pipeline: draws steps ahead, and hands each engine its part as a turn.
+
+Checked against OpenRLHF 0.11.2 `trainer/ppo_utils/samples_generator.py`; how prompts are drawn, with which sampling
+parameters they are sent and what becomes of a response is upstream's.
+
+Invariants: prompts are drawn in upstream's order, a step's never beyond an epoch; with each step travels the data
+loader's and the generator's state right after its prompts were drawn, so that a checkpoint of that step goes on with
+the next prompt whatever was drawn or generated since.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _collect_prompt_batch
+
+from rhyme_openrlhf.history.keys import owner, prompt_key
+from rhyme_openrlhf.rollout.samples_generator import (
+    REPORT_TIMEOUT_SECONDS,
+    GeneratorState,
+    RhymeSamplesGenerator,
+    announce,
+)
+from rhyme_openrlhf.scheduling.turns import Turn, evaluation_turn
+from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
+
+
+@dataclass(frozen=True)
+class DrawnStep:
+    """The prompts of training step `step`, and the states (OpenRLHF's and ours) right after drawing them."""
+
+    step: int
+    epoch: int
+    prompts: list[str]
+    labels: list[Any]
+    images: list[Any]
+    client_states: dict[str, Any]
+    generator: GeneratorState
+
+
+@dataclass(frozen=True)
+class HandedStep:
+    """A step that engines have: `calls` gives each call's place in the step, `reports` each report's engine."""
+
+    turn: Turn
+    calls: dict[Any, int]
+    reports: dict[Any, int]
+
+
+def turn_door(engine: Any, number: int) -> Any:
+    """As much of an engine's handle as OpenRLHF's dispatch uses; what is sent to it waits for turn `number`."""
+
+    def generate_responses(**arguments: Any) -> Any:
+        return engine.generate_in_turn.remote(number, **arguments)
+
+    return SimpleNamespace(
+        generate_responses=SimpleNamespace(remote=generate_responses),
+        get_num_unfinished_requests=engine.get_num_unfinished_requests,
+    )
+
+
+class PipelineSamplesGenerator(RhymeSamplesGenerator):
+    """`step` is the last training step that prompts were drawn for."""
+
+    def draw(self, episode: int, consumed: int) -> Iterator[DrawnStep]:
+        """The steps of the rest of the run, from `episode` (from 0) on; `consumed` prompts were drawn before."""
+        for number in range(episode, self.args.train.num_episodes):
+            # A resumed run may have prompts to generate first.
+            begun, self._dataloader_iter = getattr(self, "_dataloader_iter", None), None
+            loader = iter(self.prompts_dataloader) if begun is None else begun
+            exhausted = False
+            while not exhausted:
+                prompts, labels, images, exhausted = _collect_prompt_batch(loader, self.args.rollout.batch_size)
+                if not prompts:
+                    break
+                self.step += 1
+                consumed += len(prompts)
+                states = {
+                    "episode": number,
+                    "total_consumed_prompts": consumed,
+                    # It may hold what the loader goes on changing.
+                    "data_loader_state_dict": copy.deepcopy(self.prompts_dataloader.state_dict()),
+                }
+                epoch = self.services.epoch_of(self.step)
+                yield DrawnStep(self.step, epoch, prompts, labels, images, states, self.state())
+
+    def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Sequence[int], **generate_kwargs: Any) -> HandedStep:
+        """Give every engine its prompts of a step; engines without any have no turn of this step."""
+        by_engine: dict[int, list[int]] = defaultdict(list)
+        for place, engine in enumerate(engine_of):
+            by_engine[engine].append(place)
+        settings = self.services.settings
+        groups = settings.telemetry.sample_groups
+        traced = chosen_prompts(drawn.prompts, drawn.step, groups) if groups else []
+        if settings.histospec.enable:
+            announce(drawn.prompts, self.services.history_workers)
+        handed = HandedStep(turn, {}, {})
+        samples = self.args.rollout.n_samples_per_prompt
+        # Waited for: calls with large arguments can be overtaken by others.
+        self._acknowledged(
+            [self.vllm_engines[e].hand_turn.remote(turn, len(of) * samples, traced) for e, of in by_engine.items()]
+        )
+        for number, places in sorted(by_engine.items()):
+            engine = self.vllm_engines[number]
+            with self._doors([turn_door(engine, turn.number)]):
+                calls = SamplesGenerator._dispatch_prompts_to_vllm(
+                    self,
+                    [drawn.prompts[place] for place in places],
+                    [drawn.labels[place] for place in places],
+                    images=[drawn.images[place] for place in places],
+                    **generate_kwargs,
+                )
+            handed.calls.update(zip(calls, places, strict=True))
+            handed.reports[engine.turn_report.remote(turn.number)] = number
+        return handed
+
+    def experiences(self, responses: Sequence[dict[str, Any]], **generate_kwargs: Any) -> list[Any]:
+        """One prompt's responses as upstream's experiences."""
+        return [self._process_response_into_experience(response, **generate_kwargs) for response in responses]
+
+    @contextmanager
+    def evaluation(self, version: int) -> Iterator[None]:
+        """Within it, prompts that are sent wait for the turn of the evaluation of weight version `version`."""
+        turn, engines = evaluation_turn(version), self.vllm_engines
+        self._acknowledged([engine.hand_turn.remote(turn, None, []) for engine in engines])
+        try:
+            with self._doors([turn_door(engine, turn.number) for engine in engines]):
+                yield
+        finally:
+            for engine in engines:
+                engine.close_turn.remote(turn.number)
+
+    @staticmethod
+    def _acknowledged(calls: list[Any]) -> None:
+        ray.get(calls, timeout=REPORT_TIMEOUT_SECONDS)
+
+    def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
+        # Only evaluations come this way; a step's prompts go through `hand`.
+        return SamplesGenerator._dispatch_prompts_to_vllm(self, prompts, labels, **kwargs)
+
+    @contextmanager
+    def _doors(self, doors: list[Any]) -> Iterator[None]:
+        engines, self.vllm_engines = self.vllm_engines, doors
+        try:
+            yield
+        finally:
+            self.vllm_engines = engines
+
+
+def last_lengths(prompts: Sequence[str], workers: Sequence[Any], timeout_s: float) -> list[tuple[int, ...]]:
+    """Response lengths of each prompt's last rollout, as the history workers have them; empty where none is known.
+
+    Raises Ray's errors for a worker that is gone or does not answer in time.
+    """
+    found: list[tuple[int, ...]] = [()] * len(prompts)
+    places: dict[int, list[int]] = defaultdict(list)
+    keys = [prompt_key(prompt) for prompt in prompts]
+    for place, key in enumerate(keys if workers else ()):
+        places[owner(key, len(workers))].append(place)
+    asked = [workers[number].last_lengths.remote([keys[place] for place in of]) for number, of in places.items()]
+    for of, lengths in zip(places.values(), ray.get(asked, timeout=timeout_s), strict=True):
+        for place, one in zip(of, lengths, strict=True):
+            found[place] = one
+    return found

@@ -1,0 +1,35 @@
+"""Settings of HistoPipe: the streaming pipeline, and how it shares the prompts of a step among the engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhyme_openrlhf.options import Settings, option
+
+
+@dataclass(frozen=True)
+class HistoPipeSettings(Settings):
+    """Each engine goes from its part of a step straight to its part of the next (RhymeRL 4.2 and 6)."""
+
+    group: ClassVar[str] = "histopipe"
+    title: ClassVar[str] = "HistoPipe: engines go from step to step without waiting for each other."
+
+    enable: bool = option(
+        False,
+        "Train with the streaming pipeline: each engine has its prompts of the next step before it needs them and "
+        "loads weights by itself in between, at most one step off policy. Needs --train.async_enable.",
+    )
+    # RhymeRL's evaluation has 16 for math and 8 for code.
+    rank_groups: int = option(
+        16,
+        "Rank groups (prompts of like length, by their last responses) in which a step goes over the engines: short to "
+        "long in odd steps, long to short in even ones. Never more than engines; 1: by load alone.",
+        low=1,
+        high=65536,
+    )
+    two_tier: bool = option(
+        True,
+        "Give rank groups as many engines as their lengths ask for, by the run's profile (--latency.profile), where "
+        "there are more engines than rank groups; off, or without a profile: all as many.",
+    )

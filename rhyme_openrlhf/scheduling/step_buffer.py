@@ -1,0 +1,74 @@
+"""What a training step trains on, as it comes together: whole prompt groups of that step, in the order they end in.
+
+Upstream reshapes rewards to (prompts, samples of each): a prompt group that is not whole, or not in one piece, would
+silently mix prompts (OpenRLHF 0.11.2, `experience_maker.py`, `reshape(-1, n)`).
+
+Invariants: a batch has every prompt group of its step and no other, each once and with all its samples side by side; no
+sample in it is more than `MOST_OFF_POLICY` steps off policy. What would break one of these raises StepBufferError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY
+
+
+class StepBufferError(RuntimeError):
+    """A prompt group does not belong into the batch; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class PromptGroup:
+    """The finished samples of prompt `place` (from 0) of training step `step`, which has `prompts` prompts.
+
+    `versions`: the weight versions that each sample was generated with (one a turn of a conversation; empty where it is
+    not known).
+    """
+
+    step: int
+    place: int
+    prompts: int
+    samples: Sequence[Any]
+    versions: Sequence[Sequence[int]]
+
+
+@dataclass
+class StepBuffer:
+    """Collects one step after the other; `step` is the one that is being collected."""
+
+    step: int
+    samples_per_prompt: int
+    _samples: list[Any] = field(default_factory=list)
+    _places: set[int] = field(default_factory=set)
+
+    def add(self, group: PromptGroup) -> None:
+        """Take in a prompt group. Raises StepBufferError."""
+        name = f"prompt group {group.place} of step {group.step}"
+        if group.step != self.step:
+            raise StepBufferError(f"{name} came while step {self.step} is collected")
+        if group.place in self._places or not 0 <= group.place < group.prompts:
+            raise StepBufferError(f"{name} came twice, or is none of the step's {group.prompts}")
+        if len(group.samples) != self.samples_per_prompt or len(group.versions) != len(group.samples):
+            raise StepBufferError(f"{name} has {len(group.samples)} samples instead of {self.samples_per_prompt}")
+        for version in (version for of_sample in group.versions for version in of_sample):
+            age = group.step - version - 1
+            if not 0 <= age <= MOST_OFF_POLICY:
+                raise StepBufferError(
+                    f"{name} was generated with weight version {version}: {age} steps off policy, where 0 to "
+                    f"{MOST_OFF_POLICY} are allowed"
+                )
+        self._places.add(group.place)
+        self._samples += group.samples
+
+    def complete(self, step: int, prompts: int) -> list[Any]:
+        """The step's samples; the next step is collected from now on. Raises StepBufferError if some are missing."""
+        if step != self.step or len(self._places) != prompts:
+            raise StepBufferError(
+                f"step {step} is said to be complete, but of step {self.step} only {len(self._places)} of {prompts} "
+                "prompt groups are there"
+            )
+        samples, self._samples, self._places, self.step = self._samples, [], set(), step + 1
+        return samples

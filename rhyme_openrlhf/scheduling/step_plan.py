@@ -1,0 +1,55 @@
+"""Which engine generates which prompts of a step: tier 1 and tier 2 together (RhymeRL 6.2 and 6.4).
+
+Rank groups by the last responses' lengths; engines for each by equal shares or by `plan_shares`; inside of a rank
+group, prompts by predicted work. Without any history: by load alone, which is upstream's own order.
+
+Invariants: every prompt has one engine; a rank group's prompts are only on its engines; the same input gives the same
+plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rhyme_openrlhf.scheduling import dispatch
+from rhyme_openrlhf.scheduling.engine_shares import equal_shares, most_groups
+from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup, engines_by_group, rank_groups
+
+# Engines of each of these rank groups, or None for equal shares.
+Shares = Callable[[Sequence[RankGroup]], Sequence[int] | None]
+
+
+@dataclass(frozen=True)
+class StepPlacement:
+    """`engine_of`: of each prompt; `rank_groups`: empty when dispatched by load; `shares`: engines of each rank group;
+    `rank_group_of`: of each engine, -1 without one."""
+
+    engine_of: tuple[int, ...]
+    rank_groups: tuple[RankGroup, ...]
+    shares: tuple[int, ...]
+    rank_group_of: tuple[int, ...]
+
+
+def by_load(lengths: Sequence[float | None], engines: int) -> StepPlacement:
+    """Each next prompt to the engine with the least predicted work; all alike where every length is None."""
+    return StepPlacement(tuple(dispatch.assign(lengths, [0.0] * engines)), (), (), (-1,) * engines)
+
+
+def by_rank(
+    step: int, histories: Sequence[LengthHistory | None], engines: int, most: int, shares_of: Shares
+) -> StepPlacement | None:
+    """Step `step` (from 1) in at most `most` rank groups over `engines` engines; None without any history."""
+    groups = rank_groups(histories, min(most, most_groups(engines)))
+    if not groups:
+        return None
+    shares = tuple(shares_of(groups) or equal_shares(len(groups), engines, engines))
+    engine_of = [0] * len(histories)
+    rank_group_of = [-1] * engines
+    for number, (group, places) in enumerate(zip(groups, engines_by_group(step, shares), strict=True)):
+        medians = [history.median if (history := histories[prompt]) else None for prompt in group.prompts]
+        for prompt, at in zip(group.prompts, dispatch.assign(medians, [0.0] * len(places)), strict=True):
+            engine_of[prompt] = places[at]
+        for engine in places:
+            rank_group_of[engine] = number
+    return StepPlacement(tuple(engine_of), groups, shares, tuple(rank_group_of))

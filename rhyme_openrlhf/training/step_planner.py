@@ -1,0 +1,113 @@
+"""Asks the policies of `scheduling/` where the prompts of a step go, with what the run knows.
+
+Thin: which lengths are known, what a profile says and how long training took are put into the policies' words; there is
+no decision here. Invariant: a history worker that does not answer, or a run without a profile, costs the plan (a Note
+says so once), never the step.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import ray
+
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, last_lengths
+from rhyme_openrlhf.scheduling.engine_shares import plan_shares
+from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
+from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
+from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank
+from rhyme_openrlhf.telemetry.events import Note, RankGroups
+from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
+from rhyme_openrlhf.training.recorder import RunServices
+
+SOURCE = "rollout"
+
+
+class StepPlanner:
+    """Plans the steps of one run. `most_running`: samples that an engine runs at once."""
+
+    def __init__(
+        self, services: RunServices, engines: int, samples_per_prompt: int, profile: Profile | None, most_running: int
+    ) -> None:
+        self._services = services
+        self._settings = services.settings.histopipe
+        self._engines = engines
+        self._samples = samples_per_prompt
+        self._predictor = None if profile is None else Predictor(StepModel(profile))
+        self._most_running = most_running
+        self._speculation = Speculation()
+        self._prompt_tokens = 0.0
+        self._training_seconds = 0.0
+        self._told = False
+
+    def observe(self, counters: EngineCounters, prompt_tokens: float) -> None:
+        """What engines did in a step, and the mean length of its prompts."""
+        self._prompt_tokens = prompt_tokens
+        rate = tokens_per_step(counters)
+        if rate is not None:
+            self._speculation = Speculation(rate, counters.drafted / counters.sample_steps)
+
+    def trained(self, seconds: float) -> None:
+        """The last training step took `seconds`."""
+        self._training_seconds = seconds
+
+    def place(self, drawn: DrawnStep) -> StepPlacement:
+        """The engine of each of the step's prompts."""
+        if self._settings.rank_groups > 1 and self._engines > 1:
+            placement = by_rank(
+                drawn.step, self._histories(drawn.prompts), self._engines, self._settings.rank_groups, self._shares
+            )
+            if placement is not None:
+                return placement
+        return by_load([None] * len(drawn.prompts), self._engines)
+
+    def _histories(self, prompts: Sequence[str]) -> list[LengthHistory | None]:
+        timeout = self._services.settings.history.fetch_timeout_s
+        try:
+            lengths = last_lengths(prompts, self._services.history_workers, timeout)
+        except ray.exceptions.RayError as error:
+            self._say_once(f"prompts go to engines by load, because a history worker did not tell lengths: {error}")
+            return [None] * len(prompts)
+        return [LengthHistory(statistics.median(one), max(one)) if one else None for one in lengths]
+
+    def _shares(self, groups: Sequence[RankGroup]) -> Sequence[int] | None:
+        if not self._settings.two_tier or len(groups) == self._engines:
+            return None
+        if self._predictor is None:
+            self._say_once("rank groups have equal numbers of engines, because the run has no profile of step times")
+            return None
+        samples = sum(len(group.prompts) for group in groups) * self._samples
+        time_of = GroupTime(
+            self._predictor.step_seconds,
+            samples=round(samples / len(groups)),
+            prompt_tokens=self._prompt_tokens,
+            most_running=self._most_running,
+            speculation=self._speculation,
+        )
+        lengths = [group.mean_length for group in groups]
+        return plan_shares(lengths, self._engines, time_of, self._training_seconds).engines
+
+    def _say_once(self, text: str) -> None:
+        if not self._told:
+            self._told = True
+            self._services.record(Note("warning", text.splitlines()[0]), SOURCE)
+
+
+def rank_groups_event(step: int, placement: StepPlacement, lengths: Mapping[int, Sequence[int]]) -> RankGroups | None:
+    """What became of a step's rank groups; `lengths`: of each prompt's responses. None if it had none."""
+    if not placement.rank_groups:
+        return None
+    return RankGroups(
+        step=step,
+        prompts=[len(group.prompts) for group in placement.rank_groups],
+        engines=list(placement.shares),
+        predicted=[group.mean_length for group in placement.rank_groups],
+        real=[
+            statistics.fmean(length for prompt in group.prompts for length in lengths[prompt])
+            for group in placement.rank_groups
+        ],
+    )
