@@ -1,25 +1,28 @@
 """How much slower or faster the steps of now are than the profile says: learnt while the run goes.
 
-Another job on the machine, a clock that throttles, a newer driver: they scale step times. The correction is a factor
-for all steps and a finer one for each size of step, both moving averages of measured / predicted in logarithms, so
-that twice as long and half as long weigh the same.
+Another job on the machine, a clock that throttles, engines that share a machine while the profile was measured on one
+alone: they scale all step times, from one rollout to the next. So there is a factor for all steps, which moves fast,
+and beside it one for each size of step (what the profile has wrong about it), which moves slowly. A size that was not
+seen for a while then follows what the others say.
 
-Invariants: without observations the factor is 1; one observation moves it by at most MOST_AT_ONCE, whatever was
-measured (a step that an interrupt stretched hundredfold says nothing about the next one); it stays within the bounds.
+Averages are of measured / predicted itself, not of its logarithm: tokens a second are made of the mean step, and step
+times have a long tail, so that their geometric mean lies below it.
+
+Invariants: without observations the factor is 1; one observation moves it by at most a share that its RATEs give,
+whatever was measured (a step that an interrupt stretched hundredfold says nothing about the next one); it stays within
+the bounds.
 """
 
 from __future__ import annotations
 
-import math
-
-# One observation's weight in the averages: some 16 steps are remembered, a part of a rollout, because engines that
-# share a machine slow each other down from one moment to the next.
-RATE = 0.06
+# What one observation weighs: of the factor for all, so that some ten steps are remembered, and of its size's own. The
+# first ones weigh more, as one of FIRST + 1, FIRST + 2, ...: nothing is known that they could disturb.
+RATE, OWN_RATE = 0.1, 0.03
+FIRST = 4
 # A step is seldom off by more for a reason that lasts: beyond, an observation counts as this.
-MOST_AT_ONCE = math.log(2.0)
+MOST_AT_ONCE = 2.0
 # A profile that is further off is of another machine.
-BOUND = math.log(8.0)
-
+BOUND = 8.0
 
 Size = tuple[int, int]
 
@@ -30,22 +33,32 @@ def size_of(running: int, drafts: int) -> Size:
 
 
 class Correction:
-    """Moving averages of log(measured / predicted)."""
+    """Moving averages of measured / predicted."""
 
     def __init__(self) -> None:
-        self._all = 0.0
-        self._by_size: dict[Size, float] = {}
-        # Their exponentials, which are asked for far more often than they change.
-        self._factor_of_all = 1.0
+        self._all = 1.0
+        self._seen = 0
+        # Of each size its own factor beside that of all, and how often it was seen.
+        self._own: dict[Size, tuple[float, int]] = {}
+        # Of the sizes that were seen lately, for those that never were.
+        self._usual_own = 1.0
+        # The products, which are asked for far more often than they change.
         self._factors: dict[Size, float] = {}
+        self._usual = 1.0
 
     def observe(self, running: int, drafts: int, predicted: float, measured: float) -> None:
         """A step of this size was predicted (without correction) and took so long, both in seconds above 0."""
-        off = math.log(measured / predicted)
         size = size_of(running, drafts)
-        self._by_size[size] = _moved(self._by_size.get(size, self._all), off)
-        self._all = _moved(self._all, off)
-        self._factors[size], self._factor_of_all = math.exp(self._by_size[size]), math.exp(self._all)
+        own, seen = self._own.get(size, (1.0, 0))
+        off = measured / (predicted * self._all * own)
+        off = max(1 / MOST_AT_ONCE, min(MOST_AT_ONCE, off)) - 1
+        self._all = _bounded(self._all * (1 + off * max(RATE, 1 / (self._seen + FIRST + 1))))
+        own *= 1 + off * max(OWN_RATE, 0.5 / (seen + FIRST + 1))
+        self._own[size] = (_bounded(own), seen + 1)
+        self._seen += 1
+        self._usual_own += RATE * (own - self._usual_own)
+        self._usual = _bounded(self._all * self._usual_own)
+        self._factors = {known: _bounded(self._all * factor) for known, (factor, _) in self._own.items()}
 
     def factor(self, running: int, drafts: int) -> float:
         """What to multiply the profile's prediction by."""
@@ -53,9 +66,8 @@ class Correction:
 
     def factor_of(self, size: Size) -> float:
         """The same, of a step of that size."""
-        return self._factors.get(size, self._factor_of_all)
+        return self._factors.get(size, self._usual)
 
 
-def _moved(before: float, off: float) -> float:
-    step = max(-MOST_AT_ONCE, min(MOST_AT_ONCE, off - before))
-    return max(-BOUND, min(BOUND, before + RATE * step))
+def _bounded(factor: float) -> float:
+    return max(1 / BOUND, min(BOUND, factor))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.latency.correction import BOUND, MOST_AT_ONCE, RATE, Correction
+from rhyme_openrlhf.latency.correction import BOUND, FIRST, MOST_AT_ONCE, Correction
 from rhyme_openrlhf.latency.predictor import Predictor, context_bucket
 from rhyme_openrlhf.latency.step_model import StepModel
 from tests.latency import formula
@@ -53,13 +55,37 @@ def test_steps_that_take_longer_are_learnt() -> None:
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3)), max_size=60))
 def test_no_observation_moves_it_far(pairs: list[tuple[float, float]]) -> None:
+    # The first one weighs most, in the factor for all and half as much in its size's own.
+    share = (MOST_AT_ONCE - 1) / (FIRST + 1)
+    most = math.log((1 + share) * (1 + share / 2))
     learnt, before = Correction(), 0.0
     for predicted, measured in pairs:
         learnt.observe(4, 0, predicted, measured)
         now = math.log(learnt.factor(4, 0))
-        assert abs(now - before) <= RATE * MOST_AT_ONCE + 1e-9
-        assert abs(now) <= BOUND
+        assert abs(now - before) <= most + 1e-9
+        assert abs(now) <= math.log(BOUND) + 1e-9
         before = now
+
+
+def test_a_size_that_was_long_not_seen_follows_the_others() -> None:
+    learnt = Correction()
+    for _ in range(200):
+        learnt.observe(64, 0, 1.0, 1.2)
+        learnt.observe(2, 0, 1.0, 1.0)
+    assert learnt.factor(64, 0) / learnt.factor(2, 0) == pytest.approx(1.2, rel=0.02)
+    # The machine becomes twice as slow, and only few samples run.
+    for _ in range(60):
+        learnt.observe(2, 0, 1.0, 2.0)
+    assert learnt.factor(64, 0) == pytest.approx(2.4, rel=0.2)
+
+
+def test_a_long_tail_moves_the_mean_as_it_should() -> None:
+    chance, learnt, found = random.Random(1), Correction(), []
+    for step in range(4000):
+        learnt.observe(8, 0, 1.0, 1.9 if chance.random() < 0.2 else 1.0)
+        if step > 500:
+            found.append(learnt.factor(8, 0))
+    assert statistics.fmean(found) == pytest.approx(1.18, rel=0.03)
 
 
 def test_a_table_holds_what_the_single_questions_answer() -> None:

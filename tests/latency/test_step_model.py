@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.latency.step_model import StepModel
@@ -43,6 +43,7 @@ def test_drafts_on_one_stair_cost_the_same(running: int, context: int, drafts: i
     assert model.seconds(running, context, last) == model.seconds(running, context, drafts)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 400), st.integers(0, 100_000), st.integers(0, 700))
 def test_a_table_has_the_same_answers(running: int, context: int, most: int) -> None:
     wanted = [model.seconds(running, context, drafts) for drafts in range(most + 1)]
