@@ -7,12 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from tests.chromium import browser_page, chromium  # noqa: F401 (fixtures, for every folder the same browser)
+from tests.side_by_side import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
+from tests.stores import prepare
 
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.settings import ServeSettings
+
+# No test asserts time: a machine that does other work too takes longer for an example.
+hypothesis.settings.register_profile("any-machine", deadline=None)
+hypothesis.settings.load_profile("any-machine")
 
 # The pure parts are tested without torch too.
 if importlib.util.find_spec("torch"):
@@ -20,6 +27,10 @@ if importlib.util.find_spec("torch"):
 
     if not gpu_present():
         shims.install()
+    import torch
+
+    # Beside another pytest process, engines and Ray: more threads than processors wait for each other.
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +59,8 @@ def make_settings(tmp_path: Path) -> Callable[..., "ServeSettings"]:
             "sign_ins_per_minute": 100_000.0,
             "live_poll_s": 0.05,
         }
-        return ServeSettings(**{**values, **more})
+        settings = ServeSettings(**{**values, **more})
+        prepare(settings)
+        return settings
 
     return make
