@@ -22,6 +22,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ PROMPTS = 16
 HISTORY = 8
 MOST_TOKENS = 300
 # Of an arm at one load, after its samples have begun: some hundred steps.
-WARM_UP_SECONDS = 0.3
+WARM_UP_SECONDS = 0.25
 SECONDS_A_TURN = 1.0
 # Loads of the turns that are not counted: code is compiled, caches are filled, and the budget learns what is accepted.
 FIRST = (64, 8)
@@ -117,10 +118,17 @@ async def _all(coroutines: list[Any]) -> list[Any]:
 Speeds = dict[str, dict[str, list[float]]]
 
 
-def measure(engine: RunningEngine, prompts: list[list[int]], repeats: int, arms: dict[str, Any], found: Speeds) -> None:
+def measure(
+    engine: RunningEngine,
+    prompts: list[list[int]],
+    repeats: int,
+    arms: dict[str, Any],
+    found: Speeds,
+    save: Callable[[], None],
+) -> None:
     """Add to `found`, row -> arm -> tokens per second of each repeat; the arms in turn, in another order each time.
 
-    `arms`: of each name what the scheduler's `use` takes.
+    `arms`: of each name what the scheduler's `use` takes; `save` is called after each repeat.
     """
     chance = random.Random(len(found.get(DRAIN, {}).get(BUDGET, [])))
     for repeat in range(repeats + 1):
@@ -130,6 +138,7 @@ def measure(engine: RunningEngine, prompts: list[list[int]], repeats: int, arms:
                 speed = drain(engine, prompts) if row == DRAIN else steady(engine, prompts, int(row))
                 if repeat:
                     found.setdefault(str(row), {}).setdefault(arm, []).append(speed)
+        save()
         print(f"repeat {repeat} of {repeats}", flush=True)
 
 
@@ -137,6 +146,11 @@ def kept(path: Path) -> Speeds:
     """What an earlier part of the repeats measured."""
     found: Speeds = json.loads(path.read_text())["rows"] if path.exists() else {}
     return found
+
+
+def write(path: Path, found: Speeds, **more: Any) -> None:
+    """For `kept`."""
+    path.write_text(json.dumps({"kind": "measured", "cpus": os.cpu_count(), **more, "rows": found}) + "\n")
 
 
 def prompts_of(most: int = PROMPTS) -> list[list[int]]:
@@ -205,11 +219,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             histories(engine, prompts, Path(folder))
         found = kept(chosen.out)
-        measure(engine, prompts, chosen.repeats, {str(n): n for n in FIXED} | {BUDGET: BUDGET}, found)
+        arms = {str(n): n for n in FIXED} | {BUDGET: BUDGET}
+        measure(engine, prompts, chosen.repeats, arms, found, lambda: write(chosen.out, found))
     finally:
         engine.stop()
-    chosen.out.write_text(json.dumps({"kind": "measured", "cpus": os.cpu_count(), "rows": found}) + "\n")
-    print(table(found))
+    if min(len(speeds) for by_arm in found.values() for speeds in by_arm.values()) > 1:
+        print(table(found))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 from pathlib import Path
 from typing import Any
 
-from draft_budget import BUDGET, DRAIN, RUNNING, Speeds, kept, measure, prompts_of, steady
+from draft_budget import BUDGET, DRAIN, RUNNING, Speeds, kept, measure, prompts_of, steady, write
 from engine_in_process import RunningEngine
 
 from rhyme_openrlhf.config import RhymeSettings
@@ -102,11 +101,9 @@ def main() -> None:
             json.loads(chosen.out.read_text())["table"] if found else best_table(engine, prompts, chosen.table_repeats)
         )
         arms: dict[str, Any] = {BUDGET: None, DYNAMIC: vllms, STATIC: every(ONE_LENGTH)}
-        measure(engine, prompts, chosen.repeats, arms, found)
+        measure(engine, prompts, chosen.repeats, arms, found, lambda: write(chosen.out, found, table=vllms))
     finally:
         engine.stop()
-    content = {"kind": "measured", "cpus": os.cpu_count(), "table": vllms, "rows": found}
-    chosen.out.write_text(json.dumps(content) + "\n")
     print(table_of(found))
 
 

@@ -106,10 +106,9 @@ def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings)
         )
     _check_vocabulary(args, config, drafting, drafter)
     if drafting.source == EAGLE3 and not gpu_present():
-        # Tried with a head of random weights for the embedded model: the engine starts, and dies at its first step.
         raise PreflightError(
-            f"{source} runs on GPUs only: vLLM 0.29.0's engine without a GPU does not give an EAGLE head the policy's "
-            "inner layers and dies; draft_model runs here"
+            f"{source} runs on GPUs only: no EAGLE head has been tried on an engine without one; ngram and draft_model "
+            "run here"
         )
 
 

@@ -15,10 +15,11 @@ the bounds.
 
 from __future__ import annotations
 
-# What one observation weighs: of the factor for all, so that some ten steps are remembered, and of its size's own. The
-# first ones weigh more, as one of FIRST + 1, FIRST + 2, ...: nothing is known that they could disturb.
-RATE, OWN_RATE = 0.1, 0.03
-FIRST = 4
+# What one observation weighs. Of the factor for all much: some five steps are remembered. By replay of a recorded run,
+# whose step times wandered by half, that errs least (docs/benchmarks.md), and what is the same for all draft lengths
+# changes no choice between them. Of its size's own little, a size's first ones more: 1 / FIRST, 1 / (FIRST + 2), ...
+RATE, OWN_RATE = 0.2, 0.02
+FIRST = 10
 # A step is seldom off by more for a reason that lasts: beyond, an observation counts as this.
 MOST_AT_ONCE = 2.0
 # A profile that is further off is of another machine.
@@ -37,7 +38,6 @@ class Correction:
 
     def __init__(self) -> None:
         self._all = 1.0
-        self._seen = 0
         # Of each size its own factor beside that of all, and how often it was seen.
         self._own: dict[Size, tuple[float, int]] = {}
         # Of the sizes that were seen lately, for those that never were.
@@ -52,10 +52,9 @@ class Correction:
         own, seen = self._own.get(size, (1.0, 0))
         off = measured / (predicted * self._all * own)
         off = max(1 / MOST_AT_ONCE, min(MOST_AT_ONCE, off)) - 1
-        self._all = _bounded(self._all * (1 + off * max(RATE, 1 / (self._seen + FIRST + 1))))
-        own *= 1 + off * max(OWN_RATE, 0.5 / (seen + FIRST + 1))
+        self._all = _bounded(self._all * (1 + off * RATE))
+        own *= 1 + off * max(OWN_RATE, 1 / (FIRST + 2 * seen))
         self._own[size] = (_bounded(own), seen + 1)
-        self._seen += 1
         self._usual_own += RATE * (own - self._usual_own)
         self._usual = _bounded(self._all * self._usual_own)
         self._factors = {known: _bounded(self._all * factor) for known, (factor, _) in self._own.items()}

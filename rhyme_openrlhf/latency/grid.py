@@ -52,12 +52,14 @@ class PrefillShape:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine can hold: samples at once, tokens of a sequence, tokens of KV cache, tokens computed a step."""
+    """What the engine can hold: samples at once, tokens of a sequence, tokens of KV cache, tokens computed a step, and
+    draft tokens of a sample, of which vLLM dies if there are more."""
 
     running: int
     length: int
     kv_cache_tokens: int
     step_tokens: int
+    drafts_each: int
 
 
 def step_shapes(limits: Limits, steps: int, grid: Grid = FULL) -> list[StepShape]:
@@ -67,7 +69,7 @@ def step_shapes(limits: Limits, steps: int, grid: Grid = FULL) -> list[StepShape
     """
     shapes = []
     for running in _up_to(grid.running, limits.running):
-        for drafts in (0, *grid.drafts):
+        for drafts in (0, *_up_to(grid.drafts, limits.drafts_each)):
             # A step that is filled to the brim leaves no token for the last samples to come in.
             if running * (1 + drafts) >= limits.step_tokens:
                 continue

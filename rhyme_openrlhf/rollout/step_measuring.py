@@ -55,6 +55,7 @@ class StepMeasuring:
             kv_cache_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size,
             step_tokens=config.scheduler_config.max_num_scheduled_tokens
             or config.scheduler_config.max_num_batched_tokens,
+            drafts_each=config.speculative_config.num_speculative_tokens if config.speculative_config else 0,
         )
 
     async def kv_bytes_per_token(self) -> int:

@@ -13,6 +13,7 @@ limits = st.builds(
     length=st.integers(256, 131_072),
     kv_cache_tokens=st.integers(1000, 1 << 21),
     step_tokens=st.integers(512, 16_384),
+    drafts_each=st.integers(0, 128),
 )
 
 
@@ -26,6 +27,7 @@ def test_every_point_fits_to_its_last_step(room: Limits, steps: int) -> None:
         assert shape.running * longest < room.kv_cache_tokens
         assert shape.running * (1 + shape.drafts_each) < room.step_tokens
         assert shape.running <= room.running
+        assert shape.drafts_each <= room.drafts_each
 
 
 @given(limits)
@@ -36,7 +38,7 @@ def test_every_prefill_fits(room: Limits) -> None:
 
 
 def test_each_number_of_samples_has_a_plain_step_and_short_contexts_are_denser() -> None:
-    shapes = step_shapes(Limits(64, 8192, 100_000, 2048), 12)
+    shapes = step_shapes(Limits(64, 8192, 100_000, 2048, 32), 12)
     for running in (1, 2, 4, 8, 16, 32, 64):
         plain = [shape.context_each for shape in shapes if shape.running == running and not shape.drafts_each]
         assert plain and sum(context < 512 for context in plain) >= min(3, len(plain))

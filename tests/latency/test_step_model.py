@@ -50,6 +50,7 @@ def test_a_table_has_the_same_answers(running: int, context: int, most: int) -> 
     assert model.table(running, context, most).tolist() == pytest.approx(wanted)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 400), st.integers(0, 100_000), st.integers(0, 700))
 def test_a_table_without_profiled_verification_too(running: int, context: int, most: int) -> None:
     plain = tuple(point for point in formula.profile().steps if not point.drafts)

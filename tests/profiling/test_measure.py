@@ -17,7 +17,7 @@ from rhyme_openrlhf.profiling import measure as measuring
 from rhyme_openrlhf.profiling.measure import QUICKLY, THOROUGH, WARM_UP, MeasureError, Plan, measure
 from tests.latency import formula
 
-LIMITS = Limits(running=8, length=600, kv_cache_tokens=5000, step_tokens=512)
+LIMITS = Limits(running=8, length=600, kv_cache_tokens=5000, step_tokens=512, drafts_each=32)
 
 
 def plan(**changes: object) -> Plan:
@@ -94,7 +94,7 @@ def test_a_torn_last_line_is_measured_again(tmp_path: Path) -> None:
     assert again.asked[0] == WARM_UP and set(again.asked[1:]) == {plan().prefills()[-1]}
 
 
-@pytest.mark.parametrize("changes", [{"versions": {"vllm": "0.30.0"}}, {"limits": Limits(8, 600, 4000, 512)}])
+@pytest.mark.parametrize("changes", [{"versions": {"vllm": "0.30.0"}}, {"limits": Limits(8, 600, 4000, 512, 32)}])
 def test_a_journal_of_something_else_is_not_used(tmp_path: Path, changes: dict[str, object]) -> None:
     journal = tmp_path / "points"
     measure(plan(), FormulaEngine(), journal, lambda words: None)

@@ -34,7 +34,7 @@ class FormulaEngine:
         return formula.SUBJECT
 
     def limits(self) -> Limits:
-        return Limits(running=64, length=600, kv_cache_tokens=50_000, step_tokens=2048)
+        return Limits(running=64, length=600, kv_cache_tokens=50_000, step_tokens=2048, drafts_each=32)
 
     def kv_bytes_per_token(self) -> int:
         return 2048
