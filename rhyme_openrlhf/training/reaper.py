@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 import psutil
@@ -27,6 +28,8 @@ LOOK_SECONDS = 2.0
 # What Ray's shutdown has asked to end gets this long to do it.
 GRACE_SECONDS = 3.0
 KILL_TIMEOUT_SECONDS = 10.0
+# How often it is asked whether what should end has ended: its end is waited for by whoever started the run.
+POLL_SECONDS = 0.05
 PIPE_BYTES = 4096
 # The reporter ends by itself after 30 s (telemetry/reporter.py); this is for one that hangs.
 SPARED_SECONDS = 45.0
@@ -73,8 +76,7 @@ def below(root: psutil.Process) -> set[psutil.Process]:
 def reap(seen: set[psutil.Process]) -> None:
     """Kill those of `seen`, and what is below them, that do not end by themselves within the grace time."""
     everything = seen.union(*(below(process) for process in seen))
-    _, left = psutil.wait_procs(everything, timeout=GRACE_SECONDS)
-    _kill(left)
+    _kill(left_after(GRACE_SECONDS, everything))
 
 
 def reap_spared(spared: set[psutil.Process]) -> None:
@@ -85,8 +87,29 @@ def reap_spared(spared: set[psutil.Process]) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    _, left = psutil.wait_procs(spared, timeout=SPARED_SECONDS)
-    _kill(left)
+    _kill(left_after(SPARED_SECONDS, spared))
+
+
+def left_after(seconds: float, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run then; returns as soon as there are none.
+
+    One that has ended, and whose parent (the driver, that waits for us) has not asked how, has ended: psutil's own
+    waiting would wait for the parent.
+    """
+    end = time.monotonic() + seconds
+    left = list(processes)
+    while left := [process for process in left if _runs(process)]:
+        if time.monotonic() >= end:
+            break
+        time.sleep(POLL_SECONDS)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _kill(left: list[psutil.Process]) -> None:
@@ -95,7 +118,7 @@ def _kill(left: list[psutil.Process]) -> None:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(left, timeout=KILL_TIMEOUT_SECONDS)
+    left_after(KILL_TIMEOUT_SECONDS, left)
 
 
 def main(driver_pid: int) -> None:
