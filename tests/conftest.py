@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.chromium import browser_page, chromium  # noqa: F401 (fixtures, for every folder the same browser)
+from tests.stores import prepare
 
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.settings import ServeSettings
@@ -48,6 +49,8 @@ def make_settings(tmp_path: Path) -> Callable[..., "ServeSettings"]:
             "sign_ins_per_minute": 100_000.0,
             "live_poll_s": 0.05,
         }
-        return ServeSettings(**{**values, **more})
+        settings = ServeSettings(**{**values, **more})
+        prepare(settings)
+        return settings
 
     return make

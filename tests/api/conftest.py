@@ -37,6 +37,7 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsPublished,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from tests.stores import place_upgraded
 
 SERVER = Path(__file__).parents[2] / "scripts" / "temporary_postgresql.py"
 NOT_INSTALLED = 3
@@ -92,8 +93,8 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """A store of each kind, with this version's schema and no rows."""
     if request.param == "sqlite":
+        place_upgraded(tmp_path / "store.db")
         store = Database(f"sqlite:///{tmp_path}/store.db")
-        store.upgrade()
     else:
         store = Database(request.getfixturevalue("postgresql_url"))
     yield store

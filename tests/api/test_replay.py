@@ -18,6 +18,7 @@ from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.state import Service
 from rhyme_openrlhf.telemetry.recording import read_rows
 from rhyme_openrlhf.telemetry.synthetic_run import SyntheticRun, write_run_directory
+from tests.stores import prepare
 
 STEPS = 10
 
@@ -47,9 +48,8 @@ def recorded(tmp_path: Path) -> Path:
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     settings = ServeSettings(data_dir=str(tmp_path / "data"), roots=str(tmp_path))
-    (tmp_path / "data").mkdir()
+    prepare(settings)
     database = Database(settings.database_url())
-    database.upgrade()
     return Service(settings, database, Limits.of(settings), ServiceMetrics())
 
 

@@ -20,6 +20,7 @@ from rhyme_openrlhf.api.launching import Launching, LaunchSettings
 from rhyme_openrlhf.api.queueing import Job
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.state import Service
+from tests.stores import prepare
 
 BASE = "http://127.0.0.1:8420"
 
@@ -138,6 +139,7 @@ def launch_service(tmp_path: Path, database: str = "", **changes: Any) -> Iterat
     root = tmp_path / "root"
     root.mkdir()
     settings = ServeSettings(data_dir=str(tmp_path / "data"), roots=str(root), database=database)
+    prepare(settings)
     app = create_app(settings, background=())
     cluster = Cluster()
     launching = Launching(LaunchSettings(**changes), settings.data_path(), settings.root_paths(), BASE, cluster)
