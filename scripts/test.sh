@@ -4,12 +4,15 @@
 #   scripts/test.sh [PYTEST ARGUMENTS]      for example: scripts/test.sh -m "not engine and not e2e" tests/history
 #
 # Runs all of it even when an early part fails, so that one run shows everything; fails when anything failed.
+# Two pytest processes share the tests (tests/side_by_side.py); `-n 0` runs them in one, for a debugger.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup_cpu.sh --extras test,demo
 # Activated, so that ninja is found by what the tests compile.
 PATH=$PWD/.venv/bin:$PATH
+# Hundreds of processes import our modules: compiled once, not in each.
+unset PYTHONDONTWRITEBYTECODE
 
 FAILED=()
 run() {
@@ -19,12 +22,12 @@ run() {
 
 run ruff check .
 run ruff format --check .
-# Beside the tests, which leave a processor half idle; what it prints comes after them.
+# Beside the tests; what it prints comes after them.
 TYPES=$(mktemp)
 trap 'rm -f "$TYPES"' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
-run python -m pytest "$@"
+run python -m pytest -n 2 "$@"
 echo "test: mypy --pretty"
 wait "$MYPY" || FAILED+=("mypy --pretty")
 cat "$TYPES"

@@ -1,5 +1,6 @@
 """Shared by all tests: OpenRLHF must be importable without a GPU; the project's wheel; a service's settings."""
 
+import fcntl
 import importlib.util
 import subprocess
 import sys
@@ -7,13 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from tests.chromium import browser_page, chromium  # noqa: F401 (fixtures, for every folder the same browser)
+from tests.side_by_side import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
 from tests.stores import prepare
 
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.settings import ServeSettings
+
+# No test asserts time: a machine that does other work too takes longer for an example.
+hypothesis.settings.register_profile("any-machine", deadline=None)
+hypothesis.settings.load_profile("any-machine")
 
 # The pure parts are tested without torch too.
 if importlib.util.find_spec("torch"):
@@ -21,14 +28,22 @@ if importlib.util.find_spec("torch"):
 
     if not gpu_present():
         shims.install()
+    import torch
+
+    # Beside another pytest process, engines and Ray: more threads than processors wait for each other.
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's wheel."""
     folder = tmp_path_factory.mktemp("wheel")
+    root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    done = subprocess.run([*command, str(Path(__file__).parents[1])], capture_output=True, text=True, timeout=120)
+    # It is built in the source tree, where the pytest process beside this one may be building it too.
+    with (root / "pyproject.toml").open() as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        done = subprocess.run([*command, str(root)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return built

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+pytestmark = pytest.mark.ray
+
 RECORDED = Path(__file__).parent / "data" / "recorded_run.jsonl"
 # Unpacking Ray and pyarrow takes half a minute on a busy disk; fetching them, where pip has no cache, minutes.
 INSTALL_SECONDS = 900

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, process_started
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Event
 from tests.e2e.plane import Plane
@@ -39,6 +41,13 @@ class FinishedRun:
     def of(self, kind: type) -> list[Any]:
         """Its events of one kind."""
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def left_in_shared_memory() -> set[str]:
+    """Our files there whose process is gone; those of tests that run beside this one are in use."""
+    names = {path.name for path in SHARED_MEMORY.glob("rhyme-*")}
+    owners = {name: re.match(r"rhyme-[a-z]+-(\d+)-(\d+)-", name) for name in names}
+    return {name for name, owner in owners.items() if not owner or process_started(int(owner[1])) != int(owner[2])}
 
 
 @pytest.fixture(scope="session")

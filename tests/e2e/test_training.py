@@ -25,7 +25,7 @@ from rhyme_openrlhf.telemetry.events import (
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
-from .conftest import RUN_TIMEOUT_S, SMALL, FinishedRun
+from .conftest import RUN_TIMEOUT_S, SMALL, FinishedRun, left_in_shared_memory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
 
@@ -33,10 +33,6 @@ Train = Callable[..., FinishedRun]
 # fp32 on both sides: the same sums in another order.
 SAME_LOG_PROBABILITY = 1e-3
 EVERY_SYNC = ("--weights.check_syncs", "1000")
-
-
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("rhyme-*")}
 
 
 def check_weights(run: FinishedRun, engines: int, steps: int) -> None:
@@ -49,7 +45,7 @@ def check_weights(run: FinishedRun, engines: int, steps: int) -> None:
 
 
 def test_the_main_job(train: Train) -> None:
-    before = shared_memory()
+    before = left_in_shared_memory()
     # Drafts from history alone, so that what the second epoch drafts is what the first one left.
     run = train("--vllm.num_engines", "2", "--no-histospec.own_output", "--no-histospec.siblings", *EVERY_SYNC)
     assert run.code == 0, run.output
@@ -100,7 +96,7 @@ def test_the_main_job(train: Train) -> None:
     assert config["versions"]["openrlhf"] == "0.11.2"
     assert json.loads((run.path / "summary.json").read_text())["steps"] == 4
     assert any("RhymePPOTrainer" in log.read_text() for log in (run.path / "logs").glob("worker-*"))
-    assert shared_memory() <= before
+    assert left_in_shared_memory() <= before
     assert "step 4/4" in run.output and "speculation" in run.output
     assert not run.of(Note) or all(event.level == "info" for event in run.of(Note))
 

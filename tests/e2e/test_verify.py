@@ -14,7 +14,7 @@ import pytest
 
 from rhyme_openrlhf.cli.demo import arguments
 
-from .conftest import SMALL
+from .conftest import SMALL, left_in_shared_memory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -48,7 +48,7 @@ def options(small_prompts: Path, folder: Path) -> list[str]:
 # Three minutes; its parts are tested in tests/verify, what it checks in tests/rollout and tests/e2e.
 @pytest.mark.slow
 def test_everything_promised_holds_on_this_machine(small_prompts: Path, tmp_path: Path, short_folder: Path) -> None:
-    before = {path.name for path in Path("/dev/shm").glob("rhyme-*")}
+    before = left_in_shared_memory()
     done = subprocess.run(
         [sys.executable, "-c", RHYME, str(tmp_path / "verified.json"), "verify", "--json", "found.json",
          *options(small_prompts, tmp_path)],
@@ -78,7 +78,7 @@ def test_everything_promised_holds_on_this_machine(small_prompts: Path, tmp_path
     (entry,) = json.loads((tmp_path / "verified.json").read_text())["verified"]
     assert set(entry["proofs"]) == {"weights-buffer", "lossless-greedy", "lossless-sampled"}
     assert not list(short_folder.glob("rhyme-verify-*")) and not (tmp_path / "runs").exists()
-    assert {path.name for path in Path("/dev/shm").glob("rhyme-*")} <= before
+    assert left_in_shared_memory() <= before
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ from rhyme_openrlhf.rollout.history_feed import PREFIX, HistoryFeed  # noqa: E40
 from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix  # noqa: E402
 from rhyme_openrlhf.telemetry.events import Note  # noqa: E402
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:

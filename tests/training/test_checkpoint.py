@@ -29,6 +29,8 @@ from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory  # 
 from rhyme_openrlhf.training.random_state import RankRandomState  # noqa: E402
 from rhyme_openrlhf.training.resume import Checkpoints, ResumePoint  # noqa: E402
 
+pytestmark = pytest.mark.ray
+
 STATES = {"episode": 0, "global_step": 3, "data_loader_state_dict": {"yielded": 12}}
 
 

@@ -21,6 +21,8 @@ from rhyme_openrlhf.training.failure import one_sentence
 from rhyme_openrlhf.training.process_log import TAIL_LINES, last_lines
 from rhyme_openrlhf.training.supervisor import Supervisor
 
+pytestmark = pytest.mark.ray
+
 # Far above what it takes: the clock of a busy machine is not what is tested.
 NOTICED_WITHIN_S = 120.0
 
