@@ -5,8 +5,10 @@ In fp32: bf16 has near ties that batching alone can flip.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +61,24 @@ def greedy(prompt: list[int], key: str | None = None) -> Any:
     return SamplingParams(temperature=0, max_tokens=640 - len(prompt), logprobs=1, extra_args=extra)
 
 
+@pytest.fixture(scope="session")
+def plain_answers(plain_engine: Any, tokenizer: Any) -> Callable[[str], list[list[int]]]:
+    """The greedy answers to a task's prompts without speculation; asked for once."""
+
+    @functools.cache
+    def answers(task: str) -> list[list[int]]:
+        prompts = prompts_of(task, tokenizer)
+        return [list(out.token_ids) for out in plain_engine.generate(prompts, [greedy(p) for p in prompts])]
+
+    return answers
+
+
 @pytest.mark.parametrize("kind", ["empty", *KINDS])
 @pytest.mark.parametrize("task", TASKS)
 def test_greedy_output_is_the_same(
-    task: str, kind: str, plain_engine: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
+    task: str, kind: str, plain_answers: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    prompts = prompts_of(task, tokenizer)
-    expected = [list(out.token_ids) for out in plain_engine.generate(prompts, [greedy(p) for p in prompts])]
+    prompts, expected = prompts_of(task, tokenizer), plain_answers(task)
     keys = [f"{task}-{kind}-{number}" for number in range(len(prompts))]
     if kind != "empty":
         for key, prompt, response in zip(keys, prompts, expected, strict=True):
@@ -91,10 +104,9 @@ def test_greedy_output_is_the_same(
 
 @pytest.mark.parametrize("task", TASKS)
 def test_greedy_output_is_the_same_with_drafts_from_itself(
-    task: str, plain_engine: Any, default_engine: Any, tokenizer: Any
+    task: str, plain_answers: Any, default_engine: Any, tokenizer: Any
 ) -> None:
-    prompts = prompts_of(task, tokenizer)
-    expected = [list(out.token_ids) for out in plain_engine.generate(prompts, [greedy(p) for p in prompts])]
+    prompts, expected = prompts_of(task, tokenizer), plain_answers(task)
     before = EngineCounters.from_dict(default_engine.scheduler("read_counters"))
     parameters = [greedy(prompt, f"{task}-{number}") for number, prompt in enumerate(prompts)]
     found = [list(out.token_ids) for out in default_engine.generate(prompts, parameters)]
@@ -104,14 +116,13 @@ def test_greedy_output_is_the_same_with_drafts_from_itself(
 
 
 def test_greedy_output_is_the_same_with_drafts_from_siblings(
-    plain_engine: Any, default_engine: Any, tokenizer: Any
+    plain_answers: Any, default_engine: Any, tokenizer: Any
 ) -> None:
     from vllm import SamplingParams
 
     from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
 
-    prompts = prompts_of(TASKS[0], tokenizer)
-    expected = [list(out.token_ids) for out in plain_engine.generate(prompts, [greedy(p) for p in prompts])]
+    prompts, expected = prompts_of(TASKS[0], tokenizer), plain_answers(TASKS[0])
     before = EngineCounters.from_dict(default_engine.scheduler("read_counters"))
     # Three sampled siblings beside each greedy sample: some are ahead of it, and some say something else.
     asked, parameters = [], []
@@ -129,19 +140,16 @@ def test_greedy_output_is_the_same_with_drafts_from_siblings(
 
 
 def test_log_probabilities_equal_transformers(
-    plain_engine: Any, history_engine: Any, tokenizer: Any, model: Any, tmp_path: Path
+    plain_answers: Any, history_engine: Any, tokenizer: Any, model: Any, tmp_path: Path
 ) -> None:
     import torch
     from vllm import SamplingParams
 
     from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
 
-    prompts = prompts_of(TASKS[0], tokenizer)[:8]
-    answers = plain_engine.generate(prompts, [greedy(p) for p in prompts])
+    prompts, answers = prompts_of(TASKS[0], tokenizer)[:8], plain_answers(TASKS[0])[:8]
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        history_engine.install(
-            f"lp-{number}", build_index(history("right", prompt, list(answer.token_ids), CONTEXT)), tmp_path
-        )
+        history_engine.install(f"lp-{number}", build_index(history("right", prompt, answer, CONTEXT)), tmp_path)
     parameters = [
         SamplingParams(temperature=1, seed=n, max_tokens=300, logprobs=1, extra_args={PROMPT_KEY: f"lp-{n}"})
         for n in range(len(prompts))
@@ -228,13 +236,12 @@ def test_what_is_traced_of_drafts_is_what_was_accepted(default_engine: Any, toke
 
 
 def test_greedy_output_is_the_same_when_a_planner_cuts_the_drafts(
-    plain_engine: Any, default_engine: Any, tokenizer: Any
+    plain_answers: Any, default_engine: Any, tokenizer: Any
 ) -> None:
     """By a profile of another machine, so that what is cut changes while step times are learnt."""
     from vllm import SamplingParams
 
-    prompts = prompts_of(TASKS[0], tokenizer)
-    expected = [list(out.token_ids) for out in plain_engine.generate(prompts, [greedy(p) for p in prompts])]
+    prompts, expected = prompts_of(TASKS[0], tokenizer), plain_answers(TASKS[0])
     assert (
         default_engine.scheduler("install_profile", "{}") == "the profile has format None; this version reads format 1"
     )
