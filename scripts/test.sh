@@ -11,6 +11,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup_cpu.sh --extras test,demo
 # Activated, so that ninja is found by what the tests compile.
 PATH=$PWD/.venv/bin:$PATH
+# Hundreds of processes import our modules: compiled once, not in each.
+unset PYTHONDONTWRITEBYTECODE
 
 FAILED=()
 run() {

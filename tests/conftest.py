@@ -1,5 +1,6 @@
 """Shared by all tests: OpenRLHF must be importable without a GPU; the project's wheel; a service's settings."""
 
+import fcntl
 import importlib.util
 import subprocess
 import sys
@@ -37,8 +38,12 @@ if importlib.util.find_spec("torch"):
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's wheel."""
     folder = tmp_path_factory.mktemp("wheel")
+    root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    done = subprocess.run([*command, str(Path(__file__).parents[1])], capture_output=True, text=True, timeout=120)
+    # It is built in the source tree, where the pytest process beside this one may be building it too.
+    with (root / "pyproject.toml").open() as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        done = subprocess.run([*command, str(root)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return built

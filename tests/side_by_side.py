@@ -1,8 +1,8 @@
 """Two pytest processes share the tests (`pytest -n 2`, as `scripts/test.sh` does): which may run beside which.
 
-Engines and Ray take memory, ports and processors, and their time limits count on having them: files with such tests are
-one queue, one after another, and begin first. The other process takes the remaining files, one at a time; whoever is
-done helps with those.
+Ray takes memory and processors, and finds what another Ray left running; engines take memory. So files that start a Ray
+are one queue, one after another, those with engines of this process are a second one, and both begin first. The
+remaining files, one at a time, are for whoever is done.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-QUEUE = "engines and Ray"
-_STARTS_THEM = re.compile(r"pytest\.mark\.(engine|e2e|ray)\b")
+# In this order; a file belongs to the first one of whose marks it has one.
+QUEUES = {"Ray": re.compile(r"pytest\.mark\.(e2e|ray)\b"), "engines": re.compile(r"pytest\.mark\.engine\b")}
 
 
 @functools.cache
-def waits_its_turn(path: Path) -> bool:
-    """Whether a test file says that it starts engines or Ray: the process that hands out tests collects none."""
-    return bool(_STARTS_THEM.search(path.read_text(encoding="utf-8")))
+def queue_of(path: Path) -> str:
+    """The queue of a test file, "" for none. By its text: the process that hands out tests collects none."""
+    text = path.read_text(encoding="utf-8")
+    return next((name for name, mark in QUEUES.items() if mark.search(text)), "")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -32,11 +33,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class FileScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return QUEUE if waits_its_turn(config.rootpath / path) else path
+            return queue_of(config.rootpath / path) or path
 
         def _assign_work_unit(self, node: Any) -> None:
-            if QUEUE in self.workqueue:
-                self.workqueue.move_to_end(QUEUE, last=False)
+            for name in reversed(QUEUES):
+                if name in self.workqueue:
+                    self.workqueue.move_to_end(name, last=False)
             super()._assign_work_unit(node)
 
     # pytest-xdist would begin with the files that have most tests: the longest have few.

@@ -1,8 +1,10 @@
 """Bad input costs one clear sentence, before anything is started."""
 
 import dataclasses
+import functools
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,14 @@ from rhyme_openrlhf.speculation.settings import DraftingSettings
 from tests.latency import formula
 
 pytest.importorskip("openrlhf")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def right_files_are_imported_once() -> Iterator[None]:
+    """A reward file is imported in a process of its own, with torch: once that it can be is enough for the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preflight, "_check_import", functools.cache(preflight._check_import))
+        yield
 
 
 def check(tmp_path: Path, **changed: str) -> preflight.Prompts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import subprocess
@@ -28,21 +27,16 @@ RUN_TIMEOUT_S = 480
 SMALL = ["--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--rollout.micro_batch_size", "8"]
 SMALL += ["--train.batch_size", "16", "--train.micro_batch_size", "8", "--train.num_episodes", "2"]
 SMALL += ["--data.max_len", "160", "--rollout.max_new_tokens", "100", "--run.reproducible"]
-EVERY_SYNC = ["--weights.check_syncs", "1000"]
-# Drafts from history alone, so that what the second epoch drafts is what the first one left.
-MAIN_JOB = ["--no-histospec.own_output", "--no-histospec.siblings", *EVERY_SYNC]
-MAIN_JOB += ["--ckpt.save_steps", "1", "--ckpt.max_num", "2"]
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that ended: its directory, exit code, what it printed, its events, and what it left in shared memory."""
+    """A run that ended: its directory, exit code, what it printed, and its events."""
 
     path: Path
     code: int
     output: str
     events: list[Event]
-    left: set[str]
 
     def of(self, kind: type) -> list[Any]:
         """Its events of one kind."""
@@ -71,35 +65,25 @@ def small_options() -> list[str]:
     return list(SMALL)
 
 
-def run_training(folder: Path, prompts: Path, *options: str, name: str = "run") -> FinishedRun:
-    """Run `rhyme train` on the small set with more options, in a run directory `name`; returns when it has ended."""
-    directory = folder / name
-    before = left_in_shared_memory()
-    argv = [*arguments(str(folder / "ckpt")), "--data.prompt_dataset", str(prompts), *SMALL]
-    done = subprocess.run(
-        [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory), *options],
-        capture_output=True,
-        text=True,
-        timeout=RUN_TIMEOUT_S,
-        cwd=folder,
-    )
-    log = directory / "events.jsonl"
-    events = [recorded.event for recorded in read_events(log)] if log.exists() else []
-    left = left_in_shared_memory() - before
-    return FinishedRun(directory, done.returncode, done.stdout + done.stderr, events, left)
-
-
 @pytest.fixture
 def train(tmp_path: Path, small_prompts: Path) -> Callable[..., FinishedRun]:
-    """`run_training` in this test's folder."""
-    return functools.partial(run_training, tmp_path, small_prompts)
+    """Run `rhyme train` on the small set with more options, in a run directory `name`; returns when it has ended."""
 
+    def run(*options: str, name: str = "run") -> FinishedRun:
+        directory = tmp_path / name
+        argv = [*arguments(str(tmp_path / "ckpt")), "--data.prompt_dataset", str(small_prompts), *SMALL]
+        done = subprocess.run(
+            [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory), *options],
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+            cwd=tmp_path,
+        )
+        log = directory / "events.jsonl"
+        events = [recorded.event for recorded in read_events(log)] if log.exists() else []
+        return FinishedRun(directory, done.returncode, done.stdout + done.stderr, events)
 
-@pytest.fixture(scope="session")
-def whole_run(tmp_path_factory: pytest.TempPathFactory, small_prompts: Path) -> FinishedRun:
-    """The main job on two engines, from beginning to end. Several tests read it, none may change it."""
-    folder = tmp_path_factory.mktemp("whole")
-    return run_training(folder, small_prompts, *MAIN_JOB, "--vllm.num_engines", "2")
+    return run
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsLoaded,
 )
 
-from .conftest import MAIN_JOB, RUN_TIMEOUT_S, SMALL, FinishedRun
+from .conftest import RUN_TIMEOUT_S, SMALL, FinishedRun
 
 pytestmark = pytest.mark.e2e
 
@@ -137,13 +137,11 @@ def journal_prompts(run: Path) -> list[tuple[int, str]]:
 
 # Three runs one after the other.
 @pytest.mark.timeout(3 * RUN_TIMEOUT_S)
-def test_a_killed_run_goes_on_as_if_it_had_not_been(
-    train: Train, start: Any, whole_run: FinishedRun, tmp_path: Path
-) -> None:
-    """On one engine, as what was not killed would have on two: they are no part of what is reproduced."""
-    options = (*MAIN_JOB, "--vllm.num_engines", "1")
-    assert whole_run.code == 0, whole_run.output
-    expected = steps_of(whole_run)
+def test_a_killed_run_goes_on_as_if_it_had_not_been(train: Train, start: Any, tmp_path: Path) -> None:
+    options = ("--vllm.num_engines", "1", "--ckpt.save_steps", "1", "--ckpt.max_num", "2")
+    whole = train(*options, "--ckpt.path", str(tmp_path / "other"), name="whole")
+    assert whole.code == 0, whole.output
+    expected = steps_of(whole)
     assert sorted(expected) == [1, 2, 3, 4]
 
     killed = start("killed", *options)

@@ -10,7 +10,7 @@ import pytest
 from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
 from rhyme_openrlhf.profiling.remote_engine import RemoteEngine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.ray]
 
 STEPS = 8
 

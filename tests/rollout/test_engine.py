@@ -27,7 +27,7 @@ pytestmark = pytest.mark.engine
 PROMPT = list(range(10, 60)) * 6
 TOLERANCE = 1e-3
 # Tokens of a response that still runs when something is done to its engine: seconds.
-LONG = 400
+LONG = 700
 
 
 class Actor:
@@ -115,7 +115,7 @@ def sampling(**values: Any) -> Any:
 
 def until_running(actor: Actor) -> None:
     while not actor.raw._running:
-        time.sleep(0.01)
+        time.sleep(0.001)
 
 
 def first_log_probability(output: Any) -> float:

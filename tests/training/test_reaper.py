@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rhyme_openrlhf.training.reaper import left_after
+
 # A driver that starts a reaper and a child with a grandchild, and tells their numbers; the grandchild ignores SIGTERM.
 DRIVER = """
 import os, subprocess, sys, time
@@ -30,6 +32,7 @@ if sys.argv[2] == "orderly":
 time.sleep(100)
 """
 DEADLINE_S = 30.0
+HOUR_S = 3600.0
 
 
 def processes(path: Path) -> list[psutil.Process]:
@@ -65,3 +68,16 @@ def test_nothing_is_left(tmp_path: Path, way: str) -> None:
             process.terminate()
     driver.wait(DEADLINE_S)
     wait_until_gone(left)
+
+
+def test_what_has_ended_is_not_waited_for() -> None:
+    """Also while its parent, here this process, has not asked how it ended."""
+    ended, alive = subprocess.Popen(["true"]), subprocess.Popen(["sleep", str(HOUR_S)])
+    processes = [psutil.Process(ended.pid), psutil.Process(alive.pid)]
+    try:
+        assert left_after(HOUR_S, processes[:1]) == []
+        assert left_after(0.1, processes) == processes[1:]
+    finally:
+        alive.kill()
+        for process in (ended, alive):
+            process.wait(DEADLINE_S)

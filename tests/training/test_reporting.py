@@ -142,7 +142,8 @@ def test_a_run_does_not_wait_for_a_reporter_that_hangs(tmp_path: Path, server: C
     # With the end of its output, which others may wait for.
     started = time.monotonic()
     _, said = driver.end()
-    assert time.monotonic() - started < reporting.END_SECONDS + 5
+    # Far from the half minute that the reporter itself would take.
+    assert time.monotonic() - started < reporting.END_SECONDS + 15
     assert f"Later: rhyme runs import {driver.run}" in said
     assert not gone(driver.reporter)
     driver.reporter.kill()
