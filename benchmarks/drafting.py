@@ -39,7 +39,7 @@ from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.history.lookup import draft_from
 from rhyme_openrlhf.history.record import Record
-from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Running
+from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Verified
 
 RESPONSES = 16
 RESPONSE_TOKENS = 8192
@@ -198,7 +198,7 @@ def whole_step(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]
         for prompt in dict.fromkeys(prompts):
             drafter.install(prompt, buffer.copy() if which == "ours" else buffer)
         for name, prompt in zip(names, prompts, strict=True):
-            drafter.start(name, prompt, CONTEXT)
+            drafter.start(name, prompt, CONTEXT, 2 * length)
     others = {"vllm ngram": peers.ngram(STEP_SAMPLES, 4096)}
     if arctic:
         others["vllm suffix"] = peers.suffix(STEP_SAMPLES, 4096)
@@ -206,14 +206,13 @@ def whole_step(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]
     times: Timed = {name: [] for name in (*ours, *others)}
     for number in range(STEPS_TIMED):
         now = [text[: CONTEXT + 64 + number * step] for text in texts]
-        running = [Running(name, text, 1000) for name, text in zip(names, now, strict=True)]
         for which, drafter in ours.items():
             found: list[list[list[int]]] = []
             times[which].append(
-                1000 * seconds(lambda of=drafter, asked=running, out=found: out.append(of.draft(asked)))
+                1000 * seconds(lambda of=drafter, asked=now, out=found: out.append(of.draft(names, asked)))
             )
-            for name, draft in zip(names, found[0], strict=True):
-                drafter.record(name, len(draft), len(draft))
+            drafted = {name: len(draft) for name, draft in zip(names, found[0], strict=True) if draft}
+            drafter.verified(Verified([*drafted], [*drafted.values()], [*drafted.values()]))
         for name, proposer in others.items():
             proposer.prepare([(who, text, CONTEXT) for who, text in zip(names, now, strict=True)])
             times[name].append(1000 * seconds(proposer.ask))

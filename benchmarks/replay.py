@@ -23,7 +23,7 @@ from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.history.journal import HEADER, NO_RUN, read_entries
 from rhyme_openrlhf.history.record import Record, decode
-from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Running
+from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, HistoryDrafter, Verified
 
 TRACE = Path(__file__).parent / "data" / "embedded-6-epochs.jsonl.xz"
 # As in the recorded run.
@@ -111,13 +111,16 @@ class Ours:
 
     def begin(self, samples: list[Sample]) -> None:
         for sample in samples:
-            self._drafter.start(sample.name, sample.prompt_key, len(sample.context))
+            most = len(sample.context) + len(sample.response)
+            self._drafter.start(sample.name, sample.prompt_key, len(sample.context), most)
 
     def draft(self, running: list[Sample]) -> list[list[int]]:
-        return self._drafter.draft([Running(sample.name, sample.text, sample.room) for sample in running])
+        return self._drafter.draft([sample.name for sample in running], [sample.text for sample in running])
 
     def verified(self, sample: Sample, drafted: int, accepted: int) -> str:
-        return self._drafter.record(sample.name, drafted, accepted)
+        if not drafted:
+            return ""
+        return SOURCE_NAMES[self._drafter.verified(Verified([sample.name], [drafted], [accepted])).sources[0]]
 
     def finished(self, sample: Sample) -> None:
         self._drafter.finish(sample.name)

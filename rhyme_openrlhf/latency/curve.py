@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+import numpy as np
+
 
 class Curve:
     """y over x."""
@@ -45,3 +47,11 @@ class Curve:
         right = bisect_right(xs, x)
         left = right - 1
         return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
+
+    def at_all(self, xs: np.ndarray) -> np.ndarray:
+        """`at` each of `xs`."""
+        below = np.maximum(self.ys[0] - self._slope_below * (self.xs[0] - xs), 0.0)
+        above = self.ys[-1] + self._slope_above * (xs - self.xs[-1])
+        within = np.interp(xs, self.xs, self.ys)
+        found: np.ndarray = np.where(xs < self.xs[0], below, np.where(xs > self.xs[-1], above, within))
+        return found

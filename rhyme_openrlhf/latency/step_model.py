@@ -22,6 +22,10 @@ import numpy as np
 from rhyme_openrlhf.latency.curve import Curve
 from rhyme_openrlhf.latency.profile import Profile
 
+# Families of curves at one context that are kept, each by all numbers of rows: some thousand floats, so some MB. Steps
+# of different numbers of samples lie between the same two.
+MOST_KNOWN = 256
+
 
 class StepModel:
     """The fitted model of one profile."""
@@ -46,6 +50,7 @@ class StepModel:
         }
         self._verified_running = sorted(self._verify)
         self._verified_rows = {running: sorted(by_rows) for running, by_rows in self._verify.items()}
+        self._known: dict[tuple[int, int, int], np.ndarray] = {}
 
     def rows(self, running: int, drafts: int) -> int:
         """Tokens that the engine computes in the step, with its padding."""
@@ -94,19 +99,12 @@ class StepModel:
         seconds[0] = self.seconds(running, context, 0)
         if not most:
             return seconds
-        rows = running + np.arange(1, most + 1)
-        if self._padded:
-            stairs = np.asarray(self._padded)
-            at = np.searchsorted(stairs, rows)
-            rows = np.where(at < len(stairs), stairs[np.minimum(at, len(stairs) - 1)], rows)
         if not self._verify:
-            curve = {b: self._plain[b].at(context) for b in self._running}
-            seconds[1:] = _interpolated(sorted(curve.items()), rows)
+            curve = Curve([(b, self._plain[b].at(context)) for b in self._running])
+            seconds[1:] = curve.at_all(self._all_rows(running + most)[running:])
             return seconds
         around = _around(self._verified_running, running)
-        curves = [
-            _interpolated([(r, self._verify[b][r].at(context)) for r in self._verified_rows[b]], rows) for b in around
-        ]
+        curves = [self._by_rows(b, context, running + most)[running : running + most] for b in around]
         if len(curves) == 1:
             seconds[1:] = curves[0]
         else:
@@ -117,20 +115,27 @@ class StepModel:
             seconds[1:] = np.maximum(curves[nearest] + slope * (running - around[nearest]), 0)
         return seconds
 
+    def _by_rows(self, running: int, context: int, most: int) -> np.ndarray:
+        """Seconds of verifying steps with 1 to at least `most` rows by the family of a profiled number of samples."""
+        size = 1 << (most - 1).bit_length()
+        key = (running, context, size)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            curve = Curve([(rows, self._verify[running][rows].at(context)) for rows in self._verified_rows[running]])
+            known = self._known[key] = curve.at_all(self._all_rows(size))
+        return known
 
-def _interpolated(points: Sequence[tuple[float, float]], xs: np.ndarray) -> np.ndarray:
-    """`Curve(points).at` of each of `xs`; `points` ascend."""
-    knots, values = [x for x, _ in points], [y for _, y in points]
-    curve = Curve(points)
-    found = np.interp(xs, knots, values)
-    for outside in (xs < knots[0], xs > knots[-1]):
-        if outside.any():
-            # A straight line: two of its points give all of them.
-            edge, beyond = (xs[outside][0], xs[outside][-1])
-            first, last = curve.at(edge), curve.at(beyond)
-            share = (xs[outside] - edge) / max(beyond - edge, 1)
-            found[outside] = first + share * (last - first)
-    return found
+    def _all_rows(self, most: int) -> np.ndarray:
+        """What the engine computes for 1 to `most` rows, with its padding."""
+        rows = np.arange(1, most + 1)
+        if not self._padded:
+            return rows
+        stairs = np.asarray(self._padded)
+        at = np.searchsorted(stairs, rows)
+        padded: np.ndarray = np.where(at < len(stairs), stairs[np.minimum(at, len(stairs) - 1)], rows)
+        return padded
 
 
 def _around(known: Sequence[int], x: float) -> Sequence[int]:

@@ -1,15 +1,14 @@
 """Which tokens of chosen requests came from accepted drafts, and from which source. Pure.
 
-Invariants: a request that did not ask costs one look-up in a dictionary a verified draft; spans are in order and do not
-overlap; what nobody takes is dropped, oldest first, so that aborted requests cannot fill the memory.
+Invariants: a request that did not ask costs nothing while none asks, and else a look-up in a dictionary a verified
+draft; spans are in order and do not overlap; what nobody takes is dropped, oldest first, so that aborted requests
+cannot fill the memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-
-from rhyme_openrlhf.rollout.step_meter import VerifiedDraft
 
 # Finished traces that wait to be taken: a few prompt groups finish between two calls of the engine's owner.
 KEPT = 4096
@@ -32,6 +31,10 @@ class DraftTraces:
         self._running: dict[str, _Trace] = {}
         self._finished: dict[str, _Trace] = {}
 
+    def __len__(self) -> int:
+        """Requests that are running and traced."""
+        return len(self._running)
+
     def __contains__(self, request_id: str) -> bool:
         """Whether the request is running and traced."""
         return request_id in self._running
@@ -41,12 +44,12 @@ class DraftTraces:
         if name is not None:
             self._running[request_id] = _Trace(name)
 
-    def add(self, draft: VerifiedDraft, position: int, source: str) -> None:
+    def add(self, request_id: str, drafted: int, accepted: int, position: int, source: str) -> None:
         """A step verified a draft that began behind the first `position` response tokens."""
-        trace = self._running[draft.request]
-        trace.drafted += draft.drafted
-        if draft.accepted:
-            trace.spans.append((position, position + draft.accepted, source))
+        trace = self._running[request_id]
+        trace.drafted += drafted
+        if accepted:
+            trace.spans.append((position, position + accepted, source))
 
     def finish(self, request_id: str) -> None:
         """A request has ended or was aborted."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.config import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.history.index import IndexBufferError
@@ -34,11 +35,12 @@ from rhyme_openrlhf.rollout.engine_samples import KV_CACHE
 from rhyme_openrlhf.rollout.pacing import Pacing
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE, UNCOUNTED, WINDOW
 from rhyme_openrlhf.rollout.step_clock import DecodeStep
-from rhyme_openrlhf.rollout.step_meter import Emitted, StepMeter, VerifiedDraft, verified_drafts
+from rhyme_openrlhf.rollout.step_meter import StepMeter
 from rhyme_openrlhf.rollout.step_timing import StepTiming
 from rhyme_openrlhf.speculation.decision_log import DecisionLog
-from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, HistoryDrafter, Running
+from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, HistoryDrafter, Verified
 from rhyme_openrlhf.speculation.gain import GainMeter, Ticket
+from rhyme_openrlhf.speculation.live_texts import Came
 from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
 
 # Key of our settings in vLLM's additional_config.
@@ -80,34 +82,37 @@ class Metering(Pacing):
         output.rhyme_started = started
         return output
 
+    def add_request(self, request: Any) -> None:
+        is_new = request.request_id not in self.requests
+        super().add_request(request)
+        if is_new:
+            counted = not extra_arguments(request).get(UNCOUNTED)
+            self.meter.start(request.request_id, request.num_output_tokens, counted)
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        before = {
-            request_id: self.requests[request_id].num_output_tokens
-            for request_id in scheduler_output.num_scheduled_tokens
-            if request_id in self.requests and not extra_arguments(self.requests[request_id]).get(UNCOUNTED)
-        }
-        sampled = model_runner_output.sampled_token_ids
-        verified = verified_drafts(
-            scheduler_output.scheduled_spec_decode_tokens,
-            {request: len(sampled[i]) for request, i in model_runner_output.req_id_to_index.items()} if sampled else {},
-        )
-        counted = [draft for draft in verified if draft.request in before]
-        # Before vLLM's own update, which forgets the requests that this step finishes.
-        sources = {draft.request: self.on_verified(draft) for draft in counted}
+        self.meter.begin_step(scheduler_output.num_scheduled_tokens, self.requests)
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        if drafts:
+            # Before vLLM's own update, which forgets the requests that this step finishes.
+            sampled = dict(
+                zip(model_runner_output.req_ids, map(len, model_runner_output.sampled_token_ids), strict=False)
+            )
+            verified = self.meter.verified_drafts(drafts, sampled, self.requests)
+            if verified.requests:
+                came = self.on_verified(verified)
+                self.meter.count_drafts(verified, came.sources, came.accepted)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        emitted = {
-            output.request_id: Emitted(len(output.new_token_ids), output.finish_reason is not None)
-            for client in outputs.values()
-            for output in client.outputs
-        }
         seconds = time.perf_counter() - scheduler_output.rhyme_started
-        if before or not scheduler_output.num_scheduled_tokens:
-            self.meter.record_step(before, scheduler_output.num_scheduled_tokens, counted, emitted, sources, seconds)
+        self.meter.end_step([client.outputs for client in outputs.values()], seconds)
         return outputs
 
-    def on_verified(self, draft: VerifiedDraft) -> str:
-        """Called for each draft that a step verified, while its request is known; returns its source, if that is."""
-        return ""
+    def on_verified(self, drafts: Verified) -> Came:
+        """Called with the drafts that a step verified, while their requests are known; returns where they came from."""
+        raise NotImplementedError("only a scheduler that drafts has drafts to verify")
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.meter.finish(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
 
     def read_counters(self) -> dict[str, int | float]:
         """Everything this engine did since it started, as EngineCounters' fields; and KV_CACHE, as of now."""
@@ -214,7 +219,8 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         if is_new:
             arguments = extra_arguments(request)
             key, window = arguments.get(PROMPT_KEY), arguments.get(WINDOW)
-            self.drafter.start(request.request_id, key, request.num_prompt_tokens, window)
+            most_tokens = min(self.max_model_len, request.num_prompt_tokens + request.max_tokens)
+            self.drafter.start(request.request_id, key, request.num_prompt_tokens, most_tokens, window)
             self.traces.start(request.request_id, arguments.get(TRACE))
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -223,36 +229,36 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             super().update_draft_token_ids(draft_token_ids)
             return
         started = time.perf_counter()
-        decoding = []
-        for request_id in draft_token_ids.req_ids:
-            request = self.requests.get(request_id)
-            if request is None or request.is_finished():
-                continue
-            request.spec_token_ids = []
-            if not request.is_prefill_chunk:
-                decoding.append(request)
+        requests, running = self.requests, RequestStatus.RUNNING
+        decoding = [
+            request
+            for request_id in draft_token_ids.req_ids
+            if (request := requests.get(request_id)) is not None
+            and request.status is running
+            and not request.is_prefill_chunk
+        ]
         self._ticket = self.gain.ask() if decoding else None
         for request, draft in zip(decoding, self._drafts(decoding), strict=True):
-            if draft and self.structured_output_manager.should_advance(request):
-                draft = request.structured_output_request.grammar.validate_tokens(draft)
+            if draft and request.structured_output_request is not None:
+                draft = self._grammatical(request, draft)
             request.spec_token_ids = draft
         self.meter.add_draft_seconds(time.perf_counter() - started)
 
-    def _drafts(self, decoding: list[Any]) -> list[list[int]]:
-        if self._ticket is not None and not self._ticket.drafts:
-            self.drafter.leave_out()
-            return [[]] * len(decoding)
-        running = [Running(request.request_id, request.all_token_ids, self._room(request)) for request in decoding]
-        context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0
-        return self.drafter.draft(running, context, self._most_drafts())
+    def _grammatical(self, request: Any, draft: list[int]) -> list[int]:
+        """As much of a draft as the request's grammar allows."""
+        if not self.structured_output_manager.should_advance(request):
+            return draft
+        allowed: list[int] = request.structured_output_request.grammar.validate_tokens(draft)
+        return allowed
 
-    def _room(self, request: Any) -> int:
-        # A draft of n tokens yields up to n + 1: leave room for that one below both limits.
-        return min(
-            self.num_spec_tokens,
-            self.max_model_len - request.num_tokens - 1,
-            request.max_tokens - request.num_output_tokens - 1,
-        )
+    def _drafts(self, decoding: list[Any]) -> list[list[int]]:
+        if not decoding or (self._ticket is not None and not self._ticket.drafts):
+            self.drafter.leave_out()
+            return [[] for _ in decoding]
+        context = sum([request.num_computed_tokens for request in decoding]) if self.planner is not None else 0
+        # vLLM's own lists: `all_token_ids` is a view of one, and asking it costs a call more for each sample.
+        texts = [request._all_token_ids for request in decoding]
+        return self.drafter.draft([request.request_id for request in decoding], texts, context, self._most_drafts())
 
     def _most_drafts(self) -> int:
         # Past its tokens a step vLLM leaves running requests out of the step.
@@ -290,12 +296,15 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             self.planner.policy_updated()
         return super().reset_prefix_cache(*args, **kwargs)
 
-    def on_verified(self, draft: VerifiedDraft) -> str:
-        self._accepted += draft.accepted
-        source = self.drafter.record(draft.request, draft.drafted, draft.accepted)
-        if draft.request in self.traces:
-            self.traces.add(draft, self.requests[draft.request].num_output_tokens, source)
-        return source
+    def on_verified(self, drafts: Verified) -> Came:
+        self._accepted += sum(drafts.accepted)
+        came = self.drafter.verified(drafts)
+        if self.traces:
+            for name, drafted, accepted, source in zip(*drafts, came.sources, strict=True):
+                if name in self.traces:
+                    position = self.requests[name].num_output_tokens
+                    self.traces.add(name, drafted, accepted, position, SOURCE_NAMES[source])
+        return came
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.drafter.finish(request.request_id)

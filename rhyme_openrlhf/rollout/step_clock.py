@@ -49,16 +49,17 @@ def content_of(output: Any, requests: Mapping[str, Any], started: float) -> Step
     """What a step computes that was scheduled at `started`; arguments as `StepClock.scheduled`."""
     prefills: list[int] = []
     running = context = drafts = 0
+    drafted = output.scheduled_spec_decode_tokens
     for request_id, tokens in output.num_scheduled_tokens.items():
         request = requests[request_id]
-        drafted = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
+        draft = len(drafted[request_id]) if request_id in drafted else 0
         # A sample's first token is of its prefill, also where that has one token left to compute; and what a sample
         # lost to a preemption is prefilled again.
-        if request.num_output_tokens == 0 or tokens != 1 + drafted:
+        if tokens != 1 + draft or not request.num_output_tokens:
             prefills.append(tokens)
             continue
         running += 1
         # Scheduling has counted this step's tokens as computed already.
         context += request.num_computed_tokens - tokens
-        drafts += drafted
+        drafts += draft
     return StepContent(started, running, context, drafts, tuple(prefills))

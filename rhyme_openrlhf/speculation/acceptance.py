@@ -11,8 +11,6 @@ what was seen, because a policy update changes what is accepted; tokens behind a
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -42,13 +40,6 @@ FIRST_RECENT = 500
 RECENT_SHARE = 4
 
 
-class Likelihood(NamedTuple):
-    """For each draft token, one draft after the other: its cell, and its probability if those before it are right."""
-
-    cells: Int32s
-    acceptance: Floats
-
-
 class AcceptanceModel:
     """Cells for some sources. One caller at a time."""
 
@@ -61,20 +52,14 @@ class AcceptanceModel:
         """float32[sources, MATCHES, RECENTS, CONFIDENCES]: acceptance probability by cell, as of the last `refit`."""
         self.refit()
 
-    def likelihood(self, sources: Ints, matches: Ints, recents: Ints, lengths: Ints, confidences: Floats) -> Likelihood:
-        """Of the tokens of some drafts.
+    def learn(self, cells: Int32s, begins: Ints, numbers: Ints, verified: Ints, accepted: Ints) -> int:
+        """Drafts were verified: their `numbers`, -1 for one that teaches nothing; tokens verified and accepted.
 
-        For each draft its source, tokens matched before it, its sample's recent acceptance (thousandths), its length;
-        for each token, one draft after the other, the confidence that it is right if those before it are.
+        `begins`: where each draft's tokens begin in `cells`, and where the last one's end. What was verified past a
+        draft's end (dummies) teaches nothing. Returns how many tokens were verified before it.
         """
-        cells = np.empty(confidences.size, dtype=np.int32)
-        acceptance = np.empty(confidences.size, dtype=np.float32)
-        _likelihood(self.table.reshape(-1), sources, matches, recents, lengths, confidences, cells, acceptance)
-        return Likelihood(cells, acceptance)
-
-    def learn(self, cells: Int32s, begins: Ints, verified: Ints, accepted: Ints) -> None:
-        """Drafts were verified: where each begins in `cells`, its tokens verified and accepted."""
-        _learn(self._offered.reshape(-1), self._accepted.reshape(-1), cells, begins, verified, accepted)
+        learnt: int = _learn(self._offered, self._accepted, cells, begins, numbers, verified, accepted)
+        return learnt
 
     def forget(self) -> None:
         """Halve what was seen: the policy was updated."""
@@ -92,14 +77,9 @@ class AcceptanceModel:
 
 
 @njit(cache=True)
-def note_verified(samples: Ints, column: int, rows: Ints, verified: Ints, accepted: Ints) -> None:
-    """Of a draft of the sample in each of `rows` so many tokens were verified, at least one, and so many accepted.
-
-    `column` of `samples` holds how a sample's drafts fared lately, in thousandths.
-    """
-    for draft in range(rows.size):
-        recent = samples[rows[draft], column]
-        samples[rows[draft], column] += (1000 * accepted[draft] // verified[draft] - recent) // RECENT_SHARE
+def next_recent(recent: int, verified: int, accepted: int) -> int:
+    """A sample's recent acceptance (thousandths) after so many of `verified` tokens, one at least, were accepted."""
+    return recent + (1000 * accepted // verified - recent) // RECENT_SHARE
 
 
 @njit(cache=True)
@@ -111,7 +91,14 @@ def _class(edges, value):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _likelihood(table, sources, matches, recents, lengths, confidences, cells, acceptance):  # type: ignore[no-untyped-def]
+def estimate(table, sources, matches, recents, lengths, confidences, cells, acceptance):  # type: ignore[no-untyped-def]
+    """How likely each token of some drafts is to be accepted if those before it are, by `AcceptanceModel.table`.
+
+    For each draft its source, tokens matched before it, its sample's recent acceptance (thousandths), its length; for
+    each token, one draft after the other, the confidence that it is right if those before it are. Fills each token's
+    cell (its place in the flat table) and its `acceptance`.
+    """
+    flat = table.reshape(table.size)
     at = 0
     for draft in range(lengths.size):
         recent = _class(RECENT_EDGES, recents[draft])
@@ -119,17 +106,26 @@ def _likelihood(table, sources, matches, recents, lengths, confidences, cells, a
             row = (sources[draft] * MATCHES + _class(MATCH_EDGES, matches[draft] + place)) * RECENTS + recent
             cell = row * CONFIDENCES + _class(CONFIDENCE_EDGES, confidences[at])
             cells[at] = cell
-            acceptance[at] = table[cell]
+            acceptance[at] = flat[cell]
             at += 1
 
 
 @njit(cache=True)
-def _learn(offered, accepted, cells, begins, verified, hits):  # type: ignore[no-untyped-def]
-    for draft in range(begins.size):
-        for place in range(min(verified[draft], hits[draft] + 1)):
-            cell = cells[begins[draft] + place]
-            offered[cell] += 1
-            accepted[cell] += place < hits[draft]
+def _learn(offered, accepted, cells, begins, numbers, verified, hits):  # type: ignore[no-untyped-def]
+    flat_offered, flat_accepted = offered.reshape(offered.size), accepted.reshape(accepted.size)
+    learnt = 0
+    for at in range(numbers.size):
+        number = numbers[at]
+        if number < 0 or number + 1 >= begins.size:
+            continue
+        begin = begins[number]
+        seen = min(verified[at], begins[number + 1] - begin)
+        for place in range(min(seen, hits[at] + 1)):
+            cell = cells[begin + place]
+            flat_offered[cell] += 1
+            flat_accepted[cell] += place < hits[at]
+        learnt += seen
+    return learnt
 
 
 @njit(cache=True)

@@ -47,12 +47,13 @@ def choose(acceptance: np.ndarray, lengths: np.ndarray, seconds: np.ndarray, run
     it are; `lengths`: int[samples], tokens proposed for each; `seconds`: float64[n + 1], step seconds with 0 to n draft
     tokens; `running`: samples in the step, with a draft or without.
     """
-    taken, drafts, expected = _choose(acceptance, lengths, seconds, running)
+    taken, drafts, expected = choose_lengths(acceptance, lengths, seconds, running)
     return Budget(taken, int(drafts), float(expected), float(seconds[drafts]))
 
 
 @numba.njit(cache=True)
-def _choose(acceptance, lengths, seconds, running):  # type: ignore[no-untyped-def]
+def choose_lengths(acceptance, lengths, seconds, running):  # type: ignore[no-untyped-def]
+    """`choose` for compiled callers: the lengths, their sum, and how many are expected to be accepted."""
     samples = lengths.size
     # The probability that a token and all before it are accepted; 0 where that is not worth a look.
     paths = np.zeros(acceptance.size, dtype=np.float32)

@@ -19,31 +19,39 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.history.lookup import SURE_MATCH, draft_from
+from rhyme_openrlhf.speculation.acceptance import next_recent
 from rhyme_openrlhf.speculation.addresses import int32s_at, int64s_at
 from rhyme_openrlhf.speculation.likely_next import SLOT, likely_next, vote_next
+from rhyme_openrlhf.speculation.window import next_window
 
 # CRC-32 of the modules above whose compiled functions are called here. Numba's cache notices a change of this file
 # only, so a change of theirs has to change this one too (tests/speculation/test_draft_step.py says the number).
-CALLED_SOURCES = 3918055040
+CALLED_SOURCES = 469315911
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Float32s = NDArray[np.float32]
 
-# A sample: its text and how many tokens it has; tokens of its prompt; the table of its own text; the sample's prompt;
-# where the match in its own text goes on, and its length; up to where the sibling was followed; that sibling, where
-# the match in it goes on, and its length; how its last drafts fared (acceptance.py).
+# A sample: its text, how many tokens it has, and room for how many; the most it can come to have; tokens of its
+# prompt; the table of its own text; the sample's prompt; where the match in its own text goes on, and its length; up to
+# where the sibling was followed; that sibling, where the match in it goes on, and its length; its window; how its last
+# drafts fared (acceptance.py); the source of the last one, and its place among those of its step.
 (
-    TEXT, COUNT, PROMPT_TOKENS, OWN_TABLE, OWN_SLOTS, PROMPT, OWN_AT, OWN_LENGTH, FOLLOWED, SIBLING, SIBLING_AT,
-    SIBLING_LENGTH, RECENT,
-) = range(13)  # fmt: skip
-SAMPLE_COLUMNS = 16
+    TEXT, COUNT, CAPACITY, LIMIT, PROMPT, OWN_TABLE, OWN_SLOTS, OWN_AT, OWN_LENGTH, FOLLOWED, SIBLING, SIBLING_AT,
+    SIBLING_LENGTH, WINDOW, RECENT, SOURCE, NUMBER, PROMPT_TOKENS,
+) = range(18)  # fmt: skip
+# Three cache lines.
+SAMPLE_COLUMNS = 24
 # A prompt: the arrays of its draft index and its tokens; the siblings' table, and what was entered into it.
 INDEX_TOKENS, INDEX_SUFFIXES, INDEX_SUMS, INDEX_COUNT, TABLE, TABLE_BUCKETS, TABLE_ENTERED = range(7)
 PROMPT_COLUMNS = 8
 
 # Sources as the call returns them.
 NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)
+COUNT_OF_SOURCES = 4
+# What the call says of each draft, by row of its result.
+LENGTHS, SOURCES, MATCHES, RECENTS = range(4)
+DRAFT_ROWS = 4
 
 # Text without counts (a sibling's, one's own) goes on as before with this probability, token by token, where the match
 # is as long as SURE_MATCH: as a node seen once does in history. Shorter ones say too little for more than the window.
@@ -181,34 +189,27 @@ def is_crowded(prompt: Int64s) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def first_without_room(samples: Int64s, capacity: Int64s, rows: Int64s, ends: Int64s) -> int:
-    """The first of `rows` whose text has no room for its part of what is new (up to `ends`); -1: all have."""
-    begin = 0
-    for number in range(rows.size):
-        if samples[rows[number], COUNT] + ends[number] - begin > capacity[rows[number]]:
-            return number
-        begin = ends[number]
-    return -1
-
-
-@njit(cache=True, nogil=True)
 def append(
-    samples: Int64s, prompts: Int64s, rows: Int64s, new: Int32s, ends: Int64s, shortest: int, siblings: bool
-) -> bool:
-    """Add to each of `rows` its part of `new` (up to `ends`); there must be room in the texts.
+    samples: Int64s, prompts: Int64s, given: Int64s, asked: int, first: int, shortest: int, siblings: bool
+) -> tuple[int, bool]:
+    """Add to each of some samples its new tokens, from number `first` of the `asked` on.
 
-    Returns whether a prompt's table has become crowded.
+    `given`: rows of the samples, where each one's part of the new tokens ends, and the new tokens. Returns the first
+    number whose text has no room for its part (`asked`: all had), and whether a prompt's table has become crowded.
     """
-    begin = 0
+    new = given[2 * asked :]
     crowded = False
-    for number in range(rows.size):
-        row = rows[number]
+    for number in range(first, asked):
+        row = given[number]
         sample = samples[row]
         before = sample[COUNT]
-        count = before + ends[number] - begin
+        begin = given[asked + number - 1] if number else 0
+        count = before + given[asked + number] - begin
+        if count > sample[CAPACITY]:
+            return number, crowded
         text = int32s_at(sample[TEXT], count)
-        text[before:] = new[begin : ends[number]]
-        begin = ends[number]
+        for at in range(before, count):
+            text[at] = new[begin + at - before]
         sample[COUNT] = count
         if sample[OWN_SLOTS]:
             table = int32s_at(sample[OWN_TABLE], sample[OWN_SLOTS])
@@ -221,7 +222,39 @@ def append(
             prompt = prompts[sample[PROMPT]]
             enter_siblings(prompt, text, row, start, count, shortest)
             crowded |= is_crowded(prompt)
-    return crowded
+    return asked, crowded
+
+
+@njit(cache=True, nogil=True)
+def append_and_draft(
+    samples: Int64s,
+    prompts: Int64s,
+    given: Int64s,
+    asked: int,
+    first: int,
+    longest: int,
+    shortest: int,
+    siblings: bool,
+    most: int,
+    whole: bool,
+    extend_confidence: float,
+    stop_confidence: float,
+    out: Int32s,
+    confidences: Float32s,
+    found: Int64s,
+) -> tuple[int, int]:
+    """`append`, then `draft_step` for the same samples, unless a text or a table has to grow before.
+
+    Returns the number at which to go on when it has (`asked`: only tables have to), and the tokens drafted; -1 tokens:
+    something has to grow.
+    """
+    number, crowded = append(samples, prompts, given, asked, first, shortest, siblings)
+    if crowded or number < asked:
+        return number, -1
+    return number, draft_step(
+        samples, prompts, given[:asked], longest, shortest, siblings, most, whole, extend_confidence, stop_confidence,
+        out, confidences, found,
+    )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
@@ -229,37 +262,39 @@ def draft_step(
     samples: Int64s,
     prompts: Int64s,
     rows: Int64s,
-    windows: Int64s,
-    rooms: Int64s,
     longest: int,
     shortest: int,
     siblings: bool,
+    most: int,
+    whole: bool,
     extend_confidence: float,
     stop_confidence: float,
     out: Int32s,
     confidences: Float32s,
     found: Int64s,
-    sources: Int64s,
-    matches: Int64s,
 ) -> int:
     """Draft for each of `rows`: into `out`, one after the other without gaps; returns how many tokens that are.
 
-    A draft has at most `rooms` tokens. Up to `windows` tokens it ends where its confidence falls below
-    `stop_confidence` (but not before its first token), and beyond that where it falls below `extend_confidence`.
-    Confidence is the estimated probability that the draft is right as a whole. `found`: tokens drafted for each row;
-    `sources`: from where; `matches`: how many tokens matched. `confidences`: of each token of `out` the estimated
-    probability that it is right if those before it are.
+    A draft has at most `most` tokens, and leaves room for one more below the sample's limit. Up to the sample's window
+    (`whole`: as far as there is room) it ends where its confidence falls below `stop_confidence` (but not before its
+    first token), and beyond that where it falls below `extend_confidence`. Confidence is the estimated probability that
+    the draft is right as a whole. `found[LENGTHS]`: tokens drafted for each row; `found[SOURCES]`: from where;
+    `found[MATCHES]`: how many tokens matched; `found[RECENTS]`: the sample's recent acceptance. `confidences`: of each
+    token of `out` the estimated probability that it is right if those before it are.
     """
     filled = 0
-    confidence = np.empty(max(1, rooms.max()), dtype=np.float32)
+    confidence = np.empty(most, dtype=np.float32)
     for number in range(rows.size):
         row = rows[number]
         sample = samples[row]
-        room = rooms[number]
-        window = min(windows[number], room)
-        found[number] = 0
-        sources[number] = NO_SOURCE
-        matches[number] = 0
+        room = min(most, sample[LIMIT] - sample[COUNT] - 1)
+        window = room if whole else min(sample[WINDOW], room)
+        sample[NUMBER] = number
+        sample[SOURCE] = NO_SOURCE
+        found[LENGTHS, number] = 0
+        found[SOURCES, number] = NO_SOURCE
+        found[MATCHES, number] = 0
+        found[RECENTS, number] = sample[RECENT]
         if room <= 0:
             continue
         text = int32s_at(sample[TEXT], sample[COUNT])
@@ -308,11 +343,43 @@ def draft_step(
             if token >= 0:
                 out[filled], confidences[filled] = token, LIKELY_TOKEN
                 size, source = 1, FROM_SIBLINGS
-        found[number] = size
-        sources[number] = source
-        matches[number] = matched
+        sample[SOURCE] = source
+        found[LENGTHS, number] = size
+        found[SOURCES, number] = source
+        found[MATCHES, number] = matched
         filled += size
     return filled
+
+
+@njit(cache=True, nogil=True)
+def note_verified(
+    samples: Int64s, judged: Int64s, drafts: int, drafted: Int64s, start: int, step: int, most: int, came: Int64s
+) -> bool:
+    """What became of some drafts: `judged` has their samples' rows, tokens verified (at least one) and accepted.
+
+    False, and nothing is noted, where these numbers cannot be. Windows follow (window.py: `start`, `step`, `most`), and
+    how each sample's drafts fared lately (acceptance.py). `drafted`: the rows of the last step that was drafted for.
+    `came` becomes each draft's source, then its place in that step (-1: it is of another one), then by source the
+    accepted tokens.
+    """
+    for draft in range(drafts):
+        verified, accepted = judged[drafts + draft], judged[2 * drafts + draft]
+        if judged[draft] < 0 or not 0 <= accepted <= verified or not verified:
+            return False
+    by_source = came[2 * drafts :]
+    by_source[:] = 0
+    for draft in range(drafts):
+        row = judged[draft]
+        sample = samples[row]
+        verified, accepted = judged[drafts + draft], judged[2 * drafts + draft]
+        sample[WINDOW] = next_window(sample[WINDOW], verified, accepted, start, step, most)
+        sample[RECENT] = next_recent(sample[RECENT], verified, accepted)
+        by_source[sample[SOURCE]] += accepted
+        came[draft] = sample[SOURCE]
+        number = sample[NUMBER]
+        # A sample that was left out of a step verifies its draft later, when others have been drafted for.
+        came[drafts + draft] = number if number < drafted.size and drafted[number] == row else -1
+    return True
 
 
 @njit(cache=True, nogil=True)

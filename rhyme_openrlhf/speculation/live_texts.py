@@ -9,8 +9,8 @@ appended before the compiled call sees it; nothing is shared between prompts. On
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex
 from rhyme_openrlhf.speculation import draft_step as step
-from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, note_verified
+from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -40,7 +40,8 @@ FIRST_BUCKETS = 1024
 class Drafts:
     """The drafts of one step: tokens, one draft after the other, and each token's confidence, given those before it.
 
-    Of each draft its length, source (`draft_step.FROM_...`), tokens matched, and its sample's recent acceptance.
+    Of each draft its length, source (`draft_step.FROM_...`), tokens matched, and its sample's recent acceptance. The
+    arrays are used again for the next step.
     """
 
     flat: Int32s
@@ -50,14 +51,30 @@ class Drafts:
     matches: Int64s
     recents: Int64s
 
-    def tokens(self, lengths: Sequence[int]) -> list[list[int]]:
-        """The first `lengths` tokens of each draft."""
-        flat = self.flat.tolist()
-        tokens, begin = [], 0
-        for size, taken in zip(self.lengths.tolist(), lengths, strict=True):
-            tokens.append(flat[begin : begin + taken])
-            begin += size
-        return tokens
+    def tokens(self) -> list[list[int]]:
+        """The tokens of each draft."""
+        return split(self.flat.tolist(), self.lengths.tolist())
+
+
+class Came(NamedTuple):
+    """Where verified drafts came from.
+
+    Each one's source (`draft_step.FROM_...`); its number in the last step that was drafted for, -1 if it is of another;
+    and by source the tokens accepted.
+    """
+
+    sources: list[int]
+    numbers: Int64s
+    accepted: list[int]
+
+
+def split(flat: list[int], lengths: list[int]) -> list[list[int]]:
+    """`flat` in parts of these lengths."""
+    parts, begin = [], 0
+    for length in lengths:
+        parts.append(flat[begin : begin + length])
+        begin += length
+    return parts
 
 
 @dataclass
@@ -80,17 +97,19 @@ class LiveTexts:
         self._longest = settings.prefix_max
         self._own = settings.own_output
         self._siblings = settings.siblings
+        self._window_rule = (settings.window_start, settings.window_step, settings.window_max)
         self._extend_confidence = float(settings.extend_confidence)
         self._stop_confidence = float(settings.stop_confidence)
         self._samples: Int64s = np.zeros((FIRST_ROWS, step.SAMPLE_COLUMNS), dtype=np.int64)
         self._prompts: Int64s = np.zeros((FIRST_ROWS, step.PROMPT_COLUMNS), dtype=np.int64)
-        self._capacity: Int64s = np.zeros(FIRST_ROWS, dtype=np.int64)
         self._texts: list[Int32s | None] = [None] * FIRST_ROWS
         self._own_tables: list[Int32s | None] = [None] * FIRST_ROWS
         self._free_rows = list(range(FIRST_ROWS))[::-1]
         self._free_prompt_rows = list(range(FIRST_ROWS))[::-1]
         self._by_key: dict[str, _Prompt] = {}
         self._keys: dict[int, str] = {}
+        self._drafted: Int64s = np.empty(0, dtype=np.int64)
+        self._new_results(FIRST_ROWS)
 
     def install(self, key: str, index: DraftIndex) -> None:
         """Draft for the samples of prompt `key` from `index` too, in place of an earlier one."""
@@ -110,8 +129,11 @@ class LiveTexts:
         prompt.index = None
         self._drop_if_unused(key, prompt)
 
-    def start(self, key: str, prompt_tokens: int) -> int:
-        """A sample of prompt `key`, whose prompt has `prompt_tokens` tokens, begins without text; returns its row."""
+    def start(self, key: str, prompt_tokens: int, most_tokens: int, window: int) -> int:
+        """A sample of prompt `key`, whose prompt has `prompt_tokens` tokens, begins without text; returns its row.
+
+        `most_tokens`: what its text can come to, prompt and response; `window`: tokens that its first draft may have.
+        """
         prompt = self._prompt(key)
         if not self._free_rows:
             self._more_rows()
@@ -119,6 +141,8 @@ class LiveTexts:
         self._samples[row] = 0
         self._samples[row, step.PROMPT] = prompt.row
         self._samples[row, step.PROMPT_TOKENS] = prompt_tokens
+        self._samples[row, step.LIMIT] = most_tokens
+        self._samples[row, step.WINDOW] = window
         self._samples[row, step.RECENT] = FIRST_RECENT
         self._grow(row, FIRST_TOKENS)
         prompt.rows.append(row)
@@ -136,43 +160,49 @@ class LiveTexts:
             self._free(row)
         self._drop_if_unused(key, prompt)
 
-    def draft(
-        self,
-        rows: list[int],
-        new: list[int],
-        ends: list[int],
-        windows: list[int],
-        rooms: list[int],
-        whole: bool = False,
-    ) -> Drafts:
+    def counts(self, rows: list[int]) -> list[int]:
+        """How many tokens each of these samples' texts has."""
+        counts: list[int] = self._samples[rows, step.COUNT].tolist()
+        return counts
+
+    def window(self, row: int) -> int:
+        """Tokens that the sample's next draft may have."""
+        return int(self._samples[row, step.WINDOW])
+
+    def draft(self, rows: list[int], new: list[int], ends: list[int], whole: bool = False) -> Drafts:
         """Append to each sample of `rows` its part of `new` (which ends at `ends`), then draft for all of them.
 
-        `windows`: tokens a sample may draft; `rooms`: the most it may where its draft is certain enough. `whole`: as
-        long as there is room and any hope, because somebody else cuts the drafts.
+        A draft is as long as its sample's window, and longer where it is certain enough. `whole`: as long as there is
+        room and any hope, because somebody else cuts the drafts.
         """
-        at, until = np.array(rows, dtype=np.int64), np.array(ends, dtype=np.int64)
-        most = np.maximum(np.array(rooms, dtype=np.int64), 0)
-        self._make_room(at, until)
-        crowded = step.append(
-            self._samples, self._prompts, at, np.array(new, dtype=np.int32), until, self._shortest, self._siblings
-        )
-        if crowded:
-            for prompt in self._by_key.values():
-                self._grow_table(prompt)
-        window = most if whole else np.array(windows, dtype=np.int64)
+        asked = len(rows)
+        if asked > self._found.shape[1]:
+            self._new_results(2 * asked)
+        given = np.array([*rows, *ends, *new], dtype=np.int64)
+        self._drafted = given[:asked]
         extend, stop = (NO_HOPE, NO_HOPE) if whole else (self._extend_confidence, self._stop_confidence)
-        out = np.empty(int(most.sum()), dtype=np.int32)
-        confidences = np.empty(out.size, dtype=np.float32)
-        found, sources, matches = np.empty_like(at), np.empty_like(at), np.empty_like(at)
-        total = step.draft_step(
-            self._samples, self._prompts, at, window, most, self._longest, self._shortest, self._siblings, extend, stop,
-            out, confidences, found, sources, matches,
-        )  # fmt: skip
-        return Drafts(out[:total], confidences[:total], found, sources, matches, self._samples[at, step.RECENT])
+        number, total = 0, -1
+        while total < 0:
+            number, total = step.append_and_draft(
+                self._samples, self._prompts, given, asked, number, self._longest, self._shortest, self._siblings,
+                self._window_rule[-1], whole, extend, stop, self._out, self._confidences, self._found,
+            )  # fmt: skip
+            if total < 0:
+                self._make_room(rows, ends, number)
+        lengths, sources, matches, recents = self._found[:, :asked]
+        return Drafts(self._out[:total], self._confidences[:total], lengths, sources, matches, recents)
 
-    def verified(self, rows: Int64s, verified: Int64s, accepted: Int64s) -> None:
-        """Of a draft of each of `rows` so many tokens were verified (at least one), and so many accepted."""
-        note_verified(self._samples, step.RECENT, rows, verified, accepted)
+    def verified(self, judged: Int64s) -> Came:
+        """Drafts were verified.
+
+        `judged`: the rows of their samples, then how many tokens of each were verified (at least one), then how many
+        accepted. Raises ValueError for impossible numbers.
+        """
+        drafts = judged.size // 3
+        came = np.empty(2 * drafts + step.COUNT_OF_SOURCES, dtype=np.int64)
+        if not step.note_verified(self._samples, judged, drafts, self._drafted, *self._window_rule, came):
+            raise ValueError(f"need 0 <= accepted <= verified and 1 <= verified, got {judged[drafts:].tolist()}")
+        return Came(came[:drafts].tolist(), came[drafts : 2 * drafts], came[2 * drafts :].tolist())
 
     def memory_bytes(self) -> int:
         """Bytes of all texts and tables (indexes not counted: they are mapped)."""
@@ -211,30 +241,35 @@ class LiveTexts:
 
     def _free(self, row: int) -> None:
         self._texts[row] = self._own_tables[row] = None
-        self._capacity[row] = 0
         self._free_rows.append(row)
 
-    def _make_room(self, rows: Int64s, ends: Int64s) -> None:
-        number = step.first_without_room(self._samples, self._capacity, rows, ends)
-        while number >= 0:
-            row = int(rows[number])
-            begin = int(ends[number - 1]) if number else 0
-            self._grow(row, int(self._samples[row, step.COUNT]) + int(ends[number]) - begin)
-            number = step.first_without_room(self._samples, self._capacity, rows, ends)
+    def _new_results(self, rows: int) -> None:
+        """Room for the drafts of so many samples."""
+        self._out = np.empty(rows * self._window_rule[-1], dtype=np.int32)
+        self._confidences = np.empty(self._out.size, dtype=np.float32)
+        self._found = np.empty((step.DRAFT_ROWS, rows), dtype=np.int64)
+
+    def _make_room(self, rows: list[int], ends: list[int], number: int) -> None:
+        """For the new tokens of sample `number` of a step, if there is one, and in tables that are crowded."""
+        if number < len(rows):
+            begin = ends[number - 1] if number else 0
+            row = rows[number]
+            self._grow(row, int(self._samples[row, step.COUNT]) + ends[number] - begin)
+        for prompt in self._by_key.values():
+            self._grow_table(prompt)
 
     def _grow(self, row: int, needed: int) -> None:
         """Room for `needed` tokens in the text of `row`, and a table of its own text that fits."""
-        capacity = max(FIRST_TOKENS, int(self._capacity[row]))
+        sample = self._samples[row]
+        capacity = max(FIRST_TOKENS, int(sample[step.CAPACITY]))
         while capacity < needed:
             capacity *= 2
-        sample = self._samples[row]
         count = int(sample[step.COUNT])
         text, earlier = np.empty(capacity, dtype=np.int32), self._texts[row]
         if earlier is not None:
             text[:count] = earlier[:count]
         self._texts[row] = text
-        self._capacity[row] = capacity
-        sample[step.TEXT] = text.ctypes.data
+        sample[step.TEXT], sample[step.CAPACITY] = text.ctypes.data, capacity
         if self._own:
             table = np.zeros(capacity * SLOTS_PER_TOKEN, dtype=np.int32)
             step.follow_own(text, table, 0, count, self._shortest, 0, 0)
@@ -258,7 +293,6 @@ class LiveTexts:
     def _more_rows(self) -> None:
         before = len(self._texts)
         self._samples = np.concatenate([self._samples, np.zeros_like(self._samples)])
-        self._capacity = np.concatenate([self._capacity, np.zeros_like(self._capacity)])
         self._texts += [None] * before
         self._own_tables += [None] * before
         self._free_rows += list(range(before, 2 * before))[::-1]
@@ -272,5 +306,6 @@ class LiveTexts:
 def compile_step() -> None:
     """Compile a step, or load it from Numba's cache: seconds that no decode step should have to wait."""
     texts = LiveTexts(HistoSpecSettings())
-    row = texts.start("", 0)
-    texts.draft([row], [0], [1], [1], [1])
+    row = texts.start("", 0, 2, 1)
+    texts.draft([row], [0], [1])
+    texts.verified(np.array([row, 1, 1]))

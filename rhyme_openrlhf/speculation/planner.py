@@ -8,15 +8,21 @@ Invariants: a draft is only ever cut, never lengthened or changed; every decisio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.speculation.acceptance import AcceptanceModel
-from rhyme_openrlhf.speculation.budget import choose
-from rhyme_openrlhf.speculation.live_texts import Drafts
+from rhyme_openrlhf.speculation.acceptance import AcceptanceModel, estimate
+from rhyme_openrlhf.speculation.budget import choose_lengths
+from rhyme_openrlhf.speculation.live_texts import Drafts, split
+
+# CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
+CALLED_SOURCES = 2354126894
+
+Ints = NDArray[np.int64]
 
 # Draft tokens between two looks at what was learnt: some steps of a few samples, a part of one of many.
 REFIT_TOKENS = 256
@@ -40,33 +46,37 @@ class DraftPlanner:
         """`predictor`: of this engine's steps; `sources`: drafts come from 0 to `sources` - 1."""
         self.predictor = predictor
         self._acceptance = AcceptanceModel(sources)
+        # Of the drafts of the last step: each token's cell, and where each draft begins among them, and the last ends.
         self._cells = np.empty(0, dtype=np.int32)
-        self._begins: list[int] = []
+        self._begins: Ints = np.empty(0, dtype=np.int64)
         self._learnt = 0
 
-    def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[list[int], Decision]:
-        """How many tokens of each draft to verify in a step of `running` samples, and why.
+    def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[list[list[int]], Decision]:
+        """What of each draft to verify in a step of `running` samples, and why.
 
         `drafts` are of some of the running samples, `context` is the tokens of all of them, `most` the draft tokens
         that the engine can take in one step.
         """
-        lengths = drafts.lengths
-        likelihood = self._acceptance.likelihood(
-            drafts.sources, drafts.matches, drafts.recents, lengths, drafts.confidences
-        )
-        ends = np.cumsum(lengths)
-        self._cells, self._begins = likelihood.cells, (ends - lengths).tolist()
-        proposed = int(ends[-1]) if len(ends) else 0
+        proposed = drafts.flat.size
         seconds = self.predictor.step_table(running, context, max(min(proposed, most), 0))
-        budget = choose(likelihood.acceptance, lengths, seconds, running)
-        decision = Decision(running, context, budget.drafts, budget.expected_accepted, budget.seconds)
-        return budget.lengths.tolist(), decision
+        self._cells, self._begins = (
+            np.empty(proposed, dtype=np.int32),
+            np.empty(drafts.lengths.size + 1, dtype=np.int64),
+        )
+        kept, lengths = np.empty(proposed, dtype=np.int32), np.empty(drafts.lengths.size, dtype=np.int64)
+        total, expected = _plan(
+            self._acceptance.table, drafts.sources, drafts.matches, drafts.recents, drafts.lengths, drafts.flat,
+            drafts.confidences, seconds, running, self._cells, self._begins, kept, lengths,
+        )  # fmt: skip
+        decision = Decision(running, context, total, expected, float(seconds[total]))
+        return split(kept[:total].tolist(), lengths.tolist()), decision
 
-    def learn(self, numbers: Sequence[int], verified: Sequence[int], accepted: Sequence[int]) -> None:
-        """Of drafts that the last `cut` saw, by number, so many tokens were verified and accepted."""
-        begins = np.array([self._begins[number] for number in numbers], dtype=np.int64)
-        self._acceptance.learn(self._cells, begins, np.array(verified, np.int64), np.array(accepted, np.int64))
-        self._learnt += sum(verified)
+    def learn(self, numbers: Ints, verified: Ints, accepted: Ints) -> None:
+        """So many tokens were verified and accepted of the drafts of these numbers that the last `cut` saw.
+
+        -1: it did not see the draft.
+        """
+        self._learnt += self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted)
         if self._learnt >= REFIT_TOKENS:
             self._learnt = 0
             self._acceptance.refit()
@@ -79,3 +89,26 @@ class DraftPlanner:
         """The engine has new weights: what was accepted before counts less."""
         self._acceptance.forget()
         self._acceptance.refit()
+
+
+@njit(cache=True)
+def _plan(  # type: ignore[no-untyped-def]
+    table, sources, matches, recents, lengths, flat, confidences, seconds, running, cells, begins, kept, taken
+):
+    """Estimate what is accepted of the drafts, choose, and cut; returns tokens kept and how many will be accepted.
+
+    Filled: `cells` of each token, `begins` of each draft, `kept` tokens without gaps, `taken` of them for each draft.
+    """
+    acceptance = np.empty(flat.size, dtype=np.float32)
+    estimate(table, sources, matches, recents, lengths, confidences, cells, acceptance)
+    chosen, total, expected = choose_lengths(acceptance, lengths, seconds, running)
+    begin = at = 0
+    for draft in range(lengths.size):
+        begins[draft] = begin
+        taken[draft] = chosen[draft]
+        for place in range(begin, begin + chosen[draft]):
+            kept[at] = flat[place]
+            at += 1
+        begin += lengths[draft]
+    begins[lengths.size] = begin
+    return total, expected

@@ -9,7 +9,18 @@ Invariant: window_start <= size <= window_max.
 
 from __future__ import annotations
 
+from numba import njit
+
 from rhyme_openrlhf.config import HistoSpecSettings
+
+
+@njit(cache=True)
+def next_window(size: int, verified: int, accepted: int, start: int, step: int, most: int) -> int:
+    """The window after a draft of which `verified` tokens, one at least, were verified and so many accepted.
+
+    `start`, `step`, `most`: `window_start`, `window_step` and `window_max` of the settings.
+    """
+    return min(size + step, most) if accepted == verified else start
 
 
 class SpeculationWindow:
@@ -36,9 +47,8 @@ class SpeculationWindow:
         """Learn what became of one draft, in tokens. Raises ValueError unless 0 <= accepted <= drafted."""
         if not 0 <= accepted <= drafted:
             raise ValueError(f"need 0 <= accepted <= drafted, got {accepted} accepted of {drafted} drafted")
-        if drafted == 0:
-            return
-        if accepted == drafted:
-            self._size = min(self._size + self._settings.window_step, self._settings.window_max)
-        else:
-            self._size = self._settings.window_start
+        if drafted:
+            rules = self._settings
+            self._size = next_window(
+                self._size, drafted, accepted, rules.window_start, rules.window_step, rules.window_max
+            )

@@ -13,7 +13,8 @@ from rhyme_openrlhf.speculation.acceptance import (
     RECENT_EDGES,
     AcceptanceModel,
     _isotonic_rows,
-    note_verified,
+    estimate,
+    next_recent,
 )
 
 SEEN = 4000
@@ -29,8 +30,8 @@ def cell(source: int, match: int, recent: int, confidence: int) -> int:
 
 def observe(model: AcceptanceModel, cells: list[int], accepted: int) -> None:
     """One draft of tokens of these cells, all verified."""
-    one = (np.array([value]) for value in (0, len(cells), accepted))
-    model.learn(np.array(cells, dtype=np.int32), *one)
+    number, verified, hits = (np.array([value]) for value in (0, len(cells), accepted))
+    model.learn(np.array(cells, dtype=np.int32), np.array([0, len(cells)]), number, verified, hits)
 
 
 def test_it_finds_the_rate_of_each_source_and_class() -> None:
@@ -85,24 +86,34 @@ def test_each_token_has_the_class_of_its_confidence_and_of_what_matches_before_i
     model = AcceptanceModel(2)
     model.table[:] = np.arange(model.table.size).reshape(model.table.shape)
     # Two drafts: the second token of the first has one more token before it.
-    found = model.likelihood(
-        np.array([1, 0]), np.array([7, 30]), np.array([999, 0]), np.array([2, 1]), np.float32([1.0, 0.4, 0.0])
-    )
+    cells, acceptance = np.empty(3, dtype=np.int32), np.empty(3, dtype=np.float32)
+    drafts = (np.array([1, 0]), np.array([7, 30]), np.array([999, 0]), np.array([2, 1]))
+    estimate(model.table, *drafts, np.float32([1.0, 0.4, 0.0]), cells, acceptance)
     wanted = [cell(1, 1, 4, 6), cell(1, 2, 4, 1), cell(0, 5, 0, 0)]
-    assert found.cells.tolist() == wanted
-    assert found.acceptance.tolist() == wanted
+    assert cells.tolist() == wanted
+    assert acceptance.tolist() == wanted
+
+
+def test_drafts_that_were_not_seen_teach_nothing_nor_does_what_lies_past_their_end() -> None:
+    model = AcceptanceModel(1)
+    cells, begins = np.array([cell(0, 1, 1, 3), cell(0, 1, 1, 4)], dtype=np.int32), np.array([0, 1, 2])
+    numbers, verified, accepted = np.array([-1, 0, 2]), np.array([1, 9, 1]), np.array([1, 9, 1])
+    assert model.learn(cells, begins, numbers, verified, accepted) == 1
+    other = AcceptanceModel(1)
+    observe(other, [cell(0, 1, 1, 3)], 1)
+    model.refit()
+    other.refit()
+    assert np.array_equal(model.table, other.table)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30))
 def test_recent_acceptance_stays_a_share_and_follows(drafts: list[tuple[int, int]]) -> None:
-    samples, row = np.full((2, 3), FIRST_RECENT), np.array([1])
+    recent = FIRST_RECENT
     for verified, accepted in [*drafts, *[(3, 3)] * 40]:
-        note_verified(samples, 2, row, np.array([verified]), np.array([min(verified, accepted)]))
-        assert 0 <= samples[1, 2] <= 1000
-    assert samples[1, 2] >= RECENT_EDGES[-1]
-    samples[1, 2] = FIRST_RECENT
-    assert (samples == FIRST_RECENT).all()
+        recent = next_recent(recent, verified, min(verified, accepted))
+        assert 0 <= recent <= 1000
+    assert recent >= RECENT_EDGES[-1]
 
 
 def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

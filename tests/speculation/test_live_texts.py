@@ -14,6 +14,7 @@ from rhyme_openrlhf.speculation.live_texts import FIRST_BUCKETS, FIRST_ROWS, FIR
 
 PARTS = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
 WINDOW = 5
+FAR = 10**6
 
 
 def live(**changes: Any) -> LiveTexts:
@@ -24,9 +25,13 @@ def live(**changes: Any) -> LiveTexts:
     return LiveTexts(HistoSpecSettings(**(plain | changes)))
 
 
-def grow(texts: LiveTexts, row: int, part: list[int], window: int = WINDOW) -> tuple[list[int], int]:
-    drafts = texts.draft([row], part, [len(part)], [window], [window])
-    return drafts.tokens(drafts.lengths.tolist())[0], int(drafts.sources[0])
+def begin(texts: LiveTexts, key: str, prompt_tokens: int, window: int = WINDOW, most_tokens: int = FAR) -> int:
+    return texts.start(key, prompt_tokens, most_tokens, window)
+
+
+def grow(texts: LiveTexts, row: int, part: list[int]) -> tuple[list[int], int]:
+    drafts = texts.draft([row], part, [len(part)])
+    return drafts.tokens()[0], int(drafts.sources[0])
 
 
 def continuations(text: list[int], end: list[int]) -> list[int]:
@@ -44,7 +49,7 @@ def repeated(text: list[int], at: int, size: int) -> list[int]:
 @given(PARTS, st.integers(1, 4))
 def test_own_text_is_found_when_it_repeats(parts: list[list[int]], shortest: int) -> None:
     texts, text = live(own_output=True, prefix_min=shortest), []
-    row = texts.start("p", 0)
+    row = begin(texts, "p", 0)
     for part in parts:
         found, source = grow(texts, row, part)
         text += part
@@ -60,7 +65,7 @@ def test_what_a_sibling_wrote_after_the_same_tokens_is_found(
     theirs: list[list[int]], ours: list[list[int]], shortest: int
 ) -> None:
     texts = live(siblings=True, prefix_min=shortest)
-    other, row = texts.start("p", 1), texts.start("p", 1)
+    other, row = begin(texts, "p", 1), begin(texts, "p", 1)
     their_text, our_text = [0], [0]
     grow(texts, other, [0])
     grow(texts, row, [0])
@@ -82,36 +87,38 @@ def test_what_a_sibling_wrote_after_the_same_tokens_is_found(
 
 def test_without_a_match_siblings_say_what_mostly_follows() -> None:
     texts = live(siblings=True)
-    first, second = texts.start("p", 1), texts.start("p", 1)
+    first, second = begin(texts, "p", 1), begin(texts, "p", 1)
     grow(texts, first, [9, 5, 7, 1, 5, 7, 2, 5, 8, 3])
     assert grow(texts, second, [9, 4, 5]) == ([7], FROM_SIBLINGS)
-    assert grow(texts, second, [], 0) == ([], NO_SOURCE)
     assert grow(texts, second, [6]) == ([], NO_SOURCE)
-    stranger = texts.start("q", 1)
+    full = begin(texts, "p", 1, most_tokens=4)
+    assert grow(texts, full, [9, 4, 5]) == ([], NO_SOURCE)
+    stranger = begin(texts, "q", 1)
     assert grow(texts, stranger, [9, 4, 5]) == ([], NO_SOURCE)
 
 
 def test_a_loop_is_drafted_on() -> None:
     texts = live(own_output=True)
-    row = texts.start("p", 0)
-    assert grow(texts, row, [1, 2, 3, 4] * 2, 10)[0] == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
-    assert grow(texts, row, [], 0) == ([], NO_SOURCE)
+    row = begin(texts, "p", 0, window=10, most_tokens=20)
+    assert grow(texts, row, [1, 2, 3, 4] * 2)[0] == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    assert grow(texts, row, [1, 2, 3, 4] * 2)[0] == [1, 2, 3]
+    assert grow(texts, row, [1, 2, 3, 4]) == ([], NO_SOURCE)
 
 
 def test_the_most_recent_occurrence_counts() -> None:
     texts = live(own_output=True, prefix_min=2)
-    row = texts.start("p", 0)
-    assert grow(texts, row, [1, 2, 7, 1, 2, 8, 1, 2], 1)[0] == [8]
+    row = begin(texts, "p", 0, window=1)
+    assert grow(texts, row, [1, 2, 7, 1, 2, 8, 1, 2])[0] == [8]
 
 
 def test_it_does_not_matter_how_the_tokens_came() -> None:
     text = [number * number % 11 for number in range(4 * FIRST_TOKENS)]
     texts = live(own_output=True, siblings=True)
-    whole, single = texts.start("p", 0), texts.start("q", 0)
-    drafted = grow(texts, whole, text, 20)
+    whole, single = begin(texts, "p", 0, window=20), begin(texts, "q", 0, window=20)
+    drafted = grow(texts, whole, text)
     for token in text[:-1]:
         grow(texts, single, [token])
-    assert grow(texts, single, text[-1:], 20) == drafted
+    assert grow(texts, single, text[-1:]) == drafted
 
 
 @settings(deadline=None, derandomize=True)
@@ -119,7 +126,7 @@ def test_it_does_not_matter_how_the_tokens_came() -> None:
 def test_any_token_id_is_fine(text: list[int]) -> None:
     """A slot that other tokens took over loses a match once; a text this long has more than one chance."""
     texts = live(own_output=True)
-    row = texts.start("p", 0)
+    row = begin(texts, "p", 0)
     found, source = grow(texts, row, text + text)
     assert source == FROM_OWN
     assert found in [repeated(text + text, at, WINDOW) for at in continuations(text + text, text[-3:])]
@@ -127,7 +134,7 @@ def test_any_token_id_is_fine(text: list[int]) -> None:
 
 def test_tables_and_rows_grow_and_nothing_is_lost() -> None:
     texts = live(siblings=True)
-    rows = [texts.start(f"p{number % 3}", 0) for number in range(3 * FIRST_ROWS)]
+    rows = [begin(texts, f"p{number % 3}", 0) for number in range(3 * FIRST_ROWS)]
     # Every other token is new, so that there are more places than the first table has buckets.
     said = {row: [(row * 7919 + i * 31 + i * i) % 100003 for i in range(200)] for row in rows}
     assert 200 * FIRST_ROWS > 4 * FIRST_BUCKETS
@@ -150,10 +157,10 @@ def test_a_prompt_with_an_index_outlives_its_samples() -> None:
     texts = live()
     texts.install("p", DraftIndex.from_buffer(build_index([Piece([1, 2, 3], [4, 5], 1.0)])))
     for _ in range(2):
-        row = texts.start("p", 3)
+        row = begin(texts, "p", 3)
         assert grow(texts, row, [1, 2, 3])[0] == [4, 5]
         texts.finish(row)
     texts.forget("p")
     texts.forget("p")
-    row = texts.start("p", 3)
+    row = begin(texts, "p", 3)
     assert grow(texts, row, [1, 2, 3])[0] == []
