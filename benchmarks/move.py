@@ -280,6 +280,9 @@ async def stage(session: Session, counts: tuple[int, int], tokens: int, realloca
     began = time.monotonic()
     asked = [(bench.request(32, tokens), engine) for engine, count in enumerate(counts) for _ in range(count)]
     running = [asyncio.create_task(session.keeper.generate(request, engine)) for request, engine in asked]
+    ended: list[float] = []
+    together = asyncio.gather(*running)
+    together.add_done_callback(lambda _: ended.append(time.monotonic()))
     await session.grown(10, asked[-1][0].prompt)
     for engine in bench.engines:
         await engine.scheduler("take_added")
@@ -287,14 +290,13 @@ async def stage(session: Session, counts: tuple[int, int], tokens: int, realloca
     loop = asyncio.create_task(session.reallocator.run()) if reallocate else None
     after = before
     if reallocate:
-        for _ in range(60):
-            if session.records or all(task.done() for task in running):
-                break
+        while not session.records and not together.done():
             await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)
-        after = await throughput(bench, 1.0)
-    await asyncio.gather(*running)
-    seconds = time.monotonic() - began
+        if session.records:
+            await asyncio.sleep(0.5)
+            after = await throughput(bench, 1.0)
+    await together
+    seconds = ended[0] - began
     added = [await engine.scheduler("take_added") for engine in bench.engines]
     if loop is not None:
         loop.cancel()
