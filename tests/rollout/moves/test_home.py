@@ -137,4 +137,4 @@ def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
     for status in statuses.values():
         assert status.open and 0 < len(status.samples) <= 8 and all(sample.context > 20 for sample in status.samples)
         assert status.tokens_per_second > 0 and status.decode is not None and status.decode.running >= 1
-        assert status.free_tokens > 0 and status.free_seats >= 8 and status.decode_steps > 0
+        assert status.free_tokens > 0 and status.free_seats > 0 and status.decode_steps > 0
