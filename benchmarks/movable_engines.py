@@ -81,7 +81,7 @@ class LocalEngine:
     async def _start(self, index: int, settings: RhymeSettings, length: int, seats: int) -> None:
         await self.raw.__init__(
             model=str(embedded.MODEL), max_model_len=length, max_num_seqs=seats, block_size=32, enforce_eager=True,
-            tensor_parallel_size=1, num_gpus=0, enable_prefix_caching=True, distributed_executor_backend="uni",
+            tensor_parallel_size=1, num_gpus=0, enable_prefix_caching=False, distributed_executor_backend="uni",
             logprobs_mode="processed_logprobs", max_logprobs=1, bundle_indices=None, rhyme=settings, run_seed=1,
             index=index, history_workers=[],
         )  # fmt: skip

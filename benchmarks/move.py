@@ -4,10 +4,10 @@
     python benchmarks/move.py skew --out move-skew.json          # 24 + 1 samples, and 12 + 12, with and without
     python benchmarks/move.py skew --paced 2 --out ...           # the same on engines paced to RLHFSpec 3.3
 
-`cost`: two engines, each with samples that decode; one more sample with a long context goes from the first to the
-second, by each carrier in turn. Downtime is from its stop to its first token there; predictions are those that a run
-makes (scheduling/move_costs.py, learnt from the moves before). `skew`: both engines' samples are as long; the stage
-ends with the last one. Arms are interleaved.
+`cost`: two engines, each with samples that decode; one more sample with a long context goes to and fro, by each carrier
+in turn (no prefix is cached, so each recompute is a whole one). Downtime is from its stop to its first token there;
+predictions are those that a run makes (scheduling/move_costs.py, learnt from the moves before). `skew`: both engines'
+samples are as long; the stage ends with the last one. Arms are interleaved.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Bench:
         async def main() -> Profile:
             steps, prefills = [], []
             for count in running:
-                for context in (contexts[0], contexts[-1]):
+                # Contexts are computed first, so that long ones of many samples take most of the time.
+                for context in (contexts[0], min(contexts[-1], 1024)):
                     found = await engine.call("decode_steps", StepShape(count, context, 0), 12)
                     took = statistics.median(step[3] for step in found)
                     tokens = round(statistics.fmean(step[1] for step in found))
@@ -161,30 +162,31 @@ async def downtimes(session: Session, profile: Profile, contexts: list[int], bes
         asyncio.create_task(session.keeper.generate(bench.request(64, 6000), number % 2))
         for number in range(2 * beside)
     ]
-    for repeat in range(repeats):
-        for context in contexts:
+    for context in contexts:
+        request = bench.request(context, 6000 - context)
+        moved = asyncio.create_task(session.keeper.generate(request, 0))
+        sample = await session.grown(5, request.prompt)
+        for repeat in range(repeats):
             for carrier in CARRIERS if repeat % 2 else CARRIERS[::-1]:
-                session.carrier = carrier
-                request = bench.request(context, 300)
-                moved = asyncio.create_task(session.keeper.generate(request, 0))
-                sample = await session.grown(20, request.prompt)
+                session.carrier, target = carrier, 1 - sample.engine
                 # As a run does: what is known of the engines is from their last reports.
                 await session.reallocator._hear()
                 await asyncio.sleep(0.1)
                 await session.reallocator._hear()
-                known = session.reallocator.destination(1, context)
-                chosen = session.reallocator.costs.cheaper(context, known)
-                record = await session.mover.move(sample, 1, "reallocation")
-                decode = session.reallocator.statuses[1].decode or session.reallocator.statuses[0].decode
+                tokens = len(request.prompt) + len(sample.known.tokens)
+                chosen = session.reallocator.costs.cheaper(tokens, session.reallocator.destination(target, tokens))
+                steps = [status.decode.seconds for status in session.reallocator.statuses.values() if status.decode]
+                record = await session.mover.move(sample, target, "reallocation")
                 rows.append(
                     {
                         "context": context, "beside": beside, "carrier": carrier, "repeat": repeat, "chosen": chosen,
-                        "phase": record.move.phase.value, "downtime_s": record.downtime, "seconds": record.seconds,
-                        "predicted_s": record.choice.predicted, "step_s": decode.seconds if decode else None,
+                        "tokens": record.tokens, "phase": record.move.phase.value, "downtime_s": record.downtime,
+                        "seconds": record.seconds, "predicted_s": record.choice.predicted,
+                        "step_s": statistics.fmean(steps) if steps else None,
                     }
                 )  # fmt: skip
-                moved.cancel()
-                await asyncio.wait([moved])
+        moved.cancel()
+        await asyncio.wait([moved])
     for task in crowd:
         task.cancel()
     await asyncio.wait(crowd) if crowd else None
@@ -280,6 +282,9 @@ async def stage(session: Session, counts: tuple[int, int], tokens: int, realloca
     began = time.monotonic()
     asked = [(bench.request(32, tokens), engine) for engine, count in enumerate(counts) for _ in range(count)]
     running = [asyncio.create_task(session.keeper.generate(request, engine)) for request, engine in asked]
+    ended: list[float] = []
+    together = asyncio.gather(*running)
+    together.add_done_callback(lambda _: ended.append(time.monotonic()))
     await session.grown(10, asked[-1][0].prompt)
     for engine in bench.engines:
         await engine.scheduler("take_added")
@@ -287,14 +292,13 @@ async def stage(session: Session, counts: tuple[int, int], tokens: int, realloca
     loop = asyncio.create_task(session.reallocator.run()) if reallocate else None
     after = before
     if reallocate:
-        for _ in range(60):
-            if session.records or all(task.done() for task in running):
-                break
+        while not session.records and not together.done():
             await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)
-        after = await throughput(bench, 1.0)
-    await asyncio.gather(*running)
-    seconds = time.monotonic() - began
+        if session.records:
+            await asyncio.sleep(0.5)
+            after = await throughput(bench, 1.0)
+    await together
+    seconds = ended[0] - began
     added = [await engine.scheduler("take_added") for engine in bench.engines]
     if loop is not None:
         loop.cancel()

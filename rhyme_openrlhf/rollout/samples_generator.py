@@ -206,7 +206,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         # With samples generated ahead, one dispatch has prompts for several steps.
         steps = -(-len(prompts) // self.args.rollout.batch_size)
         keys = chosen_prompts(prompts, self.step + 1, groups * steps)
-        for engine in self.vllm_engines:
+        for engine in (*self.vllm_engines, *([self._home] if self._home is not None else [])):
             engine.trace_prompts.remote(keys)
 
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Any:

@@ -66,6 +66,7 @@ def test_samples_move_by_themselves_and_outlive_an_engine(train: Callable[..., F
     moved = [event for event in run.of(SampleMoved) if event.outcome == "moved"]
     assert moved and {event.cause for event in moved} == {"reallocation"}
     assert all(event.downtime_seconds is not None for event in moved)
+    assert len((run.path / "samples" / "step-000004.jsonl").read_text().splitlines()) == 8
     # Steps 3 and 4 are of one engine; each step is whole.
     assert [event.samples for event in run.of(RolloutFinished)] == [16] * 4
     assert [event.name for event in run.of(ProcessDied) if event.name.startswith("engine")]

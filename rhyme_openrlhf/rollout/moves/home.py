@@ -34,6 +34,8 @@ from rhyme_openrlhf.scheduling.move_settings import AUTO
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, Note, SampleMoved
 from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 
+# Instead of the name under which an engine's scheduler would note the drafts of a kept sample.
+AT_HOME = "at home"
 OUTCOMES: Mapping[Phase, MoveOutcome] = {
     Phase.RUNNING: "moved",
     Phase.RECOMPUTED: "recomputed",
@@ -61,6 +63,7 @@ class SampleHome:
         self._run_seed = run_seed
         self._record = record
         self._step = 0
+        self._traced: frozenset[str] = frozenset()
         if agent:
             self.executor: Any = upstream._load_agent_executor(agent)
         else:
@@ -105,6 +108,10 @@ class SampleHome:
     def begin_step(self, step: int) -> None:
         """Samples from now on are of this training step."""
         self._step = step
+
+    def trace_prompts(self, keys: list[str]) -> None:
+        """From now on keep the responses to these prompts (`prompt_key`), and to no others."""
+        self._traced = frozenset(keys)
 
     def unfinished(self, engine: int) -> int:
         """The samples that are at an engine."""
@@ -162,7 +169,11 @@ class SampleHome:
         if self.rhyme.run.reproducible:
             parameters.seed = request_seed(self._run_seed, identity, len(tokens))
         turn = Turn(engine, self._keeper.engines[engine].weight_version, len(tokens))
-        history = prompt_key(identity.prompt) if self.rhyme.histospec.enable else None
+        key = prompt_key(identity.prompt)
+        if key in self._traced:
+            # Kept; but what was drafted of it is on several engines, and nobody asks them.
+            turn.trace = AT_HOME
+        history = key if self.rhyme.histospec.enable else None
         request = SampleRequest(tuple(tokens), parameters, history, len(identity.turns), multi_modal)
         identity.turns.append(turn)
         output, last = await self._keeper.generate(request, engine)

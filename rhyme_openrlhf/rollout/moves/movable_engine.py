@@ -116,7 +116,8 @@ class MovableEngine(RhymeRolloutActor):
             here.task.add_done_callback(functools.partial(self._over, place))
             while room and not here.task.done() and self._outputs.state(place) is None:
                 await asyncio.sleep(CATCH_UP_POLL_SECONDS)
-            return Started(not_carried="" if importing is None else await importing)
+        # Outside of the lock: others that come are not to wait for the end of this step, one after the other.
+        return Started(not_carried="" if importing is None else await importing)
 
     def _refuses(self, progress: Progress | None) -> str:
         """Why a sample that has come to `progress` cannot go on here now, or ""."""

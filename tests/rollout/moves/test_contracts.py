@@ -39,6 +39,16 @@ def test_the_scheduler_takes_up_a_waiting_request_with_computed_tokens() -> None
         assert callable(getattr(Scheduler, name))
 
 
+def test_an_engine_core_has_its_workers_and_takes_utilities_and_requests_in_order() -> None:
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
+    from vllm.v1.executor.abstract import Executor
+
+    assert "self.model_executor = executor_class(vllm_config)" in inspect.getsource(EngineCore.__init__)
+    assert {"method", "args"} <= set(inspect.signature(Executor.collective_rpc).parameters)
+    handled = inspect.getsource(EngineCoreProc._process_input_queue)
+    assert "req = self.input_queue.get_nowait()" in handled and "while not self.input_queue.empty()" in handled
+
+
 def test_a_request_that_brings_nothing_is_made_as_ever() -> None:
     import torch
     from vllm import SamplingParams

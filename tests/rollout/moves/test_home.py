@@ -111,10 +111,14 @@ def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
         home = SampleHome(dict(enumerate(pair.engines)), settings, 1, None, None, events.append)
         home.executor = OneTurn()
         await home.open()
-        responses = await home.generate_responses(0, "p", "", parameters, 600, None, num_samples=8)
-        statuses = home.reallocator.statuses if home.reallocator is not None else {}
+        running = asyncio.create_task(home.generate_responses(0, "p", "", parameters, 600, None, num_samples=8))
+        busy: dict[int, EngineStatus] = {}
+        while not running.done():
+            reports = home.reallocator.statuses if home.reallocator is not None else {}
+            busy |= {engine: status for engine, status in reports.items() if status.samples and status.decode}
+            await asyncio.sleep(0.02)
         home.close()
-        return responses, events, statuses
+        return await running, events, busy
 
     def run(enable: bool) -> tuple[list[Any], list[Event], dict[int, EngineStatus]]:
         return asyncio.run(asyncio.wait_for(generate(enable), TIMEOUT_S))
@@ -129,5 +133,8 @@ def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
         (0, 1, "reallocation")
     }
     assert all(event.downtime_seconds and event.downtime_seconds > 0 for event in moves if event.outcome == "moved")
-    assert set(statuses) == {0, 1} and statuses[0].decode_steps > 250 and statuses[0].open
-    assert statuses[0].free_tokens > 0 and statuses[0].tokens_per_second > 0 and statuses[0].decode is not None
+    assert set(statuses) == {0, 1}
+    for status in statuses.values():
+        assert status.open and 0 < len(status.samples) <= 8 and all(sample.context > 20 for sample in status.samples)
+        assert status.tokens_per_second > 0 and status.decode is not None and status.decode.running >= 1
+        assert status.free_tokens > 0 and status.free_seats > 0 and status.decode_steps > 0
