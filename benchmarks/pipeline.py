@@ -51,7 +51,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "drafts": ("--train.async_enable", "--histopipe.enable"),
 }
 # Two steps an epoch of the 48 embedded prompts, four samples each: 24 samples an engine of four.
-SHAPE = ("--rollout.batch_size", "24", "--rollout.n_samples_per_prompt", "4", "--train.num_episodes", "6")
+SHAPE = ("--rollout.batch_size", "24", "--rollout.n_samples_per_prompt", "4", "--train.num_episodes", "5")
 EMULATED = (
     "--vllm.num_engines", "4", "--emulate.profile", str(FOLDER / "pat-a40-tp2.json"), "--emulate.train_s", "2",
 )  # fmt: skip

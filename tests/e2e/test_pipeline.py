@@ -30,7 +30,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
 Train = Callable[..., FinishedRun]
 PIPELINE = ("--train.async_enable", "--histopipe.enable", "--no-run.reproducible", "--latency.profile", "none")
 # Eight prompts in batches of three: each epoch's last step is a partial one.
-PARTIAL = ("--rollout.batch_size", "3", "--train.batch_size", "4", "--rollout.micro_batch_size", "4")
+PARTIAL = (
+    "--rollout.batch_size",
+    "3",
+    "--train.batch_size",
+    "4",
+    "--rollout.micro_batch_size",
+    "4",
+    "--train.micro_batch_size",
+    "4",
+)
 
 
 def trained_once(journal: list[tuple[int, str]], steps: set[int], epochs: int) -> None:
@@ -63,10 +72,11 @@ def test_three_epochs(train: Train) -> None:
     checked = run.of(WeightsChecked)
     assert checked and max(event.max_difference for event in checked) < SAME_LOG_PROBABILITY
 
-    # From the second epoch on two rank groups, and every moment of an engine has one state.
+    # When the second epoch's first steps are handed out, not all lengths of the first are known.
     ranked = run.of(RankGroups)
-    assert [event.step for event in ranked] == list(range(4, 10))
+    assert {7, 8, 9} <= {event.step for event in ranked} <= set(range(4, 10))
     assert all(len(event.prompts) == 2 and event.predicted == sorted(event.predicted) for event in ranked)
+    # Every moment of an engine has one state.
     intervals: dict[int, list[EngineInterval]] = defaultdict(list)
     for interval in run.of(EngineInterval):
         intervals[interval.engine].append(interval)
