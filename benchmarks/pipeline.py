@@ -8,7 +8,10 @@ engine's time recorded); `pipeline` is --histopipe.enable without drafts, `draft
 turns with every seed.
 
 Without --emulate: two engines, measured on this machine's clock. With it: four engines, each on the clock of a pair of
-A40 (the shipped profile derived from PAT's prints), and a trainer of two seconds a step: all printed is *emulated*.
+A40 (the shipped profile derived from PAT's prints), and a trainer of a second a step: all printed is *emulated*.
+
+The workload: problems of the embedded task at even distances of its length distribution, whose answers have 7 to 400
+tokens.
 
 Whole-run samples/s are counted from the end of the first training step to the end of the last, so that no arm's start
 counts. Bubble fractions from the second epoch on: of the rollout stages (docs/architecture.md), and of all the time.
@@ -20,6 +23,7 @@ import argparse
 import itertools
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -29,8 +33,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.embedded.tasks import STEP_COUNTS, jsonl, make_problem
 from rhyme_openrlhf.simulation.shipped import FOLDER
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import (
@@ -50,19 +54,35 @@ ARMS: dict[str, tuple[str, ...]] = {
     "pipeline": (*ASYNC, "--histopipe.enable"),
     "drafts": ("--train.async_enable", "--histopipe.enable"),
 }
-# Two steps an epoch of the 48 embedded prompts, four samples each: 24 samples an engine of four.
-SHAPE = ("--rollout.batch_size", "24", "--rollout.n_samples_per_prompt", "4", "--train.num_episodes", "6")
+# Two steps an epoch, four samples a prompt.
+PROMPTS = 24
+SHAPE = (
+    "--rollout.batch_size", "12", "--rollout.n_samples_per_prompt", "4", "--train.num_episodes", "6",
+    "--train.batch_size", "48", "--latency.profile", "none",
+)  # fmt: skip
 EMULATED = (
-    "--vllm.num_engines", "4", "--emulate.profile", str(FOLDER / "pat-a40-tp2.json"), "--emulate.train_s", "2",
+    "--vllm.num_engines", "4", "--emulate.profile", str(FOLDER / "pat-a40-tp2.json"), "--emulate.train_s", "1",
 )  # fmt: skip
 RUN_TIMEOUT_SECONDS = 600
+
+
+def write_prompts(path: Path) -> None:
+    """The workload's prompts, the same every time."""
+    rng = random.Random(20)
+    kinds = ("chain", "path", "sort")
+    problems = [
+        make_problem(kind, STEP_COUNTS[kind].at((number + 0.5) / PROMPTS), rng)
+        for number in range(PROMPTS)
+        for kind in [kinds[number % len(kinds)]]
+    ]
+    path.write_text(jsonl(problems))
 
 
 def run_arm(arm: str, seed: int, options: Sequence[str], folder: Path) -> dict[str, Any]:
     """One run; its figures."""
     directory = folder / f"{arm}-{seed}"
     argv = [*arguments(str(directory / "checkpoints")), *SHAPE, "--train.seed", str(seed), *options, *ARMS[arm]]
-    argv += ["--data.prompt_dataset", str(embedded.DATA / "mixed_train.jsonl")]
+    argv += ["--data.prompt_dataset", str(folder / "prompts.jsonl")]
     command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory / "run")]
     subprocess.run([*command, "--run.progress", "lines"], check=True, timeout=RUN_TIMEOUT_SECONDS)
     return figures(list(read_events(directory / "run" / "events.jsonl")))
@@ -150,6 +170,7 @@ def main() -> None:
     runs = json.loads(chosen.out.read_text())["runs"] if chosen.out.exists() else []
     options = [*(EMULATED if chosen.emulate else ()), *chosen.options]
     with tempfile.TemporaryDirectory(prefix="rhyme-pipeline-") as folder:
+        write_prompts(Path(folder) / "prompts.jsonl")
         for turn, seed in enumerate(chosen.seeds):
             for arm in [*chosen.arms[turn % len(chosen.arms) :], *chosen.arms[: turn % len(chosen.arms)]]:
                 runs.append({"arm": arm, "seed": seed, **run_arm(arm, seed, options, Path(folder))})

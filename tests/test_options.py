@@ -41,7 +41,7 @@ FROZEN = {
     "--weights.check_syncs": 1,
     "--weights.timeout_s": 600.0,
     "--histopipe.enable": False,
-    "--histopipe.rank_groups": 16,
+    "--histopipe.rank_groups": 0,
     "--histopipe.two_tier": True,
     "--move.enable": False,
     "--move.carrier": "auto",

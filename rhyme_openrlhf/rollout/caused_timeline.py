@@ -27,9 +27,9 @@ class CausedTimeline(EngineTimeline):
 
     def because(self, cause: str, now: float) -> None:
         """Idle time from `now` on, running or to come, is for this cause."""
-        if cause != self._cause:
+        if cause != self._cause and self._state == "idle":
             self._cut(now)
-            self._cause = cause
+        self._cause = cause
 
     def _cut(self, now: float) -> None:
         if now > self._since:

@@ -154,6 +154,7 @@ class PipelineEngine(RhymeRolloutActor):
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
+        waiting: asyncio.Future[Any]
         for waiting in (*self._begun.values(), *self._reports.values(), *self._loads.values()):
             if not waiting.done():
                 waiting.set_exception(error)

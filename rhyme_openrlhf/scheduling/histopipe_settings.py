@@ -20,12 +20,12 @@ class HistoPipeSettings(Settings):
         "Train with the streaming pipeline: each engine has its prompts of the next step before it needs them and "
         "loads weights by itself in between, at most one step off policy. Needs --train.async_enable.",
     )
-    # RhymeRL's evaluation has 16 for math and 8 for code.
     rank_groups: int = option(
-        16,
+        0,
         "Rank groups (prompts of like length, by their last responses) in which a step goes over the engines: short to "
-        "long in odd steps, long to short in even ones. Never more than engines; 1: by load alone.",
-        low=1,
+        "long in odd steps, long to short in even ones. Never more than engines; 1: by load alone; 0: half as many as "
+        "engines, from 2 to 16.",
+        low=0,
         high=65536,
     )
     two_tier: bool = option(

@@ -202,11 +202,10 @@ class Pipeline:
             return
         oldest = self._flying[0]
         number, left = oldest.drawn.step, len(oldest.drawn.prompts) - len(oldest.ended)
-        version = number - 1 - MOST_OFF_POLICY
         raise PipelineWaitError(
             f"nothing has come from the engines for {limit:g} s (--limits.stage_s): {left} prompt groups of step "
-            f"{number} are missing, whose engines need weight version {max(version, 0)} or newer; the trainer, which "
-            f"owes weights, has the batches up to step {number - 1}"
+            f"{number} are missing, whose engines need weight version {oldest.handed.turn.oldest} or newer; the "
+            f"trainer, which owes weights, has the batches up to step {number - 1}"
         )
 
     # --- a complete step

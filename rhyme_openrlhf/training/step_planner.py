@@ -19,7 +19,7 @@ from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, last_lengths
 from rhyme_openrlhf.scheduling.engine_shares import plan_shares
 from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
-from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank
+from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank, usual_rank_groups
 from rhyme_openrlhf.telemetry.events import Note, RankGroups
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
 from rhyme_openrlhf.training.recorder import RunServices
@@ -36,6 +36,7 @@ class StepPlanner:
         self._services = services
         self._settings = services.settings.histopipe
         self._engines = engines
+        self._groups = self._settings.rank_groups or usual_rank_groups(engines)
         self._samples = samples_per_prompt
         self._predictor = None if profile is None else Predictor(StepModel(profile))
         self._most_running = most_running
@@ -57,10 +58,9 @@ class StepPlanner:
 
     def place(self, drawn: DrawnStep) -> StepPlacement:
         """The engine of each of the step's prompts."""
-        if self._settings.rank_groups > 1 and self._engines > 1:
-            placement = by_rank(
-                drawn.step, self._histories(drawn.prompts), self._engines, self._settings.rank_groups, self._shares
-            )
+        if self._groups > 1 and self._engines > 1:
+            histories = self._histories(drawn.prompts)
+            placement = by_rank(drawn.step, histories, self._engines, self._groups, self._shares)
             if placement is not None:
                 return placement
         return by_load([None] * len(drawn.prompts), self._engines)

@@ -1,0 +1,156 @@
+"""The controller on made-up engines: whatever ends first, the trainer gets whole steps in order, each prompt once."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace as NS
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm")
+
+from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
+from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep
+from rhyme_openrlhf.rollout.sample_turns import TURNS
+from rhyme_openrlhf.rollout.samples_generator import GeneratorState
+from rhyme_openrlhf.scheduling.step_buffer import PromptGroup, StepBuffer
+from rhyme_openrlhf.scheduling.step_plan import by_load
+from rhyme_openrlhf.scheduling.turns import Turn
+from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, RolloutStarted
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training import pipeline
+from rhyme_openrlhf.training.pipeline import Pipeline, PipelineWaitError, StepEnd
+from rhyme_openrlhf.training.trainer_async import GENERATOR
+
+ENGINES, SAMPLES = 2, 2
+
+
+class Ref:
+    """Stands for Ray's reference to `value`."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Engine:
+    """Answers at once."""
+
+    def __getattr__(self, name: str) -> NS:
+        return NS(remote=lambda *_: Ref([]))
+
+
+class Generator:
+    """Prompts are numbers; responses are their samples, generated with the oldest weights that are allowed."""
+
+    def __init__(self) -> None:
+        self.vllm_engines = [Engine() for _ in range(ENGINES)]
+        self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES))
+        self.handed: list[int] = []
+
+    def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Any, **_: Any) -> HandedStep:
+        self.handed.append(drawn.step)
+        turns = [Ref([(prompt, turn.oldest)] * SAMPLES) for prompt in drawn.prompts]
+        report = TurnReport(turn.oldest, EngineCounters(response_tokens=3), problems=["slow"])
+        reports = {Ref(report): engine for engine in set(engine_of)}
+        return HandedStep(turn, {ref: place for place, ref in enumerate(turns)}, reports)
+
+    def experiences(self, responses: Any, **_: Any) -> list[Any]:
+        number = NS(item=lambda: 4)
+        made = [
+            NS(prompt=prompt, response_length=number, rewards=None, truncated=number, total_length=number)
+            for prompt, _ in responses
+        ]
+        for sample, (_, version) in zip(made, responses, strict=True):
+            setattr(sample, TURNS, [NS(weight_version=version)])
+        return made
+
+
+def a_pipeline(put: Any, evaluate: Any = None) -> tuple[Pipeline, Generator, list[Any]]:
+    generator, recorded = Generator(), []
+    services = NS(
+        record=lambda event, source: recorded.append(event),
+        record_all=lambda events, source: recorded.extend(events),
+        settings=NS(limits=NS(stage_s=0.0)),
+    )
+    planner = NS(
+        place=lambda drawn: by_load([None] * len(drawn.prompts), ENGINES),
+        observe=lambda counters, tokens: None,
+        trained=lambda seconds: None,
+    )
+    return Pipeline(generator, services, planner, put, evaluate, list, {}), generator, recorded  # type: ignore[arg-type]
+
+
+def drawn_steps(sizes: list[int], first: int) -> list[DrawnStep]:
+    prompts = iter(range(1000))
+    return [
+        DrawnStep(step, 1, [f"{next(prompts)}" for _ in range(size)], [], [], {"episode": 0}, GeneratorState(step))
+        for step, size in enumerate(sizes, start=first + 1)
+    ]
+
+
+def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Ray gives what has ended in any order, one or several at a time."""
+    chance = random.Random(seed)
+
+    def wait(refs: list[Ref], num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
+        ready = chance.sample(refs, chance.randint(1, min(3, len(refs))))
+        return ready, [ref for ref in refs if ref not in ready]
+
+    def get(refs: Any, timeout: float = 0.0) -> Any:
+        return refs.value if isinstance(refs, Ref) else [ref.value for ref in refs]
+
+    monkeypatch.setattr(pipeline, "ray", NS(wait=wait, get=get))
+    monkeypatch.setattr(pipeline, "PipelineWatch", lambda *_: Engine())
+    monkeypatch.setattr(Engine, "start", lambda self: None, raising=False)
+    monkeypatch.setattr(Engine, "stop", lambda self: None, raising=False)
+    monkeypatch.setattr(Engine, "begin", lambda self, step, samples: None, raising=False)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 3), st.integers(0, 1 << 16))
+def test_the_trainer_gets_whole_steps_in_order(sizes: list[int], first: int, seed: int) -> None:
+    sent: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        by_chance(patch, seed)
+        controller, generator, recorded = a_pipeline(sent.append)
+        steps = drawn_steps(sizes, first)
+        controller.run(iter(steps))
+    buffer = StepBuffer(first + 1, SAMPLES)
+    for item in sent:
+        if isinstance(item, PromptGroup):
+            buffer.add(item)  # refuses what is not whole, not of the step, or too old
+        else:
+            assert isinstance(item, StepEnd)
+            drawn = steps[item.step - first - 1]
+            samples = buffer.complete(item.step, item.prompts)
+            assert sorted(sample.prompt for sample in samples) == sorted(drawn.prompts * SAMPLES)
+            assert item.client_states == {"episode": 0, GENERATOR: GeneratorState(item.step)}
+    numbers = [step.step for step in steps]
+    assert [item.step for item in sent if isinstance(item, StepEnd)] == generator.handed == numbers
+    # Rollout stages follow each other: one begins where the one before ended.
+    stages = [event for event in recorded if isinstance(event, (RolloutStarted, RolloutFinished))]
+    assert [event.step for event in stages] == [number for number in numbers for _ in range(2)]
+    assert [type(event) for event in stages] == [RolloutStarted, RolloutFinished] * len(numbers)
+    assert all(any(e.step == number for e in recorded if isinstance(e, EngineStep)) for number in numbers)
+    assert any(isinstance(event, Note) and "slow" in event.text for event in recorded)
+
+
+def test_an_evaluation_comes_before_the_step_that_would_change_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    sent: list[Any] = []
+    controller, _, _ = a_pipeline(sent.append, lambda version: sent.append(("eval", version, {})))
+    controller.run(iter(drawn_steps([2] * 5, first=3)))
+    order = [item.step if isinstance(item, StepEnd) else -item[1] for item in sent if not isinstance(item, PromptGroup)]
+    # Not of the weights that the run began with: they were evaluated before, or are the given model's.
+    assert order == [4, -4, 5, -5, 6, -6, 7, 8]
+
+
+def test_a_wait_is_bounded_and_says_who_owes_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    monkeypatch.setattr(pipeline.ray, "wait", lambda refs, num_returns, timeout: ([], refs))
+    controller, _, _ = a_pipeline(lambda item: None)
+    with pytest.raises(PipelineWaitError, match=r"3 prompt groups of step 9 .* version 8 .* up to step 8"):
+        controller.run(iter(drawn_steps([3, 3], first=8)))

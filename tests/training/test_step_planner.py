@@ -1,0 +1,82 @@
+"""What the run knows becomes a plan; what it does not know costs the plan, never the step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace as NS
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import ray
+
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep
+from rhyme_openrlhf.rollout.samples_generator import GeneratorState
+from rhyme_openrlhf.scheduling.histopipe_settings import HistoPipeSettings
+from rhyme_openrlhf.simulation.shipped import load
+from rhyme_openrlhf.telemetry.events import Note, RankGroups
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training import step_planner
+from rhyme_openrlhf.training.step_planner import StepPlanner, rank_groups_event
+
+# Sixteen prompts of ever longer responses.
+LENGTHS = [(2**n, 2**n) for n in range(3, 11) for _ in range(2)]
+STEP = DrawnStep(3, 2, [f"prompt {n}" for n in range(16)], [], [], {}, GeneratorState(3))
+
+
+def a_planner(
+    monkeypatch: pytest.MonkeyPatch, engines: int, lengths: Any, profiled: bool = True, **settings: Any
+) -> tuple[StepPlanner, list[Any]]:
+    recorded: list[Any] = []
+    services: Any = NS(
+        settings=RhymeSettings(histopipe=HistoPipeSettings(**settings)),
+        history_workers=[],
+        record=lambda event, source: recorded.append(event),
+    )
+    monkeypatch.setattr(step_planner, "last_lengths", lengths)
+    profile = load(["pat-a40"])[2] if profiled else None
+    planner = StepPlanner(services, engines, 8, profile, 256)
+    planner.observe(EngineCounters(decode_tokens=20, sample_steps=10), 60.0)
+    return planner, recorded
+
+
+def test_long_rank_groups_get_more_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, recorded = a_planner(monkeypatch, 8, lambda *_: LENGTHS)
+    placement = planner.place(STEP)
+    assert len(placement.rank_groups) == 4 and sum(placement.shares) == 8
+    assert placement.shares[0] < placement.shares[-1] and recorded == []
+    equal, _ = a_planner(monkeypatch, 8, lambda *_: LENGTHS, two_tier=False)
+    assert equal.place(STEP).shares == (2, 2, 2, 2)
+
+
+def test_without_a_profile_all_have_as_many_and_the_run_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, recorded = a_planner(monkeypatch, 8, lambda *_: LENGTHS, profiled=False)
+    assert [planner.place(STEP).shares for _ in range(2)] == [(2, 2, 2, 2)] * 2
+    (note,) = recorded
+    assert isinstance(note, Note) and "profile" in note.text
+
+
+def test_a_history_worker_that_is_gone_costs_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any) -> Any:
+        raise ray.exceptions.RayActorError
+
+    planner, recorded = a_planner(monkeypatch, 2, gone)
+    assert planner.place(STEP).engine_of == (0, 1) * 8
+    assert isinstance(recorded[0], Note) and "history worker" in recorded[0].text
+
+
+@pytest.mark.parametrize(("engines", "settings"), [(1, {}), (4, {"rank_groups": 1})])
+def test_nobody_is_asked_where_there_is_nothing_to_rank(
+    monkeypatch: pytest.MonkeyPatch, engines: int, settings: dict[str, int]
+) -> None:
+    planner, _ = a_planner(monkeypatch, engines, None, **settings)
+    assert planner.place(STEP).rank_groups == ()
+
+
+def test_what_became_of_rank_groups_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, _ = a_planner(monkeypatch, 2, lambda *_: LENGTHS)
+    placement = planner.place(STEP)
+    event = rank_groups_event(3, placement, {place: (place, place + 2) for place in range(16)})
+    assert event == RankGroups(3, [8, 8], [1, 1], [30.0, 480.0], [4.5, 12.5])
