@@ -24,6 +24,7 @@ from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBea
 from sqlalchemy import delete, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from rhyme_openrlhf.api.database import BusyError
 from rhyme_openrlhf.api.models import BrowserSession, Token
@@ -184,17 +185,17 @@ def role_of(token: Token) -> Role:
     return _ROLES[token.role]
 
 
-def _authenticate(service: Service, request: Request, bearer: str | None, cookie: str | None) -> Principal:
+async def _authenticate(service: Service, request: Request, bearer: str | None, cookie: str | None) -> Principal:
     """Raises ProblemError: 401, 403 (CSRF), 429."""
     address = client_address(request)
     if bearer is None and cookie is None:
         raise _unauthorized("sign in, or send a token: Authorization: Bearer ...")
     if wait := service.limits.sign_ins.wait(address):
         raise retry_later(429, "too many wrong tokens from this address", wait)
-    now = time.time()
-    with service.database.reading(snapshot=False) as session:
-        # A token that is there decides: a script that runs in a browser's profile is still a script.
-        who = find_by_token(session, bearer) if bearer is not None else find_by_session(session, cookie or "", now)
+    # A token that is there decides: a script that runs in a browser's profile is still a script.
+    key = ("token", digest(bearer)) if bearer is not None else ("session", digest(cookie or ""))
+    # Known callers wait neither for the store nor for a thread.
+    who = service.callers.get(key) or await run_in_threadpool(_look_up, service, key, bearer, cookie)
     if who is None:
         if bearer is not None:
             service.limits.sign_ins.take(address)
@@ -205,7 +206,18 @@ def _authenticate(service: Service, request: Request, bearer: str | None, cookie
             raise ProblemError(403, f"a browser's request that changes something needs its {CSRF_HEADER}")
     if wait := service.limits.requests.take(f"token {who.token_id}"):
         raise retry_later(429, "too many requests with this token", wait)
-    _note_use(service, who, now)
+    return who
+
+
+def _look_up(service: Service, key: tuple[str, str], bearer: str | None, cookie: str | None) -> Principal | None:
+    """Who the store says it is; noted as used, and kept for the questions that follow."""
+    now = time.time()
+    before = service.callers.before_reading()
+    with service.database.reading(snapshot=False) as session:
+        who = find_by_token(session, bearer) if bearer is not None else find_by_session(session, cookie or "", now)
+    if who is not None:
+        service.callers.put(key, who, before)
+        _note_use(service, who, now)
     return who
 
 
@@ -221,13 +233,13 @@ def _unauthorized(detail: str) -> ProblemError:
 def require(*roles: Role) -> Callable[..., Principal]:
     """A dependency that lets only these roles pass."""
 
-    def allowed(
+    async def allowed(
         request: Request,
         service: ServiceDep,
         bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
         cookie: Annotated[str | None, Security(_cookie)],
     ) -> Principal:
-        who = _authenticate(service, request, bearer.credentials if bearer else None, cookie)
+        who = await _authenticate(service, request, bearer.credentials if bearer else None, cookie)
         if who.role not in roles:
             raise ProblemError(403, f"a {who.role} may not do this; it takes: {', '.join(roles)}")
         return who

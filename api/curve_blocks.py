@@ -4,7 +4,7 @@ A curve of 30,000 steps is read from 470 rows instead of 30,000, of which each h
 left out, so down-sampling sees the same points. Invariants: below a run's `packed_blocks`, blocks hold exactly what the
 rows hold, for every curve, whatever was written in which order; from there on there are no blocks, and the rows are
 read. `settle` keeps it so, in the transaction that changes the rows, with the run's row locked. Where `packed_blocks`
-is follows from the run's newest step alone.
+is follows from the run's newest step alone. They are read by `api/curve_reading.py`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ PIECE_STEPS = 4096
 _BLOCKS: Table = CurveBlock.__table__  # type: ignore[assignment]
 _COLUMNS = ("run_id", "name", "block", "offsets", "values")
 _write = BulkInsert(_BLOCKS, _COLUMNS, replace(("run_id", "name", "block"), _COLUMNS))
-_VALUE = np.dtype("<f8")
-_OFFSET = np.dtype("u1")
+VALUE = np.dtype("<f8")
+OFFSET = np.dtype("u1")
 
 # Made once: to put 44 columns together takes longer than to read their rows.
-_IN_STEPS = (Step.run_id == bindparam("run"), Step.step.between(bindparam("low"), bindparam("high")))
-_OF_STEPS = select(Step.step, *STEP_CURVES.values()).where(*_IN_STEPS).order_by(Step.step)
+_OF_STEPS = (
+    select(Step.step, *STEP_CURVES.values())
+    .where(Step.run_id == bindparam("run"), Step.step.between(bindparam("low"), bindparam("high")))
+    .order_by(Step.step)
+)
 _OF_METRICS = (
     select(Metric.name, Metric.step, Metric.value)
     .where(
@@ -48,15 +51,6 @@ _OF_METRICS = (
         Metric.step.between(bindparam("low"), bindparam("high")),
     )
     .order_by(Metric.name, Metric.step)
-)
-_OF_BLOCKS = (
-    select(CurveBlock.name, CurveBlock.block, CurveBlock.offsets, CurveBlock.values)
-    .where(
-        CurveBlock.run_id == bindparam("run"),
-        CurveBlock.name.in_(bindparam("names", expanding=True)),
-        CurveBlock.block.between(bindparam("low"), bindparam("high")),
-    )
-    .order_by(CurveBlock.name, CurveBlock.block)
 )
 
 
@@ -83,28 +77,6 @@ class Points:
 
 
 NO_POINTS = Points.of((), ())
-
-
-def step_points(session: Session, run: Run, names: Collection[str], first: int, last: int) -> dict[str, Points]:
-    """Curves of `STEP_CURVES`, from step `first` to `last`."""
-    if not names:
-        return {}
-    found = _from_blocks(session, run, names, first, last)
-    query = select(Step.step, *(STEP_CURVES[name] for name in names)).where(*_IN_STEPS).order_by(Step.step)
-    steps, *columns = _columns(session.connection(), query, run=run.id, low=_behind(run, first), high=last)
-    for name, values in zip(names, columns, strict=True):
-        found[name] = found.get(name, NO_POINTS) + Points.of(steps, values)
-    return found
-
-
-def metric_points(session: Session, run: Run, names: Collection[str], first: int, last: int) -> dict[str, Points]:
-    """Metrics, from step `first` to `last`; an unknown name has no points."""
-    if not names:
-        return {}
-    found = _from_blocks(session, run, names, first, last)
-    behind = {"run": run.id, "names": list(names), "low": _behind(run, first), "high": last}
-    later = dict(_metrics(session.connection(), **behind))
-    return {name: found.get(name, NO_POINTS) + later.get(name, NO_POINTS) for name in names}
 
 
 def metric_names(connection: Connection, run_id: int) -> list[str]:
@@ -143,11 +115,6 @@ def settle_all(session: Session) -> None:
         settle(session.connection(), run, ())
 
 
-def _behind(run: Run, first: int) -> int:
-    """The first step from `first` on whose rows are read themselves."""
-    return max(first, run.packed_blocks * BLOCK_STEPS)
-
-
 def _columns(connection: Connection, query: Select[*tuple[Any, ...]], **values: Any) -> list[Sequence[Any]]:
     """The query's columns, as the driver gives them, because rows of objects take six times as long."""
     result = connection.execute(query, values)
@@ -160,22 +127,6 @@ def _metrics(connection: Connection, **values: Any) -> Iterator[tuple[str, Point
     of, steps, numbers = _columns(connection, _OF_METRICS, **values)
     for name, begin, end in _runs(of):
         yield name, Points.of(steps[begin:end], numbers[begin:end])
-
-
-def _from_blocks(session: Session, run: Run, names: Collection[str], first: int, last: int) -> dict[str, Points]:
-    """What the blocks have of these curves, from step `first` to `last`."""
-    window = {"low": first // BLOCK_STEPS, "high": min(run.packed_blocks - 1, last // BLOCK_STEPS)}
-    if window["low"] > window["high"]:
-        return {}
-    of, blocks, offsets, values = _columns(session.connection(), _OF_BLOCKS, run=run.id, names=list(names), **window)
-    found = {}
-    for name, begin, end in _runs(of):
-        begins = np.repeat(
-            np.array(blocks[begin:end], dtype=np.int64) * BLOCK_STEPS, [len(one) for one in offsets[begin:end]]
-        )
-        steps = begins + np.frombuffer(b"".join(offsets[begin:end]), _OFFSET)
-        found[name] = Points(steps, np.frombuffer(b"".join(values[begin:end]), _VALUE)).between(first, last)
-    return found
 
 
 def _runs(names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
@@ -210,8 +161,8 @@ def _pack(connection: Connection, run_id: int, first: int, following: int) -> No
 def _blocks(points: Points) -> Iterator[tuple[int, bytes, bytes]]:
     """Number, offsets and values of each block of a curve."""
     blocks = points.steps // BLOCK_STEPS
-    offsets = (points.steps - blocks * BLOCK_STEPS).astype(_OFFSET)
-    values = points.values.astype(_VALUE, copy=False)
+    offsets = (points.steps - blocks * BLOCK_STEPS).astype(OFFSET)
+    values = points.values.astype(VALUE, copy=False)
     bounds = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
     for begin, end in itertools.pairwise(bounds):
         if begin < end:

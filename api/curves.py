@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.curve_blocks import NO_POINTS, Points, metric_names, metric_points, step_points
+from rhyme_openrlhf.api.curve_blocks import NO_POINTS, Points, metric_names
+from rhyme_openrlhf.api.curve_reading import read_points
 from rhyme_openrlhf.api.fields import INT32
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.series import downsample
-from rhyme_openrlhf.api.step_figures import COLUMNS, FIGURES, STEP_CURVES
+from rhyme_openrlhf.api.step_figures import COLUMNS, FIGURES
 
 Axis = Literal["step", "time"]
 
@@ -36,31 +37,28 @@ def curve_names(session: Session, run: Run) -> dict[str, list[str]]:
 
 
 def curves(
-    session: Session, run: Run, names: Sequence[str], from_step: int, to_step: int, points: int, axis: Axis = "step"
+    session: Session, uid: str, names: Sequence[str], from_step: int, to_step: int, points: int, axis: Axis = "step"
 ) -> list[Curve]:
-    """One curve a name, in this order; a name nothing is known of gives an empty one. `run`: of this session.
+    """One curve a name, in this order; a name nothing is known of gives an empty one. `uid`: the run's.
 
-    Columns and figures come before metrics of the same name.
+    Columns and figures come before metrics of the same name. Raises ProblemError (404).
     """
-    of_steps = [name for name in names if name in STEP_CURVES]
-    of_metrics = [name for name in names if name not in STEP_CURVES]
     ends = ["finished_at"] if axis == "time" else []
-    by_step = step_points(session, run, dict.fromkeys([*of_steps, *ends]), from_step, to_step)
-    found = {**by_step, **metric_points(session, run, of_metrics, from_step, to_step)}
-    begin = _begin(session, run) if axis == "time" else None
+    found = read_points(session, uid, [*names, *ends], from_step, to_step)
+    begin = _begin(session, uid) if axis == "time" else None
     shown = []
     for name in names:
         x = found[name].steps.astype(np.float64)
         values = found[name].values
         if axis == "time":
-            x, values = _timed(found[name], by_step["finished_at"], begin)
+            x, values = _timed(found[name], found["finished_at"], begin)
         shown.append(Curve(name, *downsample(x, values, points), count=len(x)))
     return shown
 
 
-def _begin(session: Session, run: Run) -> float | None:
+def _begin(session: Session, uid: str) -> float | None:
     """When the run's first step began, in unix seconds."""
-    begins = step_points(session, run, ["started_at"], 0, INT32)["started_at"].values
+    begins = read_points(session, uid, ["started_at"], 0, INT32)["started_at"].values
     known = begins[~np.isnan(begins)]
     return float(known.min()) if len(known) else None
 

@@ -20,8 +20,9 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from psycopg.pq import Format
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExecutionContext
 from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
@@ -41,6 +42,10 @@ _POOL_SIZE = 40
 # each time would be a fourth of what a small page asks; who meets a dead one in this time is told to come again.
 _TRUSTED_SECONDS = 1.0
 _BEGIN = "rhyme_begin"
+_BINARY = "rhyme_binary"
+# Execution options of a statement whose rows have bytes, which PostgreSQL writes as hexadecimal text otherwise. For
+# those who take rows as the driver gives them.
+AS_BINARY = {_BINARY: True}
 
 
 class DatabaseError(Exception):
@@ -199,6 +204,14 @@ def _postgresql_engine(url: str) -> Engine:
         connect_args=connect_args,
         hide_parameters=True,
     )
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def choose_format(
+        connection: Connection, cursor: Any, statement: str, values: Any, context: ExecutionContext | None, many: bool
+    ) -> None:
+        if context is not None and context.execution_options.get(_BINARY):
+            cursor.format = Format.BINARY
+
     driver_error: type[Exception] = engine.dialect.loaded_dbapi.Error
 
     @event.listens_for(engine, "checkin")

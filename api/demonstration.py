@@ -29,7 +29,8 @@ from rhyme_openrlhf.telemetry.synthetic_run import LABEL, SyntheticRun, write_ru
 LIVE = "sorting-and-arithmetic"
 RECORDED_NOTE = (
     "A recording. This run was made with `rhyme demo` on two CPU cores; its events, logs and responses are shown as "
-    "they were written, with paths and names of its machine replaced and its times moved. Nothing runs now."
+    "they were written, with paths and names of its machine replaced and its times moved. The machine did other work "
+    "beside some of them, so their seconds cannot be compared. Nothing runs now."
 )
 REPLAYED_NOTE = (
     f"A recording that is played again, {SPEED:g} times as fast as it happened, through the real ingestion: its first "

@@ -71,7 +71,8 @@ def find_events(
     rows, following = page_of(session, RawEvent, wanted.conditions(session, run), order, limit, cursor)
     attempts = select(Attempt.id, Attempt.number).where(Attempt.run_id == run.id)
     numbers = dict(session.execute(attempts).tuples().all())
-    return [(row, numbers[row.attempt_id]) for row in rows], following
+    # Without a snapshot, the run may have been deleted between the two questions.
+    return [(row, numbers[row.attempt_id]) for row in rows if row.attempt_id in numbers], following
 
 
 def kinds_of(session: Session, run: Run) -> list[str]:

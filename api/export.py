@@ -19,10 +19,10 @@ from sqlalchemy import Select, select, tuple_
 
 from rhyme_openrlhf.api.database import Database
 from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.record import EngineStepRow, Interval, Metric, Step
+from rhyme_openrlhf.api.record import EngineStepRow, Interval, Metric, Move, Step
 
 Format = Literal["csv", "json", "parquet"]
-RunTable = Literal["steps", "metrics", "intervals", "engine_steps"]
+RunTable = Literal["steps", "metrics", "intervals", "engine_steps", "moves"]
 MEDIA_TYPES: dict[str, str] = {
     "csv": "text/csv",
     "json": "application/json",
@@ -79,6 +79,7 @@ def run_source(table: RunTable, run_id: int) -> Source:
         "metrics": (Metric, ("name", "step")),
         "intervals": (Interval, ("id",)),
         "engine_steps": (EngineStepRow, ("step", "engine")),
+        "moves": (Move, ("id",)),
     }
     found, key = tables[table]
     inside = ("id", "run_id", "attempt_id")

@@ -115,6 +115,12 @@ def find_run(session: Session, uid: str, lock: bool = False) -> Run:
     return run
 
 
+def of_run(table: Any, uid: str) -> ColumnElement[bool]:
+    """Condition for rows of this run, without a way to the server for its number: no rows, if there is no such run."""
+    condition: ColumnElement[bool] = table.run_id == select(Run.id).where(Run.uid == uid).scalar_subquery()
+    return condition
+
+
 def names_around(session: Session, run: Run) -> tuple[str | None, str | None]:
     """Name of its experiment, uid of its parent."""
     # Most runs have neither: nothing is asked then.

@@ -148,6 +148,9 @@ class Step(Base):
     finished_samples: Mapped[int] = mapped_column(Integer, default=0)
     busy_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     draft_seconds: Mapped[float] = mapped_column(Float, default=0.0)
+    # Of `accepted`; what is left of it is from history.
+    accepted_siblings: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    accepted_own: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     # Timeline segments, and engine seconds of bubbles inside the rollout stage by cause (EngineInterval); 0 until the
     # stage's begin and end are both known.
     intervals: Mapped[int] = mapped_column(Integer, default=0)
@@ -191,6 +194,8 @@ class EpochRow(Base):
     finished_samples: Mapped[int] = mapped_column(BigInteger)
     busy_seconds: Mapped[float] = mapped_column(Float)
     draft_seconds: Mapped[float] = mapped_column(Float)
+    accepted_siblings: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    accepted_own: Mapped[int] = mapped_column(BigInteger, server_default="0")
     # Rollout seconds of the steps that have a timeline, and the bubbles in them.
     timeline_seconds: Mapped[float] = mapped_column(Float)
     bubble_tail: Mapped[float] = mapped_column(Float)
@@ -335,6 +340,9 @@ class Move(Base):
     outcome: Mapped[str] = mapped_column(String(KIND_LENGTH))
     seconds: Mapped[float | None] = mapped_column(Float)
     tokens: Mapped[int] = mapped_column(BigInteger)
+    # None: not known, or an older writer's.
+    downtime_seconds: Mapped[float | None] = mapped_column(Float)
+    predicted_seconds: Mapped[float | None] = mapped_column(Float)
 
 
 class Switch(Base):

@@ -49,7 +49,7 @@ SAMPLE_COLUMNS = (
 )  # fmt: skip
 MOVE_COLUMNS = (
     "run_id", "attempt_id", "time", "step", "sample", "source_engine", "destination_engine", "cause", "carrier",
-    "outcome", "seconds", "tokens",
+    "outcome", "seconds", "tokens", "downtime_seconds", "predicted_seconds",
 )  # fmt: skip
 SWITCH_COLUMNS = ("run_id", "attempt_id", "time", "step", "node", "from_tp", "to_tp", "samples", "seconds")
 ENGINE_STEP_COUNTERS = (
@@ -181,7 +181,8 @@ class Rollup:
         self._restaged.add(event.step)
 
     def _take_engine_step(self, event: EngineStep, time: float) -> None:
-        counters = vars(event.counters)
+        # One that the writer did not have is at its default, which its class has, not the object.
+        counters = {name: getattr(event.counters, name) for name in COUNTER_COLUMNS}
         row = self._step(event.step)
         for name, column in COUNTER_COLUMNS.items():
             row[column] += quantised(counters[name]) if name in SECONDS else counters[name]
@@ -252,6 +253,8 @@ class Rollup:
                 event.outcome,
                 finite(event.seconds),
                 event.tokens,
+                finite(event.downtime_seconds),
+                finite(event.predicted_seconds),
             )  # fmt: skip
         )
 

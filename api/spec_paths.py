@@ -34,6 +34,11 @@ def checked(option: TypedOption, value: str, roots: Sequence[Path]) -> str:
     return _CHECKS[option.path](value, roots)
 
 
+def profile_file(text: str, roots: Sequence[Path]) -> Path:
+    """A profile that the service itself may read. Raises PathRefused."""
+    return _exists(text, roots, "data", Path.is_file, "a file")
+
+
 def _below(text: str, roots: Sequence[Path], kind: PathKind) -> Path:
     path = Path(text)
     if not path.is_absolute():

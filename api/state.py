@@ -9,15 +9,25 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
 from rhyme_openrlhf.api.database import Database
+from rhyme_openrlhf.api.fresh import Fresh
 from rhyme_openrlhf.api.intake import Intake, ThreadIntake
 from rhyme_openrlhf.api.limits import Limits
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from rhyme_openrlhf.api.auth import Principal
+
+# A page asks a dozen questions at once, each with the same token. What this service revokes is forgotten at once; what
+# another one on the same database revokes closes this much later.
+WHO_SECONDS = 1.0
+# Tokens and sessions of which that is known at once: some 500 bytes each.
+WHO_KEPT = 1000
 
 
 class News:
@@ -58,6 +68,7 @@ class Service:
     limits: Limits
     metrics: ServiceMetrics
     news: News = field(default_factory=News)
+    callers: Fresh[Principal] = field(default_factory=lambda: Fresh(WHO_SECONDS, WHO_KEPT))
     intake: Intake = field(init=False)
 
     def __post_init__(self) -> None:

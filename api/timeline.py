@@ -1,22 +1,39 @@
 """The bubble timeline: what engines did in a window of steps, some engines at a time.
 
-Invariant: no answer has more than `MAX_LANES` engines and the asked number of intervals, whatever the cluster's size;
-what was left out is said.
+Invariants: no answer has more than `MAX_LANES` engines and the asked number of intervals, whatever the cluster's size;
+what was left out is said. It is one statement: one way to the server and back, and one snapshot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from sqlalchemy import Float, cast, func, select
+from sqlalchemy import ColumnElement, Float, Integer, Select, String, cast, func, literal, null, select, union_all
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.problems import not_found
 from rhyme_openrlhf.api.record import Interval
 
 # Lanes that a page can draw and a person can read at once.
 MAX_LANES = 256
+
+# The parts of the answer: the run itself, with the number of engines; lanes; intervals.
+_RUN, _LANE, _INTERVAL = range(3)
+
+
+class LaneInterval(NamedTuple):
+    """A segment of a lane; start and end in unix seconds."""
+
+    engine: int
+    start: float
+    end: float
+    step: int
+    state: str
+    cause: str
+    weight_version: int | None
 
 
 @dataclass(frozen=True)
@@ -25,7 +42,7 @@ class Lane:
 
     engine: int
     bubble_seconds: float
-    intervals: list[Interval]
+    intervals: list[LaneInterval]
 
 
 @dataclass(frozen=True)
@@ -39,35 +56,69 @@ class Timeline:
 
 def timeline(
     session: Session,
-    run: Run,
+    uid: str,
     from_step: int,
     to_step: int,
     chosen: Sequence[int] | None,
     worst: int,
     limit: int,
 ) -> Timeline:
-    """Lanes of the `chosen` engines, else of the `worst` ones (most bubble time first); at most `limit` intervals."""
-    window = (Interval.run_id == run.id, Interval.step >= from_step, Interval.step <= to_step)
+    """Lanes of the `chosen` engines, else of the `worst` ones (most bubble time first); at most `limit` intervals.
+
+    `uid`: the run's. Raises ProblemError (404).
+    """
+    found: dict[int, list[Any]] = {_RUN: [], _LANE: [], _INTERVAL: []}
+    for part, *row in session.execute(_statement(uid, from_step, to_step, chosen, worst, limit)):
+        found[part].append(row)
+    if not found[_RUN]:
+        raise not_found("run", uid)
+    ranked = [(engine, seconds) for engine, seconds, *_ in found[_LANE]]
+    ranked.sort(key=lambda lane: lane[0] if chosen is not None else (-lane[1], lane[0]))
+    lanes = {engine: Lane(engine, seconds, []) for engine, seconds in ranked}
+    # The place among the intervals comes last; a UNION keeps no order.
+    rows = sorted(found[_INTERVAL], key=lambda row: row[-1])
+    for *values, _ in rows[:limit]:
+        lanes[values[0]].intervals.append(LaneInterval(*values))
+    return Timeline(list(lanes.values()), found[_RUN][0][0], len(rows) > limit)
+
+
+def _statement(
+    uid: str, from_step: int, to_step: int, chosen: Sequence[int] | None, worst: int, limit: int
+) -> Select[Any] | Any:
+    of_run = select(Run.id).where(Run.uid == uid).scalar_subquery()
+    window = (Interval.run_id == of_run, Interval.step >= from_step, Interval.step <= to_step)
     length = cast(Interval.end - Interval.start, Float)
     bubble = func.coalesce(func.sum(length).filter(Interval.state != "generate"), 0.0)
-    ranking = select(Interval.engine, bubble, func.count().over()).where(*window).group_by(Interval.engine)
+    # Every engine of the window: few, and read once for their number and for the lanes.
+    every = select(Interval.engine, bubble.label("bubble")).where(*window).group_by(Interval.engine).cte("every")
+    lanes = select(every.c.engine, every.c.bubble).limit(worst)
     if chosen is not None:
-        ranking = ranking.where(Interval.engine.in_(chosen)).order_by(Interval.engine)
+        lanes = lanes.where(every.c.engine.in_(chosen)).order_by(every.c.engine)
     else:
-        ranking = ranking.order_by(bubble.desc(), Interval.engine)
-    ranked = session.execute(ranking.limit(worst)).all()
-    lanes = {engine: Lane(engine, seconds, []) for engine, seconds, _ in ranked}
-    if chosen is None:
-        # How many groups there were before the limit.
-        engines = ranked[0][2] if ranked else 0
-    else:
-        engines = session.scalar(select(func.count(Interval.engine.distinct())).where(*window)) or 0
-    rows = session.scalars(
-        select(Interval)
-        .where(*window, Interval.engine.in_(lanes))
+        lanes = lanes.order_by(every.c.bubble.desc(), every.c.engine)
+    ranked = lanes.cte("ranked")
+    place = func.row_number().over(order_by=(Interval.start, Interval.id)).label("place")
+    shown = (
+        select(
+            Interval.engine, Interval.start, Interval.end, Interval.step, Interval.state, Interval.cause,
+            Interval.weight_version, place,
+        )
+        .where(*window, Interval.engine.in_(select(ranked.c.engine)))
         .order_by(Interval.start, Interval.id)
         .limit(limit + 1)
-    ).all()
-    for row in rows[:limit]:
-        lanes[row.engine].intervals.append(row)
-    return Timeline(list(lanes.values()), engines, len(rows) > limit)
+        .subquery()
+    )  # fmt: skip
+    engines = select(func.count()).select_from(every).scalar_subquery()
+    return union_all(
+        _part(_RUN, engines).where(Run.uid == uid).select_from(Run),
+        _part(_LANE, ranked.c.engine, ranked.c.bubble),
+        _part(_INTERVAL, *shown.columns),
+    )
+
+
+def _part(number: int, *columns: Any) -> Select[Any]:
+    """One part of the answer, as wide as an interval. Every part says its types: of NULL PostgreSQL makes text."""
+    types = (Integer, Float, Float, Integer, String, String, Integer, Integer)
+    cells: list[ColumnElement[Any]] = [cast(one, kind) for one, kind in zip(columns, types, strict=False)]
+    cells += [cast(null(), kind) for kind in types[len(columns) :]]
+    return select(literal(number), *(cell.label(f"c{i}") for i, cell in enumerate(cells)))

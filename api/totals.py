@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rhyme_openrlhf.telemetry import metrics
-from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES, LATER, EngineCounters
+from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES, EngineCounters
 
 # About a microsecond: 2^53 of them are 272 engine years.
 QUANTUM = 2.0**-20
@@ -22,11 +22,8 @@ REWARD_MAX = 2.0**40
 
 BUBBLE_CAUSES = ("tail", "weights", "sync", "switch", "trainer", metrics.UNEXPLAINED)
 BUBBLE_COLUMNS = tuple(f"bubble_{cause}" for cause in BUBBLE_CAUSES)
-# Columns of a step that hold an engine counter's sum: `response_tokens` there is what the rollout stage counted. The
-# counters that came later have none yet: no figure of the control plane is made of them.
-COUNTER_COLUMNS = {
-    name: "engine_tokens" if name == "response_tokens" else name for name in COUNTER_NAMES if name not in LATER
-}
+# Columns of a step that hold an engine counter's sum: `response_tokens` there is what the rollout stage counted.
+COUNTER_COLUMNS = {name: "engine_tokens" if name == "response_tokens" else name for name in COUNTER_NAMES}
 EPOCH_SUMS = (
     "steps_begun", "steps", "rollout_seconds", "samples", "response_tokens", "reward_sum", "rewarded_samples",
     *COUNTER_COLUMNS.values(), "timeline_seconds", *BUBBLE_COLUMNS,

@@ -8,8 +8,8 @@ A run of synthetic events (telemetry/synthetic_run.py) is stored as if it had be
 `rhyme serve` shows it to a real Chromium. Loads: the run's page from the start of the navigation to the first figure
 drawn, with nothing kept by the browser (new profile) and with what it keeps, in turns. Updates: the missing steps are
 reported one after the other; each makes the page fetch and draw what changed. The page's clock is wound forward
-between two of them, so that an hour's updates fit into minutes; main-thread time is the browser's own TaskDuration
-less that of as many rounds without news, memory is what is left after a garbage collection.
+between two of them, so that an hour's updates fit into minutes; main-thread time is the browser's own TaskDuration,
+that of a round without news beside it, memory is what is left after a garbage collection.
 """
 
 from __future__ import annotations
@@ -52,15 +52,22 @@ REFRESH_MS = 1000
 MEMORY_EVERY = 25
 TARGET_LOAD_S = 1.5
 TARGET_UPDATE_MS = 50.0
-# Put into the page before its own scripts: when the first figure was drawn, and how many were.
+# Put into the page before its own scripts: when the first figure was drawn, how many were, how often the page was
+# brought up to date, and tasks of more than 50 ms, which is what browsers call long.
 DRAWN = """
+window.draws = window.refreshes = 0;
+window.longTasks = [];
 document.addEventListener("rhyme:drawn", () => {
   window.drawn ??= performance.now();
-  window.draws = (window.draws ?? 0) + 1;
+  window.draws += 1;
 });
+document.addEventListener("rhyme:refreshed", () => { window.refreshes += 1; });
+new PerformanceObserver((list) => window.longTasks.push(...list.getEntries().map((one) => one.duration)))
+  .observe({ type: "longtask" });
 """
 SHOWN = """
-([draws, shown]) => window.draws > draws && document.querySelector(".progress-text").textContent.startsWith(shown)
+([refreshes, shown]) =>
+  window.refreshes > refreshes && document.querySelector(".progress-text").textContent.startsWith(shown)
 """
 
 
@@ -197,24 +204,28 @@ def measure_updates(browser: Any, url: str, store: Store, updates: int) -> dict[
         page.clock.run_for(REFRESH_MS)
     idle_ms = (_metrics(devtools)["TaskDuration"] - begun) * 1000 / MEMORY_EVERY
     costs: list[float] = []
+    drawn: list[int] = []
+    page.evaluate("window.longTasks.length = 0")
     memory: list[dict[str, float]] = [_memory(devtools, 0)]
     for number, rows in enumerate(islice(store.later, updates), start=1):
-        draws = page.evaluate("window.draws")
+        draws, refreshes = page.evaluate("[window.draws, window.refreshes]")
         begun = _metrics(devtools)["TaskDuration"]
         _report(url, store.token, rows)
         shown = f"{rows[-1]['step']:,} / "
         for _ in range(WAIT_MS // REFRESH_MS):
             page.clock.run_for(REFRESH_MS)
-            if page.evaluate(SHOWN, [draws, shown]):
+            if page.evaluate(SHOWN, [refreshes, shown]):
                 break
             page.wait_for_timeout(20)
         else:
             raise SystemExit(f"dashboard: update {number} was not shown")
         costs.append((_metrics(devtools)["TaskDuration"] - begun) * 1000)
+        drawn.append(page.evaluate("window.draws") - draws)
         if number % MEMORY_EVERY == 0:
             memory.append(_memory(devtools, number))
+    long_tasks = page.evaluate("window.longTasks")
     context.close()
-    return {"idle_ms": idle_ms, "update_ms": costs, "memory": memory}
+    return {"idle_ms": idle_ms, "update_ms": costs, "drawn": drawn, "long_tasks_ms": long_tasks, "memory": memory}
 
 
 def _metrics(devtools: Any) -> dict[str, float]:
@@ -248,13 +259,23 @@ def print_tables(found: dict[str, Any]) -> None:
     for name, values in found["load_s"].items():
         print(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} | {TARGET_LOAD_S} |")
     updates = found["updates"]
-    costs = sorted(updates["update_ms"])
-    print("\n| main thread, ms an update | median | 95 % | highest | idle second | target |\n|---|---|---|---|---|---|")
-    last = costs[min(len(costs) - 1, round(0.95 * len(costs)))]
-    print(
-        f"| {len(costs)} updates | {statistics.median(costs):.1f} | {last:.1f} | {costs[-1]:.1f} | "
-        f"{updates['idle_ms']:.1f} | {TARGET_UPDATE_MS:g} |"
-    )
+    both = list(zip(updates["update_ms"], updates["drawn"], strict=True))
+    print("\n| main thread, ms an update | mean | median | 95 % | highest | target |\n|---|---|---|---|---|---|")
+    for name, costs in (
+        ("all", [ms for ms, _ in both]),
+        ("figures drawn", [ms for ms, figures in both if figures]),
+        ("none drawn, because nothing new could be seen in them", [ms for ms, figures in both if not figures]),
+    ):
+        if ordered := sorted(costs):
+            last = ordered[min(len(ordered) - 1, round(0.95 * len(ordered)))]
+            print(
+                f"| {name}: {len(ordered)} | {statistics.fmean(ordered):.1f} | {statistics.median(ordered):.1f} | "
+                f"{last:.1f} | {ordered[-1]:.1f} | {TARGET_UPDATE_MS:g} |"
+            )
+    figures = sum(updates["drawn"]) / max(1, sum(1 for one in updates["drawn"] if one))
+    long_tasks = updates["long_tasks_ms"]
+    print(f"\n{figures:.1f} figures drawn where any are; an idle second takes {updates['idle_ms']:.1f} ms; ", end="")
+    print(f"tasks of more than 50 ms: {len(long_tasks)}, the longest {max(long_tasks, default=0):.0f} ms")
     print("\n| after updates | heap MB | DOM nodes | listeners |\n|---|---|---|---|")
     for one in updates["memory"]:
         print(f"| {one['updates']} | {one['heap_mb']:.1f} | {one['nodes']:.0f} | {one['listeners']:.0f} |")

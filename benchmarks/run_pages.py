@@ -63,10 +63,10 @@ QUESTIONS: dict[str, Callable[[Session, Run, int], object]] = {
     "runs": lambda session, run, step: list_runs(session, RunFilter(), "created_at", "desc", 50, None),
     "run": lambda session, run, step: run,
     "last steps": _steps,
-    "curves": lambda session, run, step: curves(session, run, ["reward", "rollout_seconds"], 0, INT32, POINTS),
-    "metric": lambda session, run, step: curves(session, run, ["policy_loss"], 0, INT32, POINTS),
+    "curves": lambda session, run, step: curves(session, run.uid, ["reward", "rollout_seconds"], 0, INT32, POINTS),
+    "metric": lambda session, run, step: curves(session, run.uid, ["policy_loss"], 0, INT32, POINTS),
     "engines": _engines,
-    "timeline": lambda session, run, step: timeline(session, run, step, step + WINDOW, None, 16, 5000),
+    "timeline": lambda session, run, step: timeline(session, run.uid, step, step + WINDOW, None, 16, 5000),
     "notes": _notes,
 }
 

@@ -30,20 +30,26 @@ IMAGES = ROOT / "docs" / "images"
 RECORDED = ROOT / "tests" / "data" / "recorded_run.jsonl"
 # Of the demonstration's recordings, the one whose responses, logs and machines are shown.
 DEMO = "sorting-and-arithmetic"
-# Name of the picture -> address; {uid} is the recorded run, {demo} that of the demonstration.
+# The one that it is compared with.
+OTHER = "without-speculation"
+# Name of the picture -> address; {uid} is the tests' recorded run, {demo} and {other} those of the demonstration,
+# {synthetic} one of synthetic events, which has moves, layout switches and rank groups.
 PAGES: dict[str, str] = {
     "sign-in": "/sign-in",
     "runs": "/",
-    "run": "/runs/{uid}",
+    "run": "/runs/{demo}",
     "config": "/runs/{demo}/config",
     "new-run": "/runs/new",
-    "compare": "/compare?run={uid}",
+    "compare": "/compare?run={demo}&run={other}",
+    "compare-choose": "/compare?run={demo}",
     "cluster": "/cluster",
     "settings": "/settings",
-    "timeline": "/runs/{uid}/timeline",
+    "timeline": "/runs/{demo}/timeline",
+    "timeline-many": "/runs/{synthetic}/timeline",
     "speculation": "/runs/{demo}/speculation",
-    "scheduling": "/runs/{demo}/scheduling",
-    "learning": "/runs/{uid}/learning",
+    "scheduling": "/runs/{synthetic}/scheduling",
+    "scheduling-off": "/runs/{demo}/scheduling",
+    "learning": "/runs/{demo}/learning",
     "samples": "/runs/{demo}/samples",
     "system": "/runs/{demo}/system",
     "logs": "/runs/{demo}/logs",
@@ -93,8 +99,10 @@ def import_runs(folder: Path, events: Path) -> dict[str, str]:
     """Put the recorded run and the demonstration's into the store of `folder`; gives uids by their names in `PAGES`."""
     from rhyme_openrlhf import embedded
     from rhyme_openrlhf.api.database import Database
+    from rhyme_openrlhf.api.demonstration import SYNTHETIC
     from rhyme_openrlhf.api.importer import import_directory
     from rhyme_openrlhf.telemetry.recording import unpack
+    from rhyme_openrlhf.telemetry.synthetic_run import write_run_directory
 
     directory = folder / "runs" / "20261121-demo"
     directory.mkdir(parents=True)
@@ -106,7 +114,10 @@ def import_runs(folder: Path, events: Path) -> dict[str, str]:
     found = {"uid": import_directory(database, directory, now).run_uid}
     (folder / "demo").mkdir()
     recorded = {path.name: path for path in unpack(embedded.RECORDING, folder / "demo")}
-    found["demo"] = import_directory(database, recorded[DEMO], now).run_uid
+    for name, directory in (("other", recorded[OTHER]), ("demo", recorded[DEMO])):
+        found[name] = import_directory(database, directory, now).run_uid
+    write_run_directory(folder / "synthetic", SYNTHETIC)
+    found["synthetic"] = import_directory(database, folder / "synthetic", now).run_uid
     database.dispose()
     return found
 

@@ -49,7 +49,7 @@ class RunsFigure:
         found = []
         runs = [find_run(session, uid) for uid in options.run]
         for run, name in zip(runs, run_names(runs), strict=True):
-            asked = curves(session, run, wanted, options.from_step, options.to_step, options.points, options.axis)
+            asked = curves(session, run.uid, wanted, options.from_step, options.to_step, options.points, options.axis)
             found.append((name, next((curve for curve in asked if has_values(curve)), asked[0])))
         return of_runs(found, options.axis, text.label(wanted[0]))
 

@@ -61,7 +61,7 @@ def curves_of(*names: str) -> Callable[[Session, Run, Window], dict[str, Curve]]
     """Asks for curves by their names in `api/curves.py`."""
 
     def ask(session: Session, run: Run, window: Window) -> dict[str, Curve]:
-        found = curves(session, run, names, window.from_step, window.to_step, window.points, window.axis)
+        found = curves(session, run.uid, names, window.from_step, window.to_step, window.points, window.axis)
         return {curve.name: curve for curve in found}
 
     return ask

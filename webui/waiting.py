@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rhyme_openrlhf.api.record import Interval
-from rhyme_openrlhf.api.timeline import Lane
+from rhyme_openrlhf.api.timeline import Lane, LaneInterval
 from rhyme_openrlhf.telemetry.metrics import UNEXPLAINED
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures.bubbles import NAMES, WAITS
@@ -51,7 +50,7 @@ class Wait:
         return WAITS.get(self.cause, "")
 
 
-def lane_state(interval: Interval) -> str:
+def lane_state(interval: LaneInterval) -> str:
     """GENERATE, or what the engine waits for: a key of `palette.LANES`."""
     if interval.state == GENERATE:
         return GENERATE

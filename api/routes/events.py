@@ -80,7 +80,7 @@ def get_events(
 ) -> EventPage:
     """A run's events of all its attempts."""
     wanted = EventFilter(tuple(kind), tuple(source), attempt, level)
-    with service.database.reading() as session:
+    with service.database.reading(snapshot=False) as session:
         rows, following = find_events(session, find_run(session, uid), wanted, direction, limit, cursor)
         items = [EventView(**event_row(row, number)) for row, number in rows]
     return EventPage(items=items, next_cursor=following)

@@ -83,7 +83,7 @@ def get_runs(
         created_from=created_from,
         created_to=created_to,
     )
-    with service.database.reading() as session:
+    with service.database.reading(snapshot=False) as session:
         items, following = list_runs(session, wanted, sort, direction, limit, cursor)
     return RunPage(items=items, next_cursor=following)
 
@@ -91,7 +91,7 @@ def get_runs(
 @router.get("/{uid}", responses=documented(404), summary="Show a run")
 def get_run(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> RunDetail:
     """A run with its configuration and attempts."""
-    with service.database.reading() as session:
+    with service.database.reading(snapshot=False) as session:
         return _detail(session, find_run(session, uid))
 
 
@@ -136,6 +136,7 @@ def unarchive_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDe
 def delete_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> Response:
     """Delete a run that has ended and is archived, with everything it reported. Its run directory stays."""
     deletion.delete_run(service.database, uid)
+    service.callers.forget()  # its reporter's token went with it
     return Response(status_code=204)
 
 

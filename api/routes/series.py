@@ -149,9 +149,9 @@ def get_series(
     axis: Axis = "step",
 ) -> SeriesView:
     """Down-sampled curves; the extremes of every stretch stay. A name nothing is known of gives an empty curve."""
-    with service.database.reading() as session:
-        run = find_run(session, uid)
-        found = curves(session, run, _split(names), from_step, to_step, points, axis)
+    # One statement, two by time, whose beginning does not change.
+    with service.database.reading(snapshot=False) as session:
+        found = curves(session, uid, _split(names), from_step, to_step, points, axis)
     return SeriesView(run=uid, axis=axis, curves=[_curve(curve) for curve in found])
 
 
@@ -167,10 +167,9 @@ def get_timeline(
     limit: Annotated[int, Query(ge=1, le=MOST_INTERVALS, description="Most intervals, earliest first.")] = INTERVALS,
 ) -> TimelineView:
     """What engines did in a window of steps: those chosen by `engine`, else the ones with most bubble time."""
-    with service.database.reading() as session:
-        run = find_run(session, uid)
-        lanes = len(engine) if engine else worst
-        return TimelineView.model_validate(timeline(session, run, from_step, to_step, engine, lanes, limit))
+    lanes = len(engine) if engine else worst
+    with service.database.reading(snapshot=False) as session:
+        return TimelineView.model_validate(timeline(session, uid, from_step, to_step, engine, lanes, limit))
 
 
 @router.get("/compare", summary="Compare runs")
@@ -189,7 +188,7 @@ def compare(
             row = find_run(session, uid)
             figures = figures_of(session, row)
             first = compared[0].figures if compared else figures
-            found = curves(session, row, _split(names), 0, INT32, points, axis)
+            found = curves(session, row.uid, _split(names), 0, INT32, points, axis)
             compared.append(
                 Compared(
                     run=_summary(session, row),

@@ -72,6 +72,7 @@ def sign_out(who: auth.Viewer, service: ServiceDep) -> Response:
     if who.session is not None:
         with service.database.writing() as session:
             session.execute(delete(BrowserSession).where(BrowserSession.digest == who.session))
+        service.callers.forget()
     answer = Response(status_code=204)
     answer.delete_cookie(auth.COOKIE, httponly=True, samesite="strict", secure=service.settings.tls)
     return answer

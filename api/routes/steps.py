@@ -11,10 +11,9 @@ from sqlalchemy import select
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.base import Base
 from rhyme_openrlhf.api.fields import INT32, PAGE, Cursor, FromStep, Limit, RunUid, StepNumber, ToStep, View
-from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.pagination import Column, Direction, Order
 from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.queries import find_run, page_of
+from rhyme_openrlhf.api.queries import find_run, of_run, page_of
 from rhyme_openrlhf.api.record import EngineSampleRow, EngineStepRow, Move, RankStabilityRow, Step, Switch
 from rhyme_openrlhf.api.state import Service, ServiceDep
 
@@ -60,11 +59,11 @@ def _page(
     direction: Direction, limit: int, cursor: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """A page of a table with `run_id` and `step`, inside a window of steps."""
-    # The run's number does not change: no snapshot needed.
     with service.database.reading(snapshot=False) as session:
-        run: Run = find_run(session, uid)
-        where = [table.run_id == run.id, table.step >= window[0], table.step <= window[1], *conditions]
+        where = [of_run(table, uid), table.step >= window[0], table.step <= window[1], *conditions]
         rows, following = page_of(session, table, where, Order(key.key, key, key, direction), limit, cursor)
+        if not rows:
+            find_run(session, uid)
     return {"items": rows, "next_cursor": following}
 
 

@@ -97,6 +97,7 @@ def revoke_token(token_id: TokenId, who: auth.Operator, service: ServiceDep) -> 
         if token is None:
             raise not_found("token", token_id)
         auth.revoke_token(session, token, time.time())
+    service.callers.forget()
     return Response(status_code=204)
 
 

@@ -133,6 +133,21 @@ def speculation_rate(counters: EngineCounters) -> float | None:
     return _ratio(counters.accepted, counters.response_tokens)
 
 
+def history_share(counters: EngineCounters) -> float | None:
+    """The part of the speculation rate whose drafts came from earlier responses."""
+    return _ratio(counters.accepted - counters.accepted_siblings - counters.accepted_own, counters.response_tokens)
+
+
+def siblings_share(counters: EngineCounters) -> float | None:
+    """The part of the speculation rate whose drafts came from other samples of the prompt, of the same rollout."""
+    return _ratio(counters.accepted_siblings, counters.response_tokens)
+
+
+def own_share(counters: EngineCounters) -> float | None:
+    """The part of the speculation rate whose drafts came from the sample's own text."""
+    return _ratio(counters.accepted_own, counters.response_tokens)
+
+
 def acceptance_rate(counters: EngineCounters) -> float | None:
     """Share of the proposed draft tokens that were accepted, 0 to 1."""
     return _ratio(counters.accepted, counters.drafted)
@@ -187,6 +202,11 @@ def describe() -> dict[str, str]:
 
 _DEFINITIONS = {
     "speculation_rate": "Response tokens that came from accepted drafts / all response tokens.",
+    "history_share": "Response tokens accepted from drafts out of earlier responses / all response tokens.",
+    "siblings_share": (
+        "Response tokens accepted from drafts out of the prompt's other samples of the rollout / all response tokens."
+    ),
+    "own_share": "Response tokens accepted from drafts out of the sample's own text / all response tokens.",
     "acceptance_rate": "Accepted draft tokens / proposed draft tokens.",
     "tokens_per_step": (
         "Tokens emitted by decode steps / (decode steps x samples running in each): 1.0 without speculation."

@@ -30,6 +30,7 @@ from rhyme_openrlhf.telemetry.events import (
     Event,
     HistoryState,
     LayoutSwitched,
+    MoveCarrier,
     Note,
     OffPolicyness,
     RankGroups,
@@ -192,17 +193,18 @@ class _Draw:
             target = min(range(len(ends)), key=ends.__getitem__)
             near = engine // ENGINES_PER_NODE == target // ENGINES_PER_NODE
             failed = self._random.random() < 0.1
+            carrier: MoveCarrier = "recompute" if failed else "kv_transfer"
             for sample in range(self._random.randint(1, 4)):
                 at = begin + usual * self._random.uniform(0.7, 0.95)
+                took, tokens = self._random.uniform(0.01, 0.3), self._random.randint(500, 6000)
                 found.append(
                     (
                         at,
                         "rollout",
                         SampleMoved(
                             step, f"s{step}-{engine}-{sample}", engine, target,
-                            "outlier_intra" if near else "outlier_inter", "recompute" if failed else "kv_transfer",
-                            "cancelled" if failed else "moved", self._random.uniform(0.01, 0.3),
-                            self._random.randint(500, 6000),
+                            "outlier_intra" if near else "outlier_inter", carrier, "cancelled" if failed else "moved",
+                            took, tokens, None if failed else 0.4 * took, 0.9 * took,
                         ),
                     )
                 )  # fmt: skip
@@ -246,7 +248,7 @@ class _Draw:
         steps = max(1, decode // 9)
         return EngineCounters(
             tokens, decode, steps, max(1, decode - accepted), 400 * SAMPLES_PER_PROMPT, drafted // 6, drafted, accepted,
-            end * 0.97, end * 0.02, 2 * SAMPLES_PER_PROMPT,
+            end * 0.97, end * 0.02, 2 * SAMPLES_PER_PROMPT, accepted // 5, accepted // 4,
         )  # fmt: skip
 
     def _scheduling(self, step: int, at: float, groups: list[int], progress: float) -> Iterator[Timed]:

@@ -1,5 +1,6 @@
 """Schema and sessions on both databases."""
 
+import json
 import sqlite3
 import threading
 import time
@@ -19,7 +20,7 @@ from rhyme_openrlhf.api.base import Base
 from rhyme_openrlhf.api.database import BusyError, Database, DatabaseError, alembic_config, upgrade
 from rhyme_openrlhf.api.deletion import LARGE_TABLES, delete_run
 from rhyme_openrlhf.api.models import Attempt, Experiment, Run
-from rhyme_openrlhf.api.record import RawEvent
+from rhyme_openrlhf.api.record import EpochRow, Move, RawEvent, Step
 
 # Of the last release: every schema from the first one to it is upgraded below. All until there is a release.
 REVISIONS = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()]
@@ -54,6 +55,9 @@ def test_every_schema_is_upgraded_with_its_rows(empty_url: str, revision: str) -
     store.upgrade()
     with store.reading() as session:
         for name, rows in before.items():
+            # Made again from the rows, which are too few for one here.
+            if name == "curve_blocks":
+                continue
             assert session.execute(text(f'SELECT count(*) FROM "{name}"')).scalar_one() == rows, name
         run = session.execute(select(Run)).scalar_one()
         assert (run.name, run.config) == ("text", {"a": [1]})
@@ -243,4 +247,41 @@ def test_the_number_of_a_deleted_event_is_not_used_again_after_an_upgrade(empty_
     with store.writing() as session:
         session.execute(insert(RawEvent), [{**values, "sequence": 3}])
         assert session.scalar(select(func.max(RawEvent.id))) == highest + 1
+    store.dispose()
+
+
+def test_an_upgrade_knows_sources_and_downtimes_of_runs_that_are_there(empty_url: str) -> None:
+    store = Database(empty_url)
+    counters = {"accepted": 9, "accepted_siblings": 2, "accepted_own": 3}
+    bodies = [("engine_step", {"step": step, "engine": 0, "counters": counters}) for step in (1, 1, 2)]
+    # An older attempt's, whose step another has done again.
+    older = ("engine_step", {"step": 2, "engine": 0, "counters": counters})
+    moved = {"step": 2, "sample": "s1", "downtime_seconds": 0.25, "predicted_seconds": None}
+    with store._writing_engine.begin() as connection:
+        upgrade(connection, "0004")
+        tables = MetaData()
+        tables.reflect(connection)
+        of = tables.tables
+        fill(connection, tables)
+        for name in ("steps", "epochs", "moves", "events", "curve_blocks"):
+            connection.execute(of[name].delete())
+        zeros = {name: {c.name: 0 for c in of[name].columns if not c.nullable} for name in ("steps", "epochs", "moves")}
+        for step in (1, 2):
+            row = {**zeros["steps"], "run_id": 1, "attempt_id": 2, "step": step, "epoch": 1, "accepted": 9}
+            connection.execute(insert(of["steps"]), row)
+        connection.execute(insert(of["epochs"]), {**zeros["epochs"], "run_id": 1, "epoch": 1})
+        move = {**zeros["moves"], "id": 1, "run_id": 1, "attempt_id": 2, "step": 2, "time": 5.5, "sample": "s1"}
+        connection.execute(insert(of["moves"]), {**move, "cause": "c", "carrier": "c", "outcome": "o", "seconds": 0.5})
+        event = {"run_id": 1, "attempt_id": 2, "source": "a", "time": 5.5}
+        for number, (kind, body) in enumerate([*bodies, ("sample_moved", moved)]):
+            values = {**event, "id": number + 2, "sequence": number, "kind": kind, "body": json.dumps(body)}
+            connection.execute(insert(of["events"]), values)
+        first = {**event, "id": 9, "attempt_id": 1, "sequence": 0, "kind": older[0], "body": json.dumps(older[1])}
+        connection.execute(insert(of["events"]), first)
+    store.upgrade()
+    with store.reading() as session:
+        rows = session.execute(select(Step.step, Step.accepted_siblings, Step.accepted_own).order_by(Step.step)).all()
+        assert list(map(tuple, rows)) == [(1, 4, 6), (2, 2, 3)]
+        assert session.execute(select(EpochRow.accepted_siblings, EpochRow.accepted_own)).one() == (6, 9)
+        assert session.execute(select(Move.downtime_seconds, Move.predicted_seconds)).one() == (0.25, None)
     store.dispose()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 RHYME = [sys.executable, "-m", "rhyme_openrlhf.cli.main"]
 # Three runs after each other, each of which loads everything; machines are not always idle.
@@ -22,19 +23,30 @@ class Plane:
     def __init__(self, folder: Path, roots: list[Path]) -> None:
         self.environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config"), "PYTHONUNBUFFERED": "1"}
         self.environment.pop("RAY_ADDRESS", None)
+        self._folder, self._roots = folder, roots
+        self.link = self._start(0, r"http://\S+#token=\S+")
+        self.runs("login", given=self.link + "\n")
+
+    def _start(self, port: int, until: str) -> str:
+        """Start the service; gives what it says that `until` (a pattern) matches."""
         self.service = subprocess.Popen(
-            [*RHYME, "serve", "--serve.port=0", f"--serve.data_dir={folder / 'data'}",
-             f"--serve.roots={':'.join(map(str, roots))}"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=folder,
+            [*RHYME, "serve", f"--serve.port={port}", f"--serve.data_dir={self._folder / 'data'}",
+             f"--serve.roots={':'.join(map(str, self._roots))}"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=self._folder,
         )  # fmt: skip
         assert self.service.stdout is not None
         said = ""
-        while not (link := re.search(r"http://\S+#token=\S+", said)):
+        while not (found := re.search(until, said)):
             line = self.service.stdout.readline()
             assert line, f"the service ended: {said}"
             said += line
-        self.link = link[0]
-        self.runs("login", given=self.link + "\n")
+        return found[0]
+
+    def start_again(self) -> None:
+        """After `end`, at the same address. What it knows, it has from its data directory."""
+        port = urlsplit(self.link).port
+        assert port is not None
+        self._start(port, r"Ctrl-C ends it")
 
     def runs(self, *arguments: str, given: str | None = None) -> str:
         """What a `rhyme runs` command printed; it must succeed."""

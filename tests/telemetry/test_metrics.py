@@ -123,6 +123,9 @@ def test_every_figure_is_described_in_one_sentence() -> None:
     described = metrics.describe()
     assert set(described) == {
         "speculation_rate",
+        "history_share",
+        "siblings_share",
+        "own_share",
         "acceptance_rate",
         "tokens_per_step",
         "decode_step_ms",
@@ -132,6 +135,13 @@ def test_every_figure_is_described_in_one_sentence() -> None:
     for name, sentence in described.items():
         assert callable(getattr(metrics, name))
         assert sentence.endswith(".") and sentence.count(". ") == 0
+
+
+def test_the_sources_shares_add_up_to_the_speculation_rate() -> None:
+    counters = EngineCounters(response_tokens=100, accepted=60, accepted_siblings=10, accepted_own=20)
+    shares = (metrics.history_share(counters), metrics.siblings_share(counters), metrics.own_share(counters))
+    assert shares == (0.3, 0.1, 0.2)
+    assert metrics.own_share(EngineCounters()) is None
 
 
 def test_counters_cannot_be_changed() -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.api.curves import Curve
-from rhyme_openrlhf.api.record import Interval, Move, Switch
-from rhyme_openrlhf.api.timeline import Lane
+from rhyme_openrlhf.api.record import Move, Switch
+from rhyme_openrlhf.api.timeline import Lane, LaneInterval
 from rhyme_openrlhf.webui.figures.timeline import StageSpan, StepMark, TimelineRows
 
 # 2026-03-04 00:00:00 UTC.
@@ -27,15 +27,17 @@ def curve(name: str, *values: float | None) -> Curve:
     return Curve(name, [float(step) for step in range(1, len(values) + 1)], list(values), len(values))
 
 
-def interval(engine: int, state: str, start: float, end: float, cause: str = "", version: int | None = 1) -> Interval:
+def interval(
+    engine: int, state: str, start: float, end: float, cause: str = "", version: int | None = 1
+) -> LaneInterval:
     """Of step 2; seconds after MIDNIGHT."""
-    return Interval(
+    return LaneInterval(
         engine=engine, state=state, cause=cause, start=MIDNIGHT + start, end=MIDNIGHT + end, step=2,
         weight_version=version,
     )  # fmt: skip
 
 
-def lane(engine: int, *intervals: Interval) -> Lane:
+def lane(engine: int, *intervals: LaneInterval) -> Lane:
     """Its bubble seconds are not used by figures."""
     return Lane(engine, 0.0, list(intervals))
 
@@ -69,7 +71,7 @@ def move(source: int, destination: int, at: float, cause: str = "outlier_intra",
     """A move that took half a second."""
     return Move(
         time=MIDNIGHT + at, step=2, sample=sample, source_engine=source, destination_engine=destination, cause=cause,
-        carrier="kv_transfer", outcome="moved", seconds=0.5, tokens=1200,
+        carrier="kv_transfer", outcome="moved", seconds=0.5, tokens=1200, downtime_seconds=0.1,
     )  # fmt: skip
 
 

@@ -36,10 +36,14 @@ WAIT_SECONDS = 20
 class Reporter:
     """Sends the recorded run's events as a run that goes on."""
 
-    def __init__(self, dashboard: Any) -> None:
+    def __init__(self, dashboard: Any, steps_before: int = 0) -> None:
+        """`steps_before`: added to every step, as if so many had been."""
         headers = {"Authorization": f"Bearer {dashboard.tokens['operator']}"}
         self._client = httpx.Client(base_url=f"{dashboard.url}/api/v1", headers=headers)
         self._rows = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+        for row in self._rows:
+            if "step" in row:
+                row["step"] += steps_before
         body = {"run": RUN, "name": "goes on", "run_directory": "", "config": {}}
         assert self._client.put(f"/ingest/attempts/{ATTEMPT}", json=body).status_code == 200
 
@@ -125,6 +129,29 @@ def test_two_browsers_watch_a_run(dashboard: Any, chromium: Any, browser_page: A
     other.context.close()
 
 
+def test_a_figure_waits_until_what_is_new_can_be_seen(dashboard: Any, browser_page: Any) -> None:
+    before = 10_000
+    reporter, page = Reporter(dashboard, before), browser_page
+    reporter.until(before + 2)
+    page.goto(dashboard.link(path=f"/runs/{RUN}"))
+    progress = page.locator(".progress-text").first
+    expect(progress).to_have_text("10,002 / 10")
+    expect(page.locator("[data-connection]")).to_have_text("Live")
+    expect(page.locator("[data-figure]").first).to_have_attribute("data-state", "drawn")
+    # The page does not know yet which step it shows: the first news is drawn.
+    reporter.until(before + 3)
+    eventually(page, "document.querySelector('[data-figure-plot]').data[0].x.length === 3")
+    expect(progress).to_have_text("10,003 / 10")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    reporter.until(before + 6)
+    expect(progress).to_have_text("10,006 / 10")
+    # Three steps of 10,006 are less than a pixel.
+    assert points(page) == 3 and not [url for url in asked if "/figures/reward" in url]
+    page.evaluate("document.dispatchEvent(new CustomEvent('rhyme:stale'))")
+    eventually(page, "document.querySelector('[data-figure-plot]').data[0].x.length === 6")
+
+
 def theme_and_files(page: Any) -> None:
     color = "document.querySelector('[data-figure-plot]')._fullLayout.font.color"
     page.get_by_role("button", name="Theme: auto").click()
@@ -159,6 +186,8 @@ def sessions_end(dashboard: Any, page: Any, other: Any) -> None:
     expect(other.locator("[data-connection]")).to_have_text("Live")
     with dashboard.service.database.writing() as session:
         session.execute(delete(BrowserSession))
+    # Not through the service: what that revokes is forgotten at once.
+    dashboard.service.callers.forget()
     other.evaluate("document.dispatchEvent(new CustomEvent('rhyme:stale'))")
     expect(other).to_have_url(f"{dashboard.url}/sign-in?next=%2F%3Ftext%3Dgoes%26sort%3Dname")
     other.get_by_label("Token").fill(dashboard.tokens["viewer"])

@@ -2,11 +2,19 @@
 
 import html
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import expect
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.api.memory_plan import read_shape
+from rhyme_openrlhf.latency.profile import Subject, write
+from rhyme_openrlhf.profiling.subject import folder
+from rhyme_openrlhf.webui.run_templates import templates
+from tests.latency import formula
 
 COMMAND = (
     "rhyme demo --run.name pasted --histospec.window_max 8 --no-histospec.own_output --actor.eps_clip_low_high 0.1 0.3"
@@ -81,6 +89,35 @@ def test_a_clone_has_the_runs_settings_but_its_own_checkpoints(launching_dashboa
     # What the form's script sends back to its default has to be known to it.
     assert "ckpt.path" in re.findall(r'data-base="([^"]*)"', page)[0].split()
     assert f'href="/runs/new?clone={uid}"' in client.get(f"/runs/{uid}").text
+
+
+def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
+    launching_dashboard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    client = signed_in(launching_dashboard)
+    page = client.get("/runs/new").text
+    assert "1.0M parameters" in page and "KV cache, all its samples at full length" in page
+    given = {"arguments": templates(launching_dashboard.app.state.launching.roots)["demo"].arguments}
+    assert "No profile of this model" in client.post("/ui/new-run/estimate", json=given).text
+    shape = read_shape(str(embedded.MODEL))
+    assert shape is not None
+    folder().mkdir(parents=True)
+    (folder() / "broken.json").write_text("{")
+    profile = formula.profile(subject=Subject(shape.name, "a machine of a test", "float32", 1))
+    write(profile, folder() / "mine.json")
+    found = html.unescape(client.post("/ui/new-run/estimate", json=given).text)
+    assert "Simulated, not measured" in found and "a machine of a test, float32 (measured)" in found
+    assert "Response lengths" in found and "assumed: half up to" in found
+    cloned = client.post("/ui/new-run/estimate", json={**given, "clone": launching_dashboard.run_uid}).text
+    assert "as the run demo had them" in cloned
+    off = {**given["arguments"], "histospec": {"enable": False}}
+    assert "switched off" in client.post("/ui/new-run/estimate", json={"arguments": off}).text
+    wrong = {"vllm": {"num_engines": "many"}}
+    assert client.post("/ui/new-run/estimate", json={"arguments": wrong}).status_code == 422
+    elsewhere = {**given["arguments"], "latency": {"profile": "/etc/passwd"}}
+    assert "must lie below" in client.post("/ui/new-run/estimate", json={"arguments": elsewhere}).text
+    assert signed_in(launching_dashboard, "viewer").post("/ui/new-run/estimate", json=given).status_code == 403
 
 
 def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:

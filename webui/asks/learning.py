@@ -63,7 +63,7 @@ def _metrics_of(group: MetricGroup) -> Callable[[Session, Run, Window], dict[str
 def _reward(session: Session, run: Run, window: Window) -> dict[str, Curve]:
     found = curves_of("reward", "rollout_reward")(session, run, window)
     # All points: the band is drawn where the mean has one.
-    spreads = curves(session, run, drawing.SPREADS, window.from_step, window.to_step, MOST_POINTS, window.axis)
+    spreads = curves(session, run.uid, drawing.SPREADS, window.from_step, window.to_step, MOST_POINTS, window.axis)
     return {**found, **{curve.name: curve for curve in spreads}}
 
 

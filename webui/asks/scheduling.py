@@ -30,13 +30,18 @@ REALLOCATION = "reallocation"
 
 @dataclass(frozen=True)
 class MoveKind:
-    """Moves of one cause, carrier and outcome: how many, and what one cost on average."""
+    """Moves of one cause, carrier and outcome: how many, and what one cost on average.
+
+    `mean_downtime`: of its time, while no engine generated the sample; `mean_predicted`: what was expected of its time.
+    """
 
     cause: str
     carrier: str
     outcome: str
     count: int
     mean_seconds: float | None
+    mean_downtime: float | None
+    mean_predicted: float | None
     mean_tokens: float | None
 
 
@@ -45,16 +50,13 @@ def move_kinds(session: Session, run: Run) -> list[MoveKind]:
     kind = (Move.cause, Move.carrier, Move.outcome)
     count = func.count()
     rows = session.execute(
-        select(*kind, count, func.avg(Move.seconds), func.avg(Move.tokens))
+        select(*kind, count, *map(func.avg, (Move.seconds, Move.downtime_seconds, Move.predicted_seconds, Move.tokens)))
         .where(Move.run_id == run.id)
         .group_by(*kind)
         .order_by(count.desc(), *kind)
     ).all()
     # PostgreSQL's mean of whole numbers is a Decimal.
-    return [
-        MoveKind(cause, carrier, outcome, moves, seconds, None if tokens is None else float(tokens))
-        for cause, carrier, outcome, moves, seconds, tokens in rows
-    ]
+    return [MoveKind(*of_kind, None if tokens is None else float(tokens)) for *of_kind, tokens in rows]
 
 
 def _stability(session: Session, run: Run, window: Window) -> list[RankStabilityRow]:

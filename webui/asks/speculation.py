@@ -59,6 +59,7 @@ FIGURES: tuple[RunFigure, ...] = (
     RunFigure(
         "tokens_per_step", "Tokens per sample and decode step", curves_of("tokens_per_step"), drawing.tokens_per_step
     ),
+    RunFigure("draft_sources", "What accepted drafts came from", curves_of(*drawing.SOURCES), drawing.sources),
     RunFigure("draft_length", "Tokens per draft", curves_of("drafted_per_draft"), drawing.draft_length),
     RunFigure("draft_cost", "Share of busy time spent drafting", curves_of("drafting_share"), drawing.cost),
     RunFigure("decode_step", "Time of a decode step", curves_of("decode_step_ms"), drawing.step_time),

@@ -66,7 +66,7 @@ def timeline_rows(session: Session, run: Run, options: TimelineOptions, most: in
     first, last = shown_steps(session, run, options)
     chosen = engine_numbers(options.engines) or None
     lanes = len(chosen) if chosen else options.lanes
-    found = timeline(session, run, first, last, chosen, lanes, most)
+    found = timeline(session, run.uid, first, last, chosen, lanes, most)
     ordered = found.lanes
     if options.order == "number":
         ordered = sorted(found.lanes, key=lambda lane: lane.engine)

@@ -1,7 +1,8 @@
 """What all figures share: no theme, and the words that go with a figure.
 
 `layout.meta` carries what is shown beside the drawing: `description`, a sentence for those who do not see it, and
-`empty`, the sentence that stands in its place when there is nothing to draw (None otherwise).
+`empty`, the sentence that stands in its place when there is nothing to draw (None otherwise). `growing` says that its x
+axis has all of the run's steps: then a page draws it again only when what is new can be seen.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def lines(
                 connectgaps=False,
             )
         )
+    figure.layout.meta["growing"] = True
     figure.update_layout(
         xaxis={"title": {"text": AXIS_TITLES[options.axis]}},
         yaxis=y_axis(y_title, options.scale, [value for _, curve in drawn for value in curve.values], share),

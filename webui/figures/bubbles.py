@@ -87,6 +87,7 @@ def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
             # Too thin for bars of their own; and an area is drawn in a tenth of the time that so many bars take.
             line = {"color": color, "width": 0, "shape": "hvh"}
             figure.add_trace(go.Scatter(**shared, mode="lines", stackgroup="causes", fillcolor=color, line=line))
+    figure.layout.meta["growing"] = True
     figure.update_layout(
         barmode="stack",
         bargap=0.08,

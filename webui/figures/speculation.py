@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.api.curves import Curve
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import OnAxis, blank, lines, summary
+from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, OnAxis, blank, lines, summary
 
 NOT_YET = "No rollout of this run is finished yet."
 NO_DRAFTS = (
@@ -26,6 +26,10 @@ NO_GAIN = (
     "Not known yet: a run measures it by leaving drafts out of a small share of its decode steps "
     "(--drafting.probe_share), and needs some hundred of them for a first figure. Reproducible runs do not."
 )
+
+
+# In the order in which they are stacked; together they are the speculation rate.
+SOURCES = ("history_share", "siblings_share", "own_share")
 
 
 class DraftBudget(msgspec.Struct):
@@ -60,6 +64,37 @@ def rates(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
         if words := summary(curve, share=True):
             description += f" {text.label(curve.name)}: {words[0].lower()}{words[1:]}"
     return lines(shown, options, "Share of tokens", description, NOT_YET, share=True)
+
+
+def sources(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
+    """The speculation rate by where accepted drafts came from, one source on the other."""
+    description = "Share of response tokens that were accepted drafts, by where these came from."
+    shown = [found[name] for name in SOURCES]
+    if not any(value for curve in shown for value in curve.values):
+        return blank(description, NO_DRAFTS)
+    last = [next((value for value in reversed(curve.values) if value is not None), 0.0) for curve in shown]
+    parts = [
+        f"{text.label(curve.name).lower()} {text.percent(value)}" for curve, value in zip(shown, last, strict=True)
+    ]
+    figure = blank(f"{description} Last: {', '.join(parts)}.")
+    for index, curve in enumerate(shown):
+        color = palette.series_color(index)
+        figure.add_trace(
+            go.Scatter(
+                # Of one step all or none: without a step no share, and the stack shows a gap.
+                x=curve.x, y=curve.values, name=text.label(curve.name), mode="lines", stackgroup="sources",
+                stackgaps="infer zero", fillcolor=color, line={"color": color, "width": 0.5, "shape": "hvh"},
+                hovertemplate="%{y:.1%}",
+            )
+        )  # fmt: skip
+    figure.layout.meta["growing"] = True
+    figure.update_layout(
+        xaxis={"title": {"text": AXIS_TITLES[options.axis]}},
+        yaxis={"title": {"text": "Share of tokens"}, "tickformat": ".0%", "rangemode": "tozero"},
+        showlegend=True,
+        hovermode="x unified",
+    )
+    return figure
 
 
 def tokens_per_step(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:

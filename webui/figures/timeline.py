@@ -9,8 +9,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from rhyme_openrlhf.api.record import Interval, Move, Switch
-from rhyme_openrlhf.api.timeline import Lane
+from rhyme_openrlhf.api.record import Move, Switch
+from rhyme_openrlhf.api.timeline import Lane, LaneInterval
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
 from rhyme_openrlhf.webui.figures.base import blank, plain
@@ -156,7 +156,7 @@ def _add_state(figure: go.Figure, found: Sequence[Lane], places: _Rows, state: s
         figure.add_trace(_bars(bars, NAMES[state], {"color": color, "line": {"width": 0}}, places.begin))
 
 
-def _interval_text(one: Interval, state: str) -> str:
+def _interval_text(one: LaneInterval, state: str) -> str:
     version = "" if one.weight_version is None else f", weights v{one.weight_version}"
     words = NAMES[state] if state == "generate" else f"Waits: {NAMES[state].lower()}"
     return f"Engine {one.engine}, step {one.step}{version}<br>{words}, {_when(one.start, one.end)}"
@@ -270,6 +270,8 @@ def _add_moves(figure: go.Figure, moves: Sequence[Move], places: _Rows) -> None:
 
 def _move_text(one: Move) -> str:
     cost = "" if one.seconds is None else f" in {text.duration(one.seconds)}"
+    if one.downtime_seconds is not None:
+        cost += f" ({text.duration(one.downtime_seconds)} without an engine)"
     return (
         f"Sample {plain(one.sample)}: engine {one.source_engine} to {one.destination_engine}"
         f"<br>{plain(CAUSE_WORDS.get(one.cause, one.cause))}, {plain(one.carrier.replace('_', ' '))}, "

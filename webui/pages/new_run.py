@@ -29,6 +29,7 @@ from rhyme_openrlhf.api.schema import options
 from rhyme_openrlhf.api.spec import NAME_PATTERN, Arguments, Fault, SpecError, check, gpu_shares, gpus_needed
 from rhyme_openrlhf.api.spec_command import from_command, to_command
 from rhyme_openrlhf.webui import text
+from rhyme_openrlhf.webui.estimates import NO_SHAPE, gain, lengths_for, memory_rows, shape_of
 from rhyme_openrlhf.webui.rendering import Page, PageDep
 from rhyme_openrlhf.webui.run_form import run_form
 from rhyme_openrlhf.webui.run_templates import templates
@@ -46,6 +47,13 @@ class Typed(Body):
 
     name: Annotated[str, Field(max_length=NAME_LENGTH)] = ""
     arguments: Given = {}
+
+
+class Asked(Body):
+    """The form's values, and the run that they were cloned from, whose lengths are known."""
+
+    arguments: Given = {}
+    clone: UidText | None = None
 
 
 class Pasted(Body):
@@ -109,6 +117,20 @@ def filled_form(page: PageDep, body: Pasted, launching: LaunchingDep) -> HTMLRes
     notice = f"Left out, because the service sets them itself or may not: {', '.join(dropped)}" if dropped else ""
     filled = Filled(name or "run", kept, notice=notice)
     return page.render("parts/new_run_form.html", **_form(filled, launching))
+
+
+@router.post("/ui/new-run/estimate")
+def simulated_gain(page: PageDep, body: Asked, launching: LaunchingDep) -> HTMLResponse:
+    """What drafts would give the run as it stands in the form: simulated."""
+    _for_operators(page)
+    try:
+        arguments = check(body.arguments, launching.roots)
+    except SpecError as error:
+        errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in error.faults]
+        raise ProblemError(422, "the form has to be right before its gain can be simulated", errors=errors) from error
+    with page.service.database.reading() as session:
+        lengths = lengths_for(arguments, session, find_run(session, body.clone) if body.clone else None)
+    return page.render("parts/new_run_gain.html", gain=gain(arguments, lengths, launching.roots))
 
 
 @router.post("/ui/new-run/panel")
@@ -201,6 +223,7 @@ def _plan(arguments: Arguments) -> dict[str, Any]:
     def value(group: str, name: str) -> Any:
         return arguments.get(group, {}).get(name, options()[group, name].default)
 
+    shape = shape_of(arguments)
     samples = value("rollout", "batch_size") * value("rollout", "n_samples_per_prompt")
     engines, parallel = value("vllm", "num_engines"), value("vllm", "tensor_parallel_size")
     updates = -(-samples // value("train", "batch_size")) * value("train", "max_epochs")
@@ -212,6 +235,9 @@ def _plan(arguments: Arguments) -> dict[str, Any]:
             ("Samples for each engine", text.number(samples / engines)),
             ("Optimizer steps of a step", text.number(updates)),
         ],
+        "memory": [] if shape is None else memory_rows(arguments, shape),
+        "parameters": None if shape is None else shape.parameters,
+        "no_memory": NO_SHAPE,
     }
 
 

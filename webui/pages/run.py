@@ -102,7 +102,9 @@ def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
 
 
 def _tiles(session: Session, run: Run) -> list[Tile]:
-    found = curves(session, run, [form.name for form in TILES], max(0, run.step - 2 * RECENT + 1), INT32, 4 * RECENT)
+    found = curves(
+        session, run.uid, [form.name for form in TILES], max(0, run.step - 2 * RECENT + 1), INT32, 4 * RECENT
+    )
     return [
         _tile(form, getattr(run, form.name), recent_change(curve.values))
         for form, curve in zip(TILES, found, strict=True)

@@ -255,7 +255,7 @@ def _export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "rhyme runs export > runs.csv\n  rhyme runs export last --table steps --format parquet --output steps.parquet",
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run; without one: the table of all runs")
-    parser.add_argument("--table", default="steps", choices=("steps", "metrics", "intervals", "engine_steps"))
+    parser.add_argument("--table", default="steps", choices=("steps", "metrics", "intervals", "engine_steps", "moves"))
     parser.add_argument("--format", default="csv", choices=("csv", "json", "parquet"))
     parser.add_argument("--output", metavar="FILE", help="default: standard output")
 

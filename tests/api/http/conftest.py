@@ -132,14 +132,18 @@ def record(numbered: Numbered) -> Callable[..., list[dict[str, Any]]]:
             begin = START + 10.0 * step
             rows.append((begin, "driver", RolloutStarted(step, 1, 4, 8)))
             for engine in range(engines):
-                counters = EngineCounters(100, 90, 30, 60, 50, 10, 40, 20, 2.0, 0.25, 4)
+                counters = EngineCounters(100, 90, 30, 60, 50, 10, 40, 20, 2.0, 0.25, 4, 5, 3)
                 rows.append((begin + 4, f"engine-{engine}", EngineStep(step, engine, counters, step - 1)))
                 busy = EngineInterval(engine, "generate", begin, begin + 2 + engine, step, step - 1)
                 idle = EngineInterval(engine, "idle", begin + 2 + engine, begin + 4, step, step - 1, "tail")
                 rows += [(begin + 4, f"engine-{engine}", one) for one in (busy, idle)]
                 rows.append((begin + 1, f"engine-{engine}", EngineSample(step, engine, 4, 1.0, 50, 20, 10)))
             rows.append(
-                (begin + 2, "driver", SampleMoved(step, "s1", 0, 1, "reallocation", "recompute", "moved", 0.5, 7))
+                (
+                    begin + 2,
+                    "driver",
+                    SampleMoved(step, "s1", 0, 1, "reallocation", "recompute", "moved", 0.5, 7, 0.2, 0.4),
+                )
             )
             rows.append((begin + 2, "driver", LayoutSwitched(step, "node", 1, 2, 3, 0.25)))
             rows.append((begin + 4, "driver", RolloutFinished(step, 1, 4.0, 8, 200, 0.5, 25.0, 24.0, 40.0, 50, 0)))

@@ -16,6 +16,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
 
 ONE = f"/api/v1/runs/{'a' * 16}"
+SOURCES = ("history_share", "siblings_share", "own_share")
 EXPORT = f"/api/v1/export/runs/{'a' * 16}"
 
 
@@ -43,16 +44,18 @@ def test_engines_samples_moves_switches_and_stability(reported: Any) -> None:
     assert [(m["cause"], m["carrier"], m["outcome"], m["tokens"]) for m in move] == [
         ("reallocation", "recompute", "moved", 7)
     ]
+    assert (move[0]["downtime_seconds"], move[0]["predicted_seconds"]) == (0.2, 0.4)
     assert [row["to_tp"] for row in get(reported, f"{ONE}/switches")["items"]] == [2, 2, 2]
     assert get(reported, f"{ONE}/rank-stability") == [{"epoch": 1, "correlation": 0.75, "prompts": 4}]
 
 
 def test_figures_of_curves_are_those_of_the_metrics_module(reported: Any) -> None:
     names = "speculation_rate,acceptance_rate,tokens_per_step,decode_step_ms,tokens_per_second,bubble_fraction"
+    names += f",{','.join(SOURCES)}"
     series = get(reported, f"{ONE}/series", names=names)
     values = {curve["name"]: curve["values"][0] for curve in series["curves"]}
-    counters = EngineCounters(200, 180, 60, 120, 100, 20, 80, 40, 4.0, 0.5, 8)
-    for name in ("speculation_rate", "acceptance_rate", "tokens_per_step", "decode_step_ms"):
+    counters = EngineCounters(200, 180, 60, 120, 100, 20, 80, 40, 4.0, 0.5, 8, 10, 6)
+    for name in ("speculation_rate", "acceptance_rate", "tokens_per_step", "decode_step_ms", *SOURCES):
         assert values[name] == pytest.approx(getattr(metrics, name)(counters))
     assert values["tokens_per_second"] == pytest.approx(metrics.tokens_per_second(200, 4.0))
     assert values["bubble_fraction"] == pytest.approx(3.0 / (2 * 4.0))
@@ -161,7 +164,9 @@ def test_the_difference_of_two_configurations(api: Any) -> None:
     }
 
 
-@pytest.mark.parametrize(("table", "rows"), [("steps", 3), ("metrics", 6), ("intervals", 12), ("engine_steps", 6)])
+@pytest.mark.parametrize(
+    ("table", "rows"), [("steps", 3), ("metrics", 6), ("intervals", 12), ("engine_steps", 6), ("moves", 3)]
+)
 def test_a_table_is_the_same_in_all_formats(
     reported: Any, table: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

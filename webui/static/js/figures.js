@@ -1,10 +1,11 @@
 // Figures: fetched when they come into sight, drawn with the page's theme, updated without losing the reader's zoom.
-//   data-figure="/ui/..."   where its JSON comes from; layout.meta has `description` and `empty`
+//   data-figure="/ui/..."   where its JSON comes from; layout.meta has `description`, `empty` and `growing`
 //   data-name="..."         what its files are called
 import { ask } from "./ask.js";
 import { paper, template } from "./figure_theme.js";
 import { blobOf, csvOf, save } from "./figure_files.js";
 import { toast } from "./toasts.js";
+import { inTurn } from "./turns.js";
 
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: "reset", showTips: false };
 // Fetched shortly before they come into sight.
@@ -12,14 +13,19 @@ const MARGIN = "200px";
 // A telephone's width, and how many names fit above a drawing there.
 const NARROW = 560;
 const MOST_NAMES = 5;
+// A figure in which nothing new can be seen is drawn again after this time, because what is old may have changed.
+const OLDEST_MS = 60_000;
 // Pictures for a paper or a slide.
 const PICTURE = { width: 1200, height: 600, scale: 2 };
 
 const visible = new WeakSet();
 const waiting = new WeakSet(); // out of sight when they became stale
-const drawn = new WeakMap(); // figure -> the server's JSON
+const drawn = new WeakMap(); // figure -> the server's JSON, as text: plotly.js writes into what it is given
+const grows = new WeakMap(); // figure over all of a run's steps -> the newest step when it was asked for, and when that was
 const latest = new WeakMap(); // figure -> its newest question
 let plotly = null; // the promise of window.Plotly
+
+let newest = 0; // the newest step that was heard of
 
 export const all = () => [...document.querySelectorAll("[data-figure]")];
 
@@ -33,6 +39,26 @@ export function start() {
 export async function refresh(figure) {
   if (visible.has(figure)) await load(figure);
   else waiting.add(figure);
+}
+
+export const inSight = (figure) => visible.has(figure);
+
+// This step of the run has begun, or ended.
+export function heardOf(step) {
+  newest = Math.max(newest, step);
+}
+
+// However little is new: the next refresh draws it again.
+export const forgetAge = (figure) => grows.delete(figure);
+
+// Whether what is new could not be seen yet: of a figure over all steps, less than a pixel of its width.
+export function tooLittle(figure) {
+  const at = grows.get(figure);
+  if (!at || !visible.has(figure) || figure.dataset.state !== "drawn" || Date.now() - at.time >= OLDEST_MS) return false;
+  // As plotly.js knows it: to ask the page would make the browser lay it out.
+  const { xaxis, width } = plotOf(figure)._fullLayout;
+  // A reader who has zoomed in sees single steps.
+  return xaxis.autorange && (newest - at.step) * width < newest;
 }
 
 const sight = new IntersectionObserver(
@@ -76,30 +102,36 @@ async function load(figure) {
   latest.set(figure, asked);
   try {
     const address = figure.dataset.figure;
+    const at = { step: newest, time: Date.now() };
     const [response] = await Promise.all([ask(address), loadPlotly()]);
-    const found = await response.json();
+    const text = await response.text();
     // The reader may have asked for another window meanwhile, or a newer answer has come.
     if (address !== figure.dataset.figure || asked !== latest.get(figure)) return;
-    drawn.set(figure, found);
-    await redraw(figure);
+    grows.delete(figure);
+    if (text !== drawn.get(figure) || figure.dataset.state !== "drawn") {
+      drawn.set(figure, text);
+      await inTurn(() => redraw(figure));
+    }
+    if (growing(figure)) grows.set(figure, at);
   } catch (error) {
     showError(figure, error);
     throw error;
   }
 }
 
+const serversJson = (figure) => JSON.parse(drawn.get(figure));
+const growing = (figure) => plotOf(figure).layout?.meta?.growing === true;
+
 async function redraw(figure) {
-  const found = drawn.get(figure);
-  if (!found) return;
+  if (!drawn.has(figure)) return;
   const plot = plotOf(figure);
-  const { description, empty } = found.layout.meta;
+  const { data, layout } = serversJson(figure);
+  const { description, empty } = layout.meta;
   plot.setAttribute("aria-label", description);
   if (empty) {
     window.Plotly.purge(plot);
     return show(figure, "empty", empty);
   }
-  // Plotly writes into what it is given; the server's JSON stays as it came, for the next theme.
-  const { data, layout } = structuredClone(found);
   // Their names, one below the other, would take the drawing's place: the page shows them beside it.
   if (plot.clientWidth < NARROW && data.length > MOST_NAMES) layout.showlegend = false;
   await window.Plotly.react(plot, data, { ...layout, template: template(), uirevision: "kept", autosize: true }, CONFIG);
@@ -149,9 +181,8 @@ function loadPlotly() {
 }
 
 async function savePicture(figure) {
-  const found = drawn.get(figure);
-  if (!found) return;
-  const { data, layout } = structuredClone(found);
+  if (!drawn.has(figure)) return;
+  const { data, layout } = serversJson(figure);
   const title = figure.querySelector("h3").textContent;
   const themed = { ...layout, template: template(), paper_bgcolor: paper(), title: { text: title }, margin: { t: 70 } };
   try {
@@ -163,6 +194,5 @@ async function savePicture(figure) {
 }
 
 function saveValues(figure) {
-  const found = drawn.get(figure);
-  if (found) save(`${figure.dataset.name}.csv`, new Blob([csvOf(found)], { type: "text/csv" }));
+  if (drawn.has(figure)) save(`${figure.dataset.name}.csv`, new Blob([csvOf(serversJson(figure))], { type: "text/csv" }));
 }

@@ -8,6 +8,8 @@ import { keep, kept } from "./kept.js";
 import * as pieces from "./pieces.js";
 
 const REFRESH_MS = 1000;
+// Figures that one refresh draws because of events; the others wait for the next one. Each takes some 15 ms.
+const MOST_DRAWN = 2;
 const RETRY_MS = [1000, 2000, 5000, 10_000];
 const TICK_MS = 1000;
 
@@ -24,6 +26,7 @@ let due = null; // the timer of the next refresh
 let lastRefresh = 0;
 let running = false;
 const stale = new Set(); // elements to fetch again
+let everything = false; // the next refresh leaves nothing for later
 const fetchedAt = new WeakMap();
 
 export function start() {
@@ -111,7 +114,8 @@ async function lost() {
 }
 
 function changed(data) {
-  const { kind } = JSON.parse(data);
+  const { kind, body } = JSON.parse(data);
+  if (Number.isInteger(body?.step)) figures.heardOf(body.step);
   for (const element of elements()) {
     const kinds = element.dataset.on?.split(" ");
     if (!kinds || kind === undefined || kinds.includes(kind)) stale.add(element);
@@ -120,9 +124,26 @@ function changed(data) {
 }
 
 function markAll() {
+  // What happened meanwhile was not heard of, and may be much.
+  figures.all().forEach(figures.forgetAge);
+  everything = true;
   for (const element of elements()) stale.add(element);
   schedule();
 }
+
+// What the next refresh fetches. Figures in which there is nothing new to be seen wait for more of it.
+function chosen() {
+  let drawn = 0;
+  return [...stale].filter((element) => {
+    if (!("figure" in element.dataset)) return true;
+    if (figures.tooLittle(element)) return false;
+    if (everything || !figures.inSight(element)) return true;
+    drawn += 1;
+    return drawn <= MOST_DRAWN;
+  });
+}
+
+const worth = () => chosen().length > 0;
 
 function tick() {
   if (awaySince !== null) show();
@@ -132,7 +153,7 @@ function tick() {
     const isDue = every > 0 && Date.now() - (fetchedAt.get(piece) ?? 0) >= every;
     if (isDue || "stale" in piece.dataset) stale.add(piece);
   }
-  if (stale.size > 0) schedule();
+  if (worth()) schedule();
 }
 
 function schedule() {
@@ -145,8 +166,9 @@ async function refresh() {
   if (url && asleep()) return; // what is stale stays so
   lastRefresh = Date.now();
   running = true;
-  const now = [...stale];
-  stale.clear();
+  const now = chosen();
+  for (const element of now) stale.delete(element);
+  everything = false;
   const done = await Promise.allSettled(now.map((element) => fetchAgain(element)));
   running = false;
   for (const { reason } of done) {
@@ -158,7 +180,8 @@ async function refresh() {
     if (url) return;
   }
   show();
-  if (stale.size > 0) schedule();
+  document.dispatchEvent(new CustomEvent("rhyme:refreshed"));
+  if (worth()) schedule();
 }
 
 async function fetchAgain(element) {

@@ -92,6 +92,25 @@ async function check() {
   showFaults();
 }
 
+async function simulate(button) {
+  const place = button.closest("[data-gain]");
+  button.disabled = true;
+  button.textContent = "Simulating …";
+  const { clone } = one("filled").dataset;
+  try {
+    const body = { arguments: collect(), ...(clone ? { clone } : {}) };
+    const response = await ask("/ui/new-run/estimate", { method: "POST", body });
+    const html = await response.text();
+    // Something was typed meanwhile: the panel is another one, and so is the answer.
+    if (place.isConnected) replace(place, html);
+  } catch (error) {
+    if (!("status" in error)) throw error;
+    button.disabled = false;
+    button.textContent = "Simulate it";
+    say(error.message);
+  }
+}
+
 // Server-rendered, escaped by its templates.
 function replace(element, html) {
   const template = document.createElement("template");
@@ -231,6 +250,10 @@ document.querySelector("[data-paste]").addEventListener("submit", (event) => {
   void fillFrom(document.getElementById("pasted").value);
 });
 panel.addEventListener("click", reach);
+panel.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-simulate]");
+  if (button) void simulate(button);
+});
 begin();
 showFaults();
 // How much room the cluster has: asked after the page is there, because Ray may take its time, and by
