@@ -254,7 +254,8 @@ def one(arm: str, running: int, steps: int) -> None:
 
 def measured(checkout: Path, arm: str, running: int, steps: int) -> dict[str, float]:
     """The same in a process of its own, with the package of `checkout`."""
-    command = [sys.executable, __file__, "--one", arm, "--running", str(running), "--steps", str(steps)]
+    # -P: what the benchmarks share comes from the checkout too, not from beside this file.
+    command = [sys.executable, "-P", __file__, "--one", arm, "--running", str(running), "--steps", str(steps)]
     paths = os.pathsep.join([str(checkout), str(checkout / "benchmarks")])
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True

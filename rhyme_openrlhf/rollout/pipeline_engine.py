@@ -154,8 +154,8 @@ class PipelineEngine(RhymeRolloutActor):
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
-        waiting: asyncio.Future[Any]
-        for waiting in (*self._begun.values(), *self._reports.values(), *self._loads.values()):
+        everybody: list[asyncio.Future[Any]] = [*self._begun.values(), *self._reports.values(), *self._loads.values()]
+        for waiting in everybody:
             if not waiting.done():
                 waiting.set_exception(error)
 

@@ -73,7 +73,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         """The steps of the rest of the run, from `episode` (from 0) on; `consumed` prompts were drawn before."""
         for number in range(episode, self.args.train.num_episodes):
             # A resumed run may have prompts to generate first.
-            begun: Iterator[Any] | None = vars(self).pop("_dataloader_iter", None)
+            begun: Iterator[Any] | None = self.__dict__.pop("_dataloader_iter", None)
             loader = iter(self.prompts_dataloader) if begun is None else begun
             exhausted = False
             while not exhausted:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
+from rhyme_openrlhf.speculation.draft_step import NO_SOURCE
 from rhyme_openrlhf.speculation.gain import GainMeter
 from rhyme_openrlhf.speculation.proposals import ProposalDrafter, ProposalPlanner, Proposed
 
@@ -32,11 +33,12 @@ class ProposalScheduler(HistoryScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.gain = GainMeter(self.drafting.probe_share, SETTLING_STEPS)
+        self.source_names = {NO_SOURCE: self.drafting.source}
         self._proposed: dict[str, list[int]] = {}
 
     def make_drafter(self) -> Any:
         """What cuts drafts."""
-        return _Drafter(self.drafting.source)
+        return _Drafter()
 
     def make_planner(self, predictor: Predictor) -> Any:
         """What cuts them by step times."""

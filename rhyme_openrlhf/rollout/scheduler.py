@@ -150,6 +150,7 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         self.histospec = HistoSpecSettings(**self.vllm_config.additional_config[SETTINGS_KEY])
         self.drafting = DraftingSettings(**self.vllm_config.additional_config[DRAFTING_KEY])
         self.drafter = self.make_drafter()
+        self.source_names: dict[int, str] = SOURCE_NAMES
         self.traces = DraftTraces()
         self.planner: Any = None
         self._decisions = DecisionLog()
@@ -303,7 +304,7 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             for name, drafted, accepted, source in zip(*drafts, came.sources, strict=True):
                 if name in self.traces:
                     position = self.requests[name].num_output_tokens
-                    self.traces.add(name, drafted, accepted, position, SOURCE_NAMES[source])
+                    self.traces.add(name, drafted, accepted, position, self.source_names[source])
         return came
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:

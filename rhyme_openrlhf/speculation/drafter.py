@@ -152,7 +152,11 @@ class HistoryDrafter:
     def _verified_of_some(self, rows: list[int], drafts: Verified) -> Came:
         """Where drafts were not from here: of samples that never draft (dummies, while step times are measured)."""
         kept = [at for at, row in enumerate(rows) if row != NEVER]
-        came = self.verified(Verified(*([column[at] for at in kept] for column in drafts)))
+        of_kept = Verified(
+            [drafts.requests[at] for at in kept], [drafts.drafted[at] for at in kept],
+            [drafts.accepted[at] for at in kept],
+        )  # fmt: skip
+        came = self.verified(of_kept)
         sources, numbers = [NO_SOURCE] * len(rows), np.full(len(rows), -1)
         for at, source, number in zip(kept, came.sources, came.numbers, strict=True):
             sources[at], numbers[at] = source, number

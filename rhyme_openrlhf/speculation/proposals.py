@@ -18,6 +18,9 @@ import numpy as np
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_SHARE
 from rhyme_openrlhf.speculation.budget import choose
+from rhyme_openrlhf.speculation.draft_step import NO_SOURCE
+from rhyme_openrlhf.speculation.drafter import Verified
+from rhyme_openrlhf.speculation.live_texts import Came
 from rhyme_openrlhf.speculation.planner import REFIT_TOKENS, Decision
 from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance
 
@@ -84,9 +87,7 @@ class ProposalPlanner:
 class ProposalDrafter:
     """What the scheduler asks for the drafts of all samples of one engine. One caller at a time."""
 
-    def __init__(self, source: str) -> None:
-        """`source`: the name of where drafts come from, as records have it."""
-        self._source = source
+    def __init__(self) -> None:
         self._planner: ProposalPlanner | None = None
         # How each sample's drafts fared lately, in thousandths.
         self._recents: dict[str, int] = {}
@@ -127,10 +128,17 @@ class ProposalDrafter:
         self._learn()
         self.decision = None
 
-    def record(self, request_id: str, drafted: int, accepted: int) -> str:
+    def verified(self, drafts: Verified) -> Came:
+        """As `HistoryDrafter.verified`: all of them from the one source there is."""
+        for request_id, drafted, accepted in zip(*drafts, strict=True):
+            self.record(request_id, drafted, accepted)
+        count = len(drafts.requests)
+        return Came([NO_SOURCE] * count, np.full(count, -1), [sum(drafts.accepted)])
+
+    def record(self, request_id: str, drafted: int, accepted: int) -> None:
         """The engine verified `drafted` tokens of the last draft and accepted the first `accepted` of them.
 
-        Returns the draft's source. Raises KeyError as `finish`, ValueError unless 0 <= accepted <= drafted.
+        Raises KeyError as `finish`, ValueError unless 0 <= accepted <= drafted.
         """
         if not 0 <= accepted <= drafted:
             raise ValueError(f"need 0 <= accepted <= drafted, got {accepted} accepted of {drafted} drafted")
@@ -139,7 +147,6 @@ class ProposalDrafter:
             self._recents[request_id] = recent + (1000 * accepted // drafted - recent) // RECENT_SHARE
             if self._planner is not None:
                 self._fates.append(Fate(recent, drafted, accepted))
-        return self._source
 
     def _learn(self) -> None:
         if self._planner is not None and self._fates:

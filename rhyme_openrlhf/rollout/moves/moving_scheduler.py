@@ -23,7 +23,8 @@ from rhyme_openrlhf.rollout.moves.status_figures import StatusFigures
 from rhyme_openrlhf.rollout.moves.travel import Arrival
 from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler, MeteredScheduler, Metering, extra_arguments
-from rhyme_openrlhf.rollout.step_meter import VerifiedDraft
+from rhyme_openrlhf.speculation.drafter import Verified
+from rhyme_openrlhf.speculation.live_texts import Came
 
 OF_MOVES = (
     "can_carry_kv", "hold_room", "release_room", "room_blocks", "import_rows", "full_blocks", "stop_sample",
@@ -187,10 +188,11 @@ class MovingScheduler(Metering, Scheduler):
             **self._reports.take(self.meter.counters()),
         }
 
-    def on_verified(self, draft: VerifiedDraft) -> str:
-        """As its base, and counted for the sample."""
-        self._reports.accepted(draft.request, draft.accepted)
-        return super().on_verified(draft)
+    def on_verified(self, drafts: Verified) -> Came:
+        """As its base, and counted for the samples."""
+        for request_id, accepted in zip(drafts.requests, drafts.accepted, strict=True):
+            self._reports.accepted(request_id, accepted)
+        return super().on_verified(drafts)
 
     # --- source
 
