@@ -15,7 +15,7 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -230,7 +230,7 @@ def _unauthorized(detail: str) -> ProblemError:
     return ProblemError(401, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-def require(*roles: Role) -> Callable[..., Principal]:
+def require(*roles: Role) -> Callable[..., Awaitable[Principal]]:
     """A dependency that lets only these roles pass."""
 
     async def allowed(

@@ -8,7 +8,7 @@ is written meanwhile.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -60,7 +60,10 @@ def read_points(session: Session, uid: str, names: Collection[str], first: int, 
     values |= {"first_block": first // size, "last_block": last // size}
     if of_metrics:
         values["metrics"] = of_metrics
-    result = session.execute(_statement(of_steps, bool(of_metrics)), values, execution_options=AS_BINARY)
+    # What the session has changed is part of the answer; a connection alone does not see to that.
+    session.flush()
+    statement = _statement(of_steps, bool(of_metrics))
+    result = session.connection().execute(statement, values, execution_options=AS_BINARY)
     # As the driver gives them: rows of objects take six times as long.
     rows = result.cursor.fetchall() if result.cursor is not None else []
     parts: dict[int, list[Sequence[Any]]] = {part: list(of) for part, of in itertools.groupby(rows, lambda row: row[0])}
@@ -91,7 +94,7 @@ def _of_metrics(rows: Sequence[Sequence[Any]]) -> dict[str, Points]:
     return found
 
 
-def _of_steps(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> Mapping[str, Points]:
+def _of_steps(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, Points]:
     if not rows:
         return {}
     columns = list(zip(*rows, strict=True))
@@ -113,7 +116,8 @@ def _statement(of_steps: tuple[str, ...], with_metrics: bool) -> CompoundSelect[
         cells: list[ColumnElement[Any]] = [cast(one, Float) for one in (*row, *[_NOTHING] * (width - len(row)))]
         keys = (literal(number), cast(name, String), cast(at, Integer))
         blobs = (cast(offsets, LargeBinary), cast(values, LargeBinary))
-        return select(*(one.label(f"c{i}") for i, one in enumerate((*keys, *blobs, *cells))))
+        columns: list[ColumnElement[Any]] = [*keys, *blobs, *cells]
+        return select(*(one.label(f"c{i}") for i, one in enumerate(columns)))
 
     def behind(table: Any) -> tuple[ColumnElement[bool], ...]:
         return (

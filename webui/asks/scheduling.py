@@ -56,7 +56,12 @@ def move_kinds(session: Session, run: Run) -> list[MoveKind]:
         .order_by(count.desc(), *kind)
     ).all()
     # PostgreSQL's mean of whole numbers is a Decimal.
-    return [MoveKind(*of_kind, None if tokens is None else float(tokens)) for *of_kind, tokens in rows]
+    return [
+        MoveKind(
+            cause, carrier, outcome, moves, seconds, downtime, predicted, None if tokens is None else float(tokens)
+        )
+        for cause, carrier, outcome, moves, seconds, downtime, predicted, tokens in rows
+    ]
 
 
 def _stability(session: Session, run: Run, window: Window) -> list[RankStabilityRow]:
