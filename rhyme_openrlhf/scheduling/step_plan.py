@@ -39,8 +39,8 @@ def usual_rank_groups(engines: int) -> int:
     """How many rank groups `engines` engines have if nobody says: half as many, from 2 to MOST_RANK_GROUPS.
 
     With one engine for each, the longest rank group's engine decides and shares cannot make up for it: simulated with 8
-    and 16 engines and log-normal lengths, that is 8 to 20 % fewer samples a second, and a third more bubbles, than half
-    as many rank groups.
+    and 16 engines and log-normal lengths, that is 4 to 15 % fewer samples a second, and a quarter to two thirds more
+    bubbles, than half as many rank groups.
     """
     return min(MOST_RANK_GROUPS, max(2, engines // 2))
 

@@ -119,8 +119,10 @@ class Pipeline:
                     following = next(drawn_steps, None)
                     self._hand(coming, first_version, last=following is None)
                     coming = following
-                self._collect()
-                while self._flying and self._flying[0].complete:
+                if not self._flying[0].complete:
+                    self._collect()
+                # One at a time: an evaluation of its weights comes before the end of the next.
+                if self._flying[0].complete:
                     self._finish()
         finally:
             self._watch.stop()

@@ -48,7 +48,7 @@ def trained_once(journal: list[tuple[int, str]], steps: set[int], epochs: int) -
 
 def test_three_epochs(train: Train) -> None:
     before = shared_memory()
-    reference = ("--algo.kl.init_coef", "0.01")
+    reference = ("--algo.kl.init_coef", "0.01", "--ref.num_gpus_per_node", "1")
     run = train(*PIPELINE, *PARTIAL, "--train.num_episodes", "3", *EVERY_SYNC, *reference)
     assert run.code == 0, run.output
     assert [event.status for event in run.of(RunFinished)] == ["succeeded"]
