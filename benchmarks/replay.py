@@ -5,8 +5,9 @@ would have yielded. Samples of one engine decode in step with each other, as the
 siblings what it would see there.
 
 A trace is xz-compressed JSON lines, one for each prompt and training step, in order: {"step", "prompt" (its key),
-"context" (the prompt's last tokens), "rewards": [...], "responses": [[token, ...], ...]}. That of the repository is the
-run of `benchmarks/rollout.py` (arm "on", seed 1): 12 prompts, 16 samples each, two steps an epoch, two engines.
+"context" (the prompt's last tokens), "rewards": [...], "responses": [[token, ...], ...]}. TRACE is the run of
+`benchmarks/rollout.py` (arm "on", seed 1): 12 prompts, 16 samples each, two steps an epoch, two engines. Beside it are
+one of seed 3, not reproducible and with drafts from all sources, and one of four epochs.
 """
 
 from __future__ import annotations
