@@ -73,13 +73,17 @@ class Dispatcher:
         database: Database,
         launching: Launching,
         changed: Callable[[int], None],
+        revoked: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`changed` is told the run (row number) whose status has changed; `clock` only goes forward."""
+        """`changed` is told the run (row number) whose status has changed; `revoked` is called after a token was revoked;
+        `clock` only goes forward.
+        """
         self._database = database
         self._launching = launching
         self._launcher = launching.launcher
         self._changed = changed
+        self._revoked = revoked
         self._clock = clock
         self._waits = Waits(launching.settings.stop_grace_s, launching.settings.lost_after_s)
         self._watches: dict[int, Watch] = {}
@@ -252,6 +256,7 @@ class Dispatcher:
             with self._database.writing() as session:
                 for token in session.scalars(select(Token).where(Token.name == TOKEN_NAME.format(uid=uid))):
                     auth.revoke_token(session, token, time.time())
+            self._revoked()
             remove_files(self._launching.data, uid)
             if self._launcher is not None:
                 self._launcher.delete(uid)
@@ -281,7 +286,7 @@ def dispatching(
 
     @asynccontextmanager
     async def background(service: Service) -> AsyncIterator[None]:
-        dispatcher = Dispatcher(service.database, launching, service.news.publish)
+        dispatcher = Dispatcher(service.database, launching, service.news.publish, service.callers.forget)
         dispatcher.start()
         try:
             yield

@@ -18,7 +18,7 @@ import numpy as np
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_SHARE
 from rhyme_openrlhf.speculation.budget import choose
-from rhyme_openrlhf.speculation.draft_step import NO_SOURCE
+from rhyme_openrlhf.speculation.draft_step import COUNT_OF_SOURCES, NO_SOURCE
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.live_texts import Came
 from rhyme_openrlhf.speculation.planner import REFIT_TOKENS, Decision
@@ -133,7 +133,9 @@ class ProposalDrafter:
         for request_id, drafted, accepted in zip(*drafts, strict=True):
             self.record(request_id, drafted, accepted)
         count = len(drafts.requests)
-        return Came([NO_SOURCE] * count, np.full(count, -1), [sum(drafts.accepted)])
+        by_source = [0] * COUNT_OF_SOURCES
+        by_source[NO_SOURCE] = sum(drafts.accepted)
+        return Came([NO_SOURCE] * count, np.full(count, -1), by_source)
 
     def record(self, request_id: str, drafted: int, accepted: int) -> None:
         """The engine verified `drafted` tokens of the last draft and accepted the first `accepted` of them.

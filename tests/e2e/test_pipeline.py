@@ -24,9 +24,9 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsLoaded,
 )
 
-from .conftest import RUN_TIMEOUT_S, FinishedRun
+from .conftest import RUN_TIMEOUT_S, FinishedRun, left_in_shared_memory
 from .test_resume import journal_prompts, start  # noqa: F401 (a fixture)
-from .test_training import EVERY_SYNC, SAME_LOG_PROBABILITY, shared_memory
+from .test_training import EVERY_SYNC, SAME_LOG_PROBABILITY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
 
@@ -47,7 +47,7 @@ def trained_once(journal: list[tuple[int, str]], steps: set[int], epochs: int) -
 
 
 def test_three_epochs(train: Train) -> None:
-    before = shared_memory()
+    before = left_in_shared_memory()
     reference = ("--algo.kl.init_coef", "0.01", "--ref.num_gpus_per_node", "1")
     run = train(*PIPELINE, *PARTIAL, "--train.num_episodes", "3", *EVERY_SYNC, *reference)
     assert run.code == 0, run.output
@@ -81,7 +81,7 @@ def test_three_epochs(train: Train) -> None:
         assert [i.start for i in one[1:]] == [i.end for i in one[:-1]]
         assert {i.cause for i in one if i.state == "idle"} <= {"weights", "tail", "trainer"}
     assert {event.step for event in run.of(EngineStep)} == set(range(1, 10))
-    assert shared_memory() == before
+    assert left_in_shared_memory() <= before
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def a_generator(prompts: int, batch: int, ahead: int, seed: int) -> MadeUp:
         vllm=NS(enable_sleep=False),
         algo=NS(dynamic_filtering_enable=False),
     )
-    services = NS(settings=NS(run=NS(reproducible=True)))
+    services = NS(settings=NS(run=NS(reproducible=True), outlives_engines=False))
     return MadeUp(NS(args=args), loader, None, None, [], services=services)
 
 

@@ -103,7 +103,9 @@ class LaunchService:
 
     def restart(self) -> None:
         """A dispatcher that knows nothing, as after a restart of the service."""
-        self.dispatcher = Dispatcher(self.service.database, self.launching, lambda run: None, lambda: self.now)
+        self.dispatcher = Dispatcher(
+            self.service.database, self.launching, lambda run: None, self.service.callers.forget, lambda: self.now
+        )
 
     def turn(self, seconds: float = 2.0) -> None:
         self.now += seconds

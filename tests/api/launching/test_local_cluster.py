@@ -211,7 +211,7 @@ def test_a_killed_job_is_crashed_within_a_minute(cluster: LocalCluster, tmp_path
     with launch_service(tmp_path) as service:
         jobs = launcher(cluster, BUSY.format(python=sys.executable))
         launching = dataclasses.replace(service.launching, launcher=jobs)
-        dispatcher = Dispatcher(service.service.database, launching, lambda run: None)
+        dispatcher = Dispatcher(service.service.database, launching, lambda run: None, service.service.callers.forget)
         dispatcher.start()
         run = service.start()
         attempt = run["attempts"][0]["uid"]

@@ -73,7 +73,10 @@ def test_both_turns_of_a_conversation_move(pair: Engines) -> None:
     assert all(isinstance(event, SampleMoved) and event.step == 3 for event in events)
     moved = [event for event in events if event.outcome == "moved"]
     assert len(moved) >= 3 and {event.carrier for event in moved} == {"kv_transfer"}
-    assert all(0 < event.downtime_seconds <= event.seconds and event.tokens > 100 for event in moved)
+    assert all(event.tokens > 100 for event in moved)
+    # None of a turn that ended before its next token was seen.
+    known = [event for event in moved if event.downtime_seconds is not None]
+    assert known and all(0 < event.downtime_seconds <= event.seconds for event in known)
     for response in responses:
         assert [turn.tokens for turn in response[TURNS]] == [200, 200]
         assert [turn.finish_reason for turn in response[TURNS]] == ["length", "length"]
