@@ -76,8 +76,8 @@ class Dispatcher:
         revoked: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`changed` is told the run (row number) whose status has changed; `revoked` is called after a token was revoked;
-        `clock` only goes forward.
+        """`changed` is told the run (row number) whose status has changed; `revoked` is called when a token has been
+        revoked; `clock` only goes forward.
         """
         self._database = database
         self._launching = launching
