@@ -4,9 +4,8 @@ Three sources, in order of trust where they match as many of a sample's last tok
 last rollout; its siblings, the other samples of the same prompt on this engine, running or finished; its own text.
 Siblings and own text are found through hash tables of where the same `shortest` tokens ended before, and a match is
 then followed from step to step, so that it may be any number of tokens long. Where nothing matches, siblings still
-say what mostly followed the sample's last token (`likely_next.py`): a draft of one token.
-
-Rows of two int64 tables hold everything (columns below; arrays by address): one row a sample, one a prompt.
+say what mostly followed the last token (`likely_next.py`): a draft of one token. Rows of two int64 tables hold
+everything (columns below; arrays by address): one row a sample, one a prompt.
 
 Invariants: a token costs the same however many there are; a table slot that other tokens took over loses a match and
 never gives a wrong one, because every match is compared with the texts; a sibling's draft ends where the sibling is.
