@@ -39,8 +39,7 @@ Float32s = NDArray[np.float32]
     TEXT, COUNT, CAPACITY, LIMIT, PROMPT, OWN_TABLE, OWN_SLOTS, OWN_AT, OWN_LENGTH, FOLLOWED, SIBLING, SIBLING_AT,
     SIBLING_LENGTH, WINDOW, RECENT, SOURCE, NUMBER, PROMPT_TOKENS,
 ) = range(18)  # fmt: skip
-# Three cache lines.
-SAMPLE_COLUMNS = 24
+SAMPLE_COLUMNS = 24  # three cache lines
 # A prompt: the arrays of its draft index and its tokens; the siblings' table, and what was entered into it.
 INDEX_TOKENS, INDEX_SUFFIXES, INDEX_SUMS, INDEX_COUNT, TABLE, TABLE_BUCKETS, TABLE_ENTERED = range(7)
 PROMPT_COLUMNS = 8
