@@ -339,6 +339,19 @@ def start_history_workers(
     return workers
 
 
+def ask_last_lengths(
+    workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str]
+) -> list[tuple[Any, list[int]]]:
+    """Ask each prompt's worker for `last_lengths`, without waiting: each reference, and the places of its prompts."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, key in enumerate(prompt_keys if workers else ()):
+        places[owner(key, len(workers))].append(place)
+    return [
+        (workers[number].last_lengths.remote([prompt_keys[place] for place in share]), share)
+        for number, share in places.items()
+    ]
+
+
 def last_lengths(
     workers: Sequence[ray.actor.ActorHandle], prompt_keys: Sequence[str], timeout_s: float
 ) -> list[tuple[int, ...]]:
@@ -348,13 +361,7 @@ def last_lengths(
     without history, as if they were never seen.
     """
     found: list[tuple[int, ...]] = [()] * len(prompt_keys)
-    places = defaultdict(list)
-    for place, key in enumerate(prompt_keys if workers else ()):
-        places[owner(key, len(workers))].append(place)
-    asked = {
-        workers[number].last_lengths.remote([prompt_keys[place] for place in share]): share
-        for number, share in places.items()
-    }
+    asked = dict(ask_last_lengths(workers, prompt_keys))
     for answer in ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)[0] if asked else ():
         with suppress(ray.exceptions.RayError):
             for place, lengths in zip(asked[answer], ray.get(answer), strict=True):

@@ -21,7 +21,8 @@ from typing import Any
 import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _collect_prompt_batch
 
-from rhyme_openrlhf.history.keys import owner, prompt_key
+from rhyme_openrlhf.history.keys import prompt_key
+from rhyme_openrlhf.history.worker import ask_last_lengths
 from rhyme_openrlhf.rollout.samples_generator import (
     REPORT_TIMEOUT_SECONDS,
     GeneratorState,
@@ -160,12 +161,9 @@ def last_lengths(prompts: Sequence[str], workers: Sequence[Any], timeout_s: floa
     Raises Ray's errors for a worker that is gone or does not answer in time.
     """
     found: list[tuple[int, ...]] = [()] * len(prompts)
-    places: dict[int, list[int]] = defaultdict(list)
-    keys = [prompt_key(prompt) for prompt in prompts]
-    for place, key in enumerate(keys if workers else ()):
-        places[owner(key, len(workers))].append(place)
-    asked = [workers[number].last_lengths.remote([keys[place] for place in of]) for number, of in places.items()]
-    for of, lengths in zip(places.values(), ray.get(asked, timeout=timeout_s), strict=True):
+    asked = ask_last_lengths(workers, [prompt_key(prompt) for prompt in prompts])
+    answers = ray.get([answer for answer, _ in asked], timeout=timeout_s)
+    for (_, of), lengths in zip(asked, answers, strict=True):
         for place, one in zip(of, lengths, strict=True):
             found[place] = one
     return found

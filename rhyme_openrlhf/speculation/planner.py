@@ -9,6 +9,7 @@ Invariants: a draft is only ever cut, never lengthened or changed; every decisio
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numba import njit
@@ -39,17 +40,51 @@ class Decision:
     seconds: float
 
 
-class DraftPlanner:
+class Forgetting(Protocol):
+    """What learns how likely drafts are accepted, and doubts it when the policy changes."""
+
+    def forget(self) -> None: ...
+
+    def refit(self) -> None: ...
+
+
+A = TypeVar("A", bound=Forgetting)
+
+
+class Planner(Generic[A]):
+    """What the planners of all sources of drafts learn in the same way, of one engine."""
+
+    def __init__(self, predictor: Predictor, acceptance: A) -> None:
+        """`predictor`: of this engine's steps; `acceptance`: of its drafts."""
+        self.predictor = predictor
+        self._acceptance = acceptance
+        self._learnt = 0
+
+    def took(self, running: int, context: int, drafts: int, seconds: float) -> None:
+        """A decode step of so many samples, tokens of context and draft tokens took `seconds`."""
+        self.predictor.observe(running, context, drafts, seconds)
+
+    def policy_updated(self) -> None:
+        """The engine has new weights, and a drafter of its own has not: what was accepted before counts less."""
+        self._acceptance.forget()
+        self._acceptance.refit()
+
+    def _refit_after(self, tokens: int) -> None:
+        self._learnt += tokens
+        if self._learnt >= REFIT_TOKENS:
+            self._learnt = 0
+            self._acceptance.refit()
+
+
+class DraftPlanner(Planner[AcceptanceModel]):
     """The decisions of one engine."""
 
     def __init__(self, predictor: Predictor, sources: int) -> None:
         """`predictor`: of this engine's steps; `sources`: drafts come from 0 to `sources` - 1."""
-        self.predictor = predictor
-        self._acceptance = AcceptanceModel(sources)
+        super().__init__(predictor, AcceptanceModel(sources))
         # Of the drafts of the last step: each token's cell, and where each draft begins among them, and the last ends.
         self._cells = np.empty(0, dtype=np.int32)
         self._begins: Ints = np.empty(0, dtype=np.int64)
-        self._learnt = 0
 
     def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[list[list[int]], Decision]:
         """What of each draft to verify in a step of `running` samples, and why.
@@ -76,19 +111,7 @@ class DraftPlanner:
 
         -1: it did not see the draft.
         """
-        self._learnt += self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted)
-        if self._learnt >= REFIT_TOKENS:
-            self._learnt = 0
-            self._acceptance.refit()
-
-    def took(self, running: int, context: int, drafts: int, seconds: float) -> None:
-        """A decode step of so many samples, tokens of context and draft tokens took `seconds`."""
-        self.predictor.observe(running, context, drafts, seconds)
-
-    def policy_updated(self) -> None:
-        """The engine has new weights: what was accepted before counts less."""
-        self._acceptance.forget()
-        self._acceptance.refit()
+        self._refit_after(self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted))
 
 
 @njit(cache=True)

@@ -21,7 +21,7 @@ from rhyme_openrlhf.speculation.budget import choose
 from rhyme_openrlhf.speculation.draft_step import COUNT_OF_SOURCES, NO_SOURCE
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.live_texts import Came
-from rhyme_openrlhf.speculation.planner import REFIT_TOKENS, Decision
+from rhyme_openrlhf.speculation.planner import Decision, Planner
 from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance
 
 
@@ -41,14 +41,12 @@ class Fate(NamedTuple):
     accepted: int
 
 
-class ProposalPlanner:
+class ProposalPlanner(Planner[PositionAcceptance]):
     """The decisions of one engine."""
 
     def __init__(self, predictor: Predictor, tokens: int) -> None:
         """`predictor`: of this engine's steps; `tokens`: the most that is proposed for a sample."""
-        self.predictor = predictor
-        self._acceptance = PositionAcceptance(tokens)
-        self._learnt = 0
+        super().__init__(predictor, PositionAcceptance(tokens))
 
     def cut(
         self, recents: Sequence[int], lengths: Sequence[int], running: int, context: int, most: int
@@ -69,19 +67,7 @@ class ProposalPlanner:
         """What became of the drafts of one step."""
         recents, verified, accepted = np.array(fates, dtype=np.int64).reshape(-1, 3).T
         self._acceptance.learn(recents, verified, accepted)
-        self._learnt += int(verified.sum())
-        if self._learnt >= REFIT_TOKENS:
-            self._learnt = 0
-            self._acceptance.refit()
-
-    def took(self, running: int, context: int, drafts: int, seconds: float) -> None:
-        """A decode step of so many samples, tokens of context and draft tokens took `seconds`."""
-        self.predictor.observe(running, context, drafts, seconds)
-
-    def policy_updated(self) -> None:
-        """The engine has new weights, and the drafter has not: what was accepted before counts less."""
-        self._acceptance.forget()
-        self._acceptance.refit()
+        self._refit_after(int(verified.sum()))
 
 
 class ProposalDrafter:
