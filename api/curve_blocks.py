@@ -4,7 +4,8 @@ A curve of 30,000 steps is read from 470 rows instead of 30,000, of which each h
 left out, so down-sampling sees the same points. Invariants: below a run's `packed_blocks`, blocks hold exactly what the
 rows hold, for every curve, whatever was written in which order; from there on there are no blocks, and the rows are
 read. `settle` keeps it so, in the transaction that changes the rows, with the run's row locked. Where `packed_blocks`
-is follows from the run's newest step alone. They are read by `api/curve_reading.py`.
+is follows from the run's newest step alone. `api/curve_stretches.py` joins blocks of long runs; `api/curve_reading.py`
+reads both.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Select, Table, bindparam, delete, func, select
+from sqlalchemy import Connection, Select, Table, bindparam, delete, func, or_, select
 from sqlalchemy.orm import Session
 
+from rhyme_openrlhf.api import curve_stretches
 from rhyme_openrlhf.api.bulk import BulkInsert, replace
+from rhyme_openrlhf.api.curve_stretches import BLOCK_OFFSET, VALUE
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.record import CurveBlock, Metric, Step
 from rhyme_openrlhf.api.step_figures import STEP_CURVES
@@ -34,8 +37,6 @@ PIECE_STEPS = 4096
 _BLOCKS: Table = CurveBlock.__table__  # type: ignore[assignment]
 _COLUMNS = ("run_id", "name", "block", "offsets", "values")
 _write = BulkInsert(_BLOCKS, _COLUMNS, replace(("run_id", "name", "block"), _COLUMNS))
-VALUE = np.dtype("<f8")
-OFFSET = np.dtype("u1")
 
 # Made once: to put 44 columns together takes longer than to read their rows.
 _OF_STEPS = (
@@ -100,18 +101,24 @@ def settle(connection: Connection, run: Run, changed: Collection[int]) -> None:
         for first, following in _pieces(connection, run.id, run.packed_blocks, end):
             _pack(connection, run.id, first, following)
         run.packed_blocks = end
+    if late or run.packed_blocks // curve_stretches.STRETCH_BLOCKS > run.packed_stretches:
+        names = {*STEP_CURVES, *metric_names(connection, run.id)}
+        curve_stretches.join(connection, run, names, late, BLOCK_STEPS)
 
 
 def unpack(connection: Connection, run: Run, from_step: int) -> None:
     """Forget the blocks with this step and later ones, because rows of theirs go; `settle` makes them again."""
     run.packed_blocks = min(run.packed_blocks, from_step // BLOCK_STEPS)
     connection.execute(delete(_BLOCKS).where(_BLOCKS.c.run_id == run.id, _BLOCKS.c.block >= run.packed_blocks))
+    curve_stretches.forget(connection, run)
 
 
 def settle_all(session: Session) -> None:
     """`settle` the runs that an earlier version wrote, or whose blocks a migration has thrown away."""
     newest = select(func.max(Step.step)).where(Step.run_id == Run.id).scalar_subquery()
-    for run in session.scalars(select(Run).where(newest >= SETTLED_STEPS + (Run.packed_blocks + 1) * BLOCK_STEPS)):
+    lacks_block = newest >= SETTLED_STEPS + (Run.packed_blocks + 1) * BLOCK_STEPS
+    lacks_stretch = Run.packed_blocks >= (Run.packed_stretches + 1) * curve_stretches.STRETCH_BLOCKS
+    for run in session.scalars(select(Run).where(or_(lacks_block, lacks_stretch))):
         settle(session.connection(), run, ())
 
 
@@ -161,7 +168,7 @@ def _pack(connection: Connection, run_id: int, first: int, following: int) -> No
 def _blocks(points: Points) -> Iterator[tuple[int, bytes, bytes]]:
     """Number, offsets and values of each block of a curve."""
     blocks = points.steps // BLOCK_STEPS
-    offsets = (points.steps - blocks * BLOCK_STEPS).astype(OFFSET)
+    offsets = (points.steps - blocks * BLOCK_STEPS).astype(BLOCK_OFFSET)
     values = points.values.astype(VALUE, copy=False)
     bounds = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
     for begin, end in itertools.pairwise(bounds):

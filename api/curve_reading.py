@@ -1,8 +1,8 @@
-"""A run's curves out of blocks and rows, in one statement: one way to the server and back, and one snapshot.
+"""A run's curves out of stretches, blocks and rows in one statement: one way to the server and back, and one snapshot.
 
-Invariants: as `api/curve_blocks.py` says, what lies below a run's `packed_blocks` is read from blocks and the rest from
-rows; because one statement sees both and the border between them, it sees no step twice and leaves none out, whatever
-is written meanwhile.
+Invariants: what lies below a run's `packed_stretches` is read from stretches (`api/curve_stretches.py`), what lies
+below its `packed_blocks` from blocks (`api/curve_blocks.py`), and the rest from rows; because one statement sees all
+three and the borders between them, it sees no step twice and leaves none out, whatever is written meanwhile.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api import curve_blocks
-from rhyme_openrlhf.api.curve_blocks import NO_POINTS, OFFSET, VALUE, Points
+from rhyme_openrlhf.api import curve_blocks, curve_stretches
+from rhyme_openrlhf.api.curve_blocks import NO_POINTS, Points
+from rhyme_openrlhf.api.curve_stretches import BLOCK_OFFSET, STRETCH_OFFSET, VALUE
 from rhyme_openrlhf.api.database import AS_BINARY
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.problems import not_found
-from rhyme_openrlhf.api.record import CurveBlock, Metric, Step
+from rhyme_openrlhf.api.record import CurveBlock, CurveStretch, Metric, Step
 from rhyme_openrlhf.api.step_figures import STEP_CURVES
 
 # The parts of the answer, in their order: the run itself (so that one that is not there is told from one without
-# steps), blocks, rows of `metrics`, rows of `steps`.
-_RUN, _BLOCKS, _METRICS, _STEPS = range(4)
-# Part, name, block or step, offsets, values; then the values of a row.
+# steps), stretches, blocks, rows of `metrics`, rows of `steps`.
+_RUN, _STRETCHES, _BLOCKS, _METRICS, _STEPS = range(5)
+# Part, name, stretch or block or step, offsets, values; then the values of a row.
 _KEYS = 5
 # Statements kept: the pages ask for some thirty combinations of names.
 _KEPT = 256
@@ -55,9 +56,10 @@ def read_points(session: Session, uid: str, names: Collection[str], first: int, 
     """
     of_steps = tuple(dict.fromkeys(name for name in names if name in STEP_CURVES))
     of_metrics = [name for name in dict.fromkeys(names) if name not in STEP_CURVES]
-    size = curve_blocks.BLOCK_STEPS
-    values = {"uid": uid, "names": [*of_steps, *of_metrics], "low": first, "high": last, "size": size}
+    size, joined = curve_blocks.BLOCK_STEPS, curve_stretches.STRETCH_BLOCKS
+    values = {"uid": uid, "names": [*of_steps, *of_metrics], "low": first, "high": last, "size": size, "joined": joined}
     values |= {"first_block": first // size, "last_block": last // size}
+    values |= {"first_stretch": first // (size * joined), "last_stretch": last // (size * joined)}
     if of_metrics:
         values["metrics"] = of_metrics
     # What the session has changed is part of the answer; a connection alone does not see to that.
@@ -69,20 +71,25 @@ def read_points(session: Session, uid: str, names: Collection[str], first: int, 
     parts: dict[int, list[Sequence[Any]]] = {part: list(of) for part, of in itertools.groupby(rows, lambda row: row[0])}
     if _RUN not in parts:
         raise not_found("run", uid)
-    found = _of_blocks(parts.get(_BLOCKS, []), first, last)
-    later = _of_metrics(parts.get(_METRICS, [])) | _of_steps(parts.get(_STEPS, []), of_steps)
-    return {name: found.get(name, NO_POINTS) + later.get(name, NO_POINTS) for name in names}
+    stretches = _packed(parts.get(_STRETCHES, []), size * joined, STRETCH_OFFSET)
+    blocks = _packed(parts.get(_BLOCKS, []), size, BLOCK_OFFSET)
+    rest = _of_metrics(parts.get(_METRICS, [])) | _of_steps(parts.get(_STEPS, []), of_steps)
+    found = {}
+    for name in names:
+        packed = stretches.get(name, NO_POINTS) + blocks.get(name, NO_POINTS)
+        found[name] = packed.between(first, last) + rest.get(name, NO_POINTS)
+    return found
 
 
-def _of_blocks(rows: Sequence[Sequence[Any]], first: int, last: int) -> dict[str, Points]:
+def _packed(rows: Sequence[Sequence[Any]], size: int, offset: np.dtype[Any]) -> dict[str, Points]:
+    """Of blocks or stretches of so many steps, whose offsets are of this type."""
     found = {}
     for name, of in itertools.groupby(rows, lambda row: row[1]):
-        _, _, blocks, offsets, values, *_ = zip(*of, strict=True)
-        begins = np.repeat(
-            np.array(blocks, dtype=np.int64) * curve_blocks.BLOCK_STEPS, [len(of_one) for of_one in offsets]
-        )
-        steps = begins + np.frombuffer(b"".join(offsets), OFFSET)
-        found[name] = Points(steps, np.frombuffer(b"".join(values), VALUE)).between(first, last)
+        _, _, numbers, offsets, values, *_ = zip(*of, strict=True)
+        counts = [len(of_one) // offset.itemsize for of_one in offsets]
+        begins = np.repeat(np.array(numbers, dtype=np.int64) * size, counts)
+        steps = begins + np.frombuffer(b"".join(offsets), offset)
+        found[name] = Points(steps, np.frombuffer(b"".join(values), VALUE))
     return found
 
 
@@ -104,9 +111,10 @@ def _of_steps(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, 
 @lru_cache(maxsize=_KEPT)
 def _statement(of_steps: tuple[str, ...], with_metrics: bool) -> CompoundSelect[Any]:
     """For these curves of steps; made once, because to put many columns together takes longer than to read them."""
-    run = select(Run.id, Run.packed_blocks).where(Run.uid == bindparam("uid")).cte("run")
+    run = select(Run.id, Run.packed_blocks, Run.packed_stretches).where(Run.uid == bindparam("uid")).cte("run")
     run_id = select(run.c.id).scalar_subquery()
     packed = select(run.c.packed_blocks).scalar_subquery()
+    joined = select(run.c.packed_stretches).scalar_subquery()
     width = max(len(of_steps), 1)
 
     def part(
@@ -126,18 +134,27 @@ def _statement(of_steps: tuple[str, ...], with_metrics: bool) -> CompoundSelect[
             table.step >= packed * bindparam("size"),
         )
 
+    wanted = bindparam("names", expanding=True)
+    stretches = part(
+        _STRETCHES, CurveStretch.name, CurveStretch.stretch, CurveStretch.offsets, CurveStretch.values
+    ).where(
+        CurveStretch.run_id == run_id,
+        CurveStretch.name.in_(wanted),
+        CurveStretch.stretch.between(bindparam("first_stretch"), bindparam("last_stretch")),
+    )
     blocks = part(_BLOCKS, CurveBlock.name, CurveBlock.block, CurveBlock.offsets, CurveBlock.values).where(
         CurveBlock.run_id == run_id,
-        CurveBlock.name.in_(bindparam("names", expanding=True)),
+        CurveBlock.name.in_(wanted),
         CurveBlock.block.between(bindparam("first_block"), bindparam("last_block")),
+        CurveBlock.block >= joined * bindparam("joined"),
     )
-    parts = [part(_RUN, _NOTHING, run.c.packed_blocks), blocks]
+    parts = [part(_RUN, _NOTHING, run.c.packed_blocks), stretches, blocks]
     if of_steps:
         figures = [STEP_CURVES[name] for name in of_steps]
         parts.append(part(_STEPS, _NOTHING, Step.step, row=figures).where(*behind(Step)))
     if with_metrics:
-        wanted = Metric.name.in_(bindparam("metrics", expanding=True))
-        parts.append(part(_METRICS, Metric.name, Metric.step, row=[Metric.value]).where(wanted, *behind(Metric)))
+        named = Metric.name.in_(bindparam("metrics", expanding=True))
+        parts.append(part(_METRICS, Metric.name, Metric.step, row=[Metric.value]).where(named, *behind(Metric)))
     both = union_all(*parts)
     columns = list(both.selected_columns)
     return both.order_by(columns[0], columns[1], columns[2])

@@ -16,6 +16,7 @@ from rhyme_openrlhf.api.problems import ProblemError
 from rhyme_openrlhf.api.queries import find_run
 from rhyme_openrlhf.api.record import (
     CurveBlock,
+    CurveStretch,
     EngineSampleRow,
     EngineStepRow,
     Interval,
@@ -32,7 +33,7 @@ from rhyme_openrlhf.api.status import ENDED
 CHUNK = 20_000
 # Those that grow with a run's length and have no foreign keys; the rest goes with the run's row (ON DELETE CASCADE).
 LARGE_TABLES: tuple[Any, ...] = (
-    RawEvent, Interval, EngineSampleRow, EngineStepRow, CurveBlock, Metric, Move, Switch, Step, SystemRow,
+    RawEvent, Interval, EngineSampleRow, EngineStepRow, CurveBlock, CurveStretch, Metric, Move, Switch, Step, SystemRow,
 )  # fmt: skip
 
 

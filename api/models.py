@@ -85,6 +85,8 @@ class Run(Base):
     dropped_events: Mapped[int] = mapped_column(BigInteger, default=0)
     # Blocks of its curves that are there (`api/curve_blocks.py`): those of the lowest steps.
     packed_blocks: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    # Stretches that its blocks are joined to (`api/curve_stretches.py`): those of the lowest steps.
+    packed_stretches: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     last_event_at: Mapped[float | None] = mapped_column(Float)
 
     attempts: Mapped[list[Attempt]] = relationship(back_populates="run", order_by="Attempt.number")

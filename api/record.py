@@ -321,6 +321,22 @@ class CurveBlock(Base):
     values: Mapped[bytes] = mapped_column(LargeBinary)
 
 
+class CurveStretch(Base):
+    """What some blocks of a curve that follow each other hold (`api/curve_stretches.py`)."""
+
+    __tablename__ = "curve_stretches"
+    # On PostgreSQL a row stays on one page instead of being cut into pieces of 2,000 bytes elsewhere.
+    __table_args__ = {"sqlite_with_rowid": False, "postgresql_with": {"toast_tuple_target": 8160}}
+
+    run_id: Mapped[int] = _run(primary_key=True)
+    name: Mapped[str] = mapped_column(String(METRIC_LENGTH), primary_key=True)
+    # `stretch` has the blocks from stretch * STRETCH_BLOCKS on.
+    stretch: Mapped[int] = mapped_column(Integer, primary_key=True)
+    # As in a block, with two bytes (little endian) for each step.
+    offsets: Mapped[bytes] = mapped_column(LargeBinary)
+    values: Mapped[bytes] = mapped_column(LargeBinary)
+
+
 class Move(Base):
     """A sample handed from one engine to another (SampleMoved)."""
 
