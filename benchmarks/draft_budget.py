@@ -4,11 +4,14 @@
 
 A file that is there already is added to, so that the repeats can be measured in parts.
 
-One engine, one workload (the embedded task's prompts at temperature 1, drafts from earlier samples of the same
-prompts), two kinds of arms in turn: the budget, and fixed draft lengths n that bypass window and confidence (as long as
-history matches, up to n). For each number of running samples, which is kept as it is by starting a new sample for each
-that finishes, tokens per second; and for a whole batch that drains. The best n of a row is chosen on every other repeat
-and compared on the others. Everything that drafting costs is in it.
+One engine, one workload (the embedded task's prompts, drafts from earlier samples of the same prompts at temperature
+1), two kinds of arms in turn: the budget, and fixed draft lengths n that bypass window and confidence (as long as history
+matches, up to n). For each number of running samples, which is kept as it is by starting a new sample for each that
+finishes, tokens per second; and for a whole batch that drains. Every arm gets the same prompts in the same order, and as
+many at a load, so that a quick arm does not meet other prompts than a slow one: how quickly an answer is drafted varies
+by several times from prompt to prompt. With `--temperature 0` all arms generate the same tokens, so that only time and
+drafting are between them; at 1, as in training, answers differ by chance. The best n of a row is chosen on every other
+repeat and compared on the others. Everything that drafting costs is in it.
 """
 
 from __future__ import annotations
@@ -41,9 +44,8 @@ PROMPTS = 16
 # Earlier samples of a prompt that are its history, as in a run with eight samples a prompt.
 HISTORY = 8
 MOST_TOKENS = 300
-# Of an arm at one load, after its samples have begun: some hundred steps.
-WARM_UP_SECONDS = 0.25
-SECONDS_A_TURN = 1.0
+# Samples of a turn, beside those that are still running at its end: every prompt, or as many as run at once.
+FEWEST_SAMPLES = 16
 # Loads of the turns that are not counted: code is compiled, caches are filled, and the budget learns what is accepted.
 FIRST = (64, 8)
 EMPTY_SECONDS = 30.0
@@ -64,34 +66,41 @@ def histories(engine: RunningEngine, prompts: list[list[int]], folder: Path) -> 
             raise SystemExit(refused)
 
 
-def parameters_of(number: int) -> Any:
+def parameters_of(number: int, temperature: float) -> Any:
     """Of one more sample of prompt `number`."""
     from vllm import SamplingParams
 
     from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
 
     extra = {PROMPT_KEY: f"p{number % PROMPTS}"}
-    return SamplingParams(temperature=1, max_tokens=MOST_TOKENS, detokenize=False, logprobs=0, extra_args=extra)
+    return SamplingParams(
+        temperature=temperature, max_tokens=MOST_TOKENS, detokenize=False, logprobs=0, extra_args=extra
+    )
 
 
-def steady(engine: RunningEngine, prompts: list[list[int]], running: int) -> float:
-    """Tokens per second while `running` samples are kept running."""
+def steady(engine: RunningEngine, prompts: list[list[int]], running: int, temperature: float = 1.0) -> float:
+    """Tokens per second while `running` samples are kept running, until no prompt of the turn is left to begin."""
+    numbers = iter(range(running + max(FEWEST_SAMPLES, running)))
+    begun = time.monotonic()
 
-    async def stream(lane: int) -> None:
-        number = lane
-        while True:
-            await engine.one(prompts[number % PROMPTS], parameters_of(number))
-            number += running
+    async def stream() -> float:
+        for number in numbers:
+            await engine.one(prompts[number % PROMPTS], parameters_of(number, temperature))
+        return time.monotonic()
 
-    streams = engine.begin(_all([stream(lane) for lane in range(running)]))
-    time.sleep(WARM_UP_SECONDS)
-    before, began = engine.scheduler("read_counters"), time.monotonic()
-    time.sleep(SECONDS_A_TURN)
-    after, ended = engine.scheduler("read_counters"), time.monotonic()
-    # vLLM aborts what nobody waits for.
-    streams.cancel()
+    async def until_one_is_done() -> tuple[int, float]:
+        streams = [asyncio.ensure_future(stream()) for _ in range(running)]
+        await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+        counters, now = await engine.ask("read_counters"), time.monotonic()
+        # vLLM aborts what nobody waits for.
+        for one in streams:
+            one.cancel()
+        return int(counters["response_tokens"]), now
+
+    before = engine.scheduler("read_counters")["response_tokens"]
+    after, ended = engine.call(until_one_is_done())
     wait_until_empty(engine)
-    return float(after["response_tokens"] - before["response_tokens"]) / (ended - began)
+    return (after - before) / (ended - begun)
 
 
 def wait_until_empty(engine: RunningEngine) -> None:
@@ -103,11 +112,11 @@ def wait_until_empty(engine: RunningEngine) -> None:
         time.sleep(0.01)
 
 
-def drain(engine: RunningEngine, prompts: list[list[int]]) -> float:
+def drain(engine: RunningEngine, prompts: list[list[int]], temperature: float = 1.0) -> float:
     """Tokens per second of a batch of the most samples, from its start until the last one is finished."""
     began = time.monotonic()
     lanes = range(max(RUNNING))
-    found = engine.call(_all([engine.one(prompts[n % PROMPTS], parameters_of(n)) for n in lanes]))
+    found = engine.call(_all([engine.one(prompts[n % PROMPTS], parameters_of(n, temperature)) for n in lanes]))
     return sum(len(out.token_ids) for out in found) / (time.monotonic() - began)
 
 
@@ -125,6 +134,7 @@ def measure(
     arms: dict[str, Any],
     found: Speeds,
     save: Callable[[], None],
+    temperature: float = 1.0,
 ) -> None:
     """Add to `found`, row -> arm -> tokens per second of each repeat; the arms in turn, in another order each time.
 
@@ -135,7 +145,10 @@ def measure(
         for row in (*RUNNING, DRAIN) if repeat else FIRST:
             for arm in chance.sample(sorted(arms), len(arms)):
                 engine.scheduler("use", arms[arm])
-                speed = drain(engine, prompts) if row == DRAIN else steady(engine, prompts, int(row))
+                if row == DRAIN:
+                    speed = drain(engine, prompts, temperature)
+                else:
+                    speed = steady(engine, prompts, int(row), temperature)
                 if repeat:
                     found.setdefault(str(row), {}).setdefault(arm, []).append(speed)
         save()
@@ -209,6 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=6, help="even, so that both halves are alike")
     parser.add_argument("--profile", type=Path, required=True, help="made by rhyme profile, of the embedded model here")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of what is generated; of the history it is 1")
     parser.add_argument("--out", type=Path, default=Path("draft_budget.json"))
     chosen = parser.parse_args()
     prompts = prompts_of()
@@ -220,7 +234,7 @@ def main() -> None:
             histories(engine, prompts, Path(folder))
         found = kept(chosen.out)
         arms = {str(n): n for n in FIXED} | {BUDGET: BUDGET}
-        measure(engine, prompts, chosen.repeats, arms, found, lambda: write(chosen.out, found))
+        measure(engine, prompts, chosen.repeats, arms, found, lambda: write(chosen.out, found), chosen.temperature)
     finally:
         engine.stop()
     if min(len(speeds) for by_arm in found.values() for speeds in by_arm.values()) > 1:

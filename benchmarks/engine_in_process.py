@@ -148,9 +148,13 @@ class RunningEngine:
 
     def scheduler(self, method: str, *arguments: Any) -> Any:
         """Call the engine's scheduler."""
+        return self.call(self.ask(method, *arguments))
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """`scheduler`, within the event loop."""
         from rhyme_openrlhf.rollout.engine_core_channel import call_scheduler
 
-        return self.call(call_scheduler(self.llm, method, *arguments))
+        return await call_scheduler(self.llm, method, *arguments)
 
     async def one(self, prompt: list[int], parameters: Any) -> Any:
         """The output of one request."""

@@ -13,7 +13,8 @@ from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.transfer_model import NotMeasured
 from rhyme_openrlhf.simulation import report, shipped, study
 from rhyme_openrlhf.simulation.presets import PRESETS
-from rhyme_openrlhf.simulation.run import gaps
+from rhyme_openrlhf.simulation.recorded_run import RecordedRun, compare, read_run, summary
+from rhyme_openrlhf.simulation.run import Run, gaps
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance
 from rhyme_openrlhf.simulation.study import Variant
@@ -71,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
         help="lengths as a paper prints them (%(default)s)",
     )
     source.add_argument("--trace", type=Path, metavar="FILE", help="lengths of your own, as JSON lines")
+    source.add_argument(
+        "--from-run",
+        type=Path,
+        metavar="DIRECTORY",
+        help="a real run again: its lengths, engines, trainer's speed, what its drafts gave; --features come on top",
+    )
     _number(what, "--steps", int, 20, "steps to draw (not with --trace)")
     _number(what, "--prompts", int, 128, "prompts a step")
     _number(what, "--samples", int, 8, "samples a prompt")
@@ -127,20 +134,26 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     try:
         profiles = shipped.load(options.profile)
-        workload = _workload(options)
-        variants = _variants(options)
+        cluster, base = _asked(options)
+        run = read_run(options.from_run, cluster, base) if options.from_run else None
+        workload = run.workload if run else _workload(options)
+        variants = _variants(options, run.cluster, run.features) if run else _variants(options, cluster, base)
+        measured = run.rates if run else ()
         if options.html:
             from rhyme_openrlhf.simulation.page import draw
-        results = study.simulate(variants, workload, profiles, options.jobs)
+        results = study.simulate(variants, workload, profiles, options.jobs, measured)
+        replayed = _replayed(run, profiles) if run else None
     except ModuleNotFoundError as error:
         if error.name != "plotly":
             raise
         return _refuse("--html needs the package plotly: pip install 'rhyme-openrlhf[server]'")
     except (ProfileError, WorkloadError, NotMeasured, ValueError) as error:
         return _refuse(str(error))
-    heading = report.title(workload, profiles, options.tp)
+    heading = report.title(workload, profiles, variants[0].cluster.tensor_parallel)
     notes = _notes(profiles, options)
     _print(heading, notes, report.rows(variants, results))
+    if replayed:
+        print(replayed)
     best = max(range(len(results)), key=lambda place: results[place].samples_per_second)
     print(f"most samples a second (simulated): {variants[best].name}")
     if options.json:
@@ -164,7 +177,17 @@ def _workload(options: argparse.Namespace) -> Workload:
     return drawn(shape, options.steps, options.prompts, options.samples, options.steps_per_epoch, options.seed)
 
 
-def _variants(options: argparse.Namespace) -> list[Variant]:
+def _replayed(run: RecordedRun, profiles: dict[int, Profile]) -> str:
+    """How the simulator does on the run as it was, step by step."""
+    result = Run(run.workload, run.cluster, run.features, profiles, run.rates).go()
+    compared = compare(run, result)
+    lines = ["step   rollout s, real   simulated    error"]
+    lines += [f"{one.step:4d}  {one.real:16.2f}  {one.simulated:10.2f}  {one.error:+7.1%}" for one in compared]
+    return "\n".join([*lines, summary(compared, result)])
+
+
+def _asked(options: argparse.Namespace) -> tuple[Cluster, Features]:
+    """The cluster and the settings of features by the options."""
     cluster = Cluster(
         options.nodes,
         options.devices,
@@ -188,6 +211,10 @@ def _variants(options: argparse.Namespace) -> list[Variant]:
         acceptance_epochs=epochs,
         interval=options.interval,
     )
+    return cluster, base
+
+
+def _variants(options: argparse.Namespace, cluster: Cluster, base: Features) -> list[Variant]:
     names = [name for name in options.features.split(",") if name]
     if options.ablate and options.sweep:
         raise ValueError("--ablate and --sweep are two tables: ask for them one after the other")
@@ -199,7 +226,11 @@ def _variants(options: argparse.Namespace) -> list[Variant]:
         if not values:
             raise ValueError(f"--sweep takes SETTING=A,B,..., as rank-groups=4,8,16, got {options.sweep!r}")
         return study.sweep(setting, values.split(","), cluster, features)
-    return [Variant(", ".join(names) or features.trainer, cluster, features)]
+    asked = Variant(", ".join(names) or features.trainer, cluster, features)
+    if not options.from_run:
+        return [asked]
+    as_it_was = Variant("as it was", cluster, base)
+    return [as_it_was, asked] if names else [as_it_was]
 
 
 def _acceptance(text: str) -> tuple[Acceptance, Acceptance, int]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.latency.predictor import Predictor
@@ -48,8 +48,16 @@ class Run:
     """`profiles`: by tensor-parallel size; that of the cluster's size is needed, others are layouts to switch to."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, features: Features, profiles: Mapping[int, Profile]
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        features: Features,
+        profiles: Mapping[int, Profile],
+        measured: Sequence[Rates] = (),
     ) -> None:
+        """`measured`: what drafts gave in each step of a real run, for `features.speculation` "measured"."""
+        if features.speculation == "measured" and len(measured) != len(workload.steps):
+            raise ValueError("what drafts gave is known of a run that is replayed only: --from-run")
         if cluster.tensor_parallel not in profiles:
             raise ValueError(
                 f"there is no profile of --tp {cluster.tensor_parallel}; those given are of {sorted(profiles)}"
@@ -66,6 +74,7 @@ class Run:
             ]
         )
         self.rates: Rates = NO_SPECULATION
+        self._measured = measured
         self.paces: dict[int, Callable[[int, float, float], Pace]] = dict.fromkeys(profiles, full_windows)
         self.plans: dict[int, StepPlan] = {}
         self.ledger: BatchLedger[PromptGroup] = BatchLedger(len(workload.steps))
@@ -190,7 +199,10 @@ class Run:
 
     def _plan(self, step: int, now: float) -> None:
         load = self.workload.steps[step - 1]
-        self._speculate(load.epoch)
+        if self.features.speculation == "measured":
+            self.rates = self._measured[step - 1]
+        else:
+            self._speculate(load.epoch)
         self.result.steps[step - 1].begun = now
         size = self.cluster.tensor_parallel
         self.plans[step] = plan(

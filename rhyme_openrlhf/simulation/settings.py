@@ -12,7 +12,7 @@ from rhyme_openrlhf.scheduling.outliers import ALPHA, BETA_FLOOR
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance
 
 Trainer = Literal["sync", "async", "pipeline"]
-SpeculationKind = Literal["off", "window", "budget"]
+SpeculationKind = Literal["off", "window", "budget", "measured"]
 Switching = Literal["off", "maximum", "history"]
 
 
@@ -63,7 +63,7 @@ class Features:
     `trainer`: OpenRLHF's synchronous or asynchronous one, or the streaming pipeline (HistoPipe's tier 1). `two_tier`:
     shares of engines by figure 12. `outliers`: moved within the step, with `defer` to the next one too. `dispatch`:
     prompts by predicted work. `reallocation`, `switching`: only with the sync and async trainers. `interval`: seconds
-    between looks at the engines.
+    between looks at the engines. `speculation` "measured": as in the run that is replayed.
     """
 
     trainer: Trainer = "async"

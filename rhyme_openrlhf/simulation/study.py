@@ -17,6 +17,7 @@ from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Features
+from rhyme_openrlhf.simulation.speculation_rates import Rates
 from rhyme_openrlhf.simulation.workload import Workload
 
 # What a feature's name on the command line changes.
@@ -33,6 +34,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "tp-switch-max": {"switching": "maximum"},
     "speculation": {"speculation": "window"},
     "budget": {"speculation": "budget"},
+    "measured-speculation": {"speculation": "measured"},
 }
 
 
@@ -95,16 +97,24 @@ def _changed(settings: Any, field: str, text: str) -> Any:
 
 
 def simulate(
-    variants: Sequence[Variant], workload: Workload, profiles: Mapping[int, Profile], jobs: int = 1
+    variants: Sequence[Variant],
+    workload: Workload,
+    profiles: Mapping[int, Profile],
+    jobs: int = 1,
+    measured: Sequence[Rates] = (),
 ) -> list[Result]:
-    """The results, in order. Raises what a run raises (ValueError: it cannot be run as asked)."""
+    """The results, in order; `measured`: as `Run` takes it.
+
+    Raises what a run raises (ValueError: it cannot be run as asked).
+    """
     if jobs == 1 or len(variants) == 1:
-        return [Run(workload, variant.cluster, variant.features, profiles).go() for variant in variants]
+        return [_one(variant, workload, profiles, measured) for variant in variants]
     # Not forked: whoever calls may have threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(variants)), mp_context=context) as pool:
-        return list(pool.map(_one, variants, [workload] * len(variants), [dict(profiles)] * len(variants)))
+        same = ([one] * len(variants) for one in (workload, dict(profiles), measured))
+        return list(pool.map(_one, variants, *same))
 
 
-def _one(variant: Variant, workload: Workload, profiles: dict[int, Profile]) -> Result:
-    return Run(workload, variant.cluster, variant.features, profiles).go()
+def _one(variant: Variant, workload: Workload, profiles: Mapping[int, Profile], measured: Sequence[Rates]) -> Result:
+    return Run(workload, variant.cluster, variant.features, profiles, measured).go()

@@ -5,7 +5,8 @@ A trace is JSON lines, one a sample, in any order of the samples within a step:
     {"step": 1, "epoch": 1, "prompt": "a1b2", "sample": 0, "prompt_tokens": 180, "length": 2210}
 
 `prompt` is any string that is the same whenever the prompt comes again; other keys (a reward, say) are allowed and not
-read. Steps are numbered from 1 without gaps.
+read. Steps are numbered from 1 without gaps. A line may also be a prompt with `"lengths"` of several samples instead of
+`"length"`, as a run's `lengths.jsonl` has them.
 
 Parametric workloads draw log-normal lengths: a prompt has a level of its own, which moves a little from epoch to epoch,
 and its samples vary around it; all levels grow by the same factor an epoch. Lengths end at the longest allowed.
@@ -132,7 +133,8 @@ def parse_trace(lines: Iterable[str], name: str) -> Workload:
             continue
         try:
             row = json.loads(line)
-            step, epoch, length = (_whole(row, key) for key in ("step", "epoch", "length"))
+            step, epoch = _whole(row, "step"), _whole(row, "epoch")
+            lengths = [_whole({"lengths": one}, "lengths") for one in row.get("lengths", ())] or [_whole(row, "length")]
             prompt, tokens = str(row["prompt"]), _whole(row, "prompt_tokens")
         except json.JSONDecodeError as error:
             raise WorkloadError(f"the trace {name}, line {number}: no JSON: {error.msg}") from error
@@ -143,7 +145,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Workload:
         if epochs.setdefault(step, epoch) != epoch:
             raise WorkloadError(f"the trace {name}, line {number}: step {step} is in two epochs")
         numbers.setdefault(prompt, len(numbers))
-        steps[step].setdefault(prompt, (tokens, []))[1].append(length)
+        steps[step].setdefault(prompt, (tokens, []))[1].extend(lengths)
     if sorted(steps) != list(range(1, len(steps) + 1)) or not steps:
         raise WorkloadError(f"the trace {name} must have steps numbered from 1 without gaps")
     loads = tuple(

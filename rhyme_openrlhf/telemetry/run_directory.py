@@ -3,6 +3,7 @@
     config.json    arguments, settings, command, versions, git commits, machine
     events.jsonl   everything that happened (telemetry/events.py)
     summary.json   what came out, written at the end
+    lengths.jsonl  how long every response was (telemetry/length_records.py)
     samples/       responses of a few prompts a step (telemetry/sample_records.py)
     logs/          output of the run's processes
     history/       journals and spilled draft indexes of the history workers, on the nodes where they run

@@ -15,6 +15,8 @@ CONFIG_FILE = "config.json"
 EVENTS_FILE = "events.jsonl"
 # Responses of chosen prompts, one file a training step (sample_files.py).
 SAMPLES_FOLDER = "samples"
+# How long every response was (length_records.py).
+LENGTHS_FILE = "lengths.jsonl"
 # How far the reporter has sent the events.
 REPORTER_FILE = "reporter.json"
 # Somebody asked the control plane to stop the run; the trainer looks for it between two steps.

@@ -18,7 +18,7 @@ from rhyme_openrlhf.config import RhymeSettings, TelemetrySettings
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
-from rhyme_openrlhf.telemetry.run_files import STOP_REQUEST
+from rhyme_openrlhf.telemetry.run_files import LENGTHS_FILE, STOP_REQUEST
 from rhyme_openrlhf.telemetry.sample_files import SampleFiles
 from rhyme_openrlhf.training.resume import Checkpoints
 
@@ -34,9 +34,10 @@ class PlainRecorder:
         """`path` is the event log's, in the run directory; responses are kept beside it."""
         self._log = EventLog(path)
         self._samples = SampleFiles(Path(path).parent, (telemetry or TelemetrySettings()).samples_mb)
+        self._lengths = Path(path).with_name(LENGTHS_FILE)
         self._stop_request = Path(path).with_name(STOP_REQUEST)
         self._lost = 0
-        self._samples_refused = False
+        self._refused: set[str] = set()
 
     def write(self, event: Event, source: str, at: float) -> None:
         """Append one event that `source` says happened at unix time `at`.
@@ -58,10 +59,22 @@ class PlainRecorder:
         try:
             self._samples.write(step, lines)
         except OSError as error:
-            if not self._samples_refused:
-                self._samples_refused = True
-                text = f"responses of step {step} could not be kept in the run directory: {error.strerror}"
-                self.write(Note("warning", text), SOURCE, time.time())
+            self._not_kept("responses", step, error)
+
+    def write_lengths(self, step: int, lines: bytes) -> None:
+        """Append a step's response lengths (telemetry/length_records.py). A disk that refuses them loses them."""
+        try:
+            with self._lengths.open("ab") as file:
+                file.write(lines)
+        except OSError as error:
+            self._not_kept("response lengths", step, error)
+
+    def _not_kept(self, what: str, step: int, error: OSError) -> None:
+        """Say so, once for each kind."""
+        if what not in self._refused:
+            self._refused.add(what)
+            text = f"{what} of step {step} could not be kept in the run directory: {error.strerror}"
+            self.write(Note("warning", text), SOURCE, time.time())
 
     def stop_requested(self) -> bool:
         """Whether somebody put a stop request into the run directory."""

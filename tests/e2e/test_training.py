@@ -86,6 +86,12 @@ def test_the_main_job(train: Train) -> None:
         sources = {source for record in records for source, _ in record["pieces"]}
         assert sources == ({""} if step < 3 else {"", "history"})
         assert all((record["accepted"] > 0) == any(s for s, _ in record["pieces"]) for record in records)
+    # And of all prompts the lengths, from which the run can be simulated.
+    rows = [json.loads(line) for line in (run.path / "lengths.jsonl").read_text().splitlines()]
+    for event in run.of(RolloutFinished):
+        mine = [length for row in rows if row["step"] == event.step for length in row["lengths"]]
+        assert (len(mine), sum(mine)) == (event.samples, event.response_tokens)
+    assert {engine for row in rows for engine in row["engines"]} == {0, 1}
     # And what the machine did.
     assert {"engine 0", "engine 1", "trainer", "driver"} <= set(run.of(SystemSample)[-1].process_memory)
 

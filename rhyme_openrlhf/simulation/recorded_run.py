@@ -1,0 +1,174 @@
+"""A real run as something to simulate: its lengths, its engines, its trainer's speed, what its drafts gave.
+
+Read from the run directory (telemetry/run_directory.py). What a run did is beside what the simulator makes of it, so
+that the two can be compared step by step. Invariants: steps are those whose rollout stage is recorded whole, numbered
+anew from 1; nothing is taken from the run's own rollout times, with which the simulated ones are compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhyme_openrlhf.simulation.result import Result
+from rhyme_openrlhf.simulation.settings import Cluster, Features
+from rhyme_openrlhf.simulation.speculation_rates import NO_SPECULATION, Rates
+from rhyme_openrlhf.simulation.workload import Workload, WorkloadError, parse_trace
+from rhyme_openrlhf.telemetry.event_log import read_events
+from rhyme_openrlhf.telemetry.events import (
+    EngineInterval,
+    EngineStep,
+    RankGroups,
+    Recorded,
+    RolloutFinished,
+    RunStarted,
+    TrainStep,
+)
+from rhyme_openrlhf.telemetry.metrics import EngineCounters, bubble_fraction
+from rhyme_openrlhf.telemetry.run_files import EVENTS_FILE, LENGTHS_FILE
+
+# A step's simulated time counts as right within this share of the real one.
+TOLERANCE = 0.1
+# Parts of a step (training/base_trainer.py::PARTS) that are the trainer's work on its batch, and the one behind it.
+TRAINING_PARTS = ("experience", "train")
+SYNC_PART = "sync"
+
+
+@dataclass(frozen=True)
+class RealStage:
+    """A rollout stage as it was: `step` in the run's own count, seconds, and the share without work for an engine."""
+
+    step: int
+    seconds: float
+    bubbles: float
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """What to simulate, and what really happened; `rates` and `stages` have an entry for each step of the workload."""
+
+    workload: Workload
+    cluster: Cluster
+    features: Features
+    rates: tuple[Rates, ...]
+    stages: tuple[RealStage, ...]
+
+
+def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedRun:
+    """The run of a run directory; of `cluster` and `features` what the run does not say. Raises WorkloadError."""
+    path = directory / LENGTHS_FILE
+    if not path.exists():
+        raise WorkloadError(f"{directory} has no {LENGTHS_FILE}: it is no run directory, or of an older version")
+    by_step: dict[int, list[str]] = defaultdict(list)
+    for line in path.read_text().splitlines():
+        by_step[int(json.loads(line)["step"])].append(line)
+    events = list(read_events(directory / EVENTS_FILE))
+    stages = _stages(events)
+    steps = sorted(by_step.keys() & stages.keys())
+    if not steps:
+        raise WorkloadError(f"{directory} has no finished rollout stage")
+    lines = [json.dumps({**json.loads(one), "step": n}) for n, step in enumerate(steps, 1) for one in by_step[step]]
+    workload = dataclasses.replace(parse_trace(lines, str(path)), name=directory.name, source="a recorded run")
+    parts = [one.event.seconds_by_part for one in events if isinstance(one.event, TrainStep)]
+    if not parts:
+        raise WorkloadError(f"{directory} has no finished training step: how fast its trainer is, is not known")
+    rates = _rates(events)
+    started = next(one.event for one in events if isinstance(one.event, RunStarted))
+    drafted = any(rates[step].drafts_per_step for step in steps)
+    pipeline = any(isinstance(one.event, RankGroups) for one in events)
+    trainer = "pipeline" if pipeline else "async" if started.asynchronous else "sync"
+    return RecordedRun(
+        workload,
+        dataclasses.replace(
+            cluster,
+            nodes=1,
+            devices=started.engines * started.tensor_parallel_size,
+            tensor_parallel=started.tensor_parallel_size,
+            trainer_tokens_per_second=_trained_per_second(parts, workload),
+            publish_seconds=statistics.fmean(one.get(SYNC_PART, 0.0) for one in parts),
+        ),
+        dataclasses.replace(
+            features, trainer=trainer, dispatch=True, speculation="measured" if drafted else features.speculation
+        ),
+        tuple(rates[step] for step in steps),
+        tuple(stages[step] for step in steps),
+    )
+
+
+def _stages(events: Iterable[Recorded]) -> dict[int, RealStage]:
+    engines, intervals, found = 1, defaultdict(list), {}
+    for one in events:
+        match one.event:
+            case RunStarted():
+                engines = one.event.engines
+            case EngineInterval():
+                intervals[one.event.step].append(one.event)
+            case RolloutFinished():
+                found[one.event.step] = one.event.seconds
+    return {
+        step: RealStage(step, seconds, bubble_fraction(intervals[step], engines, seconds) or 0.0)
+        for step, seconds in found.items()
+    }
+
+
+def _rates(events: Iterable[Recorded]) -> dict[int, Rates]:
+    """What drafts gave in each step, over all engines."""
+    counters: dict[int, EngineCounters] = defaultdict(EngineCounters)
+    for one in events:
+        if isinstance(one.event, EngineStep):
+            counters[one.event.step] += one.event.counters
+    found: dict[int, Rates] = defaultdict(lambda: NO_SPECULATION)
+    for step, sums in counters.items():
+        if sums.sample_steps:
+            window = sums.drafted / sums.drafts if sums.drafts else 0.0
+            found[step] = Rates(sums.decode_tokens / sums.sample_steps, sums.drafted / sums.sample_steps, window)
+    return found
+
+
+def _trained_per_second(parts: Sequence[Mapping[str, float]], workload: Workload) -> float:
+    """Response tokens that the trainer took in a second, over the whole run."""
+    seconds = sum(one.get(name, 0.0) for one in parts for name in TRAINING_PARTS)
+    tokens = sum(sum(prompt.lengths) for step in workload.steps[: len(parts)] for prompt in step.prompts)
+    return tokens / seconds
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One step: the rollout stage's seconds, real and simulated, and the real share of bubbles."""
+
+    step: int
+    real: float
+    simulated: float
+    bubbles: float
+
+    @property
+    def error(self) -> float:
+        """Of the simulated seconds, as a share of the real ones."""
+        return self.simulated / self.real - 1
+
+
+def compare(run: RecordedRun, result: Result) -> list[Comparison]:
+    """Step by step; `result` is of the run's own cluster and features."""
+    return [
+        Comparison(stage.step, stage.seconds, step.completed - step.begun, stage.bubbles)
+        for stage, step in zip(run.stages, result.steps, strict=True)
+    ]
+
+
+def summary(compared: Sequence[Comparison], result: Result) -> str:
+    """How well the simulator does on the run as it was, in a sentence."""
+    right = sum(abs(one.error) <= TOLERANCE for one in compared)
+    ratio = statistics.median(one.simulated / one.real for one in compared)
+    seconds = result.accounts.seconds
+    busy = seconds["rollout"] + seconds["tail"]
+    simulated = seconds["tail"] / busy if busy else 0.0
+    real = sum(one.bubbles * one.real for one in compared) / sum(one.real for one in compared)
+    return (
+        f"the run as it was: {right} of {len(compared)} rollout stages are simulated within {TOLERANCE:.0%} of their "
+        f"real time (simulated / real, median {ratio:.2f}); bubbles of the stages {simulated:.1%}, really {real:.1%}"
+    )

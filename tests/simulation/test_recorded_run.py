@@ -1,0 +1,122 @@
+"""A recorded run is replayed: what a simulated run wrote as its record comes out the same again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from rhyme_openrlhf.cli import simulate as command
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.simulation.recorded_run import compare, read_run
+from rhyme_openrlhf.simulation.result import Result
+from rhyme_openrlhf.simulation.run import Run
+from rhyme_openrlhf.simulation.settings import Cluster, Features
+from rhyme_openrlhf.simulation.speculation_rates import Rates
+from rhyme_openrlhf.simulation.workload import Shape, Workload, WorkloadError, drawn
+from rhyme_openrlhf.telemetry.event_log import EventLog
+from rhyme_openrlhf.telemetry.events import EngineInterval, EngineStep, RolloutFinished, RunStarted, TrainStep
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from tests.latency import formula
+
+SHAPE = Shape("test", "drawn", median=100.0, sigma=0.8, longest=1000, prompt_tokens=40)
+PROFILE = formula.profile()
+CLUSTER = Cluster(devices=2, running=64, trainer_tokens_per_second=5000.0, publish_seconds=0.5)
+FEATURES = Features(trainer="sync", dispatch=True, speculation="measured")
+# Each step drafts a little more than the one before; the first nothing.
+RATES = [Rates(1 + step / 2, float(step), 4.0 * bool(step)) for step in range(4)]
+
+
+def record(path: Path, workload: Workload, result: Result) -> None:
+    """What a run like the simulated one leaves in its directory, from its step 7 on."""
+    path.mkdir()
+    lines = []
+    with EventLog(path / "events.jsonl") as log:
+        log.write(RunStarted(1, "r", [], 2, 1, 2, 2, 6, 4, False), "driver")
+        for number, (load, times) in enumerate(zip(workload.steps, result.steps, strict=True)):
+            step, seconds = 7 + number, times.completed - times.begun
+            for prompt in load.prompts:
+                row = {"step": step, "epoch": load.epoch, "prompt": str(prompt.prompt), "prompt_tokens": 40}
+                lines.append(json.dumps({**row, "lengths": prompt.lengths, "engines": [0] * len(prompt.lengths)}))
+            rates = RATES[number]
+            counters = EngineCounters(
+                decode_tokens=round(100 * rates.tokens_per_step), sample_steps=100, drafts=10 * bool(number),
+                drafted=round(100 * rates.drafts_per_step),
+            )  # fmt: skip
+            log.write(EngineStep(step, 0, counters, step - 1), "rollout")
+            log.write(EngineInterval(1, "idle", 0.0, seconds / 4, step, cause="tail"), "rollout")
+            log.write(RolloutFinished(step, load.epoch, seconds, 24, times.tokens, None, 1.0, 1.0, 9, 0), "rollout")
+            parts = {
+                "train": times.tokens / 5000 / 2,
+                "experience": times.tokens / 5000 / 2,
+                "sync": 0.5,
+                "rollout": 9.0,
+            }
+            log.write(TrainStep(step, load.epoch, parts, {}), "trainer")
+    (path / "lengths.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    workload = drawn(SHAPE, 4, 6, 4, 2, seed=3)
+    record(tmp_path / "run", workload, Run(workload, CLUSTER, FEATURES, {1: PROFILE}, RATES).go())
+    return tmp_path / "run"
+
+
+def test_the_same_run_again_takes_the_same_time(recorded: Path) -> None:
+    run = read_run(recorded, Cluster(running=64), Features())
+    assert (run.features, run.rates) == (FEATURES, tuple(RATES))
+    assert run.cluster.trainer_tokens_per_second == pytest.approx(CLUSTER.trainer_tokens_per_second)
+    assert dataclasses.replace(run.cluster, trainer_tokens_per_second=5000.0) == CLUSTER
+    compared = compare(run, Run(run.workload, run.cluster, run.features, {1: PROFILE}, run.rates).go())
+    assert [one.step for one in compared] == [7, 8, 9, 10]
+    assert [one.simulated for one in compared] == pytest.approx([one.real for one in compared])
+    # Half of the engines idle for a quarter of the stage.
+    assert [one.bubbles for one in compared] == pytest.approx([0.125] * 4)
+
+
+def test_a_slower_machine_shows(recorded: Path) -> None:
+    run = read_run(recorded, Cluster(running=64), Features())
+    slower = dataclasses.replace(
+        PROFILE,
+        steps=tuple(dataclasses.replace(p, seconds=1.5 * p.seconds) for p in PROFILE.steps),
+        prefills=tuple(dataclasses.replace(p, seconds=1.5 * p.seconds) for p in PROFILE.prefills),
+    )
+    compared = compare(run, Run(run.workload, run.cluster, run.features, {1: slower}, run.rates).go())
+    assert [one.error for one in compared] == pytest.approx([0.5] * 4)
+
+
+def test_on_the_command_line_with_a_feature_more(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    (tmp_path / "p.json").write_text(profiles.to_text(PROFILE))
+    asked = ["--profile", str(tmp_path / "p.json"), "--from-run", str(recorded), "--running", "64"]
+    assert command.main([*asked, "--features", "async"]) == 0
+    printed = capsys.readouterr().out
+    assert "a recorded run" in printed and "as it was" in printed and "async" in printed
+    assert "4 of 4 rollout stages are simulated within 10% of their real time" in printed
+
+
+@pytest.mark.parametrize("missing", ["lengths.jsonl", "stages", "training"])
+def test_what_cannot_be_replayed_is_refused_with_the_reason(
+    recorded: Path, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = recorded / "events.jsonl"
+    kept = {"stages": "rollout_finished", "training": "train_step"}
+    if missing in kept:
+        events.write_text("".join(line for line in events.open() if kept[missing] not in line))
+    else:
+        (recorded / missing).unlink()
+    with pytest.raises(WorkloadError):
+        read_run(recorded, Cluster(), Features())
+    assert command.main(["--profile", "pat-a40", "--from-run", str(recorded)]) == 2
+    assert capsys.readouterr().err.startswith("rhyme simulate: error: ")
+
+
+def test_measured_drafts_need_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--profile", "pat-a40", "--tp", "2", "--steps", "2", "--features", "measured-speculation"]
+    assert command.main(argv) == 2
+    assert "--from-run" in capsys.readouterr().err
