@@ -5,13 +5,13 @@
 A file that is there already is added to, so that the repeats can be measured in parts.
 
 One engine, one workload (the embedded task's prompts, drafts from earlier samples of the same prompts at temperature
-1), two kinds of arms in turn: the budget, and fixed draft lengths n that bypass window and confidence (as long as history
-matches, up to n). For each number of running samples, which is kept as it is by starting a new sample for each that
-finishes, tokens per second; and for a whole batch that drains. Every arm gets the same prompts in the same order, and as
-many at a load, so that a quick arm does not meet other prompts than a slow one: how quickly an answer is drafted varies
-by several times from prompt to prompt. With `--temperature 0` all arms generate the same tokens, so that only time and
-drafting are between them; at 1, as in training, answers differ by chance. The best n of a row is chosen on every other
-repeat and compared on the others. Everything that drafting costs is in it.
+1), two kinds of arms in turn: the budget, and fixed draft lengths n that bypass window and confidence (as long as
+history matches, up to n). For each number of running samples, which is kept as it is by starting a new sample for each
+that finishes, tokens per second; and for a whole batch that drains. Every arm gets the same prompts in the same order,
+and as many at a load, so that a quick arm does not meet other prompts than a slow one: how quickly an answer is
+drafted varies by several times from prompt to prompt. With `--temperature 0` all arms generate the same tokens, so
+that only time and drafting are between them; at 1, as in training, answers differ by chance. The best n of a row is
+chosen on every other repeat and compared on the others. Everything that drafting costs is in it.
 """
 
 from __future__ import annotations
