@@ -226,7 +226,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("draft_budget.json"))
     chosen = parser.parse_args()
     prompts = prompts_of()
-    settings = RhymeSettings(histospec=HistoSpecSettings(siblings=False))
+    # The budget may draft as much as the longest fixed length.
+    settings = RhymeSettings(histospec=HistoSpecSettings(siblings=False, window_max=max(FIXED)))
     engine = RunningEngine(settings, scheduler="engine_in_process.PolicyScheduler")
     try:
         engine.scheduler("prepare", [n for n in FIXED if n], read_text(chosen.profile))

@@ -139,7 +139,7 @@ def _trained_per_second(parts: Sequence[Mapping[str, float]], workload: Workload
 
 @dataclass(frozen=True)
 class Comparison:
-    """One step: the rollout stage's seconds, real and simulated, and the real share of bubbles."""
+    """One step: the rollout stage's seconds, real and simulated (weights are loaded before), the real bubbles."""
 
     step: int
     real: float
@@ -155,7 +155,7 @@ class Comparison:
 def compare(run: RecordedRun, result: Result) -> list[Comparison]:
     """Step by step; `result` is of the run's own cluster and features."""
     return [
-        Comparison(stage.step, stage.seconds, step.completed - step.begun, stage.bubbles)
+        Comparison(stage.step, stage.seconds, step.completed - step.generating, stage.bubbles)
         for stage, step in zip(run.stages, result.steps, strict=True)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 
@@ -10,12 +11,16 @@ from rhyme_openrlhf.simulation.accounts import Accounts
 
 @dataclass
 class StepTimesOf:
-    """A step's times, in seconds from the start of the run, and what it generated."""
+    """A step's times, in seconds from the start of the run, and what it generated.
+
+    `begun`: its first engine turned to it; `generating`: an engine had the weights for it.
+    """
 
     epoch: int
     samples: int
     tokens: int
     begun: float = 0.0
+    generating: float = math.inf
     completed: float = 0.0
     trained: float = 0.0
 

@@ -189,6 +189,8 @@ class Run:
     def _begin(self, slot: Slot, step: int, now: float) -> None:
         slot.beginning = False
         slot.step = step
+        times = self.result.steps[step - 1]
+        times.generating = min(times.generating, now)
         slot.idle_since = now
         # Without a plan all of the step has ended: this engine had no part in it.
         jobs = [*self.carried.pop(slot.place, ()), *(self.plans[step].jobs[slot.place] if step in self.plans else ())]

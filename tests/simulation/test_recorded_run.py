@@ -36,18 +36,18 @@ def record(path: Path, workload: Workload, result: Result) -> None:
     with EventLog(path / "events.jsonl") as log:
         log.write(RunStarted(1, "r", [], 2, 1, 2, 2, 6, 4, False), "driver")
         for number, (load, times) in enumerate(zip(workload.steps, result.steps, strict=True)):
-            step, seconds = 7 + number, times.completed - times.begun
+            step, seconds = 7 + number, times.completed - times.generating
             for prompt in load.prompts:
                 row = {"step": step, "epoch": load.epoch, "prompt": str(prompt.prompt), "prompt_tokens": 40}
                 lines.append(json.dumps({**row, "lengths": prompt.lengths, "engines": [0] * len(prompt.lengths)}))
             rates = RATES[number]
-            counters = EngineCounters(
-                decode_tokens=round(100 * rates.tokens_per_step), sample_steps=100, drafts=10 * bool(number),
-                drafted=round(100 * rates.drafts_per_step),
-            )  # fmt: skip
+            decoded, drafted = round(100 * rates.tokens_per_step), round(100 * rates.drafts_per_step)
+            counters = EngineCounters(decode_tokens=decoded, sample_steps=100, drafts=drafted // 4, drafted=drafted)
             log.write(EngineStep(step, 0, counters, step - 1), "rollout")
             log.write(EngineInterval(1, "idle", 0.0, seconds / 4, step, cause="tail"), "rollout")
-            log.write(RolloutFinished(step, load.epoch, seconds, 24, times.tokens, None, 1.0, 1.0, 9, 0), "rollout")
+            log.write(
+                RolloutFinished(step, load.epoch, seconds, 24, times.tokens, None, 1.0, 1.0, 1.0, 9, 0), "rollout"
+            )
             parts = {
                 "train": times.tokens / 5000 / 2,
                 "experience": times.tokens / 5000 / 2,
