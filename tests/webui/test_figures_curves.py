@@ -130,4 +130,5 @@ def test_off_policyness_is_a_share_of_each_step() -> None:
     drawn = traces(figure)
     assert list(drawn["0 (on policy)"].y) == [1.0, 0.5] and list(drawn["1"].y) == [0.0, 0.5]
     assert "75.0% at 0, 25.0% at 1" in figure.layout.meta["description"]
-    assert "--weights.transport" in learning.off_policyness(Ages("samples", []), None).layout.meta["empty"]
+    for of in ("samples", "response tokens"):
+        assert "--weights.transport" in learning.off_policyness(Ages(of, []), None).layout.meta["empty"]
