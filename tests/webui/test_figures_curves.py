@@ -119,6 +119,20 @@ def test_metrics_are_grouped_by_name_and_none_is_lost() -> None:
     assert rest == ["skill"]
 
 
+def test_an_evaluations_chart_has_its_results_alone() -> None:
+    groups, rest = learning.grouped(["eval/eval_sort_pass1", "eval/eval_num_samples", "eval/eval_response_length_mean"])
+    assert groups["evaluation"] == ["eval/eval_sort_pass1"]
+    assert rest == ["eval/eval_num_samples", "eval/eval_response_length_mean"]
+    (group,) = (one for one in learning.GROUPS if one.name == "evaluation")
+    found = {"eval/eval_sort_pass1": curve("eval/eval_sort_pass1", 0.1, 0.2)}
+    assert learning.metric_group(group)(found, Options()).data[0].name == "sort_pass1"
+
+
+def test_a_constant_nothing_lies_on_the_axis() -> None:
+    figure = learning.metric({"skipped": curve("skipped", 0.0, 0.0)}, Options())
+    assert tuple(figure.layout.yaxis.range) == (-0.05, 1.0)
+
+
 def test_more_metrics_than_colours_go_to_the_rest() -> None:
     groups, rest = learning.grouped([f"eval/{i:02}" for i in range(10)])
     assert len(groups["evaluation"]) == 8 and rest == ["eval/08", "eval/09"]

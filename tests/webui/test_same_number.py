@@ -163,7 +163,7 @@ def test_moves_are_the_same_everywhere(dashboard: Any, tmp_path: Path) -> None:
     # An arrow of the timeline says what its move cost.
     one = next(one for one in moved if one.downtime_seconds is not None and one.predicted_seconds is not None)
     address = f"/ui/runs/{uid}/figures/timeline"
-    arrows = client.get(address, params={"step": one.step, "steps": 1, "count": 64}).json()["data"]
+    arrows = client.get(address, params={"step": one.step, "steps": 1}).json()["data"]
     (words,) = {words for trace in arrows for words in trace.get("text") or [] if f"Sample {one.sample}:" in words}
     assert f"{text.duration(one.seconds)}, " in words
     assert f"{text.duration(one.downtime_seconds)} without an engine" in words
@@ -201,7 +201,7 @@ def seconds(values: Iterable[float | None]) -> str:
 
 def tiles_of(page: str) -> dict[str, str]:
     """Value by title."""
-    found = re.findall(r'tile-title">([^<]*)</span>\s*<span class="tile-value">([^<]*)</span>', page)
+    found = re.findall(r'tile-title">([^<]*)</span>\s*<span class="tile-value"[^>]*>([^<]*)</span>', page)
     return {html.unescape(title): html.unescape(value) for title, value in found}
 
 

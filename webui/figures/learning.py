@@ -52,7 +52,9 @@ def _words(*wanted: str) -> Callable[[str], bool]:
 # A metric belongs to the first group that takes it.
 GROUPS: tuple[MetricGroup, ...] = (
     MetricGroup(
-        "evaluation", "Evaluation", "Results on the evaluation set.", lambda name: name.startswith("eval/"),
+        "evaluation", "Evaluation", "Results on the evaluation set.", lambda name: name.startswith("eval/")
+        # Tokens and counts are no results: over the same axis they would flatten those.
+        and not _words("length", "samples", "truncated")(name),
         "No evaluation of this run has been reported. OpenRLHF evaluates with --eval.dataset and --eval.steps.",
     ),
     MetricGroup(
@@ -178,7 +180,7 @@ def metric_group(group: MetricGroup) -> Callable[[Mapping[str, Curve], OnAxis], 
 
     def draw(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
         shown = [found[name] for name in sorted(found)]
-        names = {name: name.removeprefix("eval/") for name in found}
+        names = {name: name.removeprefix("eval/").removeprefix("eval_") for name in found}
         return lines(shown, options, group.title, group.description, group.empty, names=names)
 
     return draw

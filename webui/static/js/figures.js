@@ -1,6 +1,7 @@
 // Figures: fetched when they come into sight, drawn with the page's theme, updated without losing the reader's zoom.
 //   data-figure="/ui/..."   where its JSON comes from; layout.meta has `description`, `empty` and `growing`
 //   data-name="..."         what its files are called
+//   data-named              the page lists its names where windows are narrow
 import { ask } from "./ask.js";
 import { paper, template } from "./figure_theme.js";
 import { blobOf, csvOf, save } from "./figure_files.js";
@@ -133,7 +134,7 @@ async function redraw(figure) {
     return show(figure, "empty", empty);
   }
   // Their names, one below the other, would take the drawing's place: the page shows them beside it.
-  if (plot.clientWidth < NARROW && data.length > MOST_NAMES) layout.showlegend = false;
+  if (plot.clientWidth < NARROW && ("named" in figure.dataset || data.length > MOST_NAMES)) layout.showlegend = false;
   await window.Plotly.react(plot, data, { ...layout, template: template(), uirevision: "kept", autosize: true }, CONFIG);
   show(figure, "drawn", "");
   figure.dispatchEvent(new CustomEvent("rhyme:drawn", { bubbles: true }));
