@@ -72,6 +72,13 @@ FRESH_PAGES: dict[str, str] = {
     "cluster": "/cluster",
 }
 PUBLIC = ("sign-in",)
+INDEX_HEAD = """\
+# Every page of the dashboard
+
+Whole pages in Chromium, light and dark, 1440 and 390 pixels wide, made by `scripts/screenshots.py` (which writes this
+page too): the demonstration's recorded runs, one of them as if it were under way, and a synthetic run for views of
+moves, layout switches and rank groups. Pages of more than 5,000 pixels are cut there.
+"""
 # What the documentation shows, of the demonstration's real run: name -> address, and where a reader would scroll to.
 PICTURES: dict[str, tuple[str, str]] = {
     "run": ("/runs/{demo}", "body"),
@@ -129,6 +136,8 @@ def main(argv: list[str]) -> int:
                     take_pictures(browser, link, runs)
                 addresses = {name: address.format(**runs) for name, address in filled.items()}
                 take_pages(browser, link, addresses, Path(folder), out, suffix)
+    if not given.pages:
+        write_index(out)
     if fresh:
         with tempfile.TemporaryDirectory() as folder, chromium() as browser, serving(Path(folder), "--local") as link:
             take_pages(browser, link, fresh, Path(folder), out, suffix)
@@ -252,6 +261,17 @@ def take_pages(browser: Any, link: str, addresses: dict[str, str], folder: Path,
                 page.evaluate("window.scrollTo(0, 0)")
                 keep(page, out / f"{name}-{theme}-{size}{suffix}", whole=True)
             page.context.close()
+
+
+def write_index(out: Path) -> None:
+    """A page with links to all pictures of whole pages."""
+    forms = [f"{theme}-{size}" for theme in THEMES for size in SIZES]
+    lines = [INDEX_HEAD, f"| page | {' | '.join(form.replace('-', ', ') for form in forms)} |"]
+    lines.append("|---" * (1 + len(forms)) + "|")
+    for name in (*PAGES, *FRESH_PAGES):
+        pictures = [f"[{form}]({name}-{form}.webp)" for form in forms]
+        lines.append(f"| {name.replace('-', ' ')} | {' | '.join(pictures)} |")
+    (out / "README.md").write_text("\n".join(lines) + "\n")
 
 
 def draw_all(page: Any) -> None:
