@@ -91,6 +91,8 @@ PICTURE_SIZE = (1280, 800)
 SIZES = {"1440": (1440, 900), "390": (390, 844)}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 COLORS = 256
+# Of WebP without loss, 0 to 100: the last tenth of a file takes forty times as long.
+EFFORT = 60
 # Of a page that is longer, the rest repeats itself.
 MOST_HEIGHT = 5000
 # Names of this machine's folders become those of no machine, in texts and in the form's fields.
@@ -291,7 +293,7 @@ def keep(page: Any, file: Path, whole: bool = False) -> None:
     picture = Image.open(io.BytesIO(page.screenshot(full_page=whole, clip=clip))).convert("RGB")
     picture = picture.quantize(COLORS, dither=Image.Dither.NONE)
     if file.suffix == ".webp":
-        picture.convert("RGB").save(file, lossless=True, quality=100, method=6)
+        picture.convert("RGB").save(file, lossless=True, quality=EFFORT, method=4)
     else:
         picture.save(file, optimize=True)
     print(f"{file}  {picture.width} x {picture.height}, {file.stat().st_size // 1024} KB", flush=True)
