@@ -142,7 +142,17 @@ async function redraw(figure) {
 
 function show(figure, state, text) {
   figure.dataset.state = state;
-  figure.querySelector("[data-figure-state]").textContent = text;
+  // The names of options stay in one piece: browsers break lines after hyphens.
+  figure.querySelector("[data-figure-state]").replaceChildren(
+    ...text.split(/(--[\w.]+)/).map((part, index) => (index % 2 === 0 ? part : whole(part))),
+  );
+}
+
+function whole(text) {
+  const span = document.createElement("span");
+  span.className = "whole";
+  span.textContent = text;
+  return span;
 }
 
 function showError(figure, error) {
