@@ -37,11 +37,15 @@ class RunsWindow(BaseModel):
 
 @dataclass(frozen=True)
 class RunsFigure:
-    """`curves`: the first that a run has values of is drawn; empty: the option `metric` names it."""
+    """`curves`: the first that a run has values of is drawn; empty: the option `metric` names it.
+
+    `share`: it is 0 to 1.
+    """
 
     name: str
     title: str
     curves: tuple[str, ...]
+    share: bool = False
 
     def draw(self, session: Session, options: RunsWindow) -> Figure:
         """Raises ProblemError (404) for a run that is not there."""
@@ -51,7 +55,7 @@ class RunsFigure:
         for run, name in zip(runs, run_names(runs), strict=True):
             asked = curves(session, run.uid, wanted, options.from_step, options.to_step, options.points, options.axis)
             found.append((name, next((curve for curve in asked if has_values(curve)), asked[0])))
-        return of_runs(found, options.axis, text.label(wanted[0]))
+        return of_runs(found, options.axis, text.label(wanted[0]), self.share)
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
@@ -66,8 +70,8 @@ RUNS_FIGURES: dict[str, RunsFigure] = {
         RunsFigure("reward", "Reward", ("reward", "rollout_reward")),
         RunsFigure("throughput", "Throughput", ("tokens_per_second",)),
         RunsFigure("step-time", "Step time", ("step_seconds",)),
-        RunsFigure("speculation", "Speculation rate", ("speculation_rate",)),
-        RunsFigure("bubbles", "Bubble fraction", ("bubble_fraction",)),
+        RunsFigure("speculation", "Speculation rate", ("speculation_rate",), share=True),
+        RunsFigure("bubbles", "Bubble fraction", ("bubble_fraction",), share=True),
         RunsFigure("length", "Response length", ("length_mean",)),
         RunsFigure("metric", "Metric", ()),
     )

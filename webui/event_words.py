@@ -45,7 +45,9 @@ def _singles(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in body.items():
         if name in _LEFT_OUT or value == "":
             continue
-        if isinstance(value, dict):
+        if name == "seconds_by_part" and isinstance(value, dict):
+            yield from ((part, text.duration(one)) for part, one in value.items() if isinstance(one, (int, float)))
+        elif isinstance(value, dict):
             yield from ((inner, one) for inner, one in value.items() if isinstance(one, (int, float)))
         elif isinstance(value, list) and 0 < len(value) <= MOST_VALUES:
             if all(isinstance(one, (int, float)) for one in value):

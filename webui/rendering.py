@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.state import Service, ServiceDep
 from rhyme_openrlhf.webui import assets, navigation, text
+from rhyme_openrlhf.webui.markup import breakable, whole_options
 from rhyme_openrlhf.webui.run_figures import FIGURE_TITLES
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -37,6 +38,7 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         static=assets.static_url,
+        page_modules=assets.modules("js/page.js"),
         plotly_url=assets.plotly_url,
         plotly_style_ids=assets.plotly_style_ids(),
         figure_titles=FIGURE_TITLES,
@@ -45,7 +47,7 @@ def _environment() -> Environment:
         text.ago, text.change, text.clock, text.compact, text.counted, text.duration, text.iso, text.label, text.memory,
         text.moment, text.number, text.percent, text.ratio, text.span,
     )  # fmt: skip
-    environment.filters.update({one.__name__: one for one in filters})
+    environment.filters.update({one.__name__: one for one in (*filters, breakable, whole_options)})
     return environment
 
 

@@ -102,7 +102,7 @@ def budgeted(times: StepTimes, rates: Rates, acceptance: Acceptance) -> Callable
             drafting = round(running * acceptance.coverage)
             size = max(1, round(rates.window))
             most = min(drafting * size, MOST_DRAFTS)
-            seconds = np.array([times.seconds(running, key[1], count) for count in range(most + 1)])
+            seconds = times.model.table(running, key[1], most)
             lengths = np.full(drafting, size, dtype=np.int32)
             likely = np.full(drafting * size, acceptance.probability, dtype=np.float32)
             chosen = budget.choose(likely, lengths, seconds, running)

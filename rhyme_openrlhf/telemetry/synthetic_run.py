@@ -53,6 +53,8 @@ ENGINES_PER_NODE = 8
 SAMPLES_PER_PROMPT = 8
 # Groups of prompts of like length, as rank-based scheduling makes them, and their mean response lengths in tokens.
 GROUP_LENGTHS = (300, 800, 1800, 4200)
+# By off-policyness: what takes longer is used later.
+LENGTHS_BY_AGE = (1000, 2200, 4000)
 RUNNING = (1, 2, 4, 8, 16, 32)
 GIGABYTE = 1024**3
 
@@ -204,7 +206,7 @@ class _Draw:
                         SampleMoved(
                             step, f"s{step}-{engine}-{sample}", engine, target,
                             "outlier_intra" if near else "outlier_inter", carrier, "cancelled" if failed else "moved",
-                            took, tokens, None if failed else 0.4 * took, 0.9 * took,
+                            took, tokens, None if failed else 0.4 * took, 0.36 * took,
                         ),
                     )
                 )  # fmt: skip
@@ -281,7 +283,9 @@ class _Draw:
         done = over + train + 1
         samples = 2 * run.engines * SAMPLES_PER_PROMPT
         late = samples // self._random.randint(8, 20)
-        yield over + 1, "trainer", OffPolicyness(step, [0, 1, 2], [samples - late - late // 4, late, late // 4])
+        by_age = [samples - late - late // 4, late, late // 4]
+        tokens = [count * length for count, length in zip(by_age, LENGTHS_BY_AGE, strict=True)]
+        yield over + 1, "trainer", OffPolicyness(step, [0, 1, 2], by_age, tokens)
         yield done, "trainer", WeightsPublished(step, 0.8, 16 * GIGABYTE, 32)
         metrics = {
             "reward": reward,

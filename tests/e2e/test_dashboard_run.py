@@ -129,7 +129,7 @@ def test_a_run_is_started_watched_stopped_resumed_cloned_and_compared_in_two_bro
     page.get_by_role("button", name="Compare").click()
     expect(page).to_have_url(re.compile(r"/compare\?run="))
     expect(page.locator(".compared tbody tr")).to_have_count(2)
-    expect(page.locator(".differences")).to_contain_text("histospec.window_max")
+    expect(page.locator(".differences").filter(has_text="histospec.window_max")).to_contain_text("328")
     expect(page.locator("[data-figure][data-state='drawn']").first).to_be_visible()
     other.context.close()
     page.goto("about:blank")

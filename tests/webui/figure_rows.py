@@ -71,7 +71,7 @@ def move(source: int, destination: int, at: float, cause: str = "outlier_intra",
     """A move that took half a second."""
     return Move(
         time=MIDNIGHT + at, step=2, sample=sample, source_engine=source, destination_engine=destination, cause=cause,
-        carrier="kv_transfer", outcome="moved", seconds=0.5, tokens=1200, downtime_seconds=0.1,
+        carrier="kv_transfer", outcome="moved", seconds=0.5, tokens=1200, downtime_seconds=0.1, predicted_seconds=0.2,
     )  # fmt: skip
 
 

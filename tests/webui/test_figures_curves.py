@@ -119,6 +119,20 @@ def test_metrics_are_grouped_by_name_and_none_is_lost() -> None:
     assert rest == ["skill"]
 
 
+def test_an_evaluations_chart_has_its_results_alone() -> None:
+    groups, rest = learning.grouped(["eval/eval_sort_pass1", "eval/eval_num_samples", "eval/eval_response_length_mean"])
+    assert groups["evaluation"] == ["eval/eval_sort_pass1"]
+    assert rest == ["eval/eval_num_samples", "eval/eval_response_length_mean"]
+    (group,) = (one for one in learning.GROUPS if one.name == "evaluation")
+    found = {"eval/eval_sort_pass1": curve("eval/eval_sort_pass1", 0.1, 0.2)}
+    assert learning.metric_group(group)(found, Options()).data[0].name == "sort_pass1"
+
+
+def test_a_constant_nothing_lies_on_the_axis() -> None:
+    figure = learning.metric({"skipped": curve("skipped", 0.0, 0.0)}, Options())
+    assert tuple(figure.layout.yaxis.range) == (-0.05, 1.0)
+
+
 def test_more_metrics_than_colours_go_to_the_rest() -> None:
     groups, rest = learning.grouped([f"eval/{i:02}" for i in range(10)])
     assert len(groups["evaluation"]) == 8 and rest == ["eval/08", "eval/09"]
@@ -130,4 +144,5 @@ def test_off_policyness_is_a_share_of_each_step() -> None:
     drawn = traces(figure)
     assert list(drawn["0 (on policy)"].y) == [1.0, 0.5] and list(drawn["1"].y) == [0.0, 0.5]
     assert "75.0% at 0, 25.0% at 1" in figure.layout.meta["description"]
-    assert "--weights.transport" in learning.off_policyness(Ages("samples", []), None).layout.meta["empty"]
+    for of in ("samples", "response tokens"):
+        assert "--weights.transport" in learning.off_policyness(Ages(of, []), None).layout.meta["empty"]

@@ -35,7 +35,7 @@ def test_moves_are_arrows_with_cause_and_cost() -> None:
     assert list(arrow.x) == [4.5, 5, None] and list(arrow.y) == [2, 1, None]
     assert arrow.text[0] == (
         "Sample s1: engine 3 to 0<br>outlier, within a machine, kv transfer, moved"
-        "<br>1,200 tokens in 0.5 s (0.1 s without an engine), 00:00:05 UTC"
+        "<br>1,200 tokens in 0.5 s, 00:00:05 UTC<br>0.1 s without an engine, 0.2 s expected"
     )
 
 

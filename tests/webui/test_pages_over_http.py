@@ -57,6 +57,16 @@ def test_pages_are_not_kept_and_static_files_are(dashboard: Any) -> None:
         assert answer.status_code == 200 and "immutable" in answer.headers["cache-control"], address
 
 
+def test_a_page_asks_for_all_its_scripts_at_once(dashboard: Any) -> None:
+    page = signed_in(dashboard).get("/").text
+    asked = re.findall(r'<link rel="modulepreload" href="([^"]*)">', page)
+    (first,) = re.findall(r'<script type="module" src="([^"]*/page\.js)"', page)
+    for address in (first, *asked):
+        for name in re.findall(r'from "\./([^"]+)"', httpx.get(dashboard.url + address).text):
+            assert f"{first.rpartition('/')[0]}/{name}" in asked, name
+    assert len(asked) == len(set(asked)) > 5
+
+
 def test_plotly_is_sent_packed(dashboard: Any) -> None:
     page = signed_in(dashboard).get("/").text
     (address,) = re.findall(r'data-plotly="([^"]*)"', page)

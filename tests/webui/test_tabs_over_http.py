@@ -107,13 +107,14 @@ def test_a_step_that_is_not_there_is_a_sentence(dashboard: Any, client: httpx.Cl
 
 def test_metrics_that_no_chart_groups_are_listed(dashboard: Any, client: httpx.Client) -> None:
     page = client.get(f"/runs/{dashboard.run_uid}/learning").text
-    assert "<h3>ppo_clip_ratio</h3>" in page and "<h3>actor_grad_norm</h3>" not in page
+    assert "<h3>ppo_<wbr>clip_<wbr>ratio</h3>" in page and "<h3>actor_<wbr>grad_<wbr>norm</h3>" not in page
     drawn = figure(client, dashboard, "metric", name="ppo_clip_ratio", scale="log")
     assert drawn["data"][0]["name"] == "ppo_clip_ratio"
 
 
 def test_engines_weight_versions_say_how_old_they_were(dashboard: Any, client: httpx.Client) -> None:
-    found = figure(client, dashboard, "off_policyness")
+    assert "did not count samples" in figure(client, dashboard, "off_policyness")["layout"]["meta"]["empty"]
+    found = figure(client, dashboard, "off_policyness_tokens")
     assert [trace["name"] for trace in found["data"]] == ["0 (on policy)"]
     assert "Of all response tokens: 100.0% at 0" in found["layout"]["meta"]["description"]
 
@@ -128,7 +129,7 @@ def test_kinds_of_events_without_a_table_are_read_as_they_came(dashboard: Any, t
         {"kind": "rank_groups", "step": 1, **body, "predicted": [20.0, 20.0]},
         {"kind": "draft_budget", "step": 1, "engine": 0, "running": [1], "decode_steps": [2], "draft_length": [8.0],
          "predicted_ms": [5.0], "real_ms": [5.0]},
-        {"kind": "off_policyness", "step": 1, "values": [0, 1], "samples": [3, 1]},
+        {"kind": "off_policyness", "step": 1, "values": [0, 1], "samples": [3, 1], "tokens": [60, 40]},
         {"kind": "sample_moved", "step": 1, "sample": "s", "source_engine": 0, "destination_engine": 1,
          "cause": "reallocation", "carrier": "recompute", "outcome": "moved", "seconds": 0.25, "tokens": 900},
         {"kind": "rank_stability", "epoch": 2, "correlation": 0.5, "prompts": 4, "groups": 8, "responses": 4,
@@ -144,7 +145,8 @@ def test_kinds_of_events_without_a_table_are_read_as_they_came(dashboard: Any, t
     drawn = {trace["name"]: trace for trace in figure(client, dashboard, "predicted_length")["data"]}
     assert drawn["Group 1"]["x"] == [20.0] and drawn["Group 2"]["y"] == [25.0]
     assert figure(client, dashboard, "chosen_length")["data"][0]["y"] == [8.0]
-    assert "75.0% at 0, 25.0% at 1" in figure(client, dashboard, "off_policyness")["layout"]["meta"]["description"]
+    for name, words in (("", "samples: 75.0% at 0, 25.0% at 1"), ("_tokens", "tokens: 60.0% at 0, 40.0% at 1")):
+        assert words in figure(client, dashboard, f"off_policyness{name}")["layout"]["meta"]["description"]
     assert figure(client, dashboard, "rank_stability")["data"][0]["y"] == [0.5]
     assert figure(client, dashboard, "rank_shares")["data"][0]["y"] == [0.75]
     assert figure(client, dashboard, "history_answers")["data"][0]["y"] == [0.25]

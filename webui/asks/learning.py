@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import msgspec
 from pydantic import Field
@@ -36,11 +37,12 @@ class OneMetric(Window):
 
 
 class OffPolicyness(msgspec.Struct):
-    """The event of this name: `samples[i]` samples have `values[i]`."""
+    """The event of this name: `samples[i]` samples, with `tokens[i]` response tokens, have `values[i]`."""
 
     step: int
     values: list[int]
     samples: list[int]
+    tokens: list[int] | None = None
 
 
 def metric_names(session: Session, run: Run) -> list[str]:
@@ -67,16 +69,38 @@ def _reward(session: Session, run: Run, window: Window) -> dict[str, Curve]:
     return {**found, **{curve.name: curve for curve in spreads}}
 
 
-def _ages(session: Session, run: Run, window: Window) -> Ages:
-    """As the trainer counted samples; else what the engines' weight versions say of their tokens."""
-    reported = latest(session, run, "off_policyness", OffPolicyness, MOST_HISTOGRAMS, by=("step",)).bodies
+def _sample_ages(session: Session, run: Run, window: Window) -> Ages:
+    """As the trainer counted samples."""
+    reported = _reported(session, run)
+    return _counted("samples", reported, [one.samples for one in reported])
+
+
+def _token_ages(session: Session, run: Run, window: Window) -> Ages:
+    """As the trainer counted response tokens; in records without that, as the engines' weight versions say."""
+    reported = [one for one in _reported(session, run) if one.tokens is not None]
     if reported:
-        amounts = ((one.step, age, n) for one in reported for age, n in zip(one.values, one.samples, strict=False))
-        return Ages("samples", _bucketed(amounts, reported[0].step, reported[-1].step))
-    return _token_ages(session, run)
+        return _counted("response tokens", reported, [one.tokens or [] for one in reported])
+    return _engine_ages(session, run)
 
 
-def _token_ages(session: Session, run: Run) -> Ages:
+def _reported(session: Session, run: Run) -> list[OffPolicyness]:
+    return latest(session, run, "off_policyness", OffPolicyness, MOST_HISTOGRAMS, by=("step",)).bodies
+
+
+def _counted(of: Literal["samples", "response tokens"], reported: list[OffPolicyness], counts: list[list[int]]) -> Ages:
+    """`counts[i][j]` of `reported[i]` have its `values[j]`."""
+    if not reported:
+        return Ages(of, [])
+    amounts = (
+        (one.step, age, n)
+        for one, of_step in zip(reported, counts, strict=True)
+        for age, n in zip(one.values, of_step, strict=False)
+    )
+    steps = [one.step for one in reported]
+    return Ages(of, _bucketed(amounts, min(steps), max(steps)))
+
+
+def _engine_ages(session: Session, run: Run) -> Ages:
     """Of response tokens, by the engines' weight versions; of a large run's every so many steps."""
     table = EngineStepRow
     of_run = table.run_id == run.id
@@ -128,6 +152,7 @@ FIGURES: tuple[RunFigure, ...] = (
     ),
     RunFigure("truncated", "Truncated responses", curves_of("truncated_share"), drawing.truncated),
     *(RunFigure(group.name, group.title, _metrics_of(group), drawing.metric_group(group)) for group in GROUPS),
-    RunFigure("off_policyness", "Off-policyness", _ages, drawing.off_policyness),
+    RunFigure("off_policyness", "Off-policyness by samples", _sample_ages, drawing.off_policyness),
+    RunFigure("off_policyness_tokens", "Off-policyness by response tokens", _token_ages, drawing.off_policyness),
     RunFigure("metric", "Metric", _metric, drawing.metric, OneMetric),
 )  # fmt: skip

@@ -32,7 +32,7 @@ REALLOCATION = "reallocation"
 class MoveKind:
     """Moves of one cause, carrier and outcome: how many, and what one cost on average.
 
-    `mean_downtime`: of its time, while no engine generated the sample; `mean_predicted`: what was expected of its time.
+    `mean_downtime`: of its time, while no engine generated the sample; `mean_predicted`: what was expected of that.
     """
 
     cause: str

@@ -121,7 +121,8 @@ def y_axis(title: str, scale: str, values: Sequence[float | None], share: bool =
         axis.update(type="log", dtick="D2")
     elif share:
         axis["rangemode"] = "tozero"
-    elif len(same := {value for value in values if value is not None}) == 1 and (value := same.pop()):
+    elif len(same := {value for value in values if value is not None}) == 1:
         # Plotly draws a constant in the middle of 2, where a learning rate of 1e-6 seems to be 0.
-        axis["range"] = sorted((0.0, 1.5 * value))
+        value = same.pop()
+        axis["range"] = sorted((0.0, 1.5 * value)) if value else [-0.05, 1.0]
     return axis

@@ -9,15 +9,16 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.api.curves import Axis, Curve
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, blank, has_values
+from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, blank, has_values, y_axis
 
 
-def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str) -> go.Figure:
-    """One line a run, (name, curve) in the order of the page."""
+def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str, share: bool = False) -> go.Figure:
+    """One line a run, (name, curve) in the order of the page. `share`: values are 0 to 1, written as percentages."""
     drawn = [(index, name, curve) for index, (name, curve) in enumerate(runs) if has_values(curve)]
     if not drawn:
         return blank(f"{y_title} of several runs: no values.", "None of these runs has reported this.")
-    last = [f"{name} ends at {text.number(_last(curve))}" for _, name, curve in drawn]
+    write = text.percent if share else text.number
+    last = [f"{name} ends at {write(_last(curve))}" for _, name, curve in drawn]
     missing = [name for name, curve in runs if not has_values(curve)]
     description = f"{y_title} of {text.counted(len(drawn), 'run')}: {', '.join(last)}."
     if missing:
@@ -37,7 +38,7 @@ def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str) -> go.F
         )
     figure.update_layout(
         xaxis={"title": {"text": AXIS_TITLES[axis]}},
-        yaxis={"title": {"text": y_title}},
+        yaxis=y_axis(y_title, "linear", [value for _, _, curve in drawn for value in curve.values], share),
         showlegend=True,
         hovermode="x unified",
     )

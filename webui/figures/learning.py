@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import plotly.graph_objects as go
 
@@ -16,7 +17,13 @@ from rhyme_openrlhf.webui.figures.base import OnAxis, blank, has_values, lines, 
 
 NO_REWARD = "No step of this run has reported a reward yet."
 NO_ROLLOUT = "No rollout of this run is finished yet."
-NO_VERSIONS = "Not recorded by this run: its engines do not number their weights (--weights.transport buffer does)."
+# By what is counted (`Ages.of`).
+NO_VERSIONS = {
+    "samples": "Not recorded by this run: its engines do not number their weights (--weights.transport buffer does), "
+    "or its record is of a version that did not count samples.",
+    "response tokens": "Not recorded by this run: its engines do not number their weights (--weights.transport buffer "
+    "does).",
+}
 # Standard deviation of the rewards of a step's samples, as OpenRLHF's trainer calls it; of a prompt's samples.
 SPREADS: tuple[str, ...] = ("rollout/reward_std", "group_reward_std")
 SPREAD_WORDS = {
@@ -45,7 +52,9 @@ def _words(*wanted: str) -> Callable[[str], bool]:
 # A metric belongs to the first group that takes it.
 GROUPS: tuple[MetricGroup, ...] = (
     MetricGroup(
-        "evaluation", "Evaluation", "Results on the evaluation set.", lambda name: name.startswith("eval/"),
+        "evaluation", "Evaluation", "Results on the evaluation set.", lambda name: name.startswith("eval/")
+        # Tokens and counts are no results: over the same axis they would flatten those.
+        and not _words("length", "samples", "truncated")(name),
         "No evaluation of this run has been reported. OpenRLHF evaluates with --eval.dataset and --eval.steps.",
     ),
     MetricGroup(
@@ -86,9 +95,9 @@ class AgeBucket:
 
 @dataclass(frozen=True)
 class Ages:
-    """`of`: what is counted, "samples" or "response tokens"; of every so many steps one was looked at."""
+    """`of`: what is counted; of every so many steps one was looked at."""
 
-    of: str
+    of: Literal["samples", "response tokens"]
     buckets: Sequence[AgeBucket]
     every: int = 1
 
@@ -171,7 +180,7 @@ def metric_group(group: MetricGroup) -> Callable[[Mapping[str, Curve], OnAxis], 
 
     def draw(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
         shown = [found[name] for name in sorted(found)]
-        names = {name: name.removeprefix("eval/") for name in found}
+        names = {name: name.removeprefix("eval/").removeprefix("eval_") for name in found}
         return lines(shown, options, group.title, group.description, group.empty, names=names)
 
     return draw
@@ -186,12 +195,12 @@ def metric(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
 
 
 def off_policyness(rows: Ages, options: object) -> go.Figure:
-    """How old the weights were that each step's samples were begun with: shares, stacked."""
+    """How old the weights were that each step's samples, or their tokens, came from: shares, stacked."""
     description = "Off-policyness: training steps between the weights a sample was generated with and its use."
     ages = sorted({age for one in rows.buckets for age in one.amounts})
     total = sum(sum(one.amounts.values()) for one in rows.buckets)
     if not ages or not total:
-        return blank(description, NO_VERSIONS)
+        return blank(description, NO_VERSIONS[rows.of])
     shares = {age: sum(one.amounts.get(age, 0) for one in rows.buckets) / total for age in ages}
     words = ", ".join(f"{text.percent(share)} at {age}" for age, share in shares.items())
     looked_at = "" if rows.every == 1 else f" in one of every {rows.every} steps"

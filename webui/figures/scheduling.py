@@ -16,12 +16,17 @@ from rhyme_openrlhf.webui.figures import palette
 from rhyme_openrlhf.webui.figures.base import MARKED_POINTS, blank, pattern, plain
 from rhyme_openrlhf.webui.figures.timeline import CAUSE_WORDS
 
-NO_GROUPS = "Not recorded by this run: its prompts were not grouped by predicted length."
-NO_MOVES = "Not recorded by this run: no sample went from one engine to another."
-NO_SWITCHES = "Not recorded by this run: no machine changed its tensor-parallel layout."
+NO_GROUPS = "Not recorded by this run: its prompts were not grouped by predicted length (--histopipe.enable does)."
+NO_MOVES = (
+    "Not recorded by this run: no sample went from one engine to another. They may with "
+    "--move.enable, and do with --reallocation.enable."
+)
+NO_SWITCHES = (
+    "Not recorded by this run: no machine changed its tensor-parallel layout. No flag of this version switches that on."
+)
 NO_REALLOCATION = (
-    "Not recorded by this run: no samples were reallocated between engines in a step whose engines reported what they "
-    "ran (once a second)."
+    "Not recorded by this run: no samples were reallocated between engines (--reallocation.enable) in a step whose "
+    "engines reported what they ran (once a second)."
 )
 
 

@@ -270,12 +270,16 @@ def _add_moves(figure: go.Figure, moves: Sequence[Move], places: _Rows) -> None:
 
 def _move_text(one: Move) -> str:
     cost = "" if one.seconds is None else f" in {text.duration(one.seconds)}"
+    stood = []
     if one.downtime_seconds is not None:
-        cost += f" ({text.duration(one.downtime_seconds)} without an engine)"
+        stood.append(f"{text.duration(one.downtime_seconds)} without an engine")
+    if one.predicted_seconds is not None:
+        stood.append(f"{text.duration(one.predicted_seconds)} expected")
     return (
         f"Sample {plain(one.sample)}: engine {one.source_engine} to {one.destination_engine}"
         f"<br>{plain(CAUSE_WORDS.get(one.cause, one.cause))}, {plain(one.carrier.replace('_', ' '))}, "
         f"{plain(one.outcome)}<br>{text.counted(one.tokens, 'token')}{cost}, {text.clock(one.time)}"
+        + (f"<br>{', '.join(stood)}" if stood else "")
     )
 
 

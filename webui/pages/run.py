@@ -35,6 +35,7 @@ class TileForm:
     hint: str
     is_share: bool
     more_is_better: bool
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,12 @@ class Tile:
     change: str
     compared: str
     trend: str
+    unit: str
 
 
 TILES: tuple[TileForm, ...] = (
     TileForm("reward", "Reward", "Mean over the last epoch that has one", False, True),
-    TileForm("tokens_per_second", "Throughput", "Response tokens a second of rollout", False, True),
+    TileForm("tokens_per_second", "Throughput", "Response tokens a second of rollout", False, True, "tokens/s"),
     TileForm("speculation_rate", "Speculation rate", "Response tokens that were accepted drafts", True, True),
     TileForm("bubble_fraction", "Bubble fraction", "Engine time in rollouts with nothing to run", True, False),
 )
@@ -114,9 +116,11 @@ def _tiles(session: Session, run: Run) -> list[Tile]:
 def _tile(form: TileForm, value: float | None, change: Change | None) -> Tile:
     written = text.percent(value) if form.is_share else text.number(value)
     if change is None:
-        return Tile(form.title, form.hint, written, "", "", "")
+        return Tile(form.title, form.hint, written, "", "", "", form.unit)
     moved = text.change(change.by, form.is_share)
     trend = ""
     if not moved.startswith("±"):
         trend = "better" if (change.by > 0) == form.more_is_better else "worse"
-    return Tile(form.title, form.hint, written, moved, f"than {text.counted(change.steps, 'step')} before", trend)
+    return Tile(
+        form.title, form.hint, written, moved, f"than {text.counted(change.steps, 'step')} before", trend, form.unit
+    )

@@ -1,6 +1,7 @@
 // Figures: fetched when they come into sight, drawn with the page's theme, updated without losing the reader's zoom.
 //   data-figure="/ui/..."   where its JSON comes from; layout.meta has `description`, `empty` and `growing`
 //   data-name="..."         what its files are called
+//   data-named              the page lists its names where windows are narrow
 import { ask } from "./ask.js";
 import { paper, template } from "./figure_theme.js";
 import { blobOf, csvOf, save } from "./figure_files.js";
@@ -133,7 +134,7 @@ async function redraw(figure) {
     return show(figure, "empty", empty);
   }
   // Their names, one below the other, would take the drawing's place: the page shows them beside it.
-  if (plot.clientWidth < NARROW && data.length > MOST_NAMES) layout.showlegend = false;
+  if (plot.clientWidth < NARROW && ("named" in figure.dataset || data.length > MOST_NAMES)) layout.showlegend = false;
   await window.Plotly.react(plot, data, { ...layout, template: template(), uirevision: "kept", autosize: true }, CONFIG);
   show(figure, "drawn", "");
   figure.dispatchEvent(new CustomEvent("rhyme:drawn", { bubbles: true }));
@@ -141,7 +142,17 @@ async function redraw(figure) {
 
 function show(figure, state, text) {
   figure.dataset.state = state;
-  figure.querySelector("[data-figure-state]").textContent = text;
+  // The names of options stay in one piece: browsers break lines after hyphens.
+  figure.querySelector("[data-figure-state]").replaceChildren(
+    ...text.split(/(--[\w.]+)/).map((part, index) => (index % 2 === 0 ? part : whole(part))),
+  );
+}
+
+function whole(text) {
+  const span = document.createElement("span");
+  span.className = "whole";
+  span.textContent = text;
+  return span;
 }
 
 function showError(figure, error) {

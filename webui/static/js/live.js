@@ -8,8 +8,8 @@ import { keep, kept } from "./kept.js";
 import * as pieces from "./pieces.js";
 
 const REFRESH_MS = 1000;
-// Figures that one refresh draws because of events; the others wait for the next one. Each takes some 15 ms.
-const MOST_DRAWN = 2;
+// Figures that one refresh draws because of events; the others wait for the next one. Each takes some 25 ms.
+const MOST_DRAWN = 1;
 const RETRY_MS = [1000, 2000, 5000, 10_000];
 const TICK_MS = 1000;
 

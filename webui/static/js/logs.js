@@ -29,7 +29,7 @@ function say(message) {
 }
 
 function showPlace() {
-  const kb = (bytes) => `${Math.round(bytes / 1024).toLocaleString("en")} KB`;
+  const kb = (bytes) => `${Math.round(bytes / 1024).toLocaleString("en")} KiB`;
   part("place").textContent = view.size === 0 ? "" : `${kb(view.start)} to ${kb(view.end)} of ${kb(view.size)}`;
 }
 

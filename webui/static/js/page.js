@@ -2,9 +2,11 @@
 import * as actions from "./actions.js";
 import * as figures from "./figures.js";
 import * as live from "./live.js";
+import * as menus from "./menus.js";
 import * as themeSwitch from "./theme_switch.js";
 
 themeSwitch.start();
+menus.start();
 actions.start();
 figures.start();
 live.start();
