@@ -1,7 +1,7 @@
 """What drafts would give a run before it is started: its rollouts simulated by the step times of a profile. Pure.
 
 The simulator and its decisions are those of `rhyme simulate` (`simulation/`, docs/simulator.md). Invariant: whatever is
-asked for, no more than `MOST_SAMPLES` samples are simulated, which takes a second or two: of a larger run fewer
+asked for, no more than `MOST_SAMPLES` samples are simulated, which takes less than a second: of a larger run fewer
 engines, and if that is not enough fewer prompts, with the same number of samples on each engine as long as possible.
 """
 

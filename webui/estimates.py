@@ -79,7 +79,7 @@ def memory_rows(arguments: Arguments, shape: ModelShape) -> list[tuple[str, str,
 
 
 def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainView:
-    """Simulated in a second or two; `arguments` are checked."""
+    """Simulated within a second; `arguments` are checked."""
     if not _value(arguments, "histospec", "enable"):
         return GainView(NO_DRAFTS)
     shape, parallel = shape_of(arguments), _value(arguments, "vllm", "tensor_parallel_size")
