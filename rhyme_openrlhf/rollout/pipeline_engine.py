@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhyme_openrlhf.rollout.caused_timeline import CausedTimeline
-from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor
+from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, RewardLateError
 from rhyme_openrlhf.rollout.engine import RhymeRolloutActor, WeightLoadError  # first: installs the shims where needed
 from rhyme_openrlhf.scheduling.turns import AwaitWeights, Begin, EngineTurns, Load, Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
@@ -26,10 +26,11 @@ from rhyme_openrlhf.training.weight_buckets import Segment
 
 @dataclass
 class _Call:
-    """One prompt's call: samples of turn `number` that still need the engine."""
+    """One prompt's call: samples of turn `number` that still need the engine; `idle` once none does."""
 
     number: int
     left: int
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,25 @@ class PipelineEngine(RhymeRolloutActor):
 
         Of the samples of the `traced` prompts (`prompt_key`) it is noted what was drafted.
         """
-        loop = asyncio.get_running_loop()
         self._turns.hand(turn, samples)
+        self._expect(turn, traced)
+        self._advance()
+
+    def _expect(self, turn: Turn, traced: list[str]) -> None:
+        loop = asyncio.get_running_loop()
         self._to_trace[turn.number] = frozenset(traced)
         self._begun[turn.number] = loop.create_future()
         self._reports[turn.number] = loop.create_future()
+
+    async def extend_turn(self, turn: Turn, samples: int, traced: list[str]) -> tuple[int, bool]:
+        """More samples of a training step than were handed, because they could not be generated elsewhere, or not as
+        they should. As `EngineTurns.extend`: number of the turn their calls are to be sent for, and whether it is new.
+        """
+        number, new = self._turns.extend(turn, samples)
+        if new:
+            self._expect(turn, traced)
         self._advance()
+        return number, new
 
     async def close_turn(self, number: int) -> None:
         """All prompts of a turn have been answered of which it was not known how many there would be."""
@@ -106,13 +120,21 @@ class PipelineEngine(RhymeRolloutActor):
         self._before_turn = self._reported
 
     async def generate_in_turn(self, number: int, **arguments: Any) -> list[dict[str, Any]]:
-        """`generate_responses(**arguments)`, once turn `number` has begun."""
+        """`generate_responses(**arguments)`, once turn `number` has begun. Raises what a sample raised.
+
+        When a reward came late, then only after the other samples have ended too: weights must not load below them.
+        """
         call = _Call(number, arguments["num_samples"])
         self._turns.add(number, call.left)
         try:
-            await asyncio.shield(self._begun[number])
+            # A turn that was extended when it was over has been reported.
+            if number in self._begun:
+                await asyncio.shield(self._begun[number])
             _current.set(call)
             return await self.generate_responses(**arguments)
+        except RewardLateError:
+            await call.idle.wait()
+            raise
         finally:
             self._ended_in_turn(call, call.left)
 
@@ -222,12 +244,15 @@ class PipelineEngine(RhymeRolloutActor):
 
     async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
         """One request, as the engine's own method; in a single-turn task its sample then needs the engine no more."""
-        output = await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
-        call = _current.get()
-        if call is not None and type(self.executor) is CheckedExecutor:
-            call.left -= 1
-            self._ended_in_turn(call, 1)
-        return output
+        try:
+            return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+        finally:
+            call = _current.get()
+            if call is not None and type(self.executor) is CheckedExecutor:
+                call.left -= 1
+                self._ended_in_turn(call, 1)
+                if call.left == 0:
+                    call.idle.set()
 
     def _started(self, request_id: str) -> None:
         super()._started(request_id)

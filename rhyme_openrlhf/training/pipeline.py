@@ -13,16 +13,21 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
+from rhyme_openrlhf.rollout.checked_reward import RewardLateError
+from rhyme_openrlhf.rollout.engine import EngineCoreError
+from rhyme_openrlhf.rollout.lost_engines import LostEngine
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep, PipelineSamplesGenerator
 from rhyme_openrlhf.rollout.pipeline_watch import PipelineWatch
 from rhyme_openrlhf.rollout.sample_turns import TURNS
+from rhyme_openrlhf.rollout.samples_generator import leave_out
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup
 from rhyme_openrlhf.scheduling.step_plan import StepPlacement
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
@@ -54,14 +59,22 @@ class PipelineWaitError(RuntimeError):
     """Nothing has come from the engines for too long; the message says what is waited for and who owes it."""
 
 
+class NoRewardError(RuntimeError):
+    """No prompt group of a step has got its rewards."""
+
+
 @dataclass(frozen=True)
 class StepEnd:
-    """All prompt groups of a step have been sent: what OpenRLHF's trainer gets beside the samples."""
+    """All prompt groups of a step have been sent, `prompts` of them: what OpenRLHF's trainer gets beside the samples.
+
+    `excluded`: prompt groups of this step and those before that were left out, because a reward did not come.
+    """
 
     step: int
     prompts: int
     client_states: dict[str, Any]
     seconds: float
+    excluded: int = 0
 
 
 @dataclass
@@ -74,10 +87,17 @@ class _InFlight:
     ended: list[PromptGroup] = field(default_factory=list)
     sent: int = 0
     counters: EngineCounters = EngineCounters()
+    retried: set[int] = field(default_factory=set)
+    excluded: set[int] = field(default_factory=set)
 
     @property
     def complete(self) -> bool:
-        return len(self.ended) == len(self.drawn.prompts) and not self.handed.reports
+        return len(self.ended) + len(self.excluded) == len(self.drawn.prompts) and not self.handed.reports
+
+    def owed(self) -> list[int]:
+        """The places whose prompt groups have not ended."""
+        done = {group.place for group in self.ended} | self.excluded
+        return [place for place in range(len(self.drawn.prompts)) if place not in done]
 
 
 class Pipeline:
@@ -105,6 +125,7 @@ class Pipeline:
         self._flying: list[_InFlight] = []
         self._stage_began = 0.0
         self._news_at = 0.0
+        self._excluded = self._excluded_before = 0
         self._watch = PipelineWatch(self._engines, services)
 
     def run(self, drawn_steps: Iterator[DrawnStep]) -> None:
@@ -136,8 +157,11 @@ class Pipeline:
         # Its weights are the last ones that this step may begin with, so its turn comes right before this one.
         if self._evaluate is not None and turn.oldest == drawn.step - STEPS_AHEAD > first_version:
             self._evaluate(turn.oldest)
-        placement = self._planner.place(drawn)
-        handed = self._generator.hand(drawn, turn, placement.engine_of, **self._generate_kwargs)
+        leave_out(self._engines, self._services)
+        left = self._left()
+        placement = self._planner.place(drawn, len(left))
+        engine_of = [left[engine] for engine in placement.engine_of]
+        handed = self._generator.hand(drawn, turn, engine_of, **self._generate_kwargs)
         if last:
             for engine in self._engines:
                 engine.no_more_turns.remote()
@@ -170,11 +194,77 @@ class Pipeline:
         for ref in ready:
             self._news_at = time.time()
             step = owners[ref]
-            if ref in step.handed.reports:
-                self._take_report(step, step.handed.reports.pop(ref), ray.get(ref))
-            else:
-                self._take_group(step, step.handed.calls.pop(ref), ray.get(ref))
+            # Asked for at an engine that was found to be gone meanwhile, it is forgotten.
+            if ref in step.handed.reports or ref in step.handed.calls:
+                self._take(step, ref)
         self._send(self._flying[0])
+
+    def _take(self, step: _InFlight, ref: Any) -> None:
+        handed = step.handed
+        try:
+            answer = ray.get(ref)
+        except (ray.exceptions.RayActorError, EngineCoreError):
+            if not self._make_up_for_lost():
+                raise
+        except RewardLateError as error:
+            self._try_again(step, handed.calls.pop(ref), error)
+        else:
+            if ref in handed.reports:
+                self._take_report(step, handed.reports.pop(ref), answer)
+            else:
+                self._take_group(step, handed.calls.pop(ref), answer)
+
+    # --- what goes wrong
+
+    def _left(self) -> list[int]:
+        """The engines that are there."""
+        return [number for number, engine in enumerate(self._engines) if not isinstance(engine, LostEngine)]
+
+    def _make_up_for_lost(self) -> bool:
+        """Have others generate what engines that are gone owe, from its beginning: their weights may be had by it, as
+        `EngineTurns.extend` says. Whether an engine that owed something is gone. Raises RuntimeError if none is left.
+        """
+        leave_out(self._engines, self._services)
+        left, found = self._left(), False
+        for step in self._flying:
+            handed = step.handed
+            places = [place for place in step.owed() if handed.engine_of[place] not in left]
+            for refs in (handed.calls, handed.reports):
+                engines = {ref: handed.engine_of[of] if refs is handed.calls else of for ref, of in refs.items()}
+                for ref in [ref for ref, engine in engines.items() if engine not in left]:
+                    found = True
+                    del refs[ref]
+            load = Counter(handed.engine_of[place] for place in step.owed())
+            again: dict[int, list[int]] = defaultdict(list)
+            for place in places:
+                engine = min(left, key=lambda number: (load[number], number))
+                load[engine] += 1
+                again[engine].append(place)
+            for engine, of in again.items():
+                self._generator.hand_again(step.drawn, handed, of, engine, **self._generate_kwargs)
+        return found
+
+    def _try_again(self, step: _InFlight, place: int, error: RewardLateError) -> None:
+        """A prompt group's reward did not come: it is generated once more, then left out."""
+        number, reason = step.drawn.step, (str(error).strip().splitlines() or ["no message"])[-1].strip()
+        if place not in step.retried:
+            step.retried.add(place)
+            text = (
+                f"prompt group {place} of step {number} is generated again, because its reward did not come: {reason}"
+            )
+            self._services.record(Note("warning", text), SOURCE)
+            engine = step.handed.engine_of[place]
+            self._generator.hand_again(step.drawn, step.handed, [place], engine, **self._generate_kwargs)
+            return
+        step.excluded.add(place)
+        self._excluded += 1
+        text = (
+            f"prompt group {place} of step {number} is not trained on, because its reward did not come twice "
+            f"({self._excluded} left out in this run): {reason}"
+        )
+        self._services.record(Note("error", text), SOURCE)
+        if len(step.excluded) == len(step.drawn.prompts):
+            raise NoRewardError(f"no prompt group of step {number} has got its rewards: {reason}")
 
     def _send(self, step: _InFlight) -> None:
         """Give the trainer what has ended of the step that is being completed."""
@@ -186,6 +276,7 @@ class Pipeline:
         samples = self._generator.experiences(responses, **self._generate_kwargs)
         versions = tuple(tuple(turn.weight_version for turn in getattr(sample, TURNS)) for sample in samples)
         step.ended.append(PromptGroup(step.drawn.step, place, len(step.drawn.prompts), samples, versions))
+        self._planner.ended(step.drawn, place, [int(sample.response_length.item()) for sample in samples])
 
     def _take_report(self, step: _InFlight, engine: int, report: TurnReport) -> None:
         step.counters += report.counters
@@ -203,7 +294,7 @@ class Pipeline:
         if time.time() - self._news_at <= limit:
             return
         oldest = self._flying[0]
-        number, left = oldest.drawn.step, len(oldest.drawn.prompts) - len(oldest.ended)
+        number, left = oldest.drawn.step, len(oldest.owed())
         raise PipelineWaitError(
             f"nothing has come from the engines for {limit:g} s (--limits.stage_s): {left} prompt groups of step "
             f"{number} are missing, whose engines need weight version {oldest.handed.turn.oldest} or newer; the "
@@ -217,7 +308,8 @@ class Pipeline:
         drawn, seconds = step.drawn, ended - self._stage_began
         self._send(step)
         states = {**drawn.client_states, GENERATOR: drawn.generator}
-        self._put(StepEnd(drawn.step, len(drawn.prompts), states, seconds))
+        self._excluded_before += len(step.excluded)
+        self._put(StepEnd(drawn.step, len(step.ended), states, seconds, self._excluded_before))
         samples = [sample for group in step.ended for sample in group.samples]
         lengths = {group.place: [int(s.response_length.item()) for s in group.samples] for group in step.ended}
         finished = rollout_finished(drawn, seconds, samples)
@@ -238,7 +330,7 @@ class Pipeline:
         events: list[Event] = [
             EngineInterval(engine, one.state, one.start, one.end, step, one.weight_version, one.cause)
             for engine, timeline in enumerate(timelines)
-            for one in timeline
+            for one in timeline or ()  # None: it is gone
         ]
         self._services.record_all(events, SOURCE)
 

@@ -25,18 +25,20 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
 from rhyme_openrlhf.training.recorder import RunServices
 
 SOURCE = "rollout"
+# Steps whose lengths are kept here: a step is planned when the one before the last has ended, and the history workers
+# hear of that one when it is trained on, later than its plan.
+KEPT_STEPS = 3
 
 
 class StepPlanner:
     """Plans the steps of one run. `most_running`: samples that an engine runs at once."""
 
     def __init__(
-        self, services: RunServices, engines: int, samples_per_prompt: int, profile: Profile | None, most_running: int
+        self, services: RunServices, samples_per_prompt: int, profile: Profile | None, most_running: int
     ) -> None:
         self._services = services
         self._settings = services.settings.histopipe
-        self._engines = engines
-        self._groups = self._settings.rank_groups or usual_rank_groups(engines)
+        self._engines = 0
         self._samples = samples_per_prompt
         self._predictor = None if profile is None else Predictor(StepModel(profile))
         self._most_running = most_running
@@ -44,6 +46,7 @@ class StepPlanner:
         self._prompt_tokens = 0.0
         self._training_seconds = 0.0
         self._told = False
+        self._ended: dict[int, dict[str, list[int]]] = {}
 
     def observe(self, counters: EngineCounters, prompt_tokens: float) -> None:
         """What engines did in a step, and the mean length of its prompts."""
@@ -56,14 +59,22 @@ class StepPlanner:
         """The last training step took `seconds`."""
         self._training_seconds = seconds
 
-    def place(self, drawn: DrawnStep) -> StepPlacement:
-        """The engine of each of the step's prompts."""
-        if self._groups > 1 and self._engines > 1:
+    def ended(self, drawn: DrawnStep, place: int, lengths: list[int]) -> None:
+        """A prompt group of a step has ended, with responses of these lengths."""
+        self._ended.setdefault(drawn.step, {})[drawn.prompts[place]] = lengths
+        for step in [step for step in self._ended if step <= drawn.step - KEPT_STEPS]:
+            del self._ended[step]
+
+    def place(self, drawn: DrawnStep, engines: int) -> StepPlacement:
+        """The engine of each of the step's prompts, of `engines` that are there."""
+        self._engines = engines
+        groups = self._settings.rank_groups or usual_rank_groups(engines)
+        if groups > 1 and engines > 1:
             histories = self._histories(drawn.prompts)
-            placement = by_rank(drawn.step, histories, self._engines, self._groups, self._shares)
+            placement = by_rank(drawn.step, histories, engines, groups, self._shares)
             if placement is not None:
                 return placement
-        return by_load([None] * len(drawn.prompts), self._engines)
+        return by_load([None] * len(drawn.prompts), engines)
 
     def _histories(self, prompts: Sequence[str]) -> list[LengthHistory | None]:
         timeout = self._services.settings.history.fetch_timeout_s
@@ -71,7 +82,9 @@ class StepPlanner:
             lengths = last_lengths(prompts, self._services.history_workers, timeout)
         except ray.exceptions.RayError as error:
             self._say_once(f"prompts go to engines by load, because a history worker did not tell lengths: {error}")
-            return [None] * len(prompts)
+            lengths = [()] * len(prompts)
+        newer = {prompt: tuple(of) for _, step in sorted(self._ended.items()) for prompt, of in step.items()}
+        lengths = [newer.get(prompt, known) for prompt, known in zip(prompts, lengths, strict=True)]
         return [LengthHistory(statistics.median(one), max(one)) if one else None for one in lengths]
 
     def _shares(self, groups: Sequence[RankGroup]) -> Sequence[int] | None:

@@ -35,6 +35,8 @@ from rhyme_openrlhf.training.weight_sync import WeightSync
 
 # Engines answer from their actor; only their start takes long, and that is waited for before.
 LIMITS_TIMEOUT_SECONDS = 60.0
+# Among a step's metrics: prompt groups left out of the run so far, because a reward did not come.
+EXCLUDED_METRIC = "pipeline/excluded_prompt_groups"
 
 
 class StepStream:
@@ -46,6 +48,8 @@ class StepStream:
         self._maker = maker
         self._samples_per_prompt = samples_per_prompt
         self._buffer: StepBuffer | None = None
+        self.excluded = 0
+        """Prompt groups of the run that were left out of the steps so far."""
 
     def get(self, block: bool) -> Any:
         """The next step (samples, client states, None, seconds), evaluation or "done". Raises StepBufferError."""
@@ -58,6 +62,7 @@ class StepStream:
                 self._maker.take(list(item.samples), item.prompts * self._samples_per_prompt)
             elif isinstance(item, StepEnd):
                 assert self._buffer is not None, "a step ended before any of its prompt groups came"
+                self.excluded = item.excluded
                 return self._buffer.complete(item.step, item.prompts), item.client_states, None, item.seconds
             else:
                 return item
@@ -98,6 +103,11 @@ class RhymePipelineTrainingActor(RhymeTrainingActor):
         assert isinstance(self._check, OfferedWeightCheck)
         return WeightOffers(self._check, self.actor_model_group, self.vllm_engines, self.services)
 
+    def step_metrics(self) -> dict[str, float]:
+        """As its base, with the prompt groups that were left out, once there are any."""
+        excluded = self.rollout_queue.excluded
+        return {EXCLUDED_METRIC: float(excluded)} if excluded else {}
+
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
         """One training step, as the asynchronous trainer's."""
         status, step = super().train_step(rollout_samples, global_step)
@@ -130,7 +140,7 @@ class RhymePipelineGenerateSamplesActor(RhymeGenerateSamplesActor):
         self._training_seconds()  # upstream's free slots
         limits = ray.get(engines[0].limits.remote(), timeout=LIMITS_TIMEOUT_SECONDS)
         samples = self.args.rollout.n_samples_per_prompt
-        planner = StepPlanner(services, len(engines), samples, profile, limits.running)
+        planner = StepPlanner(services, samples, profile, limits.running)
         evaluates = self.eval_dataloader is not None and self.args.eval.steps != float("inf")
         pipeline = Pipeline(
             generator,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from types import SimpleNamespace as NS
 from typing import Any
 
@@ -12,6 +13,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
 
+import ray
+
+from rhyme_openrlhf.rollout.checked_reward import RewardLateError
+from rhyme_openrlhf.rollout.lost_engines import LostEngine
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep
 from rhyme_openrlhf.rollout.sample_turns import TURNS
@@ -22,7 +27,7 @@ from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.training import pipeline
-from rhyme_openrlhf.training.pipeline import Pipeline, PipelineWaitError, StepEnd
+from rhyme_openrlhf.training.pipeline import NoRewardError, Pipeline, PipelineWaitError, StepEnd
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 
 ENGINES, SAMPLES = 2, 2
@@ -49,13 +54,34 @@ class Generator:
         self.vllm_engines = [Engine() for _ in range(ENGINES)]
         self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES))
         self.handed: list[int] = []
+        self.again: list[tuple[int, int, int]] = []
+        # What prompts fail with, one after the other; an engine that is gone fails what it has.
+        self.failing: dict[str, list[Exception]] = {}
+        self.gone: set[int] = set()
 
     def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Any, **_: Any) -> HandedStep:
         self.handed.append(drawn.step)
-        turns = [Ref([(prompt, turn.oldest)] * SAMPLES) for prompt in drawn.prompts]
+        handed = HandedStep(turn, {}, {})
+        for place, engine in enumerate(engine_of):
+            self.send(drawn, handed, place, engine)
         report = TurnReport(turn.oldest, EngineCounters(response_tokens=3), problems=["slow"])
-        reports = {Ref(report): engine for engine in set(engine_of)}
-        return HandedStep(turn, {ref: place for place, ref in enumerate(turns)}, reports)
+        handed.reports.update({self.ref(report, engine): engine for engine in set(engine_of)})
+        return handed
+
+    def hand_again(self, drawn: DrawnStep, handed: HandedStep, places: Any, engine: int, **_: Any) -> None:
+        for place in places:
+            self.again.append((drawn.step, place, engine))
+            self.send(drawn, handed, place, engine)
+
+    def send(self, drawn: DrawnStep, handed: HandedStep, place: int, engine: int) -> None:
+        prompt = drawn.prompts[place]
+        errors = self.failing.get(prompt)
+        value = errors.pop(0) if errors else [(prompt, handed.turn.oldest)] * SAMPLES
+        handed.calls[self.ref(value, engine)] = place
+        handed.engine_of[place] = engine
+
+    def ref(self, value: Any, engine: int) -> Ref:
+        return Ref(ray.exceptions.RayActorError() if engine in self.gone else value)
 
     def experiences(self, responses: Any, **_: Any) -> list[Any]:
         number = NS(item=lambda: 4)
@@ -73,10 +99,11 @@ def a_pipeline(put: Any, evaluate: Any = None) -> tuple[Pipeline, Generator, lis
     services = NS(
         record=lambda event, source: recorded.append(event),
         record_all=lambda events, source: recorded.extend(events),
-        settings=NS(limits=NS(stage_s=0.0)),
+        settings=NS(limits=NS(stage_s=0.0), outlives_engines=False),
     )
     planner = NS(
-        place=lambda drawn: by_load([None] * len(drawn.prompts), ENGINES),
+        place=lambda drawn, engines: by_load([None] * len(drawn.prompts), engines),
+        ended=lambda drawn, place, lengths: None,
         observe=lambda counters, tokens: None,
         trained=lambda seconds: None,
     )
@@ -100,9 +127,13 @@ def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         return ready, [ref for ref in refs if ref not in ready]
 
     def get(refs: Any, timeout: float = 0.0) -> Any:
-        return refs.value if isinstance(refs, Ref) else [ref.value for ref in refs]
+        if not isinstance(refs, Ref):
+            return [ref.value for ref in refs if isinstance(ref, Ref)]
+        if isinstance(refs.value, Exception):
+            raise refs.value
+        return refs.value
 
-    monkeypatch.setattr(pipeline, "ray", NS(wait=wait, get=get))
+    monkeypatch.setattr(pipeline, "ray", NS(wait=wait, get=get, exceptions=ray.exceptions))
     monkeypatch.setattr(pipeline, "PipelineWatch", lambda *_: Engine())
     monkeypatch.setattr(Engine, "start", lambda self: None, raising=False)
     monkeypatch.setattr(Engine, "stop", lambda self: None, raising=False)
@@ -154,3 +185,65 @@ def test_a_wait_is_bounded_and_says_who_owes_what(monkeypatch: pytest.MonkeyPatc
     controller, _, _ = a_pipeline(lambda item: None)
     with pytest.raises(PipelineWaitError, match=r"3 prompt groups of step 9 .* version 8 .* up to step 8"):
         controller.run(iter(drawn_steps([3, 3], first=8)))
+
+
+def trained(sent: list[Any]) -> list[str]:
+    """The prompts that got to the trainer, in whole steps."""
+    first = next(item.step for item in sent if isinstance(item, PromptGroup))
+    buffer, found = StepBuffer(first, SAMPLES), []
+    for item in sent:
+        if isinstance(item, PromptGroup):
+            buffer.add(item)
+        else:
+            found += [sample.prompt for sample in buffer.complete(item.step, item.prompts)][::SAMPLES]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_lost_engine_owed_is_generated_by_the_others(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    by_chance(monkeypatch, seed)
+    sent: list[Any] = []
+    controller, generator, _ = a_pipeline(sent.append)
+    generator.gone.add(1)
+
+    def leave_out(engines: list[Any], services: Any) -> None:
+        # It is found to be gone when something fails, not before.
+        if generator.handed:
+            engines[1] = LostEngine(1, "it was killed")
+
+    monkeypatch.setattr(pipeline, "leave_out", leave_out)
+    steps = drawn_steps([3, 3, 2], first=0)
+    controller.run(iter(steps))
+    assert sorted(trained(sent)) == sorted(prompt for step in steps for prompt in step.prompts)
+    assert generator.again == [(1, 1, 0)]
+
+
+def test_an_engine_that_fails_and_is_there_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    controller, generator, _ = a_pipeline(lambda item: None)
+    generator.gone.add(1)
+    with pytest.raises(ray.exceptions.RayActorError):
+        controller.run(iter(drawn_steps([3, 3], first=0)))
+
+
+def test_a_prompt_group_without_reward_is_tried_once_more_and_then_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    sent: list[Any] = []
+    controller, generator, recorded = a_pipeline(sent.append)
+    late = RewardLateError("the reward function judge.py did not answer within 30 s")
+    generator.failing = {"1": [late], "4": [late, late], "5": [late, late]}
+    controller.run(iter(drawn_steps([3, 3, 2], first=0)))
+    assert Counter(trained(sent)) == Counter(["0", "1", "2", "3", "6", "7"])
+    assert [item.excluded for item in sent if isinstance(item, StepEnd)] == [0, 2, 2]
+    notes = [event.text for event in recorded if isinstance(event, Note) and "judge.py" in event.text]
+    assert len(notes) == 5 and sum("generated again" in text for text in notes) == 3
+    assert any("(2 left out in this run)" in text for text in notes)
+    assert [event.samples for event in recorded if isinstance(event, RolloutFinished)] == [6, 2, 4]
+
+
+def test_a_step_without_any_reward_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    controller, generator, _ = a_pipeline(lambda item: None)
+    generator.failing = {"0": [RewardLateError("late")] * 2}
+    with pytest.raises(NoRewardError, match="no prompt group of step 1 .* late"):
+        controller.run(iter(drawn_steps([1], first=0)))
