@@ -3,8 +3,9 @@
 Prompts come before their turn and wait here, in the engine's actor, not in vLLM. Which turn begins and which weights
 are loaded before it is decided by `scheduling/turns.py`. RhymeRL 4.2 (worker-controlled weight updates) and figure 10.
 
-Invariants: as `RhymeRolloutActor`'s; a turn's samples are all generated with one weight version; a turn is over when
-its last sample needs the engine no more, so rewards do not hold it up (an agent may come back for another turn of its
+Invariants: as `RhymeRolloutActor`'s; a turn's samples are all generated with one weight version, but for deferred ones,
+which hold up no turn and go on through loads (each is noted with the tokens until then); a turn is over when its last
+sample needs the engine no more, so rewards do not hold it up (an agent may come back for another turn of its
 conversation: there it is over when its calls are); what goes wrong between two turns fails the calls that wait.
 """
 
@@ -19,18 +20,34 @@ from typing import Any
 from rhyme_openrlhf.rollout.caused_timeline import CausedTimeline
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, RewardLateError
 from rhyme_openrlhf.rollout.engine import RhymeRolloutActor, WeightLoadError  # first: installs the shims where needed
+from rhyme_openrlhf.rollout.sample_turns import Turn as SampleTurn
 from rhyme_openrlhf.scheduling.turns import AwaitWeights, Begin, EngineTurns, Load, Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training.seeding import current_sample
 from rhyme_openrlhf.training.weight_buckets import Segment
 
 
-@dataclass
+@dataclass(eq=False)
 class _Call:
-    """One prompt's call: samples of turn `number` that still need the engine; `idle` once none does."""
+    """The call of prompt `place` of a step: samples of turn `number` that still need the engine; `idle` once none does.
+
+    `deferred`: the turn does not wait for it.
+    """
 
     number: int
+    place: int
     left: int
+    deferred: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True)
+class RunningSamples:
+    """What an engine generates: the number of its turn (-1 before the first), and of each running sample its turn's
+    number, its prompt's place in the step and its response tokens so far."""
+
+    turn: int
+    samples: list[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,9 @@ class PipelineEngine(RhymeRolloutActor):
         self._before_turn = EngineCounters()
         self._reported_turn = True
         self._last_turn = False
+        # Of each running request: its call and what is noted of it.
+        self._samples: dict[str, tuple[_Call, SampleTurn]] = {}
+        self._calls: set[_Call] = set()
         self._going_on: asyncio.Task[None] | None = None
         await super().__init__(*args, **kwargs)
         self._timeline: CausedTimeline = CausedTimeline(time.time())
@@ -119,13 +139,35 @@ class PipelineEngine(RhymeRolloutActor):
         await super().begin_rollout()
         self._before_turn = self._reported
 
-    async def generate_in_turn(self, number: int, **arguments: Any) -> list[dict[str, Any]]:
+    async def running_samples(self) -> RunningSamples:
+        """What runs now."""
+        lengths = await self._lengths()
+        current = self._turns.current
+        found = [(call.number, call.place, lengths.get(name, 0)) for name, (call, _) in self._samples.items()]
+        return RunningSamples(-1 if current is None else current.number, found)
+
+    async def _lengths(self) -> dict[str, int]:
+        """Response tokens so far of each running request."""
+        states = self.llm.output_processor.request_states
+        lengths = await self.call_scheduler("output_lengths")
+        return {str(states[name].external_req_id): tokens for name, tokens in lengths.items() if name in states}
+
+    async def defer(self, number: int, place: int) -> None:
+        """Turn `number` is not to wait for the samples of prompt `place` any more; they go on."""
+        for call in self._calls:
+            if (call.number, call.place) == (number, place) and not call.deferred:
+                call.deferred = True
+                self._turns.ended(number, call.left)
+        self._advance()
+
+    async def generate_in_turn(self, number: int, place: int, **arguments: Any) -> list[dict[str, Any]]:
         """`generate_responses(**arguments)`, once turn `number` has begun. Raises what a sample raised.
 
         When a reward came late, then only after the other samples have ended too: weights must not load below them.
         """
-        call = _Call(number, arguments["num_samples"])
+        call = _Call(number, place, arguments["num_samples"])
         self._turns.add(number, call.left)
+        self._calls.add(call)
         try:
             # A turn that was extended when it was over has been reported.
             if number in self._begun:
@@ -136,6 +178,7 @@ class PipelineEngine(RhymeRolloutActor):
             await call.idle.wait()
             raise
         finally:
+            self._calls.discard(call)
             self._ended_in_turn(call, call.left)
 
     async def turn_report(self, number: int) -> TurnReport:
@@ -228,7 +271,7 @@ class PipelineEngine(RhymeRolloutActor):
         limit = self.rhyme.weights.timeout_s
         try:
             async with asyncio.timeout(limit):
-                seconds = await self.load_weights(self._segments[version])
+                seconds = await self._load_below_deferred(version)
         except TimeoutError:
             raise WeightLoadError(
                 f"engine {self.index} did not load weight version {version} within {limit:g} s (--weights.timeout_s)"
@@ -239,6 +282,20 @@ class PipelineEngine(RhymeRolloutActor):
             done = self._loads.pop(other)
             done.set_result(Loaded(seconds, replaced, before, after) if other == version else None)
             del self._segments[other]
+
+    async def _load_below_deferred(self, version: int) -> float:
+        if not self._running:
+            return await self.load_weights(self._segments[version])
+        await self.pause_generation()
+        try:
+            seconds = await self.load_weights(self._segments[version])
+            lengths = await self._lengths()
+            for name, (_, noted) in self._samples.items():
+                if name in lengths:
+                    noted.loads.append((version, lengths[name]))
+        finally:
+            await self.resume_generation()
+        return seconds
 
     # --- samples
 
@@ -256,10 +313,17 @@ class PipelineEngine(RhymeRolloutActor):
 
     def _started(self, request_id: str) -> None:
         super()._started(request_id)
+        call, identity = _current.get(), current_sample.get()
+        if call is not None and identity is not None:
+            self._samples[request_id] = (call, identity.turns[-1])
         # Inside of a turn an engine is idle when an agent's samples are all elsewhere.
         self._timeline.because("tail", time.time())
 
+    def _ended(self, request_id: str) -> None:
+        self._samples.pop(request_id, None)
+        super()._ended(request_id)
+
     def _ended_in_turn(self, call: _Call, samples: int) -> None:
-        if samples:
+        if samples and not call.deferred:
             self._turns.ended(call.number, samples)
             self._advance()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -61,11 +61,15 @@ class HandedStep:
     engine_of: dict[int, int] = field(default_factory=dict)
 
 
-def turn_door(engine: Any, number: int) -> Any:
-    """As much of an engine's handle as OpenRLHF's dispatch uses; what is sent to it waits for turn `number`."""
+def turn_door(engine: Any, number: int, places: Iterable[int] = ()) -> Any:
+    """As much of an engine's handle as OpenRLHF's dispatch uses; what is sent to it waits for turn `number`.
+
+    `places`: of the prompts that will be sent, in that order; -1 where none is given.
+    """
+    following = iter(places)
 
     def generate_responses(**arguments: Any) -> Any:
-        return engine.generate_in_turn.remote(number, **arguments)
+        return engine.generate_in_turn.remote(number, next(following, -1), **arguments)
 
     return SimpleNamespace(
         generate_responses=SimpleNamespace(remote=generate_responses),
@@ -75,6 +79,14 @@ def turn_door(engine: Any, number: int) -> Any:
 
 class PipelineSamplesGenerator(RhymeSamplesGenerator):
     """`step` is the last training step that prompts were drawn for."""
+
+    # Of a resumed run's first step.
+    _swapped: tuple[tuple[int, tuple[str, Any, Any]], ...] = ()
+
+    def restore(self, state: GeneratorState) -> None:
+        """As its base; the next step's prompts that were trained on give way to those that were deferred to it."""
+        super().restore(state)
+        self._swapped = state.swapped
 
     def draw(self, episode: int, consumed: int) -> Iterator[DrawnStep]:
         """The steps of the rest of the run, from `episode` (from 0) on; `consumed` prompts were drawn before."""
@@ -87,6 +99,9 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
                 prompts, labels, images, exhausted = _collect_prompt_batch(loader, self.args.rollout.batch_size)
                 if not prompts:
                     break
+                for place, deferred in self._swapped:
+                    prompts[place], labels[place], images[place] = deferred
+                self._swapped = ()
                 self.step += 1
                 consumed += len(prompts)
                 states = {
@@ -141,7 +156,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         turn_number: int,
         **generate_kwargs: Any,
     ) -> None:
-        with self._doors([turn_door(self.vllm_engines[number], turn_number)]):
+        with self._doors([turn_door(self.vllm_engines[number], turn_number, places)]):
             calls = SamplesGenerator._dispatch_prompts_to_vllm(
                 self,
                 [drawn.prompts[place] for place in places],

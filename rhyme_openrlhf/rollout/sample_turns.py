@@ -27,6 +27,8 @@ class Turn:
     tokens: int = 0
     last_weight_version: int = 0
     finish_reason: str = ""
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    """Weights loaded while it was generated, as far as that is noted: (version, its response tokens until then)."""
     drafted: int | None = None
     spans: list[tuple[int, int, str]] | None = field(default=None)
 
@@ -35,3 +37,12 @@ class Turn:
         self.tokens = len(completion.token_ids)
         self.last_weight_version = weight_version
         self.finish_reason = completion.finish_reason or ""
+
+    def tokens_by_version(self) -> dict[int, int]:
+        """Its response tokens by the weights that generated them."""
+        found, before = {}, 0
+        version = self.weight_version
+        for newer, tokens in (*self.loads, (self.last_weight_version, self.tokens)):
+            found[version] = tokens - before
+            version, before = newer, tokens
+        return found

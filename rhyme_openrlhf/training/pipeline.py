@@ -4,9 +4,10 @@ Two steps are with the engines at any time: one that is being completed and the 
 with the one goes on with the other. When a step is complete its batch is the trainer's, and the step after the next is
 handed out; an engine cannot need it before, because its weights are made from that batch.
 
-Invariants: a step's batch is its own prompts; the trainer gets prompt groups of one step at a time, in the order in
-which they end, and a step's end after all of them; rollout stages in the record follow each other without gaps, so an
-engine's states add up to wall time; every wait is bounded by --limits.stage_s without any news.
+Invariants: a step's batch is its own prompts, or with --histopipe.defer what the ledger (`scheduling/deferral.py`)
+says; the trainer gets prompt groups of one batch at a time, in the order in which they end, and a step's end after all
+of them; rollout stages in the record follow each other without gaps, so an engine's states add up to wall time; every
+wait is bounded by --limits.stage_s without any news.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -24,12 +25,12 @@ from rhyme_openrlhf.rollout.checked_reward import RewardLateError
 from rhyme_openrlhf.rollout.engine import EngineCoreError
 from rhyme_openrlhf.rollout.lost_engines import LostEngine
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
-from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep, PipelineSamplesGenerator
+from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, PipelineSamplesGenerator
 from rhyme_openrlhf.rollout.pipeline_watch import PipelineWatch
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.rollout.samples_generator import leave_out
+from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup
-from rhyme_openrlhf.scheduling.step_plan import StepPlacement
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
 from rhyme_openrlhf.telemetry.events import (
     DraftBudget,
@@ -41,8 +42,9 @@ from rhyme_openrlhf.telemetry.events import (
     RolloutFinished,
     RolloutStarted,
 )
-from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training.outlier_watch import LOOK_SECONDS, OutlierWatch
 from rhyme_openrlhf.training.recorder import RunServices
+from rhyme_openrlhf.training.step_in_flight import Key, StepInFlight
 from rhyme_openrlhf.training.step_planner import StepPlanner, rank_groups_event
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 
@@ -67,7 +69,8 @@ class NoRewardError(RuntimeError):
 class StepEnd:
     """All prompt groups of a step have been sent, `prompts` of them: what OpenRLHF's trainer gets beside the samples.
 
-    `excluded`: prompt groups of this step and those before that were left out, because a reward did not come.
+    `excluded`: prompt groups of this step and those before that were left out, because a reward did not come;
+    `deferred`: of this step, that train in the next.
     """
 
     step: int
@@ -75,29 +78,7 @@ class StepEnd:
     client_states: dict[str, Any]
     seconds: float
     excluded: int = 0
-
-
-@dataclass
-class _InFlight:
-    """A step that engines have: what they still owe, and the prompt groups that ended, in that order."""
-
-    drawn: DrawnStep
-    placement: StepPlacement
-    handed: HandedStep
-    ended: list[PromptGroup] = field(default_factory=list)
-    sent: int = 0
-    counters: EngineCounters = EngineCounters()
-    retried: set[int] = field(default_factory=set)
-    excluded: set[int] = field(default_factory=set)
-
-    @property
-    def complete(self) -> bool:
-        return len(self.ended) + len(self.excluded) == len(self.drawn.prompts) and not self.handed.reports
-
-    def owed(self) -> list[int]:
-        """The places whose prompt groups have not ended."""
-        done = {group.place for group in self.ended} | self.excluded
-        return [place for place in range(len(self.drawn.prompts)) if place not in done]
+    deferred: int = 0
 
 
 class Pipeline:
@@ -122,16 +103,26 @@ class Pipeline:
         self._training_news = training_news
         self._generate_kwargs = generate_kwargs
         self._engines = generator.vllm_engines
-        self._flying: list[_InFlight] = []
+        self._flying: list[StepInFlight] = []
+        # Steps that are complete but for deferred prompt groups.
+        self._late: list[StepInFlight] = []
+        self._ledger: BatchLedger[Key] = BatchLedger(None)
+        self._groups: dict[Key, PromptGroup] = {}
+        self._sent: set[Key] = set()
+        self._left_out: set[Key] = set()
         self._stage_began = 0.0
         self._news_at = 0.0
-        self._excluded = self._excluded_before = 0
+        self._excluded_before = 0
+        self._outliers: OutlierWatch | None = None
+        if services.settings.histopipe.defer:
+            self._outliers = OutlierWatch(self._engines, planner.beta, generator.args.rollout.n_samples_per_prompt)
         self._watch = PipelineWatch(self._engines, services)
 
     def run(self, drawn_steps: Iterator[DrawnStep]) -> None:
         """Generate every step. Raises what generating a sample raised, or PipelineWaitError."""
         coming = next(drawn_steps, None)
         first_version = 0 if coming is None else coming.step - 1
+        self._ledger = BatchLedger(None, first_version)
         ray.get([engine.begin_rollout.remote() for engine in self._engines], timeout=ENGINE_TIMEOUT_SECONDS)
         self._watch.start()
         try:
@@ -140,11 +131,13 @@ class Pipeline:
                     following = next(drawn_steps, None)
                     self._hand(coming, first_version, last=following is None)
                     coming = following
-                if not self._flying[0].complete:
+                batch = self._batch()
+                if batch is None:
                     self._collect()
+                    batch = self._batch()
                 # One at a time: an evaluation of its weights comes before the end of the next.
-                if self._flying[0].complete:
-                    self._finish()
+                if batch is not None:
+                    self._finish(batch)
         finally:
             self._watch.stop()
 
@@ -165,7 +158,8 @@ class Pipeline:
         if last:
             for engine in self._engines:
                 engine.no_more_turns.remote()
-        self._flying.append(_InFlight(drawn, placement, handed))
+        self._flying.append(StepInFlight(drawn, placement, handed))
+        self._ledger.add(drawn.step, [(drawn.step, place) for place in range(len(drawn.prompts))])
         self._news_at = time.time()
         if len(self._flying) == 1:
             self._begin_stage(time.time(), ())
@@ -187,8 +181,10 @@ class Pipeline:
 
     def _collect(self) -> None:
         """Wait for something to end, and take it in."""
-        owners = {ref: step for step in self._flying for ref in (*step.handed.calls, *step.handed.reports)}
-        ready, _ = ray.wait(list(owners), num_returns=1, timeout=POLL_SECONDS)
+        steps = [*self._flying, *self._late]
+        owners = {ref: step for step in steps for ref in (*step.handed.calls, *step.handed.reports)}
+        poll = POLL_SECONDS if self._outliers is None else LOOK_SECONDS
+        ready, _ = ray.wait(list(owners), num_returns=1, timeout=poll)
         if not ready:
             self._check_wait()
         for ref in ready:
@@ -197,9 +193,12 @@ class Pipeline:
             # Asked for at an engine that was found to be gone meanwhile, it is forgotten.
             if ref in step.handed.reports or ref in step.handed.calls:
                 self._take(step, ref)
-        self._send(self._flying[0])
+        self._late = [step for step in self._late if step.handed.calls]
+        if self._outliers is not None and len(self._flying) == STEPS_AHEAD:
+            self._defer(self._outliers, *self._flying)
+        self._send()
 
-    def _take(self, step: _InFlight, ref: Any) -> None:
+    def _take(self, step: StepInFlight, ref: Any) -> None:
         handed = step.handed
         try:
             answer = ray.get(ref)
@@ -226,7 +225,7 @@ class Pipeline:
         """
         leave_out(self._engines, self._services)
         left, found = self._left(), False
-        for step in self._flying:
+        for step in (*self._flying, *self._late):
             handed = step.handed
             places = [place for place in step.owed() if handed.engine_of[place] not in left]
             for refs in (handed.calls, handed.reports):
@@ -244,7 +243,7 @@ class Pipeline:
                 self._generator.hand_again(step.drawn, handed, of, engine, **self._generate_kwargs)
         return found
 
-    def _try_again(self, step: _InFlight, place: int, error: RewardLateError) -> None:
+    def _try_again(self, step: StepInFlight, place: int, error: RewardLateError) -> None:
         """A prompt group's reward did not come: it is generated once more, then left out."""
         number, reason = step.drawn.step, (str(error).strip().splitlines() or ["no message"])[-1].strip()
         if place not in step.retried:
@@ -256,29 +255,50 @@ class Pipeline:
             engine = step.handed.engine_of[place]
             self._generator.hand_again(step.drawn, step.handed, [place], engine, **self._generate_kwargs)
             return
-        step.excluded.add(place)
-        self._excluded += 1
+        self._left_out.add((number, place))
+        self._ended(step, place)
         text = (
             f"prompt group {place} of step {number} is not trained on, because its reward did not come twice "
-            f"({self._excluded} left out in this run): {reason}"
+            f"({len(self._left_out)} left out in this run): {reason}"
         )
         self._services.record(Note("error", text), SOURCE)
-        if len(step.excluded) == len(step.drawn.prompts):
-            raise NoRewardError(f"no prompt group of step {number} has got its rewards: {reason}")
 
-    def _send(self, step: _InFlight) -> None:
-        """Give the trainer what has ended of the step that is being completed."""
-        for group in step.ended[step.sent :]:
-            self._put(group)
-        step.sent = len(step.ended)
+    def _send(self) -> None:
+        """Give the trainer what has ended of the batch of the step that is being completed."""
+        step = self._flying[0].drawn
+        for key in self._ledger.certain(step.step):
+            if key not in self._sent and key not in self._left_out:
+                self._sent.add(key)
+                self._put(replace(self._groups[key], trained_in=step.step, batch=len(step.prompts)))
 
-    def _take_group(self, step: _InFlight, place: int, responses: list[dict[str, Any]]) -> None:
+    def _take_group(self, step: StepInFlight, place: int, responses: list[dict[str, Any]]) -> None:
         samples = self._generator.experiences(responses, **self._generate_kwargs)
-        versions = tuple(tuple(turn.weight_version for turn in getattr(sample, TURNS)) for sample in samples)
-        step.ended.append(PromptGroup(step.drawn.step, place, len(step.drawn.prompts), samples, versions))
-        self._planner.ended(step.drawn, place, [int(sample.response_length.item()) for sample in samples])
+        versions = tuple(
+            tuple(version for turn in getattr(sample, TURNS) for version in turn.tokens_by_version())
+            for sample in samples
+        )
+        drawn, key = step.drawn, (step.drawn.step, place)
+        self._groups[key] = PromptGroup(drawn.step, place, len(drawn.prompts), samples, versions)
+        self._ended(step, place)
+        step.lengths[place] = [int(sample.response_length.item()) for sample in samples]
+        self._planner.ended(drawn, place, step.lengths[place])
 
-    def _take_report(self, step: _InFlight, engine: int, report: TurnReport) -> None:
+    def _ended(self, step: StepInFlight, place: int) -> None:
+        step.done.add(place)
+        self._ledger.ended(step.drawn.step, (step.drawn.step, place))
+
+    def _defer(self, outliers: OutlierWatch, step: StepInFlight, following: StepInFlight) -> None:
+        """Have prompt groups of the step with far too long responses train in the next one, within an epoch: each epoch
+        trains its own prompts."""
+        if step.drawn.epoch != following.drawn.epoch:
+            return
+        for place in outliers.find(step):
+            number = step.drawn.step
+            if self._ledger.defer(number, (number, place)):
+                step.deferred.add(place)
+                self._engines[step.handed.engine_of[place]].defer.remote(step.handed.turn.number, place)
+
+    def _take_report(self, step: StepInFlight, engine: int, report: TurnReport) -> None:
         step.counters += report.counters
         number = step.drawn.step
         events: list[Event] = [EngineStep(number, engine, report.counters, report.weight_version)]
@@ -303,24 +323,44 @@ class Pipeline:
 
     # --- a complete step
 
-    def _finish(self) -> None:
+    def _batch(self) -> tuple[Key, ...] | None:
+        """What the step that is being completed trains on, once it is complete."""
+        step = self._flying[0]
+        return None if step.handed.reports else self._ledger.batch(step.drawn.step)
+
+    def _finish(self, batch: tuple[Key, ...]) -> None:
+        self._send()
         step, ended = self._flying.pop(0), time.time()
         drawn, seconds = step.drawn, ended - self._stage_began
-        self._send(step)
-        states = {**drawn.client_states, GENERATOR: drawn.generator}
-        self._excluded_before += len(step.excluded)
-        self._put(StepEnd(drawn.step, len(step.ended), states, seconds, self._excluded_before))
-        samples = [sample for group in step.ended for sample in group.samples]
-        lengths = {group.place: [int(s.response_length.item()) for s in group.samples] for group in step.ended}
+        if step.handed.calls:
+            self._late.append(step)
+        groups = [self._groups.pop(key) for key in batch if key not in self._left_out]
+        if not groups:
+            raise NoRewardError(f"no prompt group of step {drawn.step} has got its rewards")
+        self._excluded_before += len(batch) - len(groups)
+        generator = replace(drawn.generator, swapped=self._swapped(step))
+        states = {**drawn.client_states, GENERATOR: generator}
+        self._put(StepEnd(drawn.step, len(groups), states, seconds, self._excluded_before, len(step.deferred)))
+        self._sent.difference_update(batch)
+        samples = [sample for group in groups for sample in group.samples]
         finished = rollout_finished(drawn, seconds, samples)
         began = self._stage_began
         self._begin_stage(ended, (finished,))
         self._record_intervals(drawn.step, began, ended)
-        event = rank_groups_event(drawn.step, step.placement, lengths)
+        event = rank_groups_event(drawn.step, step.placement, step.lengths)
         if event is not None:
             self._services.record(event, SOURCE)
         tokens = statistics.fmean(float(sample.total_length.item()) for sample in samples)
         self._planner.observe(step.counters, tokens - finished.length_mean)
+
+    def _swapped(self, step: StepInFlight) -> tuple[tuple[int, tuple[str, Any, Any]], ...]:
+        """What the step's batch took of the next one's prompts, by place there, and what the next has in exchange."""
+        drawn = step.drawn
+        deferred, taken = self._ledger.swapped(drawn.step)
+        return tuple(
+            (place, (drawn.prompts[late], drawn.labels[late], drawn.images[late]))
+            for (_, place), (_, late) in zip(taken, deferred, strict=True)
+        )
 
     def _record_intervals(self, step: int, began: float, ended: float) -> None:
         timelines = ray.get(

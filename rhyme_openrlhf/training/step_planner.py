@@ -18,6 +18,7 @@ from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, last_lengths
 from rhyme_openrlhf.scheduling.engine_shares import plan_shares
 from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
+from rhyme_openrlhf.scheduling.outliers import beta
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
 from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank, usual_rank_groups
 from rhyme_openrlhf.telemetry.events import Note, RankGroups
@@ -46,7 +47,11 @@ class StepPlanner:
         self._prompt_tokens = 0.0
         self._training_seconds = 0.0
         self._told = False
+        # By step and prompt: lengths of what has ended, and the median that was known before.
         self._ended: dict[int, dict[str, list[int]]] = {}
+        self._known: dict[int, dict[str, float]] = {}
+        # By epoch and prompt: the median length before and then.
+        self._growth: dict[int, dict[str, tuple[float, float]]] = {}
 
     def observe(self, counters: EngineCounters, prompt_tokens: float) -> None:
         """What engines did in a step, and the mean length of its prompts."""
@@ -61,9 +66,20 @@ class StepPlanner:
 
     def ended(self, drawn: DrawnStep, place: int, lengths: list[int]) -> None:
         """A prompt group of a step has ended, with responses of these lengths."""
-        self._ended.setdefault(drawn.step, {})[drawn.prompts[place]] = lengths
-        for step in [step for step in self._ended if step <= drawn.step - KEPT_STEPS]:
-            del self._ended[step]
+        prompt = drawn.prompts[place]
+        self._ended.setdefault(drawn.step, {})[prompt] = lengths
+        last = self._known.get(drawn.step, {}).get(prompt)
+        if last is not None:
+            self._growth.setdefault(drawn.epoch, {})[prompt] = (last, statistics.median(lengths))
+        for kept, oldest in ((self._ended, drawn.step - KEPT_STEPS), (self._known, drawn.step - KEPT_STEPS)):
+            for step in [step for step in kept if step <= oldest]:
+                del kept[step]  # type: ignore[attr-defined]
+        self._growth.pop(drawn.epoch - 2, None)
+
+    def beta(self) -> float:
+        """How much longer than a rank group's longest response ever a response may become (RhymeRL 6.3)."""
+        newest = {prompt: pair for _, epoch in sorted(self._growth.items()) for prompt, pair in epoch.items()}
+        return beta(list(newest.values()))
 
     def place(self, drawn: DrawnStep, engines: int) -> StepPlacement:
         """The engine of each of the step's prompts, of `engines` that are there."""
@@ -71,6 +87,8 @@ class StepPlanner:
         groups = self._settings.rank_groups or usual_rank_groups(engines)
         if groups > 1 and engines > 1:
             histories = self._histories(drawn.prompts)
+            known = zip(drawn.prompts, histories, strict=True)
+            self._known[drawn.step] = {prompt: one.median for prompt, one in known if one is not None}
             placement = by_rank(drawn.step, histories, engines, groups, self._shares)
             if placement is not None:
                 return placement
@@ -111,8 +129,11 @@ class StepPlanner:
 
 
 def rank_groups_event(step: int, placement: StepPlacement, lengths: Mapping[int, Sequence[int]]) -> RankGroups | None:
-    """What became of a step's rank groups; `lengths`: of each prompt's responses. None if it had none."""
-    if not placement.rank_groups:
+    """What became of a step's rank groups; `lengths`: of each prompt's responses, as far as they have ended.
+
+    None if it had none, or one of which nothing has ended.
+    """
+    if not all(lengths.keys() & set(group.prompts) for group in placement.rank_groups) or not placement.rank_groups:
         return None
     return RankGroups(
         step=step,
@@ -120,7 +141,7 @@ def rank_groups_event(step: int, placement: StepPlacement, lengths: Mapping[int,
         engines=list(placement.shares),
         predicted=[group.mean_length for group in placement.rank_groups],
         real=[
-            statistics.fmean(length for prompt in group.prompts for length in lengths[prompt])
+            statistics.fmean(length for prompt in group.prompts for length in lengths.get(prompt, ()))
             for group in placement.rank_groups
         ],
     )

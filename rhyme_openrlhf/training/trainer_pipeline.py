@@ -5,7 +5,8 @@ Between them prompt groups go one by one instead of whole batches. Checked again
 `trainer/ppo_trainer_async.py`.
 
 Invariants: what is trained in a step is the step's own prompts, each with all its samples, at most one step off policy
-(`scheduling/step_buffer.py`); a checkpoint holds the data loader's state right after the step's prompts were drawn.
+(`scheduling/step_buffer.py`, also for what --histopipe.defer exchanges with the next step); a checkpoint holds the data
+loader's state right after the step's prompts were drawn.
 """
 
 from __future__ import annotations
@@ -37,19 +38,24 @@ from rhyme_openrlhf.training.weight_sync import WeightSync
 LIMITS_TIMEOUT_SECONDS = 60.0
 # Among a step's metrics: prompt groups left out of the run so far, because a reward did not come.
 EXCLUDED_METRIC = "pipeline/excluded_prompt_groups"
+# And those of the step that train in the next.
+DEFERRED_METRIC = "pipeline/deferred_prompt_groups"
 
 
 class StepStream:
     """The queue from the generator as OpenRLHF's training loop sees it: gives whole steps, after their prompt groups
     have gone to `maker` one by one. `step` is the last completed training step."""
 
-    def __init__(self, queue: Any, maker: StreamingExperienceMaker, samples_per_prompt: int) -> None:
+    def __init__(
+        self, queue: Any, maker: StreamingExperienceMaker, samples_per_prompt: int, defers: bool = False
+    ) -> None:
         self._queue = queue
         self._maker = maker
         self._samples_per_prompt = samples_per_prompt
         self._buffer: StepBuffer | None = None
-        self.excluded = 0
-        """Prompt groups of the run that were left out of the steps so far."""
+        self._defers = defers
+        self.metrics: dict[str, float] = {}
+        """Of the last step that was given."""
 
     def get(self, block: bool) -> Any:
         """The next step (samples, client states, None, seconds), evaluation or "done". Raises StepBufferError."""
@@ -57,12 +63,14 @@ class StepStream:
             item = self._queue.get(block=block)
             if isinstance(item, PromptGroup):
                 if self._buffer is None:
-                    self._buffer = StepBuffer(item.step, self._samples_per_prompt)
+                    self._buffer = StepBuffer(item.trained_in, self._samples_per_prompt, self._defers)
                 self._buffer.add(item)
-                self._maker.take(list(item.samples), item.prompts * self._samples_per_prompt)
+                self._maker.take(list(item.samples), item.batch * self._samples_per_prompt)
             elif isinstance(item, StepEnd):
                 assert self._buffer is not None, "a step ended before any of its prompt groups came"
-                self.excluded = item.excluded
+                self.metrics = {EXCLUDED_METRIC: float(item.excluded)} if item.excluded else {}
+                if self._defers:
+                    self.metrics[DEFERRED_METRIC] = float(item.deferred)
                 return self._buffer.complete(item.step, item.prompts), item.client_states, None, item.seconds
             else:
                 return item
@@ -91,7 +99,8 @@ class RhymePipelineTrainingActor(RhymeTrainingActor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         samples = self.args.rollout.n_samples_per_prompt
-        self.rollout_queue = StepStream(kwargs["rollout_queue"], self.experience_maker, samples)
+        defers = self.services.settings.histopipe.defer
+        self.rollout_queue = StepStream(kwargs["rollout_queue"], self.experience_maker, samples, defers)
         self.rollout_slots = TrainerNews(kwargs["rollout_slots"])
 
     def make_weight_check(self) -> WeightCheck:
@@ -104,9 +113,8 @@ class RhymePipelineTrainingActor(RhymeTrainingActor):
         return WeightOffers(self._check, self.actor_model_group, self.vllm_engines, self.services)
 
     def step_metrics(self) -> dict[str, float]:
-        """As its base, with the prompt groups that were left out, once there are any."""
-        excluded = self.rollout_queue.excluded
-        return {EXCLUDED_METRIC: float(excluded)} if excluded else {}
+        """The prompt groups that were left out, once there are any; and those deferred, where that is allowed."""
+        return self.rollout_queue.metrics
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
         """One training step, as the asynchronous trainer's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace as NS
 from typing import Any
 
@@ -20,6 +21,7 @@ from rhyme_openrlhf.rollout.lost_engines import LostEngine
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep
 from rhyme_openrlhf.rollout.sample_turns import TURNS
+from rhyme_openrlhf.rollout.sample_turns import Turn as SampleTurn
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup, StepBuffer
 from rhyme_openrlhf.scheduling.step_plan import by_load
@@ -90,32 +92,36 @@ class Generator:
             for prompt, _ in responses
         ]
         for sample, (_, version) in zip(made, responses, strict=True):
-            setattr(sample, TURNS, [NS(weight_version=version)])
+            setattr(sample, TURNS, [SampleTurn(0, version, 1, tokens=4, last_weight_version=version)])
         return made
 
 
-def a_pipeline(put: Any, evaluate: Any = None) -> tuple[Pipeline, Generator, list[Any]]:
+def a_pipeline(put: Any, evaluate: Any = None, defer: bool = False) -> tuple[Pipeline, Generator, list[Any]]:
     generator, recorded = Generator(), []
     services = NS(
         record=lambda event, source: recorded.append(event),
         record_all=lambda events, source: recorded.extend(events),
-        settings=NS(limits=NS(stage_s=0.0), outlives_engines=False),
+        settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), outlives_engines=False),
     )
     planner = NS(
         place=lambda drawn, engines: by_load([None] * len(drawn.prompts), engines),
         ended=lambda drawn, place, lengths: None,
         observe=lambda counters, tokens: None,
         trained=lambda seconds: None,
+        beta=None,
     )
     return Pipeline(generator, services, planner, put, evaluate, list, {}), generator, recorded  # type: ignore[arg-type]
 
 
 def drawn_steps(sizes: list[int], first: int) -> list[DrawnStep]:
-    prompts = iter(range(1000))
-    return [
-        DrawnStep(step, 1, [f"{next(prompts)}" for _ in range(size)], [], [], {"episode": 0}, GeneratorState(step))
-        for step, size in enumerate(sizes, start=first + 1)
-    ]
+    numbers = iter(range(1000))
+    found = []
+    for step, size in enumerate(sizes, start=first + 1):
+        prompts = [f"{next(numbers)}" for _ in range(size)]
+        labels = [f"label of {prompt}" for prompt in prompts]
+        state = GeneratorState(step)
+        found.append(DrawnStep(step, 1, prompts, labels, [None] * size, {"episode": 0}, state))
+    return found
 
 
 def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -138,6 +144,60 @@ def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(Engine, "start", lambda self: None, raising=False)
     monkeypatch.setattr(Engine, "stop", lambda self: None, raising=False)
     monkeypatch.setattr(Engine, "begin", lambda self, step, samples: None, raising=False)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.integers(0, 3), st.integers(0, 1 << 16))
+def test_whatever_is_deferred_every_prompt_trains_once_and_a_resume_knows_which(
+    sizes: list[int], first: int, seed: int
+) -> None:
+    sent: list[Any] = []
+    chance = random.Random(seed)
+    found: list[int] = []
+
+    def find(step: Any) -> list[int]:
+        return [place for place in step.owed() if chance.random() < 0.4]
+
+    with pytest.MonkeyPatch.context() as patch:
+        by_chance(patch, seed)
+        patch.setattr(pipeline, "OutlierWatch", lambda *_: NS(find=find))
+        controller, _, _ = a_pipeline(sent.append, defer=True)
+        steps = drawn_steps(sizes, first)
+        controller.run(iter(steps))
+    buffer = StepBuffer(first + 1, SAMPLES, defers=True)
+    everything: list[str] = []
+    before: list[str] = []
+    for item in sent:
+        if isinstance(item, PromptGroup):
+            buffer.add(item)
+            continue
+        number = item.step - first - 1
+        batch = [sample.prompt for sample in buffer.complete(item.step, item.prompts)][::SAMPLES]
+        everything += batch
+        swapped = item.client_states[GENERATOR].swapped
+        assert len(batch) == sizes[number] and len(swapped) == item.deferred
+        found += [item.deferred]
+        # The next step, as a resumed run would draw it: together with what was trained, all prompts so far.
+        ahead = list(steps[number + 1].prompts) if number + 1 < len(steps) else []
+        for place, (prompt, label, _) in swapped:
+            assert label == f"label of {prompt}"
+            ahead[place] = prompt
+        drawn = [prompt for step in steps[: number + 2] for prompt in step.prompts]
+        assert sorted([*everything, *ahead]) == sorted(drawn)
+        before = ahead
+    assert before == [] and found[-1] == 0
+    assert sorted(everything) == sorted(prompt for step in steps for prompt in step.prompts)
+
+
+def test_nothing_is_deferred_into_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    monkeypatch.setattr(pipeline, "OutlierWatch", lambda *_: NS(find=lambda step: step.owed()[:1]))
+    sent: list[Any] = []
+    controller, _, _ = a_pipeline(sent.append, defer=True)
+    steps = [replace(step, epoch=1 + (step.step > 2)) for step in drawn_steps([3, 3, 3, 3], first=0)]
+    controller.run(iter(steps))
+    deferred = [item.deferred for item in sent if isinstance(item, StepEnd)]
+    assert deferred[1] == deferred[3] == 0 and deferred[0] > 0 and deferred[2] > 0
 
 
 @settings(max_examples=80, deadline=None)

@@ -93,8 +93,23 @@ def test_lengths_of_what_has_ended_are_known_before_the_history_workers_hear_of_
     assert planner.place(STEP, 2).rank_groups[0].prompts[0] == 0
 
 
+def test_beta_follows_how_much_responses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, _ = a_planner(monkeypatch, lambda *_: LENGTHS)
+    assert planner.beta() == 1.1
+    planner.place(STEP, 2)
+    for place in range(8):
+        planner.ended(STEP, place, [LENGTHS[place][0] * (1 if place < 4 else 2)])
+    # Of eight, the upper half has doubled.
+    assert planner.beta() == 2.0
+    planner.ended(dataclasses.replace(STEP, epoch=4), 0, [1])
+    assert planner.beta() == 1.1
+
+
 def test_what_became_of_rank_groups_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, _ = a_planner(monkeypatch, lambda *_: LENGTHS)
     placement = planner.place(STEP, 2)
     event = rank_groups_event(3, placement, {place: (place, place + 2) for place in range(16)})
     assert event == RankGroups(3, [8, 8], [1, 1], [30.0, 480.0], [4.5, 12.5])
+    # What is deferred has no length yet.
+    assert rank_groups_event(3, placement, {0: (6,), 15: (8,)}) == RankGroups(3, [8, 8], [1, 1], [30.0, 480.0], [6, 8])
+    assert rank_groups_event(3, placement, {0: (6,)}) is None
