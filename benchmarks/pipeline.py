@@ -14,7 +14,7 @@ enough that what four engines and a trainer really compute on this machine's cor
 cores decide instead of the schedule: `train s` is the longest training step of each arm, beside what was asked for.
 
 The workload: problems of the embedded task at even distances of its length distribution, whose answers have 7 to 400
-tokens.
+tokens (with --emulate 7 to 160).
 
 Whole-run samples/s are counted from the end of the first training step to the end of the last, so that no arm's start
 counts. Bubble fractions from the second epoch on: of the rollout stages (docs/architecture.md), and of all the time.
@@ -65,23 +65,29 @@ ARMS: dict[str, tuple[str, ...]] = {
 PROMPTS = 48
 SHAPE = (
     "--rollout.batch_size", "24", "--rollout.n_samples_per_prompt", "2", "--train.num_episodes", "5",
-    "--train.batch_size", "48", "--actor.adam.lr", "1e-6", "--latency.profile", "none",
+    "--train.batch_size", "48", "--actor.adam.lr", "1e-6",
 )  # fmt: skip
+MEASURED = ("--latency.profile", "none")
 EMULATED_PROFILE = FOLDER / "pat-a40-tp2.json"
-# Real training of these steps takes 2 to 3 s on two cores beside four engines, the longest answers 400 decode steps.
-# With a clock 1.5 times slower than the profile's a rollout stage of OpenRLHF's loop is 10 to 12 s: training is a fifth
-# of it or less, as in RhymeRL (figure 2: rollouts are 84 to 91 % of the time).
-CLOCK = 1.5
-TRAIN_SECONDS = 2.5
+# With --emulate answers have 0.4 times as many steps, and a sample that answers in circles ends at 192 tokens: so four
+# engines and a trainer need about a third of the two cores' time, and a training step 1 to 1.5 s. With a clock 4 times
+# slower than the profile's, a rollout stage of OpenRLHF's loop takes about 10 s, of which training is a fifth, as in
+# RhymeRL (figure 2: rollouts are 84 to 91 % of the time).
+SHORTER = 0.4
+LONGEST = ("--rollout.max_new_tokens", "192")
+CLOCK = 4.0
+TRAIN_SECONDS = 2.0
 RUN_TIMEOUT_SECONDS = 600
 
 
-def write_prompts(path: Path) -> None:
-    """The workload's prompts, the same every time."""
+def write_prompts(path: Path, shorter: float) -> None:
+    """The workload's prompts, the same every time; answers have `shorter` times as many steps."""
     rng = random.Random(20)
     kinds = ("chain", "path", "sort")
     problems = [
-        make_problem(kind, STEP_COUNTS[kind].at((number + 0.5) / PROMPTS), rng)
+        make_problem(
+            kind, max(STEP_COUNTS[kind].minimum, round(shorter * STEP_COUNTS[kind].at((number + 0.5) / PROMPTS))), rng
+        )
         for number in range(PROMPTS)
         for kind in [kinds[number % len(kinds)]]
     ]
@@ -106,7 +112,9 @@ def emulation(clock: float, train_seconds: float, folder: Path) -> list[str]:
     """Options of an emulated run."""
     path = folder / "clock.json"
     write_clock(path, clock)
-    return ["--vllm.num_engines", "4", "--emulate.profile", str(path), "--emulate.train_s", str(train_seconds)]
+    return [
+        "--vllm.num_engines", "4", "--emulate.profile", str(path), "--emulate.train_s", str(train_seconds), *LONGEST,
+    ]  # fmt: skip
 
 
 def run_arm(arm: str, seed: int, options: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -209,10 +217,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rhyme-pipeline-") as temporary:
         folder = chosen.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        options = list(chosen.options)
-        if chosen.emulate:
-            options = [*emulation(chosen.clock, chosen.train_s, folder), *options]
-        write_prompts(folder / "prompts.jsonl")
+        own = emulation(chosen.clock, chosen.train_s, folder) if chosen.emulate else MEASURED
+        options = [*own, *chosen.options]
+        write_prompts(folder / "prompts.jsonl", SHORTER if chosen.emulate else 1.0)
         for turn, seed in enumerate(chosen.seeds):
             for arm in [*chosen.arms[turn % len(chosen.arms) :], *chosen.arms[: turn % len(chosen.arms)]]:
                 runs.append({"arm": arm, "seed": seed, **run_arm(arm, seed, options, folder)})
