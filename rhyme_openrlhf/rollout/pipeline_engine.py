@@ -28,7 +28,7 @@ from rhyme_openrlhf.training.weight_buckets import Segment
 
 
 @dataclass(eq=False)
-class _Call:
+class TurnCall:
     """The call of prompt `place` of a step: samples of turn `number` that still need the engine; `idle` once none does.
 
     `deferred`: the turn does not wait for it.
@@ -43,11 +43,16 @@ class _Call:
 
 @dataclass(frozen=True)
 class RunningSamples:
-    """What an engine generates: the number of its turn (-1 before the first), and of each running sample its turn's
-    number, its prompt's place in the step and its response tokens so far."""
+    """What an engine generates: the number of its turn (-1 before the first), and of each running sample the number of
+    its step's turn, its prompt's place in the step, its response tokens so far, and its number where it can move.
+
+    `free_tokens`: of KV cache; 0 where samples cannot move.
+    """
 
     turn: int
-    samples: list[tuple[int, int, int]]
+    samples: list[tuple[int, int, int, int]]
+    weight_version: int = 0
+    free_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Loaded:
 
 
 # The call that the running task belongs to.
-_current: ContextVar[_Call | None] = ContextVar("pipeline_call", default=None)
+_current: ContextVar[TurnCall | None] = ContextVar("pipeline_call", default=None)
 
 
 class PipelineEngine(RhymeRolloutActor):
@@ -91,8 +96,8 @@ class PipelineEngine(RhymeRolloutActor):
         self._reported_turn = True
         self._last_turn = False
         # Of each running request: its call and what is noted of it.
-        self._samples: dict[str, tuple[_Call, SampleTurn]] = {}
-        self._calls: set[_Call] = set()
+        self._samples: dict[str, tuple[TurnCall, SampleTurn]] = {}
+        self._calls: set[TurnCall] = set()
         self._going_on: asyncio.Task[None] | None = None
         await super().__init__(*args, **kwargs)
         self._timeline: CausedTimeline = CausedTimeline(time.time())
@@ -143,8 +148,8 @@ class PipelineEngine(RhymeRolloutActor):
         """What runs now."""
         lengths = await self._lengths()
         current = self._turns.current
-        found = [(call.number, call.place, lengths.get(name, 0)) for name, (call, _) in self._samples.items()]
-        return RunningSamples(-1 if current is None else current.number, found)
+        found = [(call.number, call.place, lengths.get(name, 0), -1) for name, (call, _) in self._samples.items()]
+        return RunningSamples(-1 if current is None else current.number, found, self.weight_version)
 
     async def _lengths(self) -> dict[str, int]:
         """Response tokens so far of each running request."""
@@ -165,13 +170,10 @@ class PipelineEngine(RhymeRolloutActor):
 
         When a reward came late, then only after the other samples have ended too: weights must not load below them.
         """
-        call = _Call(number, place, arguments["num_samples"])
-        self._turns.add(number, call.left)
+        call = TurnCall(number, place, arguments["num_samples"])
         self._calls.add(call)
         try:
-            # A turn that was extended when it was over has been reported.
-            if number in self._begun:
-                await asyncio.shield(self._begun[number])
+            await self._until_begun(call)
             _current.set(call)
             return await self.generate_responses(**arguments)
         except RewardLateError:
@@ -180,6 +182,12 @@ class PipelineEngine(RhymeRolloutActor):
         finally:
             self._calls.discard(call)
             self._ended_in_turn(call, call.left)
+
+    async def _until_begun(self, call: TurnCall) -> None:
+        self._turns.add(call.number, call.left)
+        # A turn that was extended when it was over has been reported.
+        if call.number in self._begun:
+            await asyncio.shield(self._begun[call.number])
 
     async def turn_report(self, number: int) -> TurnReport:
         """What the engine did in a turn; waits until the turn is over."""
@@ -289,13 +297,16 @@ class PipelineEngine(RhymeRolloutActor):
         await self.pause_generation()
         try:
             seconds = await self.load_weights(self._segments[version])
-            lengths = await self._lengths()
-            for name, (_, noted) in self._samples.items():
-                if name in lengths:
-                    noted.loads.append((version, lengths[name]))
+            for name, tokens in (await self._lengths()).items():
+                self._note_load(name, version, tokens)
         finally:
             await self.resume_generation()
         return seconds
+
+    def _note_load(self, request_id: str, version: int, tokens: int) -> None:
+        """Weights were loaded when a sample had so many tokens."""
+        if request_id in self._samples:
+            self._samples[request_id][1].loads.append((version, tokens))
 
     # --- samples
 
@@ -323,7 +334,7 @@ class PipelineEngine(RhymeRolloutActor):
         self._samples.pop(request_id, None)
         super()._ended(request_id)
 
-    def _ended_in_turn(self, call: _Call, samples: int) -> None:
+    def _ended_in_turn(self, call: TurnCall, samples: int) -> None:
         if samples and not call.deferred:
             self._turns.ended(call.number, samples)
             self._advance()

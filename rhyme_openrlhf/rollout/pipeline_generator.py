@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,9 @@ from rhyme_openrlhf.rollout.samples_generator import (
 )
 from rhyme_openrlhf.scheduling.turns import Turn, evaluation_turn
 from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
+
+# Why a sample that is too long for its rank group moves within the step (an event's cause).
+MOVED_WITHIN = "outlier_intra"
 
 
 @dataclass(frozen=True)
@@ -61,15 +65,16 @@ class HandedStep:
     engine_of: dict[int, int] = field(default_factory=dict)
 
 
-def turn_door(engine: Any, number: int, places: Iterable[int] = ()) -> Any:
+def turn_door(engine: Any, number: int, places: Iterable[int] = (), begin: Any = None) -> Any:
     """As much of an engine's handle as OpenRLHF's dispatch uses; what is sent to it waits for turn `number`.
 
-    `places`: of the prompts that will be sent, in that order; -1 where none is given.
+    `places`: of the prompts that will be sent, in that order; -1 where none is given. `begin`: what a call is sent to
+    instead of the engine's own method.
     """
     following = iter(places)
 
     def generate_responses(**arguments: Any) -> Any:
-        return engine.generate_in_turn.remote(number, next(following, -1), **arguments)
+        return (begin or engine.generate_in_turn.remote)(number, next(following, -1), **arguments)
 
     return SimpleNamespace(
         generate_responses=SimpleNamespace(remote=generate_responses),
@@ -120,6 +125,9 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
             by_engine[engine].append(place)
         if self.services.settings.histospec.enable:
             announce(drawn.prompts, self.services.history_workers)
+        if self._home is not None:
+            self._acknowledged([self._home.open.remote()])
+            self._home.begin_step.remote(drawn.step)
         handed = HandedStep(turn, {}, {})
         samples, traced = self.args.rollout.n_samples_per_prompt, self._traced(drawn)
         # Waited for: calls with large arguments can be overtaken by others.
@@ -156,7 +164,8 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         turn_number: int,
         **generate_kwargs: Any,
     ) -> None:
-        with self._doors([turn_door(self.vllm_engines[number], turn_number, places)]):
+        begin = None if self._home is None else partial(self._home.generate_in_turn.remote, number)
+        with self._doors([turn_door(self.vllm_engines[number], turn_number, places, begin)]):
             calls = SamplesGenerator._dispatch_prompts_to_vllm(
                 self,
                 [drawn.prompts[place] for place in places],
@@ -166,6 +175,10 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
             )
         handed.calls.update(zip(calls, places, strict=True))
         handed.engine_of.update(dict.fromkeys(places, number))
+
+    def move(self, sample: int, engine: int) -> None:
+        """Have a running sample go on at another engine, if it still runs; not waited for."""
+        self._home.move.remote(sample, engine, MOVED_WITHIN)
 
     def experiences(self, responses: Sequence[dict[str, Any]], **generate_kwargs: Any) -> list[Any]:
         """One prompt's responses as upstream's experiences."""

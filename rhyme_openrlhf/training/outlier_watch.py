@@ -1,25 +1,42 @@
 """Looks about once a second for responses that are far too long for their rank group (RhymeRL 6.3).
 
-Thin: asks the engines what they run and `scheduling/outliers.py` what of it is too long. Invariants: engines that do
-not answer cost a look, never the step; a rank group is judged only when all of its prompts have begun.
+Thin: asks the engines what they run, and `scheduling/outliers.py` what of it is too long and where it goes.
+Invariants: engines that do not answer cost a look, never the step; a rank group is judged only when all of its prompts
+have begun; a sample goes only to an engine with the same weights.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from rhyme_openrlhf.rollout.pipeline_engine import RunningSamples
-from rhyme_openrlhf.scheduling.outliers import outliers
+from rhyme_openrlhf.scheduling.outliers import RunningEngine, destination, outliers
 from rhyme_openrlhf.training.step_in_flight import StepInFlight
 
 LOOK_SECONDS = 1.0
 # Engines answer between two decode steps.
 ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A running sample that is too long: of the prompt at `place`, `tokens` long, at `engine`.
+
+    `sample`: its number where it can move, else -1. `destination`: the engine that it should go to in the same step;
+    None: to the next step.
+    """
+
+    place: int
+    engine: int
+    sample: int
+    tokens: int
+    destination: int | None = None
 
 
 class OutlierWatch:
@@ -31,9 +48,8 @@ class OutlierWatch:
         self._samples = samples_per_prompt
         self._looked = 0.0
 
-    def find(self, step: StepInFlight) -> list[int]:
-        """The places whose prompt groups have a response that is too long, the longest first; none before the next look
-        is due."""
+    def find(self, step: StepInFlight) -> list[Outlier]:
+        """What should leave its rank group, the longest of each first; nothing before the next look is due."""
         if not step.placement.rank_groups or time.monotonic() - self._looked < LOOK_SECONDS:
             return []
         self._looked = time.monotonic()
@@ -46,23 +62,37 @@ class OutlierWatch:
 
 def too_long(
     step: StepInFlight, answers: Sequence[RunningSamples | None], samples_per_prompt: int, factor: float
-) -> list[int]:
-    """The places of the step whose prompt groups have an outlier; `answers`: of each engine, None if it is gone."""
+) -> list[Outlier]:
+    """The outliers of the step, as `OutlierWatch.find`; `answers`: of each engine, None if it is gone."""
     number, engine_of = step.handed.turn.number, step.handed.engine_of
     owed = set(step.owed()) - step.deferred
-    lengths: dict[int, list[int]] = {place: [] for place in owed}
-    for answer in filter(None, answers):
-        for turn, place, tokens in answer.samples:
-            if turn == number and place in owed:
-                lengths[place].append(tokens)
-    found: dict[int, None] = {}
-    for group in step.placement.rank_groups:
-        here = [place for place in group.prompts if place in owed]
-        engines = [answers[engine_of[place]] for place in here]
-        if any(engine is None or engine.turn < number for engine in engines):
+    there = [
+        Outlier(place, engine, sample, tokens)
+        for engine, answer in enumerate(answers)
+        if answer is not None
+        for turn, place, tokens, sample in answer.samples
+        if turn == number and place in owed
+    ]
+    rank_group_of = {
+        engine_of[place]: rank for rank, group in enumerate(step.placement.rank_groups) for place in group.prompts
+    }
+    busy = Counter(one.engine for one in there)
+    found = []
+    for rank, group in enumerate(step.placement.rank_groups):
+        here = [answers[engine_of[place]] for place in group.prompts if place in owed]
+        if any(engine is None or engine.turn < number for engine in here):
             continue
-        running = dict(enumerate(itertools.chain.from_iterable(((place, n) for n in lengths[place]) for place in here)))
-        tokens = {sample: length for sample, (_, length) in running.items()}
-        late = outliers(tokens, len(group.prompts) * samples_per_prompt, group.longest, factor)
-        found |= dict.fromkeys(running[sample][0] for sample in late)
-    return list(found)
+        places = set(group.prompts)
+        running = dict(enumerate(one for one in there if one.place in places))
+        lengths = {key: one.tokens for key, one in running.items()}
+        for key in outliers(lengths, len(group.prompts) * samples_per_prompt, group.longest, factor):
+            one = running[key]
+            weights = answers[one.engine].weight_version  # type: ignore[union-attr]
+            engines = [
+                RunningEngine(engine, rank_group_of[engine], busy[engine], answer.free_tokens)
+                for engine, answer in enumerate(answers)
+                if answer is not None and busy[engine] and answer.weight_version == weights and engine != one.engine
+            ]
+            to = None if one.sample < 0 else destination(one.tokens, rank, engines).engine
+            found.append(Outlier(one.place, one.engine, one.sample, one.tokens, to))
+    return found

@@ -24,6 +24,7 @@ import ray
 from rhyme_openrlhf.rollout.checked_reward import RewardLateError
 from rhyme_openrlhf.rollout.engine import EngineCoreError
 from rhyme_openrlhf.rollout.lost_engines import LostEngine
+from rhyme_openrlhf.rollout.moves.engine_port import EngineLost
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, PipelineSamplesGenerator
 from rhyme_openrlhf.rollout.pipeline_watch import PipelineWatch
@@ -33,16 +34,13 @@ from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
 from rhyme_openrlhf.telemetry.events import (
-    DraftBudget,
-    DraftGain,
-    EngineInterval,
-    EngineStep,
     Event,
     Note,
-    RolloutFinished,
     RolloutStarted,
+    SampleMoved,
 )
-from rhyme_openrlhf.training.outlier_watch import LOOK_SECONDS, OutlierWatch
+from rhyme_openrlhf.training.outlier_watch import LOOK_SECONDS, Outlier, OutlierWatch
+from rhyme_openrlhf.training.pipeline_events import interval_events, rollout_finished, turn_events
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.step_in_flight import Key, StepInFlight
 from rhyme_openrlhf.training.step_planner import StepPlanner, rank_groups_event
@@ -114,7 +112,7 @@ class Pipeline:
         self._news_at = 0.0
         self._excluded_before = 0
         self._outliers: OutlierWatch | None = None
-        if services.settings.histopipe.defer:
+        if services.settings.histopipe.defer or services.settings.samples_move:
             self._outliers = OutlierWatch(self._engines, planner.beta, generator.args.rollout.n_samples_per_prompt)
         self._watch = PipelineWatch(self._engines, services)
 
@@ -195,15 +193,21 @@ class Pipeline:
                 self._take(step, ref)
         self._late = [step for step in self._late if step.handed.calls]
         if self._outliers is not None and len(self._flying) == STEPS_AHEAD:
-            self._defer(self._outliers, *self._flying)
+            self._judge_lengths(self._outliers, *self._flying)
         self._send()
 
     def _take(self, step: StepInFlight, ref: Any) -> None:
         handed = step.handed
         try:
             answer = ray.get(ref)
-        except (ray.exceptions.RayActorError, EngineCoreError):
-            if not self._make_up_for_lost():
+        except (ray.exceptions.RayActorError, EngineCoreError, EngineLost) as error:
+            gone = self._make_up_for_lost()
+            place = handed.calls.pop(ref, None)
+            if place is not None and isinstance(error, EngineLost):
+                # One of its samples had moved to an engine that is gone.
+                engine = handed.engine_of[place]
+                self._generator.hand_again(step.drawn, handed, [place], engine, **self._generate_kwargs)
+            elif place is not None or not gone:
                 raise
         except RewardLateError as error:
             self._try_again(step, handed.calls.pop(ref), error)
@@ -287,27 +291,34 @@ class Pipeline:
         step.done.add(place)
         self._ledger.ended(step.drawn.step, (step.drawn.step, place))
 
-    def _defer(self, outliers: OutlierWatch, step: StepInFlight, following: StepInFlight) -> None:
-        """Have prompt groups of the step with far too long responses train in the next one, within an epoch: each epoch
-        trains its own prompts."""
-        if step.drawn.epoch != following.drawn.epoch:
+    def _judge_lengths(self, outliers: OutlierWatch, step: StepInFlight, following: StepInFlight) -> None:
+        """Have responses that are far too long go on at another engine, or their prompt groups train in the next step:
+        that within an epoch, for each epoch trains its own prompts."""
+        may_defer = self._services.settings.histopipe.defer and step.drawn.epoch == following.drawn.epoch
+        for one in outliers.find(step):
+            if one.destination is not None:
+                if one.sample not in step.moved:
+                    step.moved.add(one.sample)
+                    self._generator.move(one.sample, one.destination)
+            elif may_defer and one.place not in step.deferred:
+                self._defer(step, one)
+
+    def _defer(self, step: StepInFlight, one: Outlier) -> None:
+        number = step.drawn.step
+        if not self._ledger.defer(number, (number, one.place)):
             return
-        for place in outliers.find(step):
-            number = step.drawn.step
-            if self._ledger.defer(number, (number, place)):
-                step.deferred.add(place)
-                self._engines[step.handed.engine_of[place]].defer.remote(step.handed.turn.number, place)
+        step.deferred.add(one.place)
+        for engine in self._engines:
+            engine.defer.remote(step.handed.turn.number, one.place)
+        name = f"{number}.{one.place}"
+        moved = SampleMoved(
+            number, name, one.engine, one.engine, "outlier_inter", "recompute", "moved", 0.0, one.tokens
+        )
+        self._services.record(moved, SOURCE)
 
     def _take_report(self, step: StepInFlight, engine: int, report: TurnReport) -> None:
         step.counters += report.counters
-        number = step.drawn.step
-        events: list[Event] = [EngineStep(number, engine, report.counters, report.weight_version)]
-        if report.decisions.get("running"):
-            events.append(DraftBudget(number, engine, **report.decisions))
-        if report.gain:
-            events.append(DraftGain(number, engine, **report.gain))
-        events += [Note("warning", f"engine {engine}: {problem}") for problem in report.problems]
-        self._services.record_all(events, SOURCE)
+        self._services.record_all(turn_events(step.drawn.step, engine, report), SOURCE)
 
     def _check_wait(self) -> None:
         limit = self._services.settings.limits.stage_s
@@ -367,17 +378,4 @@ class Pipeline:
             [engine.stage_intervals.remote(began, ended) for engine in self._engines],
             timeout=ENGINE_TIMEOUT_SECONDS,
         )
-        events: list[Event] = [
-            EngineInterval(engine, one.state, one.start, one.end, step, one.weight_version, one.cause)
-            for engine, timeline in enumerate(timelines)
-            for one in timeline or ()  # None: it is gone
-        ]
-        self._services.record_all(events, SOURCE)
-
-
-def rollout_finished(drawn: DrawnStep, seconds: float, samples: list[Any]) -> RolloutFinished:
-    """The event of a complete step; `seconds` since the step before it was."""
-    lengths = [int(sample.response_length.item()) for sample in samples]
-    rewards = [sample.rewards.item() for sample in samples if sample.rewards is not None]
-    truncated = sum(bool(sample.truncated.item()) for sample in samples)
-    return RolloutFinished.of(drawn.step, drawn.epoch, seconds, lengths, rewards, truncated)
+        self._services.record_all(interval_events(step, timelines), SOURCE)

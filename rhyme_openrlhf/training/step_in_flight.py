@@ -19,7 +19,8 @@ Key = tuple[int, int]
 class StepInFlight:
     """`done`: places whose prompt groups have ended or were given up; `lengths`: of the responses of those that ended.
 
-    `retried`: places that are generated for the second time; `deferred`: places that train in the next step.
+    `retried`: places that are generated for the second time; `deferred`: places that train in the next step; `moved`:
+    samples that were sent to another engine because they are too long.
     """
 
     drawn: DrawnStep
@@ -29,6 +30,7 @@ class StepInFlight:
     lengths: dict[int, list[int]] = field(default_factory=dict)
     retried: set[int] = field(default_factory=set)
     deferred: set[int] = field(default_factory=set)
+    moved: set[int] = field(default_factory=set)
     counters: EngineCounters = EngineCounters()
 
     def owed(self) -> list[int]:

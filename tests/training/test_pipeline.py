@@ -29,6 +29,7 @@ from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.training import pipeline
+from rhyme_openrlhf.training.outlier_watch import Outlier
 from rhyme_openrlhf.training.pipeline import NoRewardError, Pipeline, PipelineWaitError, StepEnd
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 
@@ -101,7 +102,7 @@ def a_pipeline(put: Any, evaluate: Any = None, defer: bool = False) -> tuple[Pip
     services = NS(
         record=lambda event, source: recorded.append(event),
         record_all=lambda events, source: recorded.extend(events),
-        settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), outlives_engines=False),
+        settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), samples_move=False, outlives_engines=False),
     )
     planner = NS(
         place=lambda drawn, engines: by_load([None] * len(drawn.prompts), engines),
@@ -155,8 +156,8 @@ def test_whatever_is_deferred_every_prompt_trains_once_and_a_resume_knows_which(
     chance = random.Random(seed)
     found: list[int] = []
 
-    def find(step: Any) -> list[int]:
-        return [place for place in step.owed() if chance.random() < 0.4]
+    def find(step: Any) -> list[Outlier]:
+        return [Outlier(place, 0, -1, 99) for place in step.owed() if chance.random() < 0.4]
 
     with pytest.MonkeyPatch.context() as patch:
         by_chance(patch, seed)
@@ -191,7 +192,11 @@ def test_whatever_is_deferred_every_prompt_trains_once_and_a_resume_knows_which(
 
 def test_nothing_is_deferred_into_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     by_chance(monkeypatch, 1)
-    monkeypatch.setattr(pipeline, "OutlierWatch", lambda *_: NS(find=lambda step: step.owed()[:1]))
+    monkeypatch.setattr(
+        pipeline,
+        "OutlierWatch",
+        lambda *_: NS(find=lambda step: [Outlier(place, 0, -1, 9) for place in step.owed()[:1]]),
+    )
     sent: list[Any] = []
     controller, _, _ = a_pipeline(sent.append, defer=True)
     steps = [replace(step, epoch=1 + (step.step > 2)) for step in drawn_steps([3, 3, 3, 3], first=0)]

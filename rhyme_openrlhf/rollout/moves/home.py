@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from rhyme_openrlhf.config import RhymeSettings
@@ -27,13 +28,15 @@ from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
-from rhyme_openrlhf.rollout.moves.travel import SampleRequest
+from rhyme_openrlhf.rollout.moves.travel import LOADS, SampleRequest
 from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_settings import AUTO
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, Note, SampleMoved
 from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 
+# In a pipelined run: the number of the turn and the place of the prompt that the running task is of.
+_group: ContextVar[tuple[int, int] | None] = ContextVar("pipeline_group", default=None)
 # Instead of the name under which an engine's scheduler would note the drafts of a kept sample.
 AT_HOME = "at home"
 OUTCOMES: Mapping[Phase, MoveOutcome] = {
@@ -68,7 +71,8 @@ class SampleHome:
             self.executor: Any = upstream._load_agent_executor(agent)
         else:
             self.executor = CheckedExecutor(reward, rhyme.limits.reward_s)
-        self._keeper = SampleKeeper(ports, rhyme.move.news_s, self._restarted)
+        # In a pipelined run the controller has prompt groups of an engine that is gone generated again, as a whole.
+        self._keeper = SampleKeeper(ports, rhyme.move.news_s, self._restarted, not rhyme.histopipe.enable)
         self._mover = Mover(self._keeper, KvBufferStore(), self._choose, rhyme.move.timeout_s, self._moved)
         self._nodes: dict[int, str] = {}
         self.reallocator: Reallocator | None = None
@@ -125,6 +129,17 @@ class SampleHome:
         """Move a sample by its number. Raises MoveRefused, or KeyError for a sample that has ended."""
         return OUTCOMES[(await self._mover.move(self._keeper.sample(str(sample)), destination, cause)).move.phase]
 
+    async def generate_in_turn(self, engine: int, number: int, place: int, **arguments: Any) -> list[dict[str, Any]]:
+        """`generate_responses` of prompt `place` of a step, once the engine's turn `number` has begun.
+
+        Raises EngineLost if an engine that had one of the samples is gone.
+        """
+        known = self._keeper.engines[engine]
+        # Later than its last news.
+        known.weight_version = await known.port.call("enter_turn", number, place, arguments["num_samples"])
+        _group.set((number, place))
+        return await self.generate_responses(engine, **arguments)
+
     async def generate_responses(
         self,
         engine: int,
@@ -174,10 +189,16 @@ class SampleHome:
             # Kept; but what was drafted of it is on several engines, and nobody asks them.
             turn.trace = AT_HOME
         history = key if self.rhyme.histospec.enable else None
-        request = SampleRequest(tuple(tokens), parameters, history, len(identity.turns), multi_modal)
+        group = _group.get()
+        request = SampleRequest(tuple(tokens), parameters, history, len(identity.turns), multi_modal, group)
         identity.turns.append(turn)
         output, last = await self._keeper.generate(request, engine)
-        turn.end(self._keeper.engines[last].weight_version, output.outputs[0])
+        if group is None:
+            turn.end(self._keeper.engines[last].weight_version, output.outputs[0])
+        else:
+            # The engine may have gone on to its next turn by now; what was loaded below the sample is noted.
+            turn.loads = getattr(output, LOADS, [])
+            turn.end(turn.loads[-1][0] if turn.loads else turn.weight_version, output.outputs[0])
         return output, last
 
     # --- what is recorded
