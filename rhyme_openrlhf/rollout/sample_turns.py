@@ -27,10 +27,10 @@ class Turn:
     tokens: int = 0
     last_weight_version: int = 0
     finish_reason: str = ""
-    loads: list[tuple[int, int]] = field(default_factory=list)
-    """Weights loaded while it was generated, as far as that is noted: (version, its response tokens until then)."""
     drafted: int | None = None
     spans: list[tuple[int, int, str]] | None = field(default=None)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    """Weights loaded while it was generated, as far as that is noted: (version, its response tokens until then)."""
 
     def end(self, weight_version: int, completion: Any) -> None:
         """The request is finished: `completion` is vLLM's (token_ids, finish_reason), begun maybe in older weights."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,7 +194,7 @@ class Pipeline:
         self._late = [step for step in self._late if step.handed.calls]
         if self._outliers is not None and len(self._flying) == STEPS_AHEAD:
             self._judge_lengths(self._outliers, *self._flying)
-        self._send()
+        self._send(self._ledger.certain(self._flying[0].drawn.step))
 
     def _take(self, step: StepInFlight, ref: Any) -> None:
         handed = step.handed
@@ -267,10 +267,10 @@ class Pipeline:
         )
         self._services.record(Note("error", text), SOURCE)
 
-    def _send(self) -> None:
-        """Give the trainer what has ended of the batch of the step that is being completed."""
+    def _send(self, keys: Sequence[Key]) -> None:
+        """Give the trainer these prompt groups of the batch of the step that is being completed, if it has them not."""
         step = self._flying[0].drawn
-        for key in self._ledger.certain(step.step):
+        for key in keys:
             if key not in self._sent and key not in self._left_out:
                 self._sent.add(key)
                 self._put(replace(self._groups[key], trained_in=step.step, batch=len(step.prompts)))
@@ -340,7 +340,7 @@ class Pipeline:
         return None if step.handed.reports else self._ledger.batch(step.drawn.step)
 
     def _finish(self, batch: tuple[Key, ...]) -> None:
-        self._send()
+        self._send(batch)
         step, ended = self._flying.pop(0), time.time()
         drawn, seconds = step.drawn, ended - self._stage_began
         if step.handed.calls:
