@@ -21,6 +21,7 @@ from rhyme_openrlhf.telemetry.events import (
     RankGroups,
     RolloutFinished,
     RunFinished,
+    SampleMoved,
     TrainStep,
     WeightsChecked,
     WeightsLoaded,
@@ -160,3 +161,80 @@ def test_a_run_goes_on_without_an_engine_and_without_a_reward(
     )
     assert oldest <= 4 * deferred
     assert all("critic_loss" in event.metrics for event in trained)
+
+
+# Of three prompts, one sample of four is longer every time the prompt comes; all others have few tokens.
+GROWING = """
+import os
+
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+from rhyme_openrlhf import embedded
+
+LONG = {long!r}
+
+
+class AgentExecutor(SingleTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(str(embedded.REWARD))
+
+    async def execute(self, prompt, label, sampling_params, *arguments, **named):
+        parameters = sampling_params.clone()
+        parameters.max_tokens, parameters.ignore_eos = 8, True
+        if prompt in LONG:
+            call = self.number(LONG.index(prompt))
+            if call % 4 == 0:
+                parameters.max_tokens = (20, 150, 400)[min(call // 4, 2)] + 100 * LONG.index(prompt)
+        return await super().execute(prompt, label, parameters, *arguments, **named)
+
+    def number(self, prompt):
+        for number in range(1000):
+            try:
+                os.close(os.open(f"{seen}/{{prompt}}-{{number}}", os.O_CREAT | os.O_EXCL))
+                return number
+            except FileExistsError:
+                continue
+"""
+
+
+@pytest.mark.slow
+def test_far_too_long_responses_train_a_step_later_also_when_the_run_is_killed(
+    train: Train,
+    start: Any,  # noqa: F811
+    tmp_path: Path,
+    small_prompts: Path,
+) -> None:
+    prompts = [json.loads(line)["input"] for line in small_prompts.read_text().splitlines()]
+    (tmp_path / "seen").mkdir()
+    agent = tmp_path / "agent.py"
+    agent.write_text(GROWING.format(long=prompts[:3], seen=tmp_path / "seen"))
+    options = (
+        *PIPELINE, *PARTIAL, "--train.num_episodes", "3", "--ckpt.save_steps", "1", "--histopipe.defer",
+        "--train.agent_func_path", str(agent), "--data.max_len", "760", "--rollout.max_new_tokens", "640",
+    )  # fmt: skip
+    killed = start("killed", *options)
+    killed.wait_for(lambda event: isinstance(event, CheckpointSaved) and event.step == 5, "the checkpoint of step 5")
+    killed.kill()
+    resumed = train(*options, "--ckpt.load_enable")
+    assert resumed.code == 0, resumed.output
+    trained = [event.step for event in resumed.of(TrainStep)]
+    first = trained[0]
+    assert first >= 6 and trained == list(range(first, 10))
+    journal = [entry for entry in journal_prompts(killed.path) if entry[0] < first]
+    journal += [entry for entry in journal_prompts(resumed.path) if entry[0] >= first]
+    trained_once(journal, set(range(1, 10)), epochs=3)
+    events = [*killed.events(), *resumed.events]
+    moved = [event for event in events if isinstance(event, SampleMoved)]
+    assert moved and {event.cause for event in moved} == {"outlier_inter"}
+    # In the last step of an epoch nothing is deferred.
+    assert {event.step % 3 for event in moved} <= {1, 2}
+    for run in (killed.events(), resumed.events):
+        deferred = {0: 0.0}
+        for event in run:
+            if isinstance(event, TrainStep):
+                deferred[event.step] = event.metrics["pipeline/deferred_prompt_groups"]
+        for event in run:
+            if isinstance(event, OffPolicyness):
+                ages = dict(zip(event.values, event.samples, strict=True))
+                assert set(ages) <= {0, 1, 2}
+                # What a resumed run begins with was deferred by the one before, and is generated anew.
+                assert ages.get(2, 0) <= 4 * deferred.get(event.step - 1, 0)
