@@ -12,6 +12,7 @@ loader's state right after the step's prompts were drawn.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.training.base_trainer import wait_for_engines  # first: installs the shims where needed
@@ -42,6 +43,23 @@ EXCLUDED_METRIC = "pipeline/excluded_prompt_groups"
 DEFERRED_METRIC = "pipeline/deferred_prompt_groups"
 
 
+@dataclass(frozen=True)
+class Boxed:
+    """What travels through a queue unopened: its actor would import OpenRLHF to read a prompt group, which takes
+    seconds at the first one."""
+
+    content: Any
+
+    @classmethod
+    def of(cls, item: Any) -> Boxed:
+        """`item` in a box."""
+        return cls(ray.put(item))
+
+    def open(self) -> Any:
+        """What was boxed."""
+        return ray.get(self.content)
+
+
 class StepStream:
     """The queue from the generator as OpenRLHF's training loop sees it: gives whole steps, after their prompt groups
     have gone to `maker` one by one. `step` is the last completed training step."""
@@ -61,6 +79,8 @@ class StepStream:
         """The next step (samples, client states, None, seconds), evaluation or "done". Raises StepBufferError."""
         while True:
             item = self._queue.get(block=block)
+            if isinstance(item, Boxed):
+                item = item.open()
             if isinstance(item, PromptGroup):
                 if self._buffer is None:
                     self._buffer = StepBuffer(item.trained_in, self._samples_per_prompt, self._defers)
@@ -163,7 +183,7 @@ class RhymePipelineGenerateSamplesActor(RhymeGenerateSamplesActor):
         self._put("done")
 
     def _put(self, item: Any) -> None:
-        self.rollout_queue.put(item, block=True)
+        self.rollout_queue.put(Boxed.of(item) if isinstance(item, PromptGroup | StepEnd) else item, block=True)
 
     def _training_seconds(self) -> list[float]:
         found = []
