@@ -11,6 +11,7 @@ loader's state right after the step's prompts were drawn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -62,16 +63,22 @@ class Boxed:
 
 class StepStream:
     """The queue from the generator as OpenRLHF's training loop sees it: gives whole steps, after their prompt groups
-    have gone to `maker` one by one. `step` is the last completed training step."""
+    have gone to `maker` one by one. `begun()` is called when the first one comes."""
 
     def __init__(
-        self, queue: Any, maker: StreamingExperienceMaker, samples_per_prompt: int, defers: bool = False
+        self,
+        queue: Any,
+        maker: StreamingExperienceMaker,
+        samples_per_prompt: int,
+        defers: bool = False,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         self._queue = queue
         self._maker = maker
         self._samples_per_prompt = samples_per_prompt
         self._buffer: StepBuffer | None = None
         self._defers = defers
+        self._begun = begun
         self.metrics: dict[str, float] = {}
         """Of the last step that was given."""
 
@@ -83,6 +90,7 @@ class StepStream:
                 item = item.open()
             if isinstance(item, PromptGroup):
                 if self._buffer is None:
+                    self._begun()
                     self._buffer = StepBuffer(item.trained_in, self._samples_per_prompt, self._defers)
                 self._buffer.add(item)
                 self._maker.take(list(item.samples), item.batch * self._samples_per_prompt)
@@ -120,7 +128,9 @@ class RhymePipelineTrainingActor(RhymeTrainingActor):
         super().__init__(*args, **kwargs)
         samples = self.args.rollout.n_samples_per_prompt
         defers = self.services.settings.histopipe.defer
-        self.rollout_queue = StepStream(kwargs["rollout_queue"], self.experience_maker, samples, defers)
+        self.rollout_queue = StepStream(
+            kwargs["rollout_queue"], self.experience_maker, samples, defers, self._weights.prepare
+        )
         self.rollout_slots = TrainerNews(kwargs["rollout_slots"])
 
     def make_weight_check(self) -> WeightCheck:
