@@ -64,19 +64,20 @@ ARMS: dict[str, tuple[str, ...]] = {
 # demo's own, a policy that is trained on two samples a prompt soon runs into the limit of length).
 PROMPTS = 48
 SHAPE = (
-    "--rollout.batch_size", "24", "--rollout.n_samples_per_prompt", "2", "--train.num_episodes", "5",
+    "--rollout.batch_size", "24", "--rollout.n_samples_per_prompt", "2", "--train.num_episodes", "6",
     "--train.batch_size", "48", "--actor.adam.lr", "1e-6",
 )  # fmt: skip
 MEASURED = ("--latency.profile", "none")
 EMULATED_PROFILE = FOLDER / "pat-a40-tp2.json"
 # With --emulate answers have 0.4 times as many steps, and a sample that answers in circles ends at 192 tokens: so four
-# engines and a trainer need about a third of the two cores' time, and a training step 1 to 1.5 s. With a clock 4 times
-# slower than the profile's, a rollout stage of OpenRLHF's loop takes about 10 s, of which training is a fifth, as in
-# RhymeRL (figure 2: rollouts are 84 to 91 % of the time).
+# engines and a trainer need about a third of the two cores' time, and a training step about 1 s. With a clock 4 times
+# slower than the profile's, a rollout stage of OpenRLHF's loop takes 7 to 8 s. Training is a sixth of that, as in RhymeRL
+# (figure 2: rollouts are 84 to 91 % of the time). It decides how much a pipeline that is at most one step off policy
+# must wait for weights: nothing while training is shorter than the shortest rank group's part of a step.
 SHORTER = 0.4
 LONGEST = ("--rollout.max_new_tokens", "192")
 CLOCK = 4.0
-TRAIN_SECONDS = 2.0
+TRAIN_SECONDS = 1.2
 RUN_TIMEOUT_SECONDS = 600
 
 

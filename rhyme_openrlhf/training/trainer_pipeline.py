@@ -16,7 +16,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from rhyme_openrlhf.training.base_trainer import wait_for_engines  # first: installs the shims where needed
+from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims where needed
+    RhymeTraining,
+    wait_for_engines,
+)
 
 import ray  # isort: skip
 from ray.util.queue import Empty
@@ -141,6 +144,10 @@ class RhymePipelineTrainingActor(RhymeTrainingActor):
         """Engines load when they are ready."""
         assert isinstance(self._check, OfferedWeightCheck)
         return WeightOffers(self._check, self.actor_model_group, self.vllm_engines, self.services)
+
+    def broadcast_to_vllm(self) -> None:
+        """Without upstream's lock, which keeps a broadcast out of an evaluation: engines load between two turns."""
+        RhymeTraining.broadcast_to_vllm(self)
 
     def step_metrics(self) -> dict[str, float]:
         """The prompt groups that were left out, once there are any; and those deferred, where that is allowed."""
