@@ -53,6 +53,8 @@ STEPS_AHEAD = 1 + MOST_OFF_POLICY
 POLL_SECONDS = 5.0
 # An engine tells its timeline and counters between two decode steps.
 ENGINE_TIMEOUT_SECONDS = 120.0
+# How long an engine that cannot be reached may turn out to be dead.
+UNREACHED_SECONDS = 30.0
 
 
 class PipelineWaitError(RuntimeError):
@@ -202,6 +204,11 @@ class Pipeline:
             answer = ray.get(ref)
         except (ray.exceptions.RayActorError, EngineCoreError, EngineLost) as error:
             gone = self._make_up_for_lost()
+            # Ray may not reach an actor for a while before it knows that it is dead.
+            limit = time.time() + (UNREACHED_SECONDS if isinstance(error, ray.exceptions.ActorUnavailableError) else 0)
+            while not gone and time.time() < limit:
+                time.sleep(1)
+                gone = self._make_up_for_lost()
             place = handed.calls.pop(ref, None)
             if place is not None and isinstance(error, EngineLost):
                 # One of its samples had moved to an engine that is gone.

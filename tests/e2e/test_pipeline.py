@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rhyme_openrlhf import embedded
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
     EngineInterval,
@@ -121,20 +122,27 @@ def reward_func(queries, prompts, labels, **kwargs):
 """
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("PipelineEngine", ()),
+        pytest.param("MovablePipelineEngine", ("--move.enable", "--move.news_s", "0.1"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_goes_on_without_an_engine_and_without_a_reward(
-    train: Train, tmp_path: Path, small_prompts: Path
+    train: Train, tmp_path: Path, small_prompts: Path, kind: str, more: tuple[str, ...]
 ) -> None:
-    """An engine is killed in the middle of step 4; one prompt's reward hangs, always. Prompt groups may be deferred."""
+    """An engine is killed in the middle of step 4; one prompt's reward hangs, always. Prompt groups may be deferred,
+    and there is a critic."""
     hanging = json.loads(small_prompts.read_text().splitlines()[2])["input"]
     reward = tmp_path / "reward.py"
     reward.write_text(HANGING_REWARD.format(prompt=hanging))
-    killer = threading.Thread(
-        target=kill_one_in_step, args=(4, tmp_path / "run", tmp_path, "PipelineEngine"), daemon=True
-    )
+    killer = threading.Thread(target=kill_one_in_step, args=(4, tmp_path / "run", tmp_path, kind), daemon=True)
     killer.start()
     critic = ("--algo.advantage.estimator", "gae", "--critic.num_gpus_per_node", "1")
+    critic += ("--critic.model_name_or_path", str(embedded.MODEL))
     run = train(
-        *PIPELINE, *PARTIAL, *critic, "--train.num_episodes", "3", "--histopipe.defer", "--rollout.temperature", "1.3",
+        *PIPELINE, *PARTIAL, *critic, *more, "--train.num_episodes", "3", "--histopipe.defer", "--rollout.temperature", "1.3",
         "--reward.remote_url", str(reward), "--limits.reward_s", "2",
     )  # fmt: skip
     assert run.code == 0, run.output

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.config import RhymeSettings
@@ -35,8 +36,16 @@ from rhyme_openrlhf.scheduling.move_settings import AUTO
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, Note, SampleMoved
 from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 
-# In a pipelined run: the number of the turn and the place of the prompt that the running task is of.
-_group: ContextVar[tuple[int, int] | None] = ContextVar("pipeline_group", default=None)
+
+@dataclass(frozen=True)
+class _InTurn:
+    """In a pipelined run, what the running task is of: turn number and place of the prompt, and the turn's weights."""
+
+    group: tuple[int, int]
+    weight_version: int
+
+
+_in_turn: ContextVar[_InTurn | None] = ContextVar("in_turn", default=None)
 # Instead of the name under which an engine's scheduler would note the drafts of a kept sample.
 AT_HOME = "at home"
 OUTCOMES: Mapping[Phase, MoveOutcome] = {
@@ -134,10 +143,10 @@ class SampleHome:
 
         Raises EngineLost if an engine that had one of the samples is gone.
         """
-        known = self._keeper.engines[engine]
-        # Later than its last news.
-        known.weight_version = await known.port.call("enter_turn", number, place, arguments["num_samples"])
-        _group.set((number, place))
+        port = self._keeper.engines[engine].port
+        # The engine's last news may be from before it had these weights.
+        version = await port.call("enter_turn", number, place, arguments["num_samples"])
+        _in_turn.set(_InTurn((number, place), version))
         return await self.generate_responses(engine, **arguments)
 
     async def generate_responses(
@@ -183,17 +192,19 @@ class SampleHome:
             leave_out_unread(parameters)
         if self.rhyme.run.reproducible:
             parameters.seed = request_seed(self._run_seed, identity, len(tokens))
-        turn = Turn(engine, self._keeper.engines[engine].weight_version, len(tokens))
+        of = _in_turn.get()
+        version = self._keeper.engines[engine].weight_version if of is None else of.weight_version
+        turn = Turn(engine, version, len(tokens))
         key = prompt_key(identity.prompt)
         if key in self._traced:
             # Kept; but what was drafted of it is on several engines, and nobody asks them.
             turn.trace = AT_HOME
         history = key if self.rhyme.histospec.enable else None
-        group = _group.get()
+        group = None if of is None else of.group
         request = SampleRequest(tuple(tokens), parameters, history, len(identity.turns), multi_modal, group)
         identity.turns.append(turn)
         output, last = await self._keeper.generate(request, engine)
-        if group is None:
+        if of is None:
             turn.end(self._keeper.engines[last].weight_version, output.outputs[0])
         else:
             # The engine may have gone on to its next turn by now; what was loaded below the sample is noted.
