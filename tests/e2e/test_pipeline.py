@@ -142,8 +142,8 @@ def test_a_run_goes_on_without_an_engine_and_without_a_reward(
     critic = ("--algo.advantage.estimator", "gae", "--critic.num_gpus_per_node", "1")
     critic += ("--critic.model_name_or_path", str(embedded.MODEL))
     run = train(
-        *PIPELINE, *PARTIAL, *critic, *more, "--train.num_episodes", "3", "--histopipe.defer", "--rollout.temperature", "1.3",
-        "--reward.remote_url", str(reward), "--limits.reward_s", "2",
+        *PIPELINE, *PARTIAL, *critic, *more, "--train.num_episodes", "3", "--histopipe.defer",
+        "--rollout.temperature", "1.3", "--reward.remote_url", str(reward), "--limits.reward_s", "2",
     )  # fmt: skip
     assert run.code == 0, run.output
     assert [event.status for event in run.of(RunFinished)] == ["succeeded"]
