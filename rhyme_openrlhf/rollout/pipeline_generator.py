@@ -56,13 +56,15 @@ class DrawnStep:
 class HandedStep:
     """A step that engines have: `calls` gives each call's place in the step, `reports` each report's engine.
 
-    `engine_of`: the engine that has the prompt of each place now.
+    `engine_of`: the engine that has the prompt of each place now. `unreached`: engines that could not be given theirs,
+    and why.
     """
 
     turn: Turn
     calls: dict[Any, int]
     reports: dict[Any, int]
     engine_of: dict[int, int] = field(default_factory=dict)
+    unreached: dict[int, ray.exceptions.RayActorError] = field(default_factory=dict)
 
 
 def turn_door(engine: Any, number: int, places: Iterable[int] = (), begin: Any = None) -> Any:
@@ -131,11 +133,17 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         handed = HandedStep(turn, {}, {})
         samples, traced = self.args.rollout.n_samples_per_prompt, self._traced(drawn)
         # Waited for: calls with large arguments can be overtaken by others.
-        self._acknowledged(
-            [self.vllm_engines[e].hand_turn.remote(turn, len(of) * samples, traced) for e, of in by_engine.items()]
-        )
+        answers = {
+            e: self.vllm_engines[e].hand_turn.remote(turn, len(by_engine[e]) * samples, traced) for e in by_engine
+        }
         for engine, places in sorted(by_engine.items()):
-            self._send(drawn, handed, engine, places, turn.number, **generate_kwargs)
+            handed.engine_of.update(dict.fromkeys(places, engine))
+            try:
+                self._acknowledged([answers[engine]])
+                self._send(drawn, handed, engine, places, turn.number, **generate_kwargs)
+            except ray.exceptions.RayActorError as error:
+                handed.unreached[engine] = error
+                continue
             handed.reports[self.vllm_engines[engine].turn_report.remote(turn.number)] = engine
         return handed
 

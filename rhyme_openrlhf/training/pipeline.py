@@ -163,6 +163,9 @@ class Pipeline:
         self._news_at = time.time()
         if len(self._flying) == 1:
             self._begin_stage(time.time(), ())
+        for engine, error in handed.unreached.items():
+            if not isinstance(self._engines[engine], LostEngine) and not self._goes_on_after(error):
+                raise error
 
     def _begin_stage(self, at: float, before: tuple[Event, ...]) -> None:
         """The oldest step is the one that is being completed from `at` on; `before` happened at the same moment."""
@@ -203,12 +206,7 @@ class Pipeline:
         try:
             answer = ray.get(ref)
         except (ray.exceptions.RayActorError, EngineCoreError, EngineLost) as error:
-            gone = self._make_up_for_lost()
-            # Ray may not reach an actor for a while before it knows that it is dead.
-            limit = time.time() + (UNREACHED_SECONDS if isinstance(error, ray.exceptions.ActorUnavailableError) else 0)
-            while not gone and time.time() < limit:
-                time.sleep(1)
-                gone = self._make_up_for_lost()
+            gone = self._goes_on_after(error)
             place = handed.calls.pop(ref, None)
             if place is not None and isinstance(error, EngineLost):
                 # One of its samples had moved to an engine that is gone.
@@ -230,6 +228,14 @@ class Pipeline:
         """The engines that are there."""
         return [number for number, engine in enumerate(self._engines) if not isinstance(engine, LostEngine)]
 
+    def _goes_on_after(self, error: Exception) -> bool:
+        """An engine failed a call: whether one is gone, and others do what it owed."""
+        # Ray may not reach an actor for a while before it knows that it is dead.
+        limit = time.time() + (UNREACHED_SECONDS if isinstance(error, ray.exceptions.ActorUnavailableError) else 0)
+        while not (gone := self._make_up_for_lost()) and time.time() < limit:
+            time.sleep(1)
+        return gone
+
     def _make_up_for_lost(self) -> bool:
         """Have others generate what engines that are gone owe, from its beginning: their weights may be had by it, as
         `EngineTurns.extend` says. Whether an engine that owed something is gone. Raises RuntimeError if none is left.
@@ -239,6 +245,7 @@ class Pipeline:
         for step in (*self._flying, *self._late):
             handed = step.handed
             places = [place for place in step.owed() if handed.engine_of[place] not in left]
+            found = found or bool(places)
             for refs in (handed.calls, handed.reports):
                 engines = {ref: handed.engine_of[of] if refs is handed.calls else of for ref, of in refs.items()}
                 for ref in [ref for ref, engine in engines.items() if engine not in left]:
@@ -381,8 +388,11 @@ class Pipeline:
         )
 
     def _record_intervals(self, step: int, began: float, ended: float) -> None:
-        timelines = ray.get(
-            [engine.stage_intervals.remote(began, ended) for engine in self._engines],
-            timeout=ENGINE_TIMEOUT_SECONDS,
-        )
+        timelines = []
+        for answer in [engine.stage_intervals.remote(began, ended) for engine in self._engines]:
+            try:
+                timelines.append(ray.get(answer, timeout=ENGINE_TIMEOUT_SECONDS))
+            except ray.exceptions.RayActorError:
+                # Whoever is owed something by it makes up for that; its last moments are not recorded.
+                timelines.append(None)
         self._services.record_all(interval_events(step, timelines), SOURCE)

@@ -61,12 +61,17 @@ class Generator:
         # What prompts fail with, one after the other; an engine that is gone fails what it has.
         self.failing: dict[str, list[Exception]] = {}
         self.gone: set[int] = set()
+        self.unreached: set[int] = set()
 
     def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Any, **_: Any) -> HandedStep:
         self.handed.append(drawn.step)
         handed = HandedStep(turn, {}, {})
         for place, engine in enumerate(engine_of):
-            self.send(drawn, handed, place, engine)
+            if engine in self.unreached:
+                handed.engine_of[place] = engine
+                handed.unreached[engine] = ray.exceptions.RayActorError()
+            else:
+                self.send(drawn, handed, place, engine)
         report = TurnReport(turn.oldest, EngineCounters(response_tokens=3), problems=["slow"])
         handed.reports.update({self.ref(report, engine): engine for engine in set(engine_of)})
         return handed
@@ -264,12 +269,16 @@ def trained(sent: list[Any]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_what_a_lost_engine_owed_is_generated_by_the_others(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+@pytest.mark.parametrize("when", ["gone", "unreached"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_lost_engine_owed_is_generated_by_the_others(
+    monkeypatch: pytest.MonkeyPatch, seed: int, when: str
+) -> None:
+    """It dies while it generates, or before it was given anything."""
     by_chance(monkeypatch, seed)
     sent: list[Any] = []
     controller, generator, _ = a_pipeline(sent.append)
-    generator.gone.add(1)
+    getattr(generator, when).add(1)
 
     def leave_out(engines: list[Any], services: Any) -> None:
         # It is found to be gone when something fails, not before.
@@ -283,10 +292,11 @@ def test_what_a_lost_engine_owed_is_generated_by_the_others(monkeypatch: pytest.
     assert generator.again == [(1, 1, 0)]
 
 
-def test_an_engine_that_fails_and_is_there_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", ["gone", "unreached"])
+def test_an_engine_that_fails_and_is_there_ends_the_run(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     by_chance(monkeypatch, 1)
     controller, generator, _ = a_pipeline(lambda item: None)
-    generator.gone.add(1)
+    getattr(generator, when).add(1)
     with pytest.raises(ray.exceptions.RayActorError):
         controller.run(iter(drawn_steps([3, 3], first=0)))
 
