@@ -70,10 +70,10 @@ SHAPE = (
 MEASURED = ("--latency.profile", "none")
 EMULATED_PROFILE = FOLDER / "pat-a40-tp2.json"
 # With --emulate answers have 0.4 times as many steps, and a sample that answers in circles ends at 192 tokens: so four
-# engines and a trainer need about a third of the two cores' time, and a training step about 1 s. With a clock 4 times
-# slower than the profile's, a rollout stage of OpenRLHF's loop takes 7 to 8 s. Training is a sixth of that, as in
-# RhymeRL (figure 2: rollouts are 84 to 91 % of the time). It decides how much a pipeline that is at most one step off
-# policy must wait for weights: nothing while training is shorter than the shortest rank group's part of a step.
+# engines and a trainer fit on two cores, and a training step really takes 1 to 1.5 s. With a clock 4 times slower than
+# the profile's, a rollout stage of OpenRLHF's loop takes 7 to 8 s. Training is a sixth of that, as in RhymeRL (figure
+# 2: rollouts are 84 to 91 % of the time). It decides how much a pipeline that is at most one step off policy must wait
+# for weights: nothing while training is shorter than the shortest rank group's part of a step.
 SHORTER = 0.4
 LONGEST = ("--rollout.max_new_tokens", "192")
 CLOCK = 4.0
