@@ -94,11 +94,14 @@ class WeightOffers(WeightSync):
             version, engine = self._offered.pop(ref)
             try:
                 loaded = ray.get(ref)
-            except (ray.exceptions.RayActorError, EngineCoreError):
+            except ray.exceptions.RayActorError:
+                # It is gone, or will answer the generator; what it loaded is only not recorded.
+                continue
+            except EngineCoreError:
                 leave_out_lost(self._engines)
-                if isinstance(self._engines[engine], LostEngine):
-                    continue
-                raise
+                if not isinstance(self._engines[engine], LostEngine):
+                    raise
+                continue
             if loaded is None:  # newer ones were loaded instead
                 continue
             self._services.record(WeightsLoaded(version, engine, loaded.seconds), SOURCE)
