@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ray
 
@@ -71,9 +72,8 @@ class StepPlanner:
         last = self._known.get(drawn.step, {}).get(prompt)
         if last is not None:
             self._growth.setdefault(drawn.epoch, {})[prompt] = (last, statistics.median(lengths))
-        for kept, oldest in ((self._ended, drawn.step - KEPT_STEPS), (self._known, drawn.step - KEPT_STEPS)):
-            for step in [step for step in kept if step <= oldest]:
-                del kept[step]  # type: ignore[attr-defined]
+        _forget(self._ended, drawn.step - KEPT_STEPS)
+        _forget(self._known, drawn.step - KEPT_STEPS)
         self._growth.pop(drawn.epoch - 2, None)
 
     def beta(self) -> float:
@@ -101,7 +101,9 @@ class StepPlanner:
         except ray.exceptions.RayError as error:
             self._say_once(f"prompts go to engines by load, because a history worker did not tell lengths: {error}")
             lengths = [()] * len(prompts)
-        newer = {prompt: tuple(of) for _, step in sorted(self._ended.items()) for prompt, of in step.items()}
+        newer: dict[str, tuple[int, ...]] = {
+            prompt: tuple(of) for _, step in sorted(self._ended.items()) for prompt, of in step.items()
+        }
         lengths = [newer.get(prompt, known) for prompt, known in zip(prompts, lengths, strict=True)]
         return [LengthHistory(statistics.median(one), max(one)) if one else None for one in lengths]
 
@@ -126,6 +128,12 @@ class StepPlanner:
         if not self._told:
             self._told = True
             self._services.record(Note("warning", text.splitlines()[0]), SOURCE)
+
+
+def _forget(by_step: dict[int, Any], oldest: int) -> None:
+    """Drop the steps up to `oldest`."""
+    for step in [step for step in by_step if step <= oldest]:
+        del by_step[step]
 
 
 def rank_groups_event(step: int, placement: StepPlacement, lengths: Mapping[int, Sequence[int]]) -> RankGroups | None:

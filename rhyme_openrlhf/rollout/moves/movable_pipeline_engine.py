@@ -100,11 +100,11 @@ class MovablePipelineEngine(PipelineEngine, MovableEngine):
         lengths = await self._lengths()
         status = await self.call_scheduler("status")
         current = self._turns.current
-        found = [
-            (*here.request.group, lengths.get(place, 0), int(place.partition(".")[0]))
-            for place, here in self._here.items()
-            if here.request.group is not None
-        ]
+        found = []
+        for name, here in self._here.items():
+            if here.request.group is not None:
+                turn, place = here.request.group
+                found.append((turn, place, lengths.get(name, 0), int(name.partition(".")[0])))
         number = -1 if current is None else current.number
         return RunningSamples(number, found, self.weight_version, status["free_tokens"])
 
