@@ -23,7 +23,7 @@ from tests.rollout.test_engine import model_with, stored
 pytestmark = pytest.mark.engine
 
 FIRST, SECOND, THIRD = (training_turn(step, 0) for step in (1, 2, 3))
-LONG = 400
+LONG = 560
 
 
 @pytest.fixture
@@ -63,6 +63,8 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
     )
     parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
     events: list[Event] = []
+    # Made before anything runs: it takes as long as a sample.
+    segment = stored(model_with(0.9), 1, tmp_path)
 
     async def main() -> None:
         home = SampleHome(dict(enumerate(engines)), settings, 1, None, None, events.append)
@@ -74,8 +76,9 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
             arguments |= {"hf_tokenizer": None, "num_samples": samples}
             return asyncio.create_task(home.generate_in_turn(engine, number, place, **arguments))
 
-        async def running(engine: int, tokens: int) -> tuple[int, ...]:
+        async def running(engine: int, tokens: int, of: Any) -> tuple[int, ...]:
             while True:
+                assert not of.done(), "it ended before it was seen"
                 there = await engines[engine].call("running_samples")
                 for sample in there.samples:
                     if sample[2] >= tokens:
@@ -86,18 +89,17 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
             await engine.call("hand_turn", FIRST, 2, [])
         others = [call(0, FIRST.number, 0, 5), call(1, FIRST.number, 2, 5, samples=2)]
         long = call(0, FIRST.number, 1, LONG)
-        turn, place, _, number = await running(0, 20)
+        turn, place, _, number = await running(0, 20, long)
         assert (turn, place) == (FIRST.number, 1)
         assert await home.move(number, 1, "outlier_intra") == "moved"
         # Where it was, the turn is over; where it is now, it is not, though all its own samples have ended.
         await asyncio.gather(*others)
         assert (await engines[0].call("turn_report", FIRST.number)).weight_version == 0
-        segment = stored(model_with(0.9), 1, tmp_path)
         loads = [asyncio.create_task(engine.call("offer_weights", segment, [])) for engine in engines]
         for engine in engines:
             await engine.call("hand_turn", SECOND, 1, [])
         assert (await loads[0]).seconds > 0
-        before = await running(1, 60)
+        before = await running(1, 60, long)
         assert engines[1].raw.weight_version == 0 and not loads[1].done() and not long.done()
         # Deferred, it goes on below newer weights.
         await engines[1].call("defer", FIRST.number, 1)
@@ -112,7 +114,7 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
 
         # A prompt group with a sample at an engine that is gone is not patched up: its caller hears of it.
         lost = call(0, SECOND.number, 4, LONG)
-        *_, number = await running(0, 10)
+        *_, number = await running(0, 10, lost)
         assert await home.move(number, 1, "outlier_intra") == "moved"
         engines[1].gone = True
         with pytest.raises(EngineLost, match="engine 1 is gone"):
