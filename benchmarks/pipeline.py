@@ -8,10 +8,13 @@ engine's time recorded); `pipeline` is --histopipe.enable without drafts, `draft
 turns with every seed.
 
 Without --emulate: two engines, measured on this machine's clock. With it: four engines, each on the clock of a pair of
-A40 (the shipped profile derived from PAT's prints), and a trainer of a second a step: all printed is *emulated*.
+A40 (the shipped profile derived from PAT's prints) slowed down by --clock, and a trainer paced to --train-s a step in
+every arm: all printed is *emulated*. An emulated step can be stretched, never shortened. So the clock must be slow
+enough that what four engines and a trainer really compute on this machine's cores fits into the emulated times, or the
+cores decide instead of the schedule: `train s` is the longest training step of each arm, beside what was asked for.
 
 The workload: problems of the embedded task at even distances of its length distribution, whose answers have 7 to 400
-tokens.
+tokens (with --emulate 7 to 160).
 
 Whole-run samples/s are counted from the end of the first training step to the end of the last, so that no arm's start
 counts. Bubble fractions from the second epoch on: of the rollout stages (docs/architecture.md), and of all the time.
@@ -20,6 +23,7 @@ counts. Bubble fractions from the second epoch on: of the rollout stages (docs/a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -35,6 +39,7 @@ from typing import Any
 
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.embedded.tasks import STEP_COUNTS, jsonl, make_problem
+from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.simulation.shipped import FOLDER
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import (
@@ -54,28 +59,63 @@ ARMS: dict[str, tuple[str, ...]] = {
     "pipeline": (*ASYNC, "--histopipe.enable"),
     "drafts": ("--train.async_enable", "--histopipe.enable"),
 }
-# Two steps an epoch, four samples a prompt.
-PROMPTS = 24
+# Two steps an epoch. Many prompts with few samples each: what an engine's part takes then depends on their lengths, not
+# on which engine has the longest prompt of all. A small learning rate: the lengths stay those of the prompts (with the
+# demo's own, a policy that is trained on two samples a prompt soon runs into the limit of length).
+PROMPTS = 48
 SHAPE = (
-    "--rollout.batch_size", "12", "--rollout.n_samples_per_prompt", "4", "--train.num_episodes", "6",
-    "--train.batch_size", "48", "--latency.profile", "none",
+    "--rollout.batch_size", "24", "--rollout.n_samples_per_prompt", "2", "--train.num_episodes", "6",
+    "--train.batch_size", "48", "--actor.adam.lr", "1e-6",
 )  # fmt: skip
-EMULATED = (
-    "--vllm.num_engines", "4", "--emulate.profile", str(FOLDER / "pat-a40-tp2.json"), "--emulate.train_s", "1",
-)  # fmt: skip
+MEASURED = ("--latency.profile", "none")
+EMULATED_PROFILE = FOLDER / "pat-a40-tp2.json"
+# With --emulate answers have 0.4 times as many steps, and a sample that answers in circles ends at 192 tokens: so four
+# engines and a trainer fit on two cores, and a training step really takes 1 to 1.5 s. With a clock 4 times slower than
+# the profile's, a rollout stage of OpenRLHF's loop takes 7 to 8 s. Training is a sixth of that, as in RhymeRL (figure
+# 2: rollouts are 84 to 91 % of the time). It decides how much a pipeline that is at most one step off policy must wait
+# for weights: nothing while training is shorter than the shortest rank group's part of a step.
+SHORTER = 0.4
+LONGEST = ("--rollout.max_new_tokens", "192")
+CLOCK = 4.0
+TRAIN_SECONDS = 1.2
 RUN_TIMEOUT_SECONDS = 600
 
 
-def write_prompts(path: Path) -> None:
-    """The workload's prompts, the same every time."""
+def write_prompts(path: Path, shorter: float) -> None:
+    """The workload's prompts, the same every time; answers have `shorter` times as many steps."""
     rng = random.Random(20)
     kinds = ("chain", "path", "sort")
     problems = [
-        make_problem(kind, STEP_COUNTS[kind].at((number + 0.5) / PROMPTS), rng)
+        make_problem(
+            kind, max(STEP_COUNTS[kind].minimum, round(shorter * STEP_COUNTS[kind].at((number + 0.5) / PROMPTS))), rng
+        )
         for number in range(PROMPTS)
         for kind in [kinds[number % len(kinds)]]
     ]
     path.write_text(jsonl(problems))
+
+
+def write_clock(path: Path, clock: float) -> None:
+    """The emulated machine's profile, every time in it `clock` times as long."""
+    profile = profiles.read(Path(str(EMULATED_PROFILE)))
+    profiles.write(
+        dataclasses.replace(
+            profile,
+            steps=tuple(dataclasses.replace(point, seconds=point.seconds * clock) for point in profile.steps),
+            prefills=tuple(dataclasses.replace(point, seconds=point.seconds * clock) for point in profile.prefills),
+            notes=(*profile.notes, f"slowed down {clock:g} times"),
+        ),
+        path,
+    )
+
+
+def emulation(clock: float, train_seconds: float, folder: Path) -> list[str]:
+    """Options of an emulated run."""
+    path = folder / "clock.json"
+    write_clock(path, clock)
+    return [
+        "--vllm.num_engines", "4", "--emulate.profile", str(path), "--emulate.train_s", str(train_seconds), *LONGEST,
+    ]  # fmt: skip
 
 
 def run_arm(arm: str, seed: int, options: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -119,11 +159,14 @@ def figures(record: Sequence[Recorded]) -> dict[str, Any]:
             for age, count in zip(event.values, event.samples, strict=True):
                 ages[age] += count
     ends = [recorded.time for recorded in trained]
+    parts = [recorded.event.seconds_by_part for recorded in trained]
     return {
         "emulated": run.emulated,
         "samples_per_s": samples / seconds,
         "tokens_per_s": tokens / seconds,
         "step_s": statistics.median(after - before for before, after in itertools.pairwise(ends)),
+        "train_s": max(part["train"] for part in parts),
+        "parts": {name: statistics.median(part[name] for part in parts) for name in parts[0]},
         "bubble_stage": idle / staged,
         "bubble_wall": 1 - states["rollout"] / wall,
         "states": {name: one / wall for name, one in sorted(states.items())},
@@ -135,7 +178,7 @@ def figures(record: Sequence[Recorded]) -> dict[str, Any]:
 def table(runs: list[dict[str, Any]]) -> str:
     """A row an arm (medians over seeds), and the ratios to `async` and `sync`."""
     kind = "emulated" if any(run["emulated"] for run in runs) else "measured"
-    lines = [f"{kind:10s} samples/s   step s   bubbles of stage   of all time   where the time goes"]
+    lines = [f"{kind:10s} samples/s   step s   train s   bubbles of stage   of all time   where the time goes"]
     by_arm: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
         by_arm[run["arm"]].append(run)
@@ -147,7 +190,8 @@ def table(runs: list[dict[str, Any]]) -> str:
         causes = {name for run in by_arm[arm] for name in run["states"]}
         shares = {c: statistics.median(run["states"].get(c, 0.0) for run in by_arm[arm]) for c in sorted(causes)}
         lines.append(
-            f"{arm:10s} {of(arm, 'samples_per_s'):9.2f} {of(arm, 'step_s'):8.2f} {of(arm, 'bubble_stage'):18.1%}"
+            f"{arm:10s} {of(arm, 'samples_per_s'):9.2f} {of(arm, 'step_s'):8.2f} {of(arm, 'train_s'):9.2f}"
+            f" {of(arm, 'bubble_stage'):18.1%}"
             f" {of(arm, 'bubble_wall'):13.1%}   " + ", ".join(f"{c} {share:.1%}" for c, share in shares.items())
         )
     for arm, peer in (("pipeline", "async"), ("pipeline", "sync"), ("drafts", "async")):
@@ -164,16 +208,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=tuple(ARMS))
     parser.add_argument("--emulate", action="store_true", help="four engines and a trainer on another machine's clock")
+    parser.add_argument("--clock", type=float, default=CLOCK, help="with --emulate: times slower than the profile")
+    parser.add_argument("--train-s", type=float, default=TRAIN_SECONDS, help="with --emulate: seconds to train a step")
+    parser.add_argument("--keep", type=Path, help="directory for the runs' records (else they are not kept)")
     parser.add_argument("--out", type=Path, default=Path("pipeline.json"))
     parser.add_argument("options", nargs="*", help="options of rhyme train, after --")
     chosen = parser.parse_args()
     runs = json.loads(chosen.out.read_text())["runs"] if chosen.out.exists() else []
-    options = [*(EMULATED if chosen.emulate else ()), *chosen.options]
-    with tempfile.TemporaryDirectory(prefix="rhyme-pipeline-") as folder:
-        write_prompts(Path(folder) / "prompts.jsonl")
+    with tempfile.TemporaryDirectory(prefix="rhyme-pipeline-") as temporary:
+        folder = chosen.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        own = emulation(chosen.clock, chosen.train_s, folder) if chosen.emulate else MEASURED
+        options = [*own, *chosen.options]
+        write_prompts(folder / "prompts.jsonl", SHORTER if chosen.emulate else 1.0)
         for turn, seed in enumerate(chosen.seeds):
             for arm in [*chosen.arms[turn % len(chosen.arms) :], *chosen.arms[: turn % len(chosen.arms)]]:
-                runs.append({"arm": arm, "seed": seed, **run_arm(arm, seed, options, Path(folder))})
+                runs.append({"arm": arm, "seed": seed, **run_arm(arm, seed, options, folder)})
                 chosen.out.write_text(json.dumps({"cpus": os.cpu_count(), "options": options, "runs": runs}) + "\n")
     print(table(runs))
 

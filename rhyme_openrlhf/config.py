@@ -304,8 +304,11 @@ class RhymeSettings:
 
     @property
     def outlives_engines(self) -> bool:
-        """Whether a run goes on without an engine that is gone: a broadcast's process group would wait for it."""
-        return self.samples_move and self.weights.transport == "buffer"
+        """Whether a run goes on without an engine that is gone: a broadcast's process group would wait for it.
+
+        Samples at home go on elsewhere; the pipeline has prompt groups generated again.
+        """
+        return (self.samples_move or self.histopipe.enable) and self.weights.transport == "buffer"
 
     @property
     def drafts_planned(self) -> bool:

@@ -43,6 +43,7 @@ FROZEN = {
     "--histopipe.enable": False,
     "--histopipe.rank_groups": 0,
     "--histopipe.two_tier": True,
+    "--histopipe.defer": False,
     "--move.enable": False,
     "--move.carrier": "auto",
     "--move.timeout_s": 30.0,

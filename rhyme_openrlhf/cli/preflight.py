@@ -126,8 +126,13 @@ _NOT_PIPELINED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
         "does not go with --run.reproducible: which weights are newest depends on timing",
     ),
     (
-        lambda a: a.move.enable or a.reallocation.enable,
-        "does not go with --move.enable or --reallocation.enable yet",
+        lambda a: a.reallocation.enable,
+        "does not go with --reallocation.enable yet: which sample moves is decided by rank groups (--move.enable)",
+    ),
+    (
+        lambda a: a.move.enable and a.train.agent_func_path,
+        "does not go with --move.enable and --train.agent_func_path together: a conversation that waits for its agent "
+        "is in no turn",
     ),
 )
 

@@ -10,9 +10,11 @@ function and the prompt. What a right reward function returns is not changed.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import math
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,74 +23,78 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor
 # As much of a prompt as tells it from others, on one line.
 SHOWN_PROMPT = 60
 
-_failure: ContextVar[list[str]] = ContextVar("reward_failure")
-# Called in the thread that runs a reward function, when it starts to.
-_begin: ContextVar[Callable[[], object]] = ContextVar("reward_begin")
-
 
 class RewardError(RuntimeError):
     """A sample has no usable reward; the message names the reward function, the prompt, and what to do."""
+
+
+class RewardLateError(RewardError):
+    """It did not come in time: another time it may."""
+
+
+class _LateError(TimeoutError):
+    """A reward function was given up. (Its own code may raise TimeoutError.)"""
+
+
+_failure: ContextVar[list[RewardError]] = ContextVar("reward_failure")
 
 
 class CheckedExecutor(SingleTurnAgentExecutor):
     """Generates one response and has it rewarded within `limit_s` seconds.
 
     A reward function's clock starts when the function does: upstream runs it in one of asyncio's few threads, and
-    waiting for a thread while others use them is no fault. (One that never gives its thread back meets its own limit.)
+    waiting for a thread while others use them is no fault. One that hangs keeps a thread of its own, none of those.
     """
 
     def __init__(self, remote_rm_url: Any, limit_s: float) -> None:
         super().__init__(remote_rm_url)
         self._limit_s = limit_s
         # Upstream leaves it None where the reward comes from elsewhere than a Python function.
-        self.reward_func: Any = self.reward_func and announced(self.reward_func)
+        self.reward_func: Any = self.reward_func and given_up_after(limit_s, self.reward_func)
 
     async def execute(self, prompt: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The response, as upstream. Raises RewardError."""
-        failures: list[str] = []
+        failures: list[RewardError] = []
         # Each sample runs in an asyncio task, so in a context of its own.
         _failure.set(failures)
         output: dict[str, Any] = await super().execute(prompt, *args, **kwargs)
         if not failures and self.reward_endpoints and output["reward"] is None:
-            failures.append("returned no 'rewards'")
+            failures.append(RewardError("returned no 'rewards'"))
         if failures:
-            raise RewardError(f"the reward function {self.reward_endpoints[0]} {failures[0]} for {shown(prompt)}")
+            raise type(failures[0])(f"the reward function {self.reward_endpoints[0]} {failures[0]} for {shown(prompt)}")
         return output
 
     async def _fetch_rewards_via_func(self, *args: Any) -> Any:
-        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
-
-        def start_clock() -> None:
-            if not finished:
-                limit.reschedule(loop.time() + self._limit_s)
-
-        _begin.set(lambda: loop.call_soon_threadsafe(start_clock))
-        finished = False
-        try:
-            return await self._limited(super()._fetch_rewards_via_func(*args), limit)
-        finally:
-            finished = True
+        return await self._noted(super()._fetch_rewards_via_func(*args), asyncio.timeout(None))
 
     async def _fetch_rewards_via_http(self, *args: Any) -> Any:
-        return await self._limited(super()._fetch_rewards_via_http(*args), asyncio.timeout(self._limit_s))
+        return await self._noted(super()._fetch_rewards_via_http(*args), asyncio.timeout(self._limit_s))
 
-    async def _limited(self, rewards: Awaitable[Any], limit: asyncio.Timeout) -> Any:
+    async def _noted(self, rewards: Awaitable[Any], limit: asyncio.Timeout) -> Any:
         try:
             async with limit:
                 return await rewards
         except Exception as error:  # a user's code may raise anything; upstream would go on without a reward
-            late = f"did not answer within {self._limit_s:g} s (--limits.reward_s)"
-            _failure.get().append(late if limit.expired() else f"raised {type(error).__name__}: {error}")
+            if limit.expired() or isinstance(error, _LateError):
+                late = f"did not answer within {self._limit_s:g} s (--limits.reward_s)"
+                _failure.get().append(RewardLateError(late))
+            else:
+                _failure.get().append(RewardError(f"raised {type(error).__name__}: {error}"))
             raise
 
 
-def announced(reward_func: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which says in its thread when it starts."""
+def given_up_after(limit_s: float, reward_func: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which raises _LateError after `limit_s` seconds and then leaves what hangs behind."""
 
     @functools.wraps(reward_func)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _begin.get()()
-        return reward_func(*args, **kwargs)
+        thread = ThreadPoolExecutor(1, "reward")
+        answer = thread.submit(contextvars.copy_context().run, reward_func, *args, **kwargs)
+        thread.shutdown(wait=False)
+        done, _ = wait([answer], limit_s)
+        if not done:
+            raise _LateError
+        return answer.result()
 
     return call
 

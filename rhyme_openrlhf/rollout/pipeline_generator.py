@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,14 +24,19 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _coll
 
 from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.history.worker import ask_last_lengths
+from rhyme_openrlhf.rollout.lost_engines import LostEngine
 from rhyme_openrlhf.rollout.samples_generator import (
     REPORT_TIMEOUT_SECONDS,
     GeneratorState,
     RhymeSamplesGenerator,
     announce,
+    leave_out,
 )
 from rhyme_openrlhf.scheduling.turns import Turn, evaluation_turn
 from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
+
+# Why a sample that is too long for its rank group moves within the step (an event's cause).
+MOVED_WITHIN = "outlier_intra"
 
 
 @dataclass(frozen=True)
@@ -48,18 +54,29 @@ class DrawnStep:
 
 @dataclass(frozen=True)
 class HandedStep:
-    """A step that engines have: `calls` gives each call's place in the step, `reports` each report's engine."""
+    """A step that engines have: `calls` gives each call's place in the step, `reports` each report's engine.
+
+    `engine_of`: the engine that has the prompt of each place now. `unreached`: engines that could not be given theirs,
+    and why.
+    """
 
     turn: Turn
     calls: dict[Any, int]
     reports: dict[Any, int]
+    engine_of: dict[int, int] = field(default_factory=dict)
+    unreached: dict[int, ray.exceptions.RayActorError] = field(default_factory=dict)
 
 
-def turn_door(engine: Any, number: int) -> Any:
-    """As much of an engine's handle as OpenRLHF's dispatch uses; what is sent to it waits for turn `number`."""
+def turn_door(engine: Any, number: int, places: Iterable[int] = (), begin: Any = None) -> Any:
+    """As much of an engine's handle as OpenRLHF's dispatch uses; what is sent to it waits for turn `number`.
+
+    `places`: of the prompts that will be sent, in that order; -1 where none is given. `begin`: what a call is sent to
+    instead of the engine's own method.
+    """
+    following = iter(places)
 
     def generate_responses(**arguments: Any) -> Any:
-        return engine.generate_in_turn.remote(number, **arguments)
+        return (begin or engine.generate_in_turn.remote)(number, next(following, -1), **arguments)
 
     return SimpleNamespace(
         generate_responses=SimpleNamespace(remote=generate_responses),
@@ -69,6 +86,14 @@ def turn_door(engine: Any, number: int) -> Any:
 
 class PipelineSamplesGenerator(RhymeSamplesGenerator):
     """`step` is the last training step that prompts were drawn for."""
+
+    # Of a resumed run's first step.
+    _swapped: tuple[tuple[int, tuple[str, Any, Any]], ...] = ()
+
+    def restore(self, state: GeneratorState) -> None:
+        """As its base; the next step's prompts that were trained on give way to those that were deferred to it."""
+        super().restore(state)
+        self._swapped = state.swapped
 
     def draw(self, episode: int, consumed: int) -> Iterator[DrawnStep]:
         """The steps of the rest of the run, from `episode` (from 0) on; `consumed` prompts were drawn before."""
@@ -81,6 +106,9 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
                 prompts, labels, images, exhausted = _collect_prompt_batch(loader, self.args.rollout.batch_size)
                 if not prompts:
                     break
+                for place, deferred in self._swapped:
+                    prompts[place], labels[place], images[place] = deferred
+                self._swapped = ()
                 self.step += 1
                 consumed += len(prompts)
                 states = {
@@ -97,30 +125,68 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         by_engine: dict[int, list[int]] = defaultdict(list)
         for place, engine in enumerate(engine_of):
             by_engine[engine].append(place)
-        settings = self.services.settings
-        groups = settings.telemetry.sample_groups
-        traced = chosen_prompts(drawn.prompts, drawn.step, groups) if groups else []
-        if settings.histospec.enable:
+        if self.services.settings.histospec.enable:
             announce(drawn.prompts, self.services.history_workers)
+        if self._home is not None:
+            self._acknowledged([self._home.open.remote()])
+            self._home.begin_step.remote(drawn.step)
         handed = HandedStep(turn, {}, {})
-        samples = self.args.rollout.n_samples_per_prompt
+        samples, traced = self.args.rollout.n_samples_per_prompt, self._traced(drawn)
         # Waited for: calls with large arguments can be overtaken by others.
-        self._acknowledged(
-            [self.vllm_engines[e].hand_turn.remote(turn, len(of) * samples, traced) for e, of in by_engine.items()]
-        )
-        for number, places in sorted(by_engine.items()):
-            engine = self.vllm_engines[number]
-            with self._doors([turn_door(engine, turn.number)]):
-                calls = SamplesGenerator._dispatch_prompts_to_vllm(
-                    self,
-                    [drawn.prompts[place] for place in places],
-                    [drawn.labels[place] for place in places],
-                    images=[drawn.images[place] for place in places],
-                    **generate_kwargs,
-                )
-            handed.calls.update(zip(calls, places, strict=True))
-            handed.reports[engine.turn_report.remote(turn.number)] = number
+        answers = {
+            e: self.vllm_engines[e].hand_turn.remote(turn, len(by_engine[e]) * samples, traced) for e in by_engine
+        }
+        for engine, places in sorted(by_engine.items()):
+            handed.engine_of.update(dict.fromkeys(places, engine))
+            try:
+                self._acknowledged([answers[engine]])
+                self._send(drawn, handed, engine, places, turn.number, **generate_kwargs)
+            except ray.exceptions.RayActorError as error:
+                handed.unreached[engine] = error
+                continue
+            handed.reports[self.vllm_engines[engine].turn_report.remote(turn.number)] = engine
         return handed
+
+    def hand_again(
+        self, drawn: DrawnStep, handed: HandedStep, places: Sequence[int], engine: int, **generate_kwargs: Any
+    ) -> None:
+        """Have whole prompt groups of a step that engines have generated again, at `engine`."""
+        samples = len(places) * self.args.rollout.n_samples_per_prompt
+        ((number, new),) = self._acknowledged(
+            [self.vllm_engines[engine].extend_turn.remote(handed.turn, samples, self._traced(drawn))]
+        )
+        self._send(drawn, handed, engine, places, number, **generate_kwargs)
+        if new:
+            handed.reports[self.vllm_engines[engine].turn_report.remote(number)] = engine
+
+    def _traced(self, drawn: DrawnStep) -> list[str]:
+        groups = self.services.settings.telemetry.sample_groups
+        return chosen_prompts(drawn.prompts, drawn.step, groups) if groups else []
+
+    def _send(
+        self,
+        drawn: DrawnStep,
+        handed: HandedStep,
+        number: int,
+        places: Sequence[int],
+        turn_number: int,
+        **generate_kwargs: Any,
+    ) -> None:
+        begin = None if self._home is None else partial(self._home.generate_in_turn.remote, number)
+        with self._doors([turn_door(self.vllm_engines[number], turn_number, places, begin)]):
+            calls = SamplesGenerator._dispatch_prompts_to_vllm(
+                self,
+                [drawn.prompts[place] for place in places],
+                [drawn.labels[place] for place in places],
+                images=[drawn.images[place] for place in places],
+                **generate_kwargs,
+            )
+        handed.calls.update(zip(calls, places, strict=True))
+        handed.engine_of.update(dict.fromkeys(places, number))
+
+    def move(self, sample: int, engine: int) -> None:
+        """Have a running sample go on at another engine, if it still runs; not waited for."""
+        self._home.move.remote(sample, engine, MOVED_WITHIN)
 
     def experiences(self, responses: Sequence[dict[str, Any]], **generate_kwargs: Any) -> list[Any]:
         """One prompt's responses as upstream's experiences."""
@@ -129,7 +195,9 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
     @contextmanager
     def evaluation(self, version: int) -> Iterator[None]:
         """Within it, prompts that are sent wait for the turn of the evaluation of weight version `version`."""
-        turn, engines = evaluation_turn(version), self.vllm_engines
+        turn = evaluation_turn(version)
+        leave_out(self.vllm_engines, self.services)
+        engines = [engine for engine in self.vllm_engines if not isinstance(engine, LostEngine)]
         self._acknowledged([engine.hand_turn.remote(turn, None, []) for engine in engines])
         try:
             with self._doors([turn_door(engine, turn.number) for engine in engines]):
@@ -139,8 +207,9 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
                 engine.close_turn.remote(turn.number)
 
     @staticmethod
-    def _acknowledged(calls: list[Any]) -> None:
-        ray.get(calls, timeout=REPORT_TIMEOUT_SECONDS)
+    def _acknowledged(calls: list[Any]) -> list[Any]:
+        answers: list[Any] = ray.get(calls, timeout=REPORT_TIMEOUT_SECONDS)
+        return answers
 
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
         # Only evaluations come this way; a step's prompts go through `hand`.

@@ -50,6 +50,7 @@ class PipelineWatch:
         self._thread.join(POLL_TIMEOUT_SECONDS + POLL_SECONDS)
 
     def _watch(self) -> None:
+        known: dict[int, Any] = {}
         sampler = EngineSampler(0, len(self._engines), time.monotonic())
         while not self._stop.wait(POLL_SECONDS):
             try:
@@ -57,7 +58,9 @@ class PipelineWatch:
             except (ray.exceptions.RayError, TimeoutError):
                 # The rollout itself meets the same engine and reports what is wrong with it.
                 continue
-            seen = sum((EngineCounters.from_dict(answer) for answer in answers), EngineCounters())
+            # What an engine had done before it was lost stays done.
+            known |= {number: answer for number, answer in enumerate(answers) if answer is not None}
+            seen = sum((EngineCounters.from_dict(answer) for answer in known.values()), EngineCounters())
             with self._lock:
                 done, self._seen = seen - self._before, seen
                 step, total, seconds = self._step, self._samples_total, time.time() - self._began

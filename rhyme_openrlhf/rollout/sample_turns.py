@@ -29,9 +29,20 @@ class Turn:
     finish_reason: str = ""
     drafted: int | None = None
     spans: list[tuple[int, int, str]] | None = field(default=None)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    """Weights loaded while it was generated, as far as that is noted: (version, its response tokens until then)."""
 
     def end(self, weight_version: int, completion: Any) -> None:
         """The request is finished: `completion` is vLLM's (token_ids, finish_reason), begun maybe in older weights."""
         self.tokens = len(completion.token_ids)
         self.last_weight_version = weight_version
         self.finish_reason = completion.finish_reason or ""
+
+    def tokens_by_version(self) -> dict[int, int]:
+        """Its response tokens by the weights that generated them."""
+        found, before = {}, 0
+        version = self.weight_version
+        for newer, tokens in (*self.loads, (self.last_weight_version, self.tokens)):
+            found[version] = tokens - before
+            version, before = newer, tokens
+        return found

@@ -61,13 +61,15 @@ class GeneratorState:
     `visits`: how often each prompt was sent to an engine (counted in reproducible runs, whose seeds need it).
     `random`: the random state of its process; None: it starts fresh. `pending`: prompts, as (prompt, label, images),
     whose samples upstream had generated ahead but not given out; they are generated again, because the samples
-    themselves may be gigabytes.
+    themselves may be gigabytes. `swapped`: of the step after, the places whose prompts were trained on in this step,
+    with the prompts that were deferred in exchange.
     """
 
     step: int
     visits: dict[str, int] = field(default_factory=dict)
     random: dict[str, Any] | None = None
     pending: tuple[tuple[str, Any, Any], ...] = ()
+    swapped: tuple[tuple[int, tuple[str, Any, Any]], ...] = ()
 
 
 class RhymeSamplesGenerator(SamplesGenerator):

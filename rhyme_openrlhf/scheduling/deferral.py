@@ -11,6 +11,7 @@ a deferral that would leave a step without enough prompt groups to pull is refus
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -34,10 +35,11 @@ class _Step(Generic[PromptGroup]):
 class BatchLedger(Generic[PromptGroup]):
     """The batches of a run, as prompt groups end. A prompt group is any key that no other step has."""
 
-    def __init__(self, steps: int) -> None:
-        """`steps`: of the whole run, counted from 1."""
-        self._last = steps
-        self._handed_out = 0
+    def __init__(self, steps: int | None, done: int = 0) -> None:
+        """`steps`: of the whole run, counted from 1 (None: the last one is the one that has none behind it); `done`:
+        those that a resumed run has behind it."""
+        self._last = sys.maxsize if steps is None else steps
+        self._handed_out = done
         self._steps: dict[int, _Step[PromptGroup]] = {}
 
     def add(self, step: int, prompt_groups: Iterable[PromptGroup]) -> None:
@@ -71,6 +73,23 @@ class BatchLedger(Generic[PromptGroup]):
         self._pull(step)
         return True
 
+    def certain(self, step: int) -> tuple[PromptGroup, ...]:
+        """What is finished and will be in the step's batch whatever comes, once the step before has its own."""
+        own, before, following = (self._steps.get(number) for number in (step, step - 1, step + 1))
+        if own is None or step > self._handed_out + 1:
+            return ()
+        order = [g for g in own.ended if g not in own.deferred and g not in own.pulled]
+        order += [g for g in following.ended if g in following.pulled] if following else []
+        order += [g for g in before.ended if g in before.deferred] if before else []
+        return tuple(order)
+
+    def swapped(self, step: int) -> tuple[tuple[PromptGroup, ...], tuple[PromptGroup, ...]]:
+        """What the step's batch leaves to the next, and what it took of the next one's own: as many; once it is handed
+        out."""
+        own, following = self._steps[step], self._steps.get(step + 1)
+        taken = [g for g in following.ended if g in following.pulled] if following else []
+        return tuple(own.deferred), tuple(taken)
+
     def batch(self, step: int) -> tuple[PromptGroup, ...] | None:
         """The prompt groups that the step trains on, once all are finished and the step before has its own; else None.
 
@@ -94,11 +113,11 @@ class BatchLedger(Generic[PromptGroup]):
         ended = set(own.ended)
         if not stay <= ended or (before is not None and not late <= set(before.ended)):
             return None
-        order = [g for g in own.ended if g in stay]
-        order += [g for g in following.ended if g in pulled] if following else []
-        order += [g for g in before.ended if g in late] if before else []
+        order = self.certain(step)
         self._handed_out = step
-        return tuple(order)
+        # Nobody asks for older ones any more.
+        self._steps.pop(step - 1, None)
+        return order
 
     def _pull(self, step: int) -> None:
         """The step's deferred ones are replaced by what ended first in the next."""

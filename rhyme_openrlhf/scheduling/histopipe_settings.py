@@ -33,3 +33,9 @@ class HistoPipeSettings(Settings):
         "Give rank groups as many engines as their lengths ask for, by the run's profile (--latency.profile), where "
         "there are more engines than rank groups; off, or without a profile: all as many.",
     )
+    defer: bool = option(
+        False,
+        "Let a prompt group with a response that is far too long for its rank group train one step later, with one of "
+        "the next step in its place: its engine goes on to the next step meanwhile. Such prompt groups are up to two "
+        "steps off policy; off: none is more than one.",
+    )

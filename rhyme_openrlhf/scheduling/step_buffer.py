@@ -4,7 +4,9 @@ Upstream reshapes rewards to (prompts, samples of each): a prompt group that is 
 silently mix prompts (OpenRLHF 0.11.2, `experience_maker.py`, `reshape(-1, n)`).
 
 Invariants: a batch has every prompt group of its step and no other, each once and with all its samples side by side; no
-sample in it is more than `MOST_OFF_POLICY` steps off policy. What would break one of these raises StepBufferError.
+sample in it is more than `MOST_OFF_POLICY` steps off policy. Where prompt groups may be deferred (`deferral.py`), a
+batch has some of the step before, at most one step older than that, in exchange for as many that the step before took
+of this one's own. What would break one of these raises StepBufferError.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ class StepBufferError(RuntimeError):
 class PromptGroup:
     """The finished samples of prompt `place` (from 0) of training step `step`, which has `prompts` prompts.
 
-    `versions`: the weight versions that each sample was generated with (one a turn of a conversation; empty where it is
-    not known).
+    `versions`: the weight versions that each sample was generated with (one a turn of a conversation, and one more for
+    each load below a deferred sample; empty where it is not known). `trained_in`: the step whose batch it is in, which
+    has `batch` prompt groups.
     """
 
     step: int
@@ -33,34 +36,44 @@ class PromptGroup:
     prompts: int
     samples: Sequence[Any]
     versions: Sequence[Sequence[int]]
+    trained_in: int = 0
+    batch: int = 0
 
 
 @dataclass
 class StepBuffer:
-    """Collects one step after the other; `step` is the one that is being collected."""
+    """Collects one step after the other; `step` is the one that is being collected. `defers`: prompt groups may be
+    deferred."""
 
     step: int
     samples_per_prompt: int
+    defers: bool = False
     _samples: list[Any] = field(default_factory=list)
-    _places: set[int] = field(default_factory=set)
+    # Those of this batch, and those of the batches before as long as they could come again.
+    _places: set[tuple[int, int]] = field(default_factory=set)
+    _before: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, group: PromptGroup) -> None:
         """Take in a prompt group. Raises StepBufferError."""
         name = f"prompt group {group.place} of step {group.step}"
-        if group.step != self.step:
+        # 1: deferred to this step; -1: this step has it from the next.
+        late = self.step - group.step
+        if group.trained_in != self.step or late not in ((-1, 0, 1) if self.defers else (0,)):
             raise StepBufferError(f"{name} came while step {self.step} is collected")
-        if group.place in self._places or not 0 <= group.place < group.prompts:
+        key = (group.step, group.place)
+        if key in self._places or key in self._before or not 0 <= group.place < group.prompts:
             raise StepBufferError(f"{name} came twice, or is none of the step's {group.prompts}")
         if len(group.samples) != self.samples_per_prompt or len(group.versions) != len(group.samples):
             raise StepBufferError(f"{name} has {len(group.samples)} samples instead of {self.samples_per_prompt}")
+        most = MOST_OFF_POLICY + max(late, 0)
         for version in (version for of_sample in group.versions for version in of_sample):
-            age = group.step - version - 1
-            if not 0 <= age <= MOST_OFF_POLICY:
+            age = self.step - version - 1
+            if not 0 <= age <= most:
                 raise StepBufferError(
-                    f"{name} was generated with weight version {version}: {age} steps off policy, where 0 to "
-                    f"{MOST_OFF_POLICY} are allowed"
+                    f"{name} was generated with weight version {version}: {age} steps off policy, where 0 to {most} "
+                    "are allowed"
                 )
-        self._places.add(group.place)
+        self._places.add(key)
         self._samples += group.samples
 
     def complete(self, step: int, prompts: int) -> list[Any]:
@@ -70,5 +83,7 @@ class StepBuffer:
                 f"step {step} is said to be complete, but of step {self.step} only {len(self._places)} of {prompts} "
                 "prompt groups are there"
             )
+        # From two steps before nothing is let in.
+        self._before = {key for key in self._before | self._places if key[0] >= step}
         samples, self._samples, self._places, self.step = self._samples, [], set(), step + 1
         return samples

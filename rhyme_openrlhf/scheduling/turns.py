@@ -92,6 +92,25 @@ class EngineTurns:
         if samples is None:
             self._open.add(turn.number)
 
+    def extend(self, turn: Turn, samples: int) -> tuple[int, bool]:
+        """More samples of a training step than were handed: the number of the turn they belong to here, and whether it
+        is one that the engine did not have.
+
+        It is the step's own turn while that is to come or runs; an engine that is past it generates them in the turn it
+        is in. No sample gets too old or too new by that: while a step has samples to come there are no weights of it,
+        so whatever an engine has in a later turn may be had by this one.
+        """
+        current = self.current
+        if current is not None and turn.number <= current.number:
+            self._left[current.number] += samples
+            return current.number, False
+        if turn.number in self._left:
+            self._left[turn.number] += samples
+            return turn.number, False
+        self._waiting = deque(sorted((*self._waiting, turn), key=lambda other: other.number))
+        self._left[turn.number] = samples
+        return turn.number, True
+
     def add(self, number: int, samples: int) -> None:
         """Samples of a turn came. Raises ValueError for a turn that is unknown or over."""
         if number not in self._left:

@@ -238,7 +238,8 @@ class OffPolicyness(Event):
     values: list[int]
     samples: list[int]
     tokens: list[int] | None = None
-    """Response tokens by the weights that their request was begun with; None in records of older writers."""
+    """Response tokens by the weights that generated them (with partial rollout: that their request was begun with);
+    None in records of older writers."""
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,10 @@ class RhymeTraining(BasePPOTrainer):
         """Seconds of this step's rollout stage, where it does not overlap with training; else None."""
         return None
 
+    def step_metrics(self) -> dict[str, float]:
+        """What a kind of trainer adds to a step's metrics."""
+        return {}
+
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
         """One training step on `rollout_samples`, as upstream."""
         if self.services.settings.run.reproducible:
@@ -126,6 +130,7 @@ class RhymeTraining(BasePPOTrainer):
             for key, value in status.items()
             if isinstance(value, (int, float)) and not key.startswith("timing/")
         }
+        metrics |= self.step_metrics()
         metrics.setdefault(REWARD_METRIC, metrics.get("rollout/reward_mean", float("nan")))
         self.services.record(TrainStep(step, self.services.epoch_of(step), parts, metrics), SOURCE)
         return status, step

@@ -53,7 +53,8 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
         if ages:
             tokens: Counter[int] = Counter()
             for turn in (turn for of_sample in turns for turn in of_sample):
-                tokens[self.step - turn.weight_version - 1] += turn.tokens
+                for version, count in turn.tokens_by_version().items():
+                    tokens[self.step - version - 1] += count
             values = sorted({*ages, *tokens})
             event = OffPolicyness(self.step, values, [ages[value] for value in values], [tokens[v] for v in values])
             self.services.record(event, SOURCE)

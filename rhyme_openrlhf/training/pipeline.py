@@ -4,40 +4,45 @@ Two steps are with the engines at any time: one that is being completed and the 
 with the one goes on with the other. When a step is complete its batch is the trainer's, and the step after the next is
 handed out; an engine cannot need it before, because its weights are made from that batch.
 
-Invariants: a step's batch is its own prompts; the trainer gets prompt groups of one step at a time, in the order in
-which they end, and a step's end after all of them; rollout stages in the record follow each other without gaps, so an
-engine's states add up to wall time; every wait is bounded by --limits.stage_s without any news.
+Invariants: a step's batch is its own prompts, or with --histopipe.defer what the ledger (`scheduling/deferral.py`)
+says; the trainer gets prompt groups of one batch at a time, in the order in which they end, and a step's end after all
+of them; rollout stages in the record follow each other without gaps, so an engine's states add up to wall time; every
+wait is bounded by --limits.stage_s without any news.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
+from rhyme_openrlhf.rollout.checked_reward import RewardLateError
+from rhyme_openrlhf.rollout.engine import EngineCoreError
+from rhyme_openrlhf.rollout.lost_engines import LostEngine
+from rhyme_openrlhf.rollout.moves.engine_port import EngineLost
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
-from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep, PipelineSamplesGenerator
+from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, PipelineSamplesGenerator
 from rhyme_openrlhf.rollout.pipeline_watch import PipelineWatch
 from rhyme_openrlhf.rollout.sample_turns import TURNS
+from rhyme_openrlhf.rollout.samples_generator import leave_out
+from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup
-from rhyme_openrlhf.scheduling.step_plan import StepPlacement
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
 from rhyme_openrlhf.telemetry.events import (
-    DraftBudget,
-    DraftGain,
-    EngineInterval,
-    EngineStep,
     Event,
     Note,
-    RolloutFinished,
     RolloutStarted,
+    SampleMoved,
 )
-from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training.outlier_watch import LOOK_SECONDS, Outlier, OutlierWatch
+from rhyme_openrlhf.training.pipeline_events import interval_events, rollout_finished, turn_events
 from rhyme_openrlhf.training.recorder import RunServices
+from rhyme_openrlhf.training.step_in_flight import Key, StepInFlight
 from rhyme_openrlhf.training.step_planner import StepPlanner, rank_groups_event
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 
@@ -48,36 +53,32 @@ STEPS_AHEAD = 1 + MOST_OFF_POLICY
 POLL_SECONDS = 5.0
 # An engine tells its timeline and counters between two decode steps.
 ENGINE_TIMEOUT_SECONDS = 120.0
+# How long an engine that cannot be reached may turn out to be dead.
+UNREACHED_SECONDS = 30.0
 
 
 class PipelineWaitError(RuntimeError):
     """Nothing has come from the engines for too long; the message says what is waited for and who owes it."""
 
 
+class NoRewardError(RuntimeError):
+    """No prompt group of a step has got its rewards."""
+
+
 @dataclass(frozen=True)
 class StepEnd:
-    """All prompt groups of a step have been sent: what OpenRLHF's trainer gets beside the samples."""
+    """All prompt groups of a step have been sent, `prompts` of them: what OpenRLHF's trainer gets beside the samples.
+
+    `excluded`: prompt groups of this step and those before that were left out, because a reward did not come;
+    `deferred`: of this step, that train in the next.
+    """
 
     step: int
     prompts: int
     client_states: dict[str, Any]
     seconds: float
-
-
-@dataclass
-class _InFlight:
-    """A step that engines have: what they still owe, and the prompt groups that ended, in that order."""
-
-    drawn: DrawnStep
-    placement: StepPlacement
-    handed: HandedStep
-    ended: list[PromptGroup] = field(default_factory=list)
-    sent: int = 0
-    counters: EngineCounters = EngineCounters()
-
-    @property
-    def complete(self) -> bool:
-        return len(self.ended) == len(self.drawn.prompts) and not self.handed.reports
+    excluded: int = 0
+    deferred: int = 0
 
 
 class Pipeline:
@@ -102,15 +103,26 @@ class Pipeline:
         self._training_news = training_news
         self._generate_kwargs = generate_kwargs
         self._engines = generator.vllm_engines
-        self._flying: list[_InFlight] = []
+        self._flying: list[StepInFlight] = []
+        # Steps that are complete but for deferred prompt groups.
+        self._late: list[StepInFlight] = []
+        self._ledger: BatchLedger[Key] = BatchLedger(None)
+        self._groups: dict[Key, PromptGroup] = {}
+        self._sent: set[Key] = set()
+        self._left_out: set[Key] = set()
         self._stage_began = 0.0
         self._news_at = 0.0
+        self._excluded_before = 0
+        self._outliers: OutlierWatch | None = None
+        if services.settings.histopipe.defer or services.settings.samples_move:
+            self._outliers = OutlierWatch(self._engines, planner.beta, generator.args.rollout.n_samples_per_prompt)
         self._watch = PipelineWatch(self._engines, services)
 
     def run(self, drawn_steps: Iterator[DrawnStep]) -> None:
         """Generate every step. Raises what generating a sample raised, or PipelineWaitError."""
         coming = next(drawn_steps, None)
         first_version = 0 if coming is None else coming.step - 1
+        self._ledger = BatchLedger(None, first_version)
         ray.get([engine.begin_rollout.remote() for engine in self._engines], timeout=ENGINE_TIMEOUT_SECONDS)
         self._watch.start()
         try:
@@ -119,11 +131,13 @@ class Pipeline:
                     following = next(drawn_steps, None)
                     self._hand(coming, first_version, last=following is None)
                     coming = following
-                if not self._flying[0].complete:
+                batch = self._batch()
+                if batch is None:
                     self._collect()
+                    batch = self._batch()
                 # One at a time: an evaluation of its weights comes before the end of the next.
-                if self._flying[0].complete:
-                    self._finish()
+                if batch is not None:
+                    self._finish(batch)
         finally:
             self._watch.stop()
 
@@ -136,15 +150,22 @@ class Pipeline:
         # Its weights are the last ones that this step may begin with, so its turn comes right before this one.
         if self._evaluate is not None and turn.oldest == drawn.step - STEPS_AHEAD > first_version:
             self._evaluate(turn.oldest)
-        placement = self._planner.place(drawn)
-        handed = self._generator.hand(drawn, turn, placement.engine_of, **self._generate_kwargs)
+        leave_out(self._engines, self._services)
+        left = self._left()
+        placement = self._planner.place(drawn, len(left))
+        engine_of = [left[engine] for engine in placement.engine_of]
+        handed = self._generator.hand(drawn, turn, engine_of, **self._generate_kwargs)
         if last:
             for engine in self._engines:
                 engine.no_more_turns.remote()
-        self._flying.append(_InFlight(drawn, placement, handed))
+        self._flying.append(StepInFlight(drawn, placement, handed))
+        self._ledger.add(drawn.step, [(drawn.step, place) for place in range(len(drawn.prompts))])
         self._news_at = time.time()
         if len(self._flying) == 1:
             self._begin_stage(time.time(), ())
+        for engine, error in handed.unreached.items():
+            if not isinstance(self._engines[engine], LostEngine) and not self._goes_on_after(error):
+                raise error
 
     def _begin_stage(self, at: float, before: tuple[Event, ...]) -> None:
         """The oldest step is the one that is being completed from `at` on; `before` happened at the same moment."""
@@ -163,47 +184,162 @@ class Pipeline:
 
     def _collect(self) -> None:
         """Wait for something to end, and take it in."""
-        owners = {ref: step for step in self._flying for ref in (*step.handed.calls, *step.handed.reports)}
-        ready, _ = ray.wait(list(owners), num_returns=1, timeout=POLL_SECONDS)
+        steps = [*self._flying, *self._late]
+        owners = {ref: step for step in steps for ref in (*step.handed.calls, *step.handed.reports)}
+        poll = POLL_SECONDS if self._outliers is None else LOOK_SECONDS
+        ready, _ = ray.wait(list(owners), num_returns=1, timeout=poll)
         if not ready:
             self._check_wait()
         for ref in ready:
             self._news_at = time.time()
             step = owners[ref]
-            if ref in step.handed.reports:
-                self._take_report(step, step.handed.reports.pop(ref), ray.get(ref))
+            # Asked for at an engine that was found to be gone meanwhile, it is forgotten.
+            if ref in step.handed.reports or ref in step.handed.calls:
+                self._take(step, ref)
+        self._late = [step for step in self._late if step.handed.calls]
+        if self._outliers is not None and len(self._flying) == STEPS_AHEAD:
+            self._judge_lengths(self._outliers, *self._flying)
+        self._send(self._ledger.certain(self._flying[0].drawn.step))
+
+    def _take(self, step: StepInFlight, ref: Any) -> None:
+        handed = step.handed
+        try:
+            answer = ray.get(ref)
+        except (ray.exceptions.RayActorError, EngineCoreError, EngineLost) as error:
+            gone = self._goes_on_after(error)
+            place = handed.calls.pop(ref, None)
+            if place is not None and isinstance(error, EngineLost):
+                # One of its samples had moved to an engine that is gone.
+                engine = handed.engine_of[place]
+                self._generator.hand_again(step.drawn, handed, [place], engine, **self._generate_kwargs)
+            elif place is not None or not gone:
+                raise
+        except RewardLateError as error:
+            self._try_again(step, handed.calls.pop(ref), error)
+        else:
+            if ref in handed.reports:
+                self._take_report(step, handed.reports.pop(ref), answer)
             else:
-                self._take_group(step, step.handed.calls.pop(ref), ray.get(ref))
-        self._send(self._flying[0])
+                self._take_group(step, handed.calls.pop(ref), answer)
 
-    def _send(self, step: _InFlight) -> None:
-        """Give the trainer what has ended of the step that is being completed."""
-        for group in step.ended[step.sent :]:
-            self._put(group)
-        step.sent = len(step.ended)
+    # --- what goes wrong
 
-    def _take_group(self, step: _InFlight, place: int, responses: list[dict[str, Any]]) -> None:
+    def _left(self) -> list[int]:
+        """The engines that are there."""
+        return [number for number, engine in enumerate(self._engines) if not isinstance(engine, LostEngine)]
+
+    def _goes_on_after(self, error: Exception) -> bool:
+        """An engine failed a call: whether one is gone, and others do what it owed."""
+        # Ray may not reach an actor for a while before it knows that it is dead.
+        limit = time.time() + (UNREACHED_SECONDS if isinstance(error, ray.exceptions.ActorUnavailableError) else 0)
+        while not (gone := self._make_up_for_lost()) and time.time() < limit:
+            time.sleep(1)
+        return gone
+
+    def _make_up_for_lost(self) -> bool:
+        """Have others generate what engines that are gone owe, from its beginning: their weights may be had by it, as
+        `EngineTurns.extend` says. Whether an engine that owed something is gone. Raises RuntimeError if none is left.
+        """
+        leave_out(self._engines, self._services)
+        left, found = self._left(), False
+        for step in (*self._flying, *self._late):
+            handed = step.handed
+            places = [place for place in step.owed() if handed.engine_of[place] not in left]
+            found = found or bool(places)
+            for refs in (handed.calls, handed.reports):
+                engines = {ref: handed.engine_of[of] if refs is handed.calls else of for ref, of in refs.items()}
+                for ref in [ref for ref, engine in engines.items() if engine not in left]:
+                    found = True
+                    del refs[ref]
+            load = Counter(handed.engine_of[place] for place in step.owed())
+            again: dict[int, list[int]] = defaultdict(list)
+            for place in places:
+                engine = min(left, key=lambda number: (load[number], number))
+                load[engine] += 1
+                again[engine].append(place)
+            for engine, of in again.items():
+                self._generator.hand_again(step.drawn, handed, of, engine, **self._generate_kwargs)
+        return found
+
+    def _try_again(self, step: StepInFlight, place: int, error: RewardLateError) -> None:
+        """A prompt group's reward did not come: it is generated once more, then left out."""
+        number, reason = step.drawn.step, (str(error).strip().splitlines() or ["no message"])[-1].strip()
+        if place not in step.retried:
+            step.retried.add(place)
+            text = (
+                f"prompt group {place} of step {number} is generated again, because its reward did not come: {reason}"
+            )
+            self._services.record(Note("warning", text), SOURCE)
+            engine = step.handed.engine_of[place]
+            self._generator.hand_again(step.drawn, step.handed, [place], engine, **self._generate_kwargs)
+            return
+        self._left_out.add((number, place))
+        self._ended(step, place)
+        text = (
+            f"prompt group {place} of step {number} is not trained on, because its reward did not come twice "
+            f"({len(self._left_out)} left out in this run): {reason}"
+        )
+        self._services.record(Note("error", text), SOURCE)
+
+    def _send(self, keys: Sequence[Key]) -> None:
+        """Give the trainer these prompt groups of the batch of the step that is being completed, if it has them not."""
+        step = self._flying[0].drawn
+        for key in keys:
+            if key not in self._sent and key not in self._left_out:
+                self._sent.add(key)
+                self._put(replace(self._groups[key], trained_in=step.step, batch=len(step.prompts)))
+
+    def _take_group(self, step: StepInFlight, place: int, responses: list[dict[str, Any]]) -> None:
         samples = self._generator.experiences(responses, **self._generate_kwargs)
-        versions = tuple(tuple(turn.weight_version for turn in getattr(sample, TURNS)) for sample in samples)
-        step.ended.append(PromptGroup(step.drawn.step, place, len(step.drawn.prompts), samples, versions))
+        versions = tuple(
+            tuple(version for turn in getattr(sample, TURNS) for version in turn.tokens_by_version())
+            for sample in samples
+        )
+        drawn, key = step.drawn, (step.drawn.step, place)
+        self._groups[key] = PromptGroup(drawn.step, place, len(drawn.prompts), samples, versions)
+        self._ended(step, place)
+        step.lengths[place] = [int(sample.response_length.item()) for sample in samples]
+        self._planner.ended(drawn, place, step.lengths[place])
 
-    def _take_report(self, step: _InFlight, engine: int, report: TurnReport) -> None:
-        step.counters += report.counters
+    def _ended(self, step: StepInFlight, place: int) -> None:
+        step.done.add(place)
+        self._ledger.ended(step.drawn.step, (step.drawn.step, place))
+
+    def _judge_lengths(self, outliers: OutlierWatch, step: StepInFlight, following: StepInFlight) -> None:
+        """Have responses that are far too long go on at another engine, or their prompt groups train in the next step:
+        that within an epoch, for each epoch trains its own prompts."""
+        may_defer = self._services.settings.histopipe.defer and step.drawn.epoch == following.drawn.epoch
+        for one in outliers.find(step):
+            if one.destination is not None:
+                if one.sample not in step.moved:
+                    step.moved.add(one.sample)
+                    self._generator.move(one.sample, one.destination)
+            elif may_defer and one.place not in step.deferred:
+                self._defer(step, one)
+
+    def _defer(self, step: StepInFlight, one: Outlier) -> None:
         number = step.drawn.step
-        events: list[Event] = [EngineStep(number, engine, report.counters, report.weight_version)]
-        if report.decisions.get("running"):
-            events.append(DraftBudget(number, engine, **report.decisions))
-        if report.gain:
-            events.append(DraftGain(number, engine, **report.gain))
-        events += [Note("warning", f"engine {engine}: {problem}") for problem in report.problems]
-        self._services.record_all(events, SOURCE)
+        if not self._ledger.defer(number, (number, one.place)):
+            return
+        step.deferred.add(one.place)
+        for engine in self._engines:
+            engine.defer.remote(step.handed.turn.number, one.place)
+        name = f"{number}.{one.place}"
+        moved = SampleMoved(
+            number, name, one.engine, one.engine, "outlier_inter", "recompute", "moved", 0.0, one.tokens
+        )
+        self._services.record(moved, SOURCE)
+
+    def _take_report(self, step: StepInFlight, engine: int, report: TurnReport) -> None:
+        step.counters += report.counters
+        self._services.record_all(turn_events(step.drawn.step, engine, report), SOURCE)
 
     def _check_wait(self) -> None:
         limit = self._services.settings.limits.stage_s
         if time.time() - self._news_at <= limit:
             return
         oldest = self._flying[0]
-        number, left = oldest.drawn.step, len(oldest.drawn.prompts) - len(oldest.ended)
+        number, left = oldest.drawn.step, len(oldest.owed())
         raise PipelineWaitError(
             f"nothing has come from the engines for {limit:g} s (--limits.stage_s): {left} prompt groups of step "
             f"{number} are missing, whose engines need weight version {oldest.handed.turn.oldest} or newer; the "
@@ -212,40 +348,51 @@ class Pipeline:
 
     # --- a complete step
 
-    def _finish(self) -> None:
+    def _batch(self) -> tuple[Key, ...] | None:
+        """What the step that is being completed trains on, once it is complete."""
+        step = self._flying[0]
+        return None if step.handed.reports else self._ledger.batch(step.drawn.step)
+
+    def _finish(self, batch: tuple[Key, ...]) -> None:
+        self._send(batch)
         step, ended = self._flying.pop(0), time.time()
         drawn, seconds = step.drawn, ended - self._stage_began
-        self._send(step)
-        states = {**drawn.client_states, GENERATOR: drawn.generator}
-        self._put(StepEnd(drawn.step, len(drawn.prompts), states, seconds))
-        samples = [sample for group in step.ended for sample in group.samples]
-        lengths = {group.place: [int(s.response_length.item()) for s in group.samples] for group in step.ended}
+        if step.handed.calls:
+            self._late.append(step)
+        groups = [self._groups.pop(key) for key in batch if key not in self._left_out]
+        if not groups:
+            raise NoRewardError(f"no prompt group of step {drawn.step} has got its rewards")
+        self._excluded_before += len(batch) - len(groups)
+        generator = replace(drawn.generator, swapped=self._swapped(step))
+        states = {**drawn.client_states, GENERATOR: generator}
+        self._put(StepEnd(drawn.step, len(groups), states, seconds, self._excluded_before, len(step.deferred)))
+        self._sent.difference_update(batch)
+        samples = [sample for group in groups for sample in group.samples]
         finished = rollout_finished(drawn, seconds, samples)
         began = self._stage_began
         self._begin_stage(ended, (finished,))
         self._record_intervals(drawn.step, began, ended)
-        event = rank_groups_event(drawn.step, step.placement, lengths)
+        event = rank_groups_event(drawn.step, step.placement, step.lengths)
         if event is not None:
             self._services.record(event, SOURCE)
         tokens = statistics.fmean(float(sample.total_length.item()) for sample in samples)
         self._planner.observe(step.counters, tokens - finished.length_mean)
 
-    def _record_intervals(self, step: int, began: float, ended: float) -> None:
-        timelines = ray.get(
-            [engine.stage_intervals.remote(began, ended) for engine in self._engines],
-            timeout=ENGINE_TIMEOUT_SECONDS,
+    def _swapped(self, step: StepInFlight) -> tuple[tuple[int, tuple[str, Any, Any]], ...]:
+        """What the step's batch took of the next one's prompts, by place there, and what the next has in exchange."""
+        drawn = step.drawn
+        deferred, taken = self._ledger.swapped(drawn.step)
+        return tuple(
+            (place, (drawn.prompts[late], drawn.labels[late], drawn.images[late]))
+            for (_, place), (_, late) in zip(taken, deferred, strict=True)
         )
-        events: list[Event] = [
-            EngineInterval(engine, one.state, one.start, one.end, step, one.weight_version, one.cause)
-            for engine, timeline in enumerate(timelines)
-            for one in timeline
-        ]
-        self._services.record_all(events, SOURCE)
 
-
-def rollout_finished(drawn: DrawnStep, seconds: float, samples: list[Any]) -> RolloutFinished:
-    """The event of a complete step; `seconds` since the step before it was."""
-    lengths = [int(sample.response_length.item()) for sample in samples]
-    rewards = [sample.rewards.item() for sample in samples if sample.rewards is not None]
-    truncated = sum(bool(sample.truncated.item()) for sample in samples)
-    return RolloutFinished.of(drawn.step, drawn.epoch, seconds, lengths, rewards, truncated)
+    def _record_intervals(self, step: int, began: float, ended: float) -> None:
+        timelines = []
+        for answer in [engine.stage_intervals.remote(began, ended) for engine in self._engines]:
+            try:
+                timelines.append(ray.get(answer, timeout=ENGINE_TIMEOUT_SECONDS))
+            except ray.exceptions.RayActorError:
+                # Whoever is owed something by it makes up for that; its last moments are not recorded.
+                timelines.append(None)
+        self._services.record_all(interval_events(step, timelines), SOURCE)

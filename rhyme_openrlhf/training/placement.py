@@ -45,10 +45,12 @@ def strategy_of(args: SimpleNamespace, upstream_strategy: Callable[[SimpleNamesp
 def engine_actor(settings: RhymeSettings) -> Any:
     """The Ray actor class of a run's engines."""
     if settings.histopipe.enable:
+        from rhyme_openrlhf.rollout.moves.movable_pipeline_engine import MovablePipelineEngine
         from rhyme_openrlhf.rollout.pipeline_engine import PipelineEngine
 
+        kind = MovablePipelineEngine if settings.samples_move else PipelineEngine
         # Every prompt that waits for its turn is a call; Ray's own limit is 1000.
-        return ray.remote(max_concurrency=CALLS_AT_ONCE)(PipelineEngine)
+        return ray.remote(max_concurrency=CALLS_AT_ONCE)(kind)
     if not settings.samples_move:
         return RolloutActor
     from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ray
 
@@ -18,6 +19,7 @@ from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, last_lengths
 from rhyme_openrlhf.scheduling.engine_shares import plan_shares
 from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
+from rhyme_openrlhf.scheduling.outliers import beta
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
 from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank, usual_rank_groups
 from rhyme_openrlhf.telemetry.events import Note, RankGroups
@@ -25,18 +27,20 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
 from rhyme_openrlhf.training.recorder import RunServices
 
 SOURCE = "rollout"
+# Steps whose lengths are kept here: a step is planned when the one before the last has ended, and the history workers
+# hear of that one when it is trained on, later than its plan.
+KEPT_STEPS = 3
 
 
 class StepPlanner:
     """Plans the steps of one run. `most_running`: samples that an engine runs at once."""
 
     def __init__(
-        self, services: RunServices, engines: int, samples_per_prompt: int, profile: Profile | None, most_running: int
+        self, services: RunServices, samples_per_prompt: int, profile: Profile | None, most_running: int
     ) -> None:
         self._services = services
         self._settings = services.settings.histopipe
-        self._engines = engines
-        self._groups = self._settings.rank_groups or usual_rank_groups(engines)
+        self._engines = 0
         self._samples = samples_per_prompt
         self._predictor = None if profile is None else Predictor(StepModel(profile))
         self._most_running = most_running
@@ -44,6 +48,11 @@ class StepPlanner:
         self._prompt_tokens = 0.0
         self._training_seconds = 0.0
         self._told = False
+        # By step and prompt: lengths of what has ended, and the median that was known before.
+        self._ended: dict[int, dict[str, list[int]]] = {}
+        self._known: dict[int, dict[str, float]] = {}
+        # By epoch and prompt: the median length before and then.
+        self._growth: dict[int, dict[str, tuple[float, float]]] = {}
 
     def observe(self, counters: EngineCounters, prompt_tokens: float) -> None:
         """What engines did in a step, and the mean length of its prompts."""
@@ -56,14 +65,34 @@ class StepPlanner:
         """The last training step took `seconds`."""
         self._training_seconds = seconds
 
-    def place(self, drawn: DrawnStep) -> StepPlacement:
-        """The engine of each of the step's prompts."""
-        if self._groups > 1 and self._engines > 1:
+    def ended(self, drawn: DrawnStep, place: int, lengths: list[int]) -> None:
+        """A prompt group of a step has ended, with responses of these lengths."""
+        prompt = drawn.prompts[place]
+        self._ended.setdefault(drawn.step, {})[prompt] = lengths
+        last = self._known.get(drawn.step, {}).get(prompt)
+        if last is not None:
+            self._growth.setdefault(drawn.epoch, {})[prompt] = (last, statistics.median(lengths))
+        _forget(self._ended, drawn.step - KEPT_STEPS)
+        _forget(self._known, drawn.step - KEPT_STEPS)
+        self._growth.pop(drawn.epoch - 2, None)
+
+    def beta(self) -> float:
+        """How much longer than a rank group's longest response ever a response may become (RhymeRL 6.3)."""
+        newest = {prompt: pair for _, epoch in sorted(self._growth.items()) for prompt, pair in epoch.items()}
+        return beta(list(newest.values()))
+
+    def place(self, drawn: DrawnStep, engines: int) -> StepPlacement:
+        """The engine of each of the step's prompts, of `engines` that are there."""
+        self._engines = engines
+        groups = self._settings.rank_groups or usual_rank_groups(engines)
+        if groups > 1 and engines > 1:
             histories = self._histories(drawn.prompts)
-            placement = by_rank(drawn.step, histories, self._engines, self._groups, self._shares)
+            known = zip(drawn.prompts, histories, strict=True)
+            self._known[drawn.step] = {prompt: one.median for prompt, one in known if one is not None}
+            placement = by_rank(drawn.step, histories, engines, groups, self._shares)
             if placement is not None:
                 return placement
-        return by_load([None] * len(drawn.prompts), self._engines)
+        return by_load([None] * len(drawn.prompts), engines)
 
     def _histories(self, prompts: Sequence[str]) -> list[LengthHistory | None]:
         timeout = self._services.settings.history.fetch_timeout_s
@@ -71,7 +100,11 @@ class StepPlanner:
             lengths = last_lengths(prompts, self._services.history_workers, timeout)
         except ray.exceptions.RayError as error:
             self._say_once(f"prompts go to engines by load, because a history worker did not tell lengths: {error}")
-            return [None] * len(prompts)
+            lengths = [()] * len(prompts)
+        newer: dict[str, tuple[int, ...]] = {
+            prompt: tuple(of) for _, step in sorted(self._ended.items()) for prompt, of in step.items()
+        }
+        lengths = [newer.get(prompt, known) for prompt, known in zip(prompts, lengths, strict=True)]
         return [LengthHistory(statistics.median(one), max(one)) if one else None for one in lengths]
 
     def _shares(self, groups: Sequence[RankGroup]) -> Sequence[int] | None:
@@ -97,9 +130,18 @@ class StepPlanner:
             self._services.record(Note("warning", text.splitlines()[0]), SOURCE)
 
 
+def _forget(by_step: dict[int, Any], oldest: int) -> None:
+    """Drop the steps up to `oldest`."""
+    for step in [step for step in by_step if step <= oldest]:
+        del by_step[step]
+
+
 def rank_groups_event(step: int, placement: StepPlacement, lengths: Mapping[int, Sequence[int]]) -> RankGroups | None:
-    """What became of a step's rank groups; `lengths`: of each prompt's responses. None if it had none."""
-    if not placement.rank_groups:
+    """What became of a step's rank groups; `lengths`: of each prompt's responses, as far as they have ended.
+
+    None if it had none, or one of which nothing has ended.
+    """
+    if not all(lengths.keys() & set(group.prompts) for group in placement.rank_groups) or not placement.rank_groups:
         return None
     return RankGroups(
         step=step,
@@ -107,7 +149,7 @@ def rank_groups_event(step: int, placement: StepPlacement, lengths: Mapping[int,
         engines=list(placement.shares),
         predicted=[group.mean_length for group in placement.rank_groups],
         real=[
-            statistics.fmean(length for prompt in group.prompts for length in lengths[prompt])
+            statistics.fmean(length for prompt in group.prompts for length in lengths.get(prompt, ()))
             for group in placement.rank_groups
         ],
     )

@@ -61,6 +61,9 @@ class StreamingExperienceMaker(RhymeExperienceMaker):
         first = self._done
         if [id(sample) for sample in rollout_samples] != [id(sample) for sample in self._taken]:
             raise ValueError("the samples of the step are not those that came for it, in that order")
+        if first == len(rollout_samples):
+            # Prompt groups were left out that the last micro-batch was kept for.
+            return []
         rest: list[Any] = super().split_rollout_samples(rollout_samples[first:])
         for experience in rest:
             experience.index = [first + number for number in experience.index]
@@ -69,4 +72,4 @@ class StreamingExperienceMaker(RhymeExperienceMaker):
     def make_experience(self, samples_list: list[Any]) -> list[Any]:
         """All experiences of the step, in order."""
         made, self._made, self._taken = self._made, [], []
-        return [*made, *super().make_experience(samples_list)]
+        return [*made, *super().make_experience(samples_list)] if samples_list else made

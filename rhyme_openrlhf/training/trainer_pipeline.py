@@ -5,15 +5,21 @@ Between them prompt groups go one by one instead of whole batches. Checked again
 `trainer/ppo_trainer_async.py`.
 
 Invariants: what is trained in a step is the step's own prompts, each with all its samples, at most one step off policy
-(`scheduling/step_buffer.py`); a checkpoint holds the data loader's state right after the step's prompts were drawn.
+(`scheduling/step_buffer.py`, also for what --histopipe.defer exchanges with the next step); a checkpoint holds the data
+loader's state right after the step's prompts were drawn.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-from rhyme_openrlhf.training.base_trainer import wait_for_engines  # first: installs the shims where needed
+from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims where needed
+    RhymeTraining,
+    wait_for_engines,
+)
 
 import ray  # isort: skip
 from ray.util.queue import Empty
@@ -35,29 +41,67 @@ from rhyme_openrlhf.training.weight_sync import WeightSync
 
 # Engines answer from their actor; only their start takes long, and that is waited for before.
 LIMITS_TIMEOUT_SECONDS = 60.0
+# Among a step's metrics: prompt groups left out of the run so far, because a reward did not come.
+EXCLUDED_METRIC = "pipeline/excluded_prompt_groups"
+# And those of the step that train in the next.
+DEFERRED_METRIC = "pipeline/deferred_prompt_groups"
+
+
+@dataclass(frozen=True)
+class Boxed:
+    """What travels through a queue unopened: its actor would import OpenRLHF to read a prompt group, which takes
+    seconds at the first one."""
+
+    content: Any
+
+    @classmethod
+    def of(cls, item: Any) -> Boxed:
+        """`item` in a box."""
+        return cls(ray.put(item))
+
+    def open(self) -> Any:
+        """What was boxed."""
+        return ray.get(self.content)
 
 
 class StepStream:
     """The queue from the generator as OpenRLHF's training loop sees it: gives whole steps, after their prompt groups
-    have gone to `maker` one by one. `step` is the last completed training step."""
+    have gone to `maker` one by one. `begun()` is called when the first one comes."""
 
-    def __init__(self, queue: Any, maker: StreamingExperienceMaker, samples_per_prompt: int) -> None:
+    def __init__(
+        self,
+        queue: Any,
+        maker: StreamingExperienceMaker,
+        samples_per_prompt: int,
+        defers: bool = False,
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
         self._queue = queue
         self._maker = maker
         self._samples_per_prompt = samples_per_prompt
         self._buffer: StepBuffer | None = None
+        self._defers = defers
+        self._begun = begun
+        self.metrics: dict[str, float] = {}
+        """Of the last step that was given."""
 
     def get(self, block: bool) -> Any:
         """The next step (samples, client states, None, seconds), evaluation or "done". Raises StepBufferError."""
         while True:
             item = self._queue.get(block=block)
+            if isinstance(item, Boxed):
+                item = item.open()
             if isinstance(item, PromptGroup):
                 if self._buffer is None:
-                    self._buffer = StepBuffer(item.step, self._samples_per_prompt)
+                    self._begun()
+                    self._buffer = StepBuffer(item.trained_in, self._samples_per_prompt, self._defers)
                 self._buffer.add(item)
-                self._maker.take(list(item.samples), item.prompts * self._samples_per_prompt)
+                self._maker.take(list(item.samples), item.batch * self._samples_per_prompt)
             elif isinstance(item, StepEnd):
                 assert self._buffer is not None, "a step ended before any of its prompt groups came"
+                self.metrics = {EXCLUDED_METRIC: float(item.excluded)} if item.excluded else {}
+                if self._defers:
+                    self.metrics[DEFERRED_METRIC] = float(item.deferred)
                 return self._buffer.complete(item.step, item.prompts), item.client_states, None, item.seconds
             else:
                 return item
@@ -86,7 +130,10 @@ class RhymePipelineTrainingActor(RhymeTrainingActor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         samples = self.args.rollout.n_samples_per_prompt
-        self.rollout_queue = StepStream(kwargs["rollout_queue"], self.experience_maker, samples)
+        defers = self.services.settings.histopipe.defer
+        self.rollout_queue = StepStream(
+            kwargs["rollout_queue"], self.experience_maker, samples, defers, self._weights.prepare
+        )
         self.rollout_slots = TrainerNews(kwargs["rollout_slots"])
 
     def make_weight_check(self) -> WeightCheck:
@@ -97,6 +144,14 @@ class RhymePipelineTrainingActor(RhymeTrainingActor):
         """Engines load when they are ready."""
         assert isinstance(self._check, OfferedWeightCheck)
         return WeightOffers(self._check, self.actor_model_group, self.vllm_engines, self.services)
+
+    def broadcast_to_vllm(self) -> None:
+        """Without upstream's lock, which keeps a broadcast out of an evaluation: engines load between two turns."""
+        RhymeTraining.broadcast_to_vllm(self)
+
+    def step_metrics(self) -> dict[str, float]:
+        """The prompt groups that were left out, once there are any; and those deferred, where that is allowed."""
+        return self.rollout_queue.metrics
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
         """One training step, as the asynchronous trainer's."""
@@ -130,7 +185,7 @@ class RhymePipelineGenerateSamplesActor(RhymeGenerateSamplesActor):
         self._training_seconds()  # upstream's free slots
         limits = ray.get(engines[0].limits.remote(), timeout=LIMITS_TIMEOUT_SECONDS)
         samples = self.args.rollout.n_samples_per_prompt
-        planner = StepPlanner(services, len(engines), samples, profile, limits.running)
+        planner = StepPlanner(services, samples, profile, limits.running)
         evaluates = self.eval_dataloader is not None and self.args.eval.steps != float("inf")
         pipeline = Pipeline(
             generator,
@@ -145,7 +200,7 @@ class RhymePipelineGenerateSamplesActor(RhymeGenerateSamplesActor):
         self._put("done")
 
     def _put(self, item: Any) -> None:
-        self.rollout_queue.put(item, block=True)
+        self.rollout_queue.put(Boxed.of(item) if isinstance(item, PromptGroup | StepEnd) else item, block=True)
 
     def _training_seconds(self) -> list[float]:
         found = []

@@ -13,6 +13,8 @@ from typing import Any
 
 import ray
 
+from rhyme_openrlhf.rollout.engine import EngineCoreError
+from rhyme_openrlhf.rollout.lost_engines import LostEngine, leave_out_lost
 from rhyme_openrlhf.telemetry.events import Note, WeightsChecked, WeightsLoaded
 from rhyme_openrlhf.training.weight_check import CHECKED_TOKENS, SUSPICIOUS_DIFFERENCE, WeightCheck, distance, suspicion
 from rhyme_openrlhf.training.weight_sync import SOURCE, WeightSync
@@ -80,7 +82,8 @@ class WeightOffers(WeightSync):
         segments = self.bring(version)
         tokens = CHECKED_TOKENS if self.check.asks(version) else []
         for number, (engine, node) in enumerate(zip(self._engines, self._nodes, strict=True)):
-            self._offered[engine.offer_weights.remote(segments[node], tokens)] = (version, number)
+            if not isinstance(engine, LostEngine):
+                self._offered[engine.offer_weights.remote(segments[node], tokens)] = (version, number)
 
     def collect(self) -> None:
         """Record the loads that are done. Raises what a load failed with."""
@@ -89,7 +92,16 @@ class WeightOffers(WeightSync):
         done, _ = ray.wait(list(self._offered), num_returns=len(self._offered), timeout=0)
         for ref in done:
             version, engine = self._offered.pop(ref)
-            loaded = ray.get(ref)
+            try:
+                loaded = ray.get(ref)
+            except ray.exceptions.RayActorError:
+                # It is gone, or will answer the generator; what it loaded is only not recorded.
+                continue
+            except EngineCoreError:
+                leave_out_lost(self._engines)
+                if not isinstance(self._engines[engine], LostEngine):
+                    raise
+                continue
             if loaded is None:  # newer ones were loaded instead
                 continue
             self._services.record(WeightsLoaded(version, engine, loaded.seconds), SOURCE)

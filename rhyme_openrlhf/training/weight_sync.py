@@ -63,8 +63,7 @@ class WeightSync:
 
     def bring(self, version: int) -> dict[str, Any]:
         """Publish the policy's weights as `version` and bring them to every node; each node's copy, by node id."""
-        if not self._nodes:
-            self._start_stores()
+        self.prepare()
         started = time.time()
         shares = self._wait(self._policy.async_run_method("publish_weights"), "the policy to publish its weights")
         weights = WeightVersion(version, tuple(bucket for share in shares for bucket in share))
@@ -76,7 +75,10 @@ class WeightSync:
         )
         return dict(zip(self._stores, fetched, strict=True))
 
-    def _start_stores(self) -> None:
+    def prepare(self) -> None:
+        """Start what brings weights to the nodes, if that is not done; engines must be there."""
+        if self._nodes:
+            return
         self._nodes = self._wait([engine.node_id.remote() for engine in self._engines], "the engines' node ids")
         for node in dict.fromkeys(node for node in self._nodes if node is not None):
             pinned = NodeAffinitySchedulingStrategy(node, soft=False)

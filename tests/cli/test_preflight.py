@@ -268,7 +268,7 @@ def test_reallocation_without_what_it_needs(tmp_path: Path) -> None:
         (["--train.colocate_all"], "--train.colocate_all"),
         (["--weights.transport", "openrlhf"], "--weights.transport"),
         (["--run.reproducible"], "--run.reproducible"),
-        (["--move.enable"], "--move.enable"),
+        (["--move.enable", "--train.agent_func_path", "agent.py"], "--move.enable"),
         (["--reallocation.enable"], "--reallocation.enable"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, RewardError, check_finite
+from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, RewardError, RewardLateError, check_finite
 
 LIMIT_S = 1.0
 
@@ -64,6 +64,7 @@ def test_no_reward_is_an_error(tmp_path: Path, body: str, says: str) -> None:
         rewarded(tmp_path, body)
     assert says in str(error.value)
     assert "reward.py" in str(error.value) and "6*7=" in str(error.value)
+    assert isinstance(error.value, RewardLateError) == ("within" in says)
 
 
 def test_waiting_for_a_thread_is_not_the_rewards_time(tmp_path: Path) -> None:
@@ -80,6 +81,30 @@ def test_waiting_for_a_thread_is_not_the_rewards_time(tmp_path: Path) -> None:
         )
 
     assert [output["reward"] for output in asyncio.run(run())] == [1.0] * 5
+
+
+def test_rewards_that_hang_take_no_thread_from_others(tmp_path: Path) -> None:
+    """One thread of asyncio's, and more hanging rewards than that."""
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "import time\ndef reward_func(q, p, l):\n"
+        "    time.sleep(2 if l == ['hang'] else 0)\n    return {'rewards': 1.0}\n"
+    )
+    executor = CheckedExecutor(str(reward), 0.2)
+
+    async def run() -> list[Any]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        labels = ["hang", "hang", "42"]
+        return await asyncio.gather(
+            *(
+                executor.execute("6*7=", label, SamplingParams(max_tokens=8), 64, Tokenizer(), Engine())
+                for label in labels
+            ),
+            return_exceptions=True,
+        )
+
+    *late, answered = asyncio.run(run())
+    assert all(isinstance(error, RewardLateError) for error in late) and answered["reward"] == 1.0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "high", [1.0, 2.0]])

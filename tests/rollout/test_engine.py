@@ -7,6 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,14 +32,15 @@ LONG = 700
 
 
 class Actor:
-    """RhymeRolloutActor with its event loop in a thread."""
+    """RhymeRolloutActor, or one of its kinds, with its event loop in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Any = None) -> None:
         from rhyme_openrlhf.rollout.engine import RhymeRolloutActor
 
+        kind = kind or RhymeRolloutActor
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self.raw = RhymeRolloutActor.__new__(RhymeRolloutActor)
+        self.raw = kind.__new__(kind)
         self.call(
             self.raw.__init__(
                 model=str(embedded.MODEL), max_model_len=768, enforce_eager=True, tensor_parallel_size=1, num_gpus=0,
@@ -55,8 +57,9 @@ class Actor:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
+@contextmanager
+def an_actor(kind: Any = None) -> Iterator[Actor]:
+    """An engine for some tests."""
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {
             # Upstream asks Ray, which is not there, for its address unless it is known.
@@ -66,9 +69,15 @@ def actor() -> Iterator[Actor]:
             "OMP_NUM_THREADS": "1",
         }.items():
             environment.setenv(name, value)
-        found = Actor()
+        found = Actor(kind)
         yield found
         found.raw.llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def actor() -> Iterator[Actor]:
+    with an_actor() as found:
+        yield found
 
 
 def model_with(scale: float) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace as NS
 from typing import Any
 
@@ -77,6 +78,17 @@ def test_a_run_that_goes_on_after_any_step_trains_every_prompt_once(
     assert not after or after[-1].client_states["total_consumed_prompts"] == EPOCHS * prompts
 
 
+def test_a_resumed_run_draws_what_was_deferred_instead_of_what_was_trained_ahead() -> None:
+    first, second = list(a_generator(6, 3, seed=1).draw(0, 0))[:2]
+    state = replace(first.generator, swapped=((1, (first.prompts[2], first.labels[2], None)),))
+    resumed = a_generator(6, 3, seed=2)
+    resumed.restore(pickle.loads(pickle.dumps(state)))
+    resumed.prompts_dataloader.load_state_dict(first.client_states["data_loader_state_dict"])
+    drawn = next(resumed.draw(0, 3))
+    assert drawn.prompts == [second.prompts[0], first.prompts[2], second.prompts[2]]
+    assert drawn.labels[1] == first.labels[2]
+
+
 class Engine:
     """Notes what it is sent, in order."""
 
@@ -85,7 +97,7 @@ class Engine:
 
     def __getattr__(self, name: str) -> NS:
         def remote(*given: Any, **arguments: Any) -> Any:
-            self.sent.append((name, given[0] if given else arguments))
+            self.sent.append((name, given[:2] if given else arguments))
             return (name, arguments.get("prompt", given[0] if given else ""))
 
         return NS(remote=remote)

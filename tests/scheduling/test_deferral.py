@@ -18,6 +18,7 @@ def test_every_prompt_group_trains_exactly_once(sizes: list[int], seed: int, oft
     open_groups: list[tuple[int, int]] = []
     trained: dict[int, tuple[object, ...]] = {}
     begun = deferred = 0
+    sent: list[object] = []
     while len(trained) < len(sizes):
         # At most two steps are generated at a time, as one step off policy allows.
         if begun < len(sizes) and begun < len(trained) + 2:
@@ -33,8 +34,17 @@ def test_every_prompt_group_trains_exactly_once(sizes: list[int], seed: int, oft
                 open_groups.remove(group)
         # Whoever asks for a later one first gets none.
         assert begun < len(trained) + 2 or ledger.batch(len(trained) + 2) is None
-        batch = ledger.batch(len(trained) + 1)
+        step = len(trained) + 1
+        certain = ledger.certain(step)
+        # What was certain stays so.
+        assert set(sent) <= set(certain)
+        sent = list(certain)
+        batch = ledger.batch(step)
         if batch is not None:
+            assert set(batch) == set(sent)
+            sent = []
+            left, taken = ledger.swapped(step)
+            assert len(left) == len(taken) and all(g[0] == step for g in left) and set(taken) <= set(batch)
             trained[len(trained) + 1] = batch
         else:
             # It never hangs: something is still being generated, or the next step may begin.

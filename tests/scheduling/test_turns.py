@@ -40,6 +40,34 @@ def test_an_engine_goes_on_with_old_weights_where_it_may_and_waits_where_it_may_
     assert turns.next() == Begin(training_turn(3, 0))
 
 
+def test_samples_that_come_late_join_the_turn_that_may_generate_them() -> None:
+    turns = EngineTurns()
+    # Still to come, or running: it is longer.
+    turns.hand(training_turn(1, 0), 1)
+    assert turns.extend(training_turn(1, 0), 1) == (2, False)
+    turns.begun(training_turn(1, 0))
+    assert turns.extend(training_turn(1, 0), 1) == (2, False)
+    turns.ended(2, 2)
+    assert not turns.over
+    turns.ended(2)
+    # Over: it goes on.
+    assert turns.over and turns.extend(training_turn(1, 0), 1) == (2, False) and not turns.over
+    turns.ended(2)
+    # The engine had no part in step 2, but has one in step 3: 2 comes first.
+    turns.hand(training_turn(3, 0), 1)
+    assert turns.extend(training_turn(2, 0), 4) == (4, True)
+    assert turns.next() == Begin(training_turn(2, 0))
+    turns.begun(training_turn(2, 0))
+    turns.ended(4, 4)
+    turns.offer(1)
+    turns.loaded(1)
+    turns.begun(training_turn(3, 0))
+    # Past step 2: in the turn of step 3, whose weights step 2 may have too.
+    assert turns.extend(training_turn(2, 0), 1) == (6, False)
+    turns.ended(6, 2)
+    assert turns.over
+
+
 def test_a_turn_is_over_when_it_is_closed_and_its_samples_have_ended() -> None:
     turns = EngineTurns()
     evaluation = evaluation_turn(0)

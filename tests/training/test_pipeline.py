@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace as NS
 from typing import Any
 
@@ -12,9 +14,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
 
+import ray
+
+from rhyme_openrlhf.rollout.checked_reward import RewardLateError
+from rhyme_openrlhf.rollout.lost_engines import LostEngine
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep
 from rhyme_openrlhf.rollout.sample_turns import TURNS
+from rhyme_openrlhf.rollout.sample_turns import Turn as SampleTurn
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup, StepBuffer
 from rhyme_openrlhf.scheduling.step_plan import by_load
@@ -22,7 +29,8 @@ from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.training import pipeline
-from rhyme_openrlhf.training.pipeline import Pipeline, PipelineWaitError, StepEnd
+from rhyme_openrlhf.training.outlier_watch import Outlier
+from rhyme_openrlhf.training.pipeline import NoRewardError, Pipeline, PipelineWaitError, StepEnd
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 
 ENGINES, SAMPLES = 2, 2
@@ -42,6 +50,13 @@ class Engine:
         return NS(remote=lambda *_: Ref([]))
 
 
+class Gone(LostEngine):
+    """Answers None, without Ray."""
+
+    def __getattr__(self, name: str) -> NS:
+        return NS(remote=lambda *_: Ref(None))
+
+
 class Generator:
     """Prompts are numbers; responses are their samples, generated with the oldest weights that are allowed."""
 
@@ -49,13 +64,39 @@ class Generator:
         self.vllm_engines = [Engine() for _ in range(ENGINES)]
         self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES))
         self.handed: list[int] = []
+        self.again: list[tuple[int, int, int]] = []
+        # What prompts fail with, one after the other; an engine that is gone fails what it has.
+        self.failing: dict[str, list[Exception]] = {}
+        self.gone: set[int] = set()
+        self.unreached: set[int] = set()
 
     def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Any, **_: Any) -> HandedStep:
         self.handed.append(drawn.step)
-        turns = [Ref([(prompt, turn.oldest)] * SAMPLES) for prompt in drawn.prompts]
+        handed = HandedStep(turn, {}, {})
+        for place, engine in enumerate(engine_of):
+            if engine in self.unreached:
+                handed.engine_of[place] = engine
+                handed.unreached[engine] = ray.exceptions.RayActorError()
+            else:
+                self.send(drawn, handed, place, engine)
         report = TurnReport(turn.oldest, EngineCounters(response_tokens=3), problems=["slow"])
-        reports = {Ref(report): engine for engine in set(engine_of)}
-        return HandedStep(turn, {ref: place for place, ref in enumerate(turns)}, reports)
+        handed.reports.update({self.ref(report, engine): engine for engine in set(engine_of)})
+        return handed
+
+    def hand_again(self, drawn: DrawnStep, handed: HandedStep, places: Any, engine: int, **_: Any) -> None:
+        for place in places:
+            self.again.append((drawn.step, place, engine))
+            self.send(drawn, handed, place, engine)
+
+    def send(self, drawn: DrawnStep, handed: HandedStep, place: int, engine: int) -> None:
+        prompt = drawn.prompts[place]
+        errors = self.failing.get(prompt)
+        value = errors.pop(0) if errors else [(prompt, handed.turn.oldest)] * SAMPLES
+        handed.calls[self.ref(value, engine)] = place
+        handed.engine_of[place] = engine
+
+    def ref(self, value: Any, engine: int) -> Ref:
+        return Ref(ray.exceptions.RayActorError() if engine in self.gone else value)
 
     def experiences(self, responses: Any, **_: Any) -> list[Any]:
         number = NS(item=lambda: 4)
@@ -64,31 +105,36 @@ class Generator:
             for prompt, _ in responses
         ]
         for sample, (_, version) in zip(made, responses, strict=True):
-            setattr(sample, TURNS, [NS(weight_version=version)])
+            setattr(sample, TURNS, [SampleTurn(0, version, 1, tokens=4, last_weight_version=version)])
         return made
 
 
-def a_pipeline(put: Any, evaluate: Any = None) -> tuple[Pipeline, Generator, list[Any]]:
+def a_pipeline(put: Any, evaluate: Any = None, defer: bool = False) -> tuple[Pipeline, Generator, list[Any]]:
     generator, recorded = Generator(), []
     services = NS(
         record=lambda event, source: recorded.append(event),
         record_all=lambda events, source: recorded.extend(events),
-        settings=NS(limits=NS(stage_s=0.0)),
+        settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), samples_move=False, outlives_engines=False),
     )
     planner = NS(
-        place=lambda drawn: by_load([None] * len(drawn.prompts), ENGINES),
+        place=lambda drawn, engines: by_load([None] * len(drawn.prompts), engines),
+        ended=lambda drawn, place, lengths: None,
         observe=lambda counters, tokens: None,
         trained=lambda seconds: None,
+        beta=None,
     )
     return Pipeline(generator, services, planner, put, evaluate, list, {}), generator, recorded  # type: ignore[arg-type]
 
 
 def drawn_steps(sizes: list[int], first: int) -> list[DrawnStep]:
-    prompts = iter(range(1000))
-    return [
-        DrawnStep(step, 1, [f"{next(prompts)}" for _ in range(size)], [], [], {"episode": 0}, GeneratorState(step))
-        for step, size in enumerate(sizes, start=first + 1)
-    ]
+    numbers = iter(range(1000))
+    found = []
+    for step, size in enumerate(sizes, start=first + 1):
+        prompts = [f"{next(numbers)}" for _ in range(size)]
+        labels = [f"label of {prompt}" for prompt in prompts]
+        state = GeneratorState(step)
+        found.append(DrawnStep(step, 1, prompts, labels, [None] * size, {"episode": 0}, state))
+    return found
 
 
 def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -100,13 +146,75 @@ def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         return ready, [ref for ref in refs if ref not in ready]
 
     def get(refs: Any, timeout: float = 0.0) -> Any:
-        return refs.value if isinstance(refs, Ref) else [ref.value for ref in refs]
+        if not isinstance(refs, Ref):
+            return [ref.value for ref in refs]
+        if isinstance(refs.value, Exception):
+            raise refs.value
+        return refs.value
 
-    monkeypatch.setattr(pipeline, "ray", NS(wait=wait, get=get))
+    monkeypatch.setattr(pipeline, "ray", NS(wait=wait, get=get, exceptions=ray.exceptions))
     monkeypatch.setattr(pipeline, "PipelineWatch", lambda *_: Engine())
     monkeypatch.setattr(Engine, "start", lambda self: None, raising=False)
     monkeypatch.setattr(Engine, "stop", lambda self: None, raising=False)
     monkeypatch.setattr(Engine, "begin", lambda self, step, samples: None, raising=False)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.integers(0, 3), st.integers(0, 1 << 16))
+def test_whatever_is_deferred_every_prompt_trains_once_and_a_resume_knows_which(
+    sizes: list[int], first: int, seed: int
+) -> None:
+    sent: list[Any] = []
+    chance = random.Random(seed)
+    found: list[int] = []
+
+    def find(step: Any) -> list[Outlier]:
+        return [Outlier(place, 0, -1, 99) for place in step.owed() if chance.random() < 0.4]
+
+    with pytest.MonkeyPatch.context() as patch:
+        by_chance(patch, seed)
+        patch.setattr(pipeline, "OutlierWatch", lambda *_: NS(find=find))
+        controller, _, _ = a_pipeline(sent.append, defer=True)
+        steps = drawn_steps(sizes, first)
+        controller.run(iter(steps))
+    buffer = StepBuffer(first + 1, SAMPLES, defers=True)
+    everything: list[str] = []
+    before: list[str] = []
+    for item in sent:
+        if isinstance(item, PromptGroup):
+            buffer.add(item)
+            continue
+        number = item.step - first - 1
+        batch = [sample.prompt for sample in buffer.complete(item.step, item.prompts)][::SAMPLES]
+        everything += batch
+        swapped = item.client_states[GENERATOR].swapped
+        assert len(batch) == sizes[number] and len(swapped) == item.deferred
+        found += [item.deferred]
+        # The next step, as a resumed run would draw it: together with what was trained, all prompts so far.
+        ahead = list(steps[number + 1].prompts) if number + 1 < len(steps) else []
+        for place, (prompt, label, _) in swapped:
+            assert label == f"label of {prompt}"
+            ahead[place] = prompt
+        drawn = [prompt for step in steps[: number + 2] for prompt in step.prompts]
+        assert sorted([*everything, *ahead]) == sorted(drawn)
+        before = ahead
+    assert before == [] and found[-1] == 0
+    assert sorted(everything) == sorted(prompt for step in steps for prompt in step.prompts)
+
+
+def test_nothing_is_deferred_into_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    monkeypatch.setattr(
+        pipeline,
+        "OutlierWatch",
+        lambda *_: NS(find=lambda step: [Outlier(place, 0, -1, 9) for place in step.owed()[:1]]),
+    )
+    sent: list[Any] = []
+    controller, _, _ = a_pipeline(sent.append, defer=True)
+    steps = [replace(step, epoch=1 + (step.step > 2)) for step in drawn_steps([3, 3, 3, 3], first=0)]
+    controller.run(iter(steps))
+    deferred = [item.deferred for item in sent if isinstance(item, StepEnd)]
+    assert deferred[1] == deferred[3] == 0 and deferred[0] > 0 and deferred[2] > 0
 
 
 @settings(max_examples=80, deadline=None)
@@ -154,3 +262,70 @@ def test_a_wait_is_bounded_and_says_who_owes_what(monkeypatch: pytest.MonkeyPatc
     controller, _, _ = a_pipeline(lambda item: None)
     with pytest.raises(PipelineWaitError, match=r"3 prompt groups of step 9 .* version 8 .* up to step 8"):
         controller.run(iter(drawn_steps([3, 3], first=8)))
+
+
+def trained(sent: list[Any]) -> list[str]:
+    """The prompts that got to the trainer, in whole steps."""
+    first = next(item.step for item in sent if isinstance(item, PromptGroup))
+    buffer, found = StepBuffer(first, SAMPLES), []
+    for item in sent:
+        if isinstance(item, PromptGroup):
+            buffer.add(item)
+        else:
+            found += [sample.prompt for sample in buffer.complete(item.step, item.prompts)][::SAMPLES]
+    return found
+
+
+@pytest.mark.parametrize("when", ["gone", "unreached"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_lost_engine_owed_is_generated_by_the_others(
+    monkeypatch: pytest.MonkeyPatch, seed: int, when: str
+) -> None:
+    """It dies while it generates, or before it was given anything."""
+    by_chance(monkeypatch, seed)
+    sent: list[Any] = []
+    controller, generator, _ = a_pipeline(sent.append)
+    getattr(generator, when).add(1)
+
+    def leave_out(engines: list[Any], services: Any) -> None:
+        # It is found to be gone when something fails, not before.
+        if generator.handed:
+            engines[1] = Gone(1, "it was killed")
+
+    monkeypatch.setattr(pipeline, "leave_out", leave_out)
+    steps = drawn_steps([3, 3, 2], first=0)
+    controller.run(iter(steps))
+    assert sorted(trained(sent)) == sorted(prompt for step in steps for prompt in step.prompts)
+    assert generator.again == [(1, 1, 0)]
+
+
+@pytest.mark.parametrize("when", ["gone", "unreached"])
+def test_an_engine_that_fails_and_is_there_ends_the_run(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    by_chance(monkeypatch, 1)
+    controller, generator, _ = a_pipeline(lambda item: None)
+    getattr(generator, when).add(1)
+    with pytest.raises(ray.exceptions.RayActorError):
+        controller.run(iter(drawn_steps([3, 3], first=0)))
+
+
+def test_a_prompt_group_without_reward_is_tried_once_more_and_then_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    sent: list[Any] = []
+    controller, generator, recorded = a_pipeline(sent.append)
+    late = RewardLateError("the reward function judge.py did not answer within 30 s")
+    generator.failing = {"1": [late], "4": [late, late], "5": [late, late]}
+    controller.run(iter(drawn_steps([3, 3, 2], first=0)))
+    assert Counter(trained(sent)) == Counter(["0", "1", "2", "3", "6", "7"])
+    assert [item.excluded for item in sent if isinstance(item, StepEnd)] == [0, 2, 2]
+    notes = [event.text for event in recorded if isinstance(event, Note) and "judge.py" in event.text]
+    assert len(notes) == 5 and sum("generated again" in text for text in notes) == 3
+    assert any("(2 left out in this run)" in text for text in notes)
+    assert [event.samples for event in recorded if isinstance(event, RolloutFinished)] == [6, 2, 4]
+
+
+def test_a_step_without_any_reward_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    controller, generator, _ = a_pipeline(lambda item: None)
+    generator.failing = {"0": [RewardLateError("late")] * 2}
+    with pytest.raises(NoRewardError, match="no prompt group of step 1 has got"):
+        controller.run(iter(drawn_steps([1], first=0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace as NS
 from typing import Any
 
@@ -27,7 +28,7 @@ STEP = DrawnStep(3, 2, [f"prompt {n}" for n in range(16)], [], [], {}, Generator
 
 
 def a_planner(
-    monkeypatch: pytest.MonkeyPatch, engines: int, lengths: Any, profiled: bool = True, **settings: Any
+    monkeypatch: pytest.MonkeyPatch, lengths: Any, profiled: bool = True, **settings: Any
 ) -> tuple[StepPlanner, list[Any]]:
     recorded: list[Any] = []
     services: Any = NS(
@@ -37,23 +38,23 @@ def a_planner(
     )
     monkeypatch.setattr(step_planner, "last_lengths", lengths)
     profile = load(["pat-a40"])[2] if profiled else None
-    planner = StepPlanner(services, engines, 8, profile, 256)
+    planner = StepPlanner(services, 8, profile, 256)
     planner.observe(EngineCounters(decode_tokens=20, sample_steps=10), 60.0)
     return planner, recorded
 
 
 def test_long_rank_groups_get_more_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner, recorded = a_planner(monkeypatch, 8, lambda *_: LENGTHS)
-    placement = planner.place(STEP)
+    planner, recorded = a_planner(monkeypatch, lambda *_: LENGTHS)
+    placement = planner.place(STEP, 8)
     assert len(placement.rank_groups) == 4 and sum(placement.shares) == 8
     assert placement.shares[0] < placement.shares[-1] and recorded == []
-    equal, _ = a_planner(monkeypatch, 8, lambda *_: LENGTHS, two_tier=False)
-    assert equal.place(STEP).shares == (2, 2, 2, 2)
+    equal, _ = a_planner(monkeypatch, lambda *_: LENGTHS, two_tier=False)
+    assert equal.place(STEP, 8).shares == (2, 2, 2, 2)
 
 
 def test_without_a_profile_all_have_as_many_and_the_run_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner, recorded = a_planner(monkeypatch, 8, lambda *_: LENGTHS, profiled=False)
-    assert [planner.place(STEP).shares for _ in range(2)] == [(2, 2, 2, 2)] * 2
+    planner, recorded = a_planner(monkeypatch, lambda *_: LENGTHS, profiled=False)
+    assert [planner.place(STEP, 8).shares for _ in range(2)] == [(2, 2, 2, 2)] * 2
     (note,) = recorded
     assert isinstance(note, Note) and "profile" in note.text
 
@@ -62,8 +63,8 @@ def test_a_history_worker_that_is_gone_costs_the_ranks(monkeypatch: pytest.Monke
     def gone(*_: Any) -> Any:
         raise ray.exceptions.RayActorError
 
-    planner, recorded = a_planner(monkeypatch, 2, gone)
-    assert planner.place(STEP).engine_of == (0, 1) * 8
+    planner, recorded = a_planner(monkeypatch, gone)
+    assert planner.place(STEP, 2).engine_of == (0, 1) * 8
     assert isinstance(recorded[0], Note) and "history worker" in recorded[0].text
 
 
@@ -71,12 +72,44 @@ def test_a_history_worker_that_is_gone_costs_the_ranks(monkeypatch: pytest.Monke
 def test_nobody_is_asked_where_there_is_nothing_to_rank(
     monkeypatch: pytest.MonkeyPatch, engines: int, settings: dict[str, int]
 ) -> None:
-    planner, _ = a_planner(monkeypatch, engines, None, **settings)
-    assert planner.place(STEP).rank_groups == ()
+    planner, _ = a_planner(monkeypatch, None, **settings)
+    assert planner.place(STEP, engines).rank_groups == ()
+
+
+def test_lengths_of_what_has_ended_are_known_before_the_history_workers_hear_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planner, _ = a_planner(monkeypatch, lambda prompts, *_: [()] * len(prompts))
+    assert planner.place(STEP, 2).rank_groups == ()
+    before = dataclasses.replace(STEP, step=1)
+    for place in range(15):
+        planner.ended(before, place, [150 - 10 * place, 150 - 10 * place])
+    short, long = planner.place(STEP, 2).rank_groups
+    # The one that is not known stands in the middle.
+    assert sorted(short.prompts) == [*range(8, 15), 15] or sorted(short.prompts) == list(range(7, 15))
+    assert {0, 1, 2, 3, 4, 5, 6} <= set(long.prompts)
+    # Three steps later they are the history workers' alone.
+    planner.ended(dataclasses.replace(STEP, step=4), 0, [5])
+    assert planner.place(STEP, 2).rank_groups[0].prompts[0] == 0
+
+
+def test_beta_follows_how_much_responses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, _ = a_planner(monkeypatch, lambda *_: LENGTHS)
+    assert planner.beta() == 1.1
+    planner.place(STEP, 2)
+    for place in range(8):
+        planner.ended(STEP, place, [LENGTHS[place][0] * (1 if place < 4 else 2)])
+    # Of eight, the upper half has doubled.
+    assert planner.beta() == 2.0
+    planner.ended(dataclasses.replace(STEP, epoch=4), 0, [1])
+    assert planner.beta() == 1.1
 
 
 def test_what_became_of_rank_groups_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner, _ = a_planner(monkeypatch, 2, lambda *_: LENGTHS)
-    placement = planner.place(STEP)
+    planner, _ = a_planner(monkeypatch, lambda *_: LENGTHS)
+    placement = planner.place(STEP, 2)
     event = rank_groups_event(3, placement, {place: (place, place + 2) for place in range(16)})
     assert event == RankGroups(3, [8, 8], [1, 1], [30.0, 480.0], [4.5, 12.5])
+    # What is deferred has no length yet.
+    assert rank_groups_event(3, placement, {0: (6,), 15: (8,)}) == RankGroups(3, [8, 8], [1, 1], [30.0, 480.0], [6, 8])
+    assert rank_groups_event(3, placement, {0: (6,)}) is None

@@ -84,7 +84,7 @@ def test_the_trainer_sees_whole_steps_and_evaluations_in_the_order_in_which_they
     stream = StepStream(sent, NS(take=lambda samples, of: taken.append((samples, of))), 2)
     for step in (4, 5):
         for place in (1, 0):
-            sent.put(PromptGroup(step, place, 2, [f"{step}{place}a", f"{step}{place}b"], [[step - 1]] * 2))
+            sent.put(PromptGroup(step, place, 2, [f"{step}{place}a", f"{step}{place}b"], [[step - 1]] * 2, step, 2))
         sent.put(StepEnd(step, 2, {"episode": 0}, 1.5))
         sent.put(("eval", step, {}))
     sent.put("done")

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.config import RhymeSettings
@@ -27,13 +29,23 @@ from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
-from rhyme_openrlhf.rollout.moves.travel import SampleRequest
+from rhyme_openrlhf.rollout.moves.travel import LOADS, SampleRequest
 from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_settings import AUTO
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, Note, SampleMoved
 from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 
+
+@dataclass(frozen=True)
+class _InTurn:
+    """In a pipelined run, what the running task is of: turn number and place of the prompt, and the turn's weights."""
+
+    group: tuple[int, int]
+    weight_version: int
+
+
+_in_turn: ContextVar[_InTurn | None] = ContextVar("in_turn", default=None)
 # Instead of the name under which an engine's scheduler would note the drafts of a kept sample.
 AT_HOME = "at home"
 OUTCOMES: Mapping[Phase, MoveOutcome] = {
@@ -68,7 +80,8 @@ class SampleHome:
             self.executor: Any = upstream._load_agent_executor(agent)
         else:
             self.executor = CheckedExecutor(reward, rhyme.limits.reward_s)
-        self._keeper = SampleKeeper(ports, rhyme.move.news_s, self._restarted)
+        # In a pipelined run the controller has prompt groups of an engine that is gone generated again, as a whole.
+        self._keeper = SampleKeeper(ports, rhyme.move.news_s, self._restarted, not rhyme.histopipe.enable)
         self._mover = Mover(self._keeper, KvBufferStore(), self._choose, rhyme.move.timeout_s, self._moved)
         self._nodes: dict[int, str] = {}
         self.reallocator: Reallocator | None = None
@@ -125,6 +138,17 @@ class SampleHome:
         """Move a sample by its number. Raises MoveRefused, or KeyError for a sample that has ended."""
         return OUTCOMES[(await self._mover.move(self._keeper.sample(str(sample)), destination, cause)).move.phase]
 
+    async def generate_in_turn(self, engine: int, number: int, place: int, **arguments: Any) -> list[dict[str, Any]]:
+        """`generate_responses` of prompt `place` of a step, once the engine's turn `number` has begun.
+
+        Raises EngineLost if an engine that had one of the samples is gone.
+        """
+        port = self._keeper.engines[engine].port
+        # The engine's last news may be from before it had these weights.
+        version = await port.call("enter_turn", number, place, arguments["num_samples"])
+        _in_turn.set(_InTurn((number, place), version))
+        return await self.generate_responses(engine, **arguments)
+
     async def generate_responses(
         self,
         engine: int,
@@ -168,16 +192,24 @@ class SampleHome:
             leave_out_unread(parameters)
         if self.rhyme.run.reproducible:
             parameters.seed = request_seed(self._run_seed, identity, len(tokens))
-        turn = Turn(engine, self._keeper.engines[engine].weight_version, len(tokens))
+        of = _in_turn.get()
+        version = self._keeper.engines[engine].weight_version if of is None else of.weight_version
+        turn = Turn(engine, version, len(tokens))
         key = prompt_key(identity.prompt)
         if key in self._traced:
             # Kept; but what was drafted of it is on several engines, and nobody asks them.
             turn.trace = AT_HOME
         history = key if self.rhyme.histospec.enable else None
-        request = SampleRequest(tuple(tokens), parameters, history, len(identity.turns), multi_modal)
+        group = None if of is None else of.group
+        request = SampleRequest(tuple(tokens), parameters, history, len(identity.turns), multi_modal, group)
         identity.turns.append(turn)
         output, last = await self._keeper.generate(request, engine)
-        turn.end(self._keeper.engines[last].weight_version, output.outputs[0])
+        if of is None:
+            turn.end(self._keeper.engines[last].weight_version, output.outputs[0])
+        else:
+            # The engine may have gone on to its next turn by now; what was loaded below the sample is noted.
+            turn.loads = getattr(output, LOADS, [])
+            turn.end(turn.loads[-1][0] if turn.loads else turn.weight_version, output.outputs[0])
         return output, last
 
     # --- what is recorded

@@ -2,7 +2,8 @@
 
 A keeper outlives engines. It hears from each engine about once a second, hands outputs to those who await them, and
 restarts what was on an engine that is gone, on the engine with the fewest samples, from the tokens it last heard of. A
-seeded sample is restarted from its beginning: the state of its random numbers was only there.
+seeded sample is restarted from its beginning: the state of its random numbers was only there. (In a pipelined run it
+restarts none: whoever awaits a sample of an engine that is gone hears of that.)
 
 Invariants: each sample is answered once; an engine is heard about a sample only at its present place, or at the one it
 is being handed to, so a result of an engine that was given up is thrown away; a sample waits for ever only if its
@@ -71,10 +72,12 @@ class SampleKeeper:
         ports: Mapping[int, EnginePort],
         hear_s: float,
         on_restart: Callable[[KeptSample, int, int], None] = lambda sample, lost, new: None,
+        restarts: bool = True,
     ) -> None:
         self.engines = {number: KnownEngine(port) for number, port in ports.items()}
         self._hear_s = hear_s
         self._on_restart = on_restart
+        self._restarting = restarts
         self._samples: dict[str, KeptSample] = {}
         self._numbers = itertools.count()
         self._ears: list[asyncio.Task[None]] = []
@@ -122,6 +125,9 @@ class SampleKeeper:
         try:
             while not sample.answer.done() and not await self._begin(sample, engine):
                 sample.settle(None, "")
+                if not self._restarting and not self.engines[engine].alive:
+                    self._give_up(sample, engine)
+                    return
                 lives = [number for number, other in self.engines.items() if other.alive]
                 if not lives:
                     sample.answer.set_exception(EngineLost("no engine is left to go on with samples"))
@@ -206,10 +212,19 @@ class SampleKeeper:
     def restart(self, sample: KeptSample) -> None:
         """Go on elsewhere with a sample whose engine is gone."""
         lost = sample.engine
+        if not self._restarting:
+            self._give_up(sample, lost)
+            return
         sample.settle(None, "")
         task = asyncio.create_task(self._restart(sample, lost))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
+
+    @staticmethod
+    def _give_up(sample: KeptSample, engine: int | None) -> None:
+        sample.settle(None, "")
+        if not sample.answer.done():
+            sample.answer.set_exception(EngineLost(f"engine {engine} is gone, and sample {sample.name} with it"))
 
     async def _restart(self, sample: KeptSample, lost: int | None) -> None:
         first = min(self.engines, key=lambda number: (not self.engines[number].alive, len(self.samples(number))))

@@ -43,9 +43,9 @@ def variables() -> Iterator[None]:
 
 
 class LocalEngine:
-    """A MovableEngine of this process with its own event loop; may be called from any."""
+    """A MovableEngine of this process, or one of its kinds, with its own event loop; may be called from any."""
 
-    def __init__(self, index: int, tensor_parallel_size: int = 1) -> None:
+    def __init__(self, index: int, tensor_parallel_size: int = 1, kind: Any = None) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         # Awaited before each call, with the method's name; what it raises the caller gets.
@@ -53,12 +53,13 @@ class LocalEngine:
         self.gone = False
         # The first call of this method is followed, and not answered.
         self.hangs_after = ""
-        self._starting = self._submit(self._start(index, tensor_parallel_size))
+        self._starting = self._submit(self._start(index, tensor_parallel_size, kind))
 
-    async def _start(self, index: int, tensor_parallel_size: int) -> Any:
+    async def _start(self, index: int, tensor_parallel_size: int, kind: Any) -> Any:
         from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
 
-        raw = MovableEngine.__new__(MovableEngine)
+        kind = kind or MovableEngine
+        raw = kind.__new__(kind)
         # Speculation from a sample's own text, which does not depend on who else runs, and little of it, so that a
         # sample is not over before it is moved.
         settings = RhymeSettings(
