@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     CompoundSelect,
     Float,
@@ -134,7 +135,7 @@ def _statement(of_steps: tuple[str, ...], with_metrics: bool) -> CompoundSelect[
             table.step >= packed * bindparam("size"),
         )
 
-    wanted = bindparam("names", expanding=True)
+    wanted: BindParameter[Any] = bindparam("names", expanding=True)
     stretches = part(
         _STRETCHES, CurveStretch.name, CurveStretch.stretch, CurveStretch.offsets, CurveStretch.values
     ).where(

@@ -35,7 +35,6 @@ from rhyme_openrlhf.telemetry.events import (
     RolloutProgress,
     RolloutStarted,
 )
-from rhyme_openrlhf.telemetry.length_records import length_records
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
 from rhyme_openrlhf.training.random_state import random_state, set_random_state
@@ -261,8 +260,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
                 self.services.record(DraftGain(step, engine, **report["gain"]), SOURCE)
             for problem in report["problems"]:
                 self.services.record(Note("warning", f"engine {engine}: {problem}"), SOURCE)
-        turns = ((sample.prompts[0], getattr(sample, TURNS, [])) for sample in samples)
-        self.services.recorder.write_lengths.remote(step, length_records(step, epoch, turns))
+        self.services.record_lengths(step, samples)
         lengths = [int(sample.response_length.item()) for sample in samples]
         rewards = [sample.rewards.item() for sample in samples if sample.rewards is not None]
         truncated = sum(bool(sample.truncated.item()) for sample in samples)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhyme_openrlhf.simulation.result import Result
-from rhyme_openrlhf.simulation.settings import Cluster, Features
+from rhyme_openrlhf.simulation.settings import Cluster, Features, Trainer
 from rhyme_openrlhf.simulation.speculation_rates import NO_SPECULATION, Rates
 from rhyme_openrlhf.simulation.workload import Workload, WorkloadError, parse_trace
 from rhyme_openrlhf.telemetry.event_log import read_events
@@ -81,7 +81,7 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
     started = next(one.event for one in events if isinstance(one.event, RunStarted))
     drafted = any(rates[step].drafts_per_step for step in steps)
     pipeline = any(isinstance(one.event, RankGroups) for one in events)
-    trainer = "pipeline" if pipeline else "async" if started.asynchronous else "sync"
+    trainer: Trainer = "pipeline" if pipeline else "async" if started.asynchronous else "sync"
     return RecordedRun(
         workload,
         dataclasses.replace(

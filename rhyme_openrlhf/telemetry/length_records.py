@@ -23,8 +23,8 @@ def length_records(step: int, epoch: int, samples: Iterable[tuple[str, list[Turn
         if not turns:
             continue
         key = prompt_key(prompt)
-        row = {"step": step, "epoch": epoch, "prompt": key, "prompt_tokens": turns[0].context}
-        row = groups.setdefault(key, {**row, "lengths": [], "engines": []})
+        named: dict[str, Any] = {"step": step, "epoch": epoch, "prompt": key, "prompt_tokens": turns[0].context}
+        row = groups.setdefault(key, {**named, "lengths": [], "engines": []})
         row["lengths"].append(sum(turn.tokens for turn in turns))
         row["engines"].append(turns[0].engine)
     return b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in groups.values())

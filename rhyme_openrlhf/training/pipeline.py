@@ -368,6 +368,7 @@ class Pipeline:
         self._put(StepEnd(drawn.step, len(groups), states, seconds, self._excluded_before, len(step.deferred)))
         self._sent.difference_update(batch)
         samples = [sample for group in groups for sample in group.samples]
+        self._services.record_lengths(drawn.step, samples)
         finished = rollout_finished(drawn, seconds, samples)
         began = self._stage_began
         self._begin_stage(ended, (finished,))
