@@ -103,6 +103,7 @@ class Mover:
             choice.carrier,
             moving=sample.moving,
             across_versions=across_versions,
+            hands_over=True,
         )
         sample.moving, sample.incoming = True, sample.new_place()
         way = _Way(sample, sample.place, sample.incoming, across_versions=across_versions)
@@ -149,6 +150,7 @@ class Mover:
         step: Any = {
             Step.RESERVE: self._reserve,
             Step.STAGE: self._stage,
+            Step.EXPECT: self._expect,
             Step.STOP: self._stop,
             Step.TRANSFER: self._transfer,
             Step.START: self._start,
@@ -214,8 +216,15 @@ class Mover:
         problem = await self._call(move.source, "export_kv", way.left, kv, way.buffer, 0)
         return problem or await self._call(move.destination, "import_kv", way.room, way.buffer, 0, len(kv.blocks))
 
+    async def _expect(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        version = self._keeper.engines[move.source].weight_version
+        refused = await self._call(
+            move.destination, "expect_sample", way.room, way.sample.request, way.buffer, way.staged, version
+        )
+        return (Reply.REFUSED if refused else Reply.DONE), refused
+
     async def _stop(self, move: Move, way: _Way) -> tuple[Reply, str]:
-        carried = (way.buffer, way.staged) if move.carrier == KV_TRANSFER else ()
+        carried = (way.buffer, way.staged, move.expected) if move.carrier == KV_TRANSFER else ()
         way.stopped = await self._call(move.source, "stop_sample", way.left, *carried)
         if way.stopped is None:
             return Reply.GONE, "the sample ended"
