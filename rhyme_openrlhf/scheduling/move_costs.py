@@ -4,7 +4,8 @@ KV transfer (PAT 4.3, equation 2, in two stages as RLHFSpec 6.2): all but the la
 runs on, so what it waits for does not depend on its context: the end of the destination's step under way, and the
 destination's first step with it. Recompute (PAT equations 3 and 4): the destination's step under way, and a prefill of
 the whole context beside its decoding samples. Each has a part that no model knows (messages, copies, an engine that
-prefills slower beside others): learnt from the moves that were made.
+prefills slower beside others): learnt from the moves that were made, apart for contexts of each power of two, because
+attention over a long context is off by another factor than a short one's products.
 
 Invariants: what was never measured is not predicted (None); one observation moves a prediction by at most a part of
 what it was off; the carrier chosen is the cheaper one of those predicted.
@@ -13,6 +14,7 @@ what it was off; the carrier chosen is the cheaper one of those predicted.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
@@ -42,18 +44,19 @@ class MoveCosts:
 
     def __init__(self, transfer: TransferModel | None = None) -> None:
         self.transfer = transfer
-        # Seconds beyond the steps of a KV transfer; and the logarithm of real over profiled prefill.
-        self._extra_s: float | None = None
-        self._slower: float | None = None
+        # Seconds beyond the steps of a KV transfer; and the logarithm of real over profiled prefill. By size of context.
+        self._extra_s: dict[int, float] = {}
+        self._slower: dict[int, float] = {}
 
     def predicted(self, carrier: str, context: int, destination: Destination) -> float | None:
         """Seconds without a token, of a sample with `context` tokens; None if that is not known."""
         if carrier == KV_TRANSFER:
-            return None if self._extra_s is None else self._extra_s + self._steps(destination)
+            extra = nearest(self._extra_s, context)
+            return None if extra is None else extra + self._steps(destination)
         profiled = self._prefill(context, destination)
         if profiled is None:
             return None
-        return UNDER_WAY * destination.step_s + profiled * math.exp(self._slower or 0.0)
+        return UNDER_WAY * destination.step_s + profiled * math.exp(nearest(self._slower, context) or 0.0)
 
     def cheaper(self, context: int, destination: Destination) -> str | None:
         """The carrier with the lower prediction; KV transfer where only its cost is not known yet, None for neither."""
@@ -67,24 +70,21 @@ class MoveCosts:
 
     def learn(self, carrier: str, context: int, destination: Destination, seconds: float) -> None:
         """A move by this carrier, as it was in the end, took so many seconds without a token."""
+        size = context.bit_length()
         if carrier == KV_TRANSFER:
             # A sample can meet a step's end at once: never below nothing.
             extra = max(seconds - self._steps(destination), 0.0)
-            most = math.exp(MOST_AT_ONCE)
-            if self._extra_s is None:
-                self._extra_s = extra
-            else:
-                self._extra_s += RATE * (min(extra, most * max(self._extra_s, destination.next_step_s)) - self._extra_s)
+            known = self._extra_s.get(size, extra)
+            most = math.exp(MOST_AT_ONCE) * max(known, destination.next_step_s)
+            self._extra_s[size] = known + RATE * (min(extra, most) - known)
             return
         profiled = self._prefill(context, destination)
         if profiled is None:
             return
         real = max(seconds - UNDER_WAY * destination.step_s, 0.1 * seconds)
         slower = math.log(real / profiled)
-        if self._slower is None:
-            self._slower = slower
-        else:
-            self._slower += RATE * max(-MOST_AT_ONCE, min(MOST_AT_ONCE, slower - self._slower))
+        known = self._slower.get(size, slower)
+        self._slower[size] = known + RATE * max(-MOST_AT_ONCE, min(MOST_AT_ONCE, slower - known))
 
     @staticmethod
     def _steps(destination: Destination) -> float:
@@ -100,3 +100,11 @@ class MoveCosts:
         # Its chunks share their steps with those that decode there.
         chunks = -(-context // max(destination.step_tokens, 1))
         return max(seconds + chunks * destination.step_s, 1e-6)
+
+
+def nearest(known: Mapping[int, float], context: int) -> float | None:
+    """What is known of contexts of this size, else of the size that is nearest, the larger of two; None for nothing."""
+    if not known:
+        return None
+    size = context.bit_length()
+    return known[min(known, key=lambda other: (abs(other - size), -other))]
