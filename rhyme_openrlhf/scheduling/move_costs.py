@@ -44,7 +44,7 @@ class MoveCosts:
 
     def __init__(self, transfer: TransferModel | None = None) -> None:
         self.transfer = transfer
-        # Seconds beyond the steps of a KV transfer; and the logarithm of real over profiled prefill. By size of context.
+        # By size of context: seconds beyond the steps of a KV transfer; the logarithm of real over profiled prefill.
         self._extra_s: dict[int, float] = {}
         self._slower: dict[int, float] = {}
 
