@@ -1,4 +1,4 @@
-"""Two real engines of the embedded model in one process, whose samples can move, for benchmarks; no Ray.
+"""Some real engines of the embedded model, or another, in one process, whose samples can move, for benchmarks; no Ray.
 
 Invariant: what their schedulers do is the product's own; only how long the parts that moves and reports add take is
 added up.
@@ -67,7 +67,15 @@ class BenchmarkEngine(MovableEngine):
 class LocalEngine:
     """One engine with an event loop of its own; `call` is a keeper's port."""
 
-    def __init__(self, index: int, settings: RhymeSettings, length: int, seats: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        settings: RhymeSettings,
+        length: int,
+        seats: int,
+        model: str = str(embedded.MODEL),
+        size: int = 1,
+    ) -> None:
         os.environ.update(
             {"RAY_ADDRESS": "not-asked", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"}
             | {"OMP_NUM_THREADS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -76,12 +84,12 @@ class LocalEngine:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self.raw: Any = BenchmarkEngine.__new__(BenchmarkEngine)
-        self.now(self._start(index, settings, length, seats))
+        self.now(self._start(index, settings, length, seats, model, size))
 
-    async def _start(self, index: int, settings: RhymeSettings, length: int, seats: int) -> None:
+    async def _start(self, index: int, settings: RhymeSettings, length: int, seats: int, model: str, size: int) -> None:
         await self.raw.__init__(
-            model=str(embedded.MODEL), max_model_len=length, max_num_seqs=seats, block_size=32, enforce_eager=True,
-            tensor_parallel_size=1, num_gpus=0, enable_prefix_caching=False, distributed_executor_backend="uni",
+            model=model, max_model_len=length, max_num_seqs=seats, block_size=32, enforce_eager=True,
+            tensor_parallel_size=size, num_gpus=0, enable_prefix_caching=False, distributed_executor_backend="uni",
             logprobs_mode="processed_logprobs", max_logprobs=1, bundle_indices=None, rhyme=settings, run_seed=1,
             index=index, history_workers=[],
         )  # fmt: skip

@@ -7,6 +7,7 @@ flag which would make it fit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MB = 1024**2
@@ -27,12 +28,16 @@ class Model:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """`engines` of `size` devices each, then `tail_engines` of `tail_size` each, on the same devices."""
+    """`engines` of `size` devices each, then `tail_engines` of `tail_size` each, on the same devices.
+
+    `tail_kv_mb`: KV cache of each rank of a tail engine.
+    """
 
     engines: int
     size: int
     tail_engines: int
     tail_size: int
+    tail_kv_mb: int = 0
 
     @property
     def devices(self) -> int:
@@ -59,8 +64,14 @@ class MemoryPlan:
         return self.weights + self.kv_cache + self.tail_weights + self.tail_kv_cache
 
 
-def plan_layouts(engines: int, size: int, tail_size: int, model: Model) -> LayoutPlan:
-    """The layouts of `engines` engines of `size` devices with a tail of `tail_size` each. Raises LayoutError."""
+def plan_layouts(
+    engines: int, size: int, tail_size: int, model: Model, kv_mb: int = 0, tail_kv_mb: int = 0
+) -> LayoutPlan:
+    """The layouts of `engines` engines of `size` devices with a tail of `tail_size` each. Raises LayoutError.
+
+    `kv_mb`: KV cache of each rank of the engines; `tail_kv_mb`: of the tail's, 0 for as many tokens of an engine. Where
+    heads are replicated a rank holds more of each token than its share.
+    """
     devices = engines * size
     if devices < 2:
         raise LayoutError("--tp_switch.enable needs two devices: --vllm.num_engines 1 has one")
@@ -83,23 +94,14 @@ def plan_layouts(engines: int, size: int, tail_size: int, model: Model) -> Layou
             f"--tp_switch.size {tail_size} fits the model's {model.kv_heads} key-value heads in no way: one must "
             "divide the other"
         )
-    return LayoutPlan(engines, size, devices // tail_size, tail_size)
+    share = math.ceil(kv_mb * _on_rank(model, tail_size) / _on_rank(model, size))
+    return LayoutPlan(engines, size, devices // tail_size, tail_size, tail_kv_mb or share)
 
 
-def tail_kv_bytes(plan: LayoutPlan, model: Model, kv_bytes: int, given_mb: int) -> int:
-    """KV cache of each rank of a tail engine. `kv_bytes`: of each rank of the others; `given_mb`: 0 for as many tokens.
-
-    Where heads are replicated a rank holds more of each token than its share.
-    """
-    if given_mb:
-        return given_mb * MB
-    return round(kv_bytes * _on_rank(model, plan.tail_size) / _on_rank(model, plan.size))
-
-
-def plan_memory(plan: LayoutPlan, model: Model, kv_bytes: int, given_mb: int) -> MemoryPlan:
-    """What both layouts take of each device, at rest and while one of them generates."""
-    tail = tail_kv_bytes(plan, model, kv_bytes, given_mb)
-    return MemoryPlan(model.weight_bytes // plan.size, kv_bytes, model.weight_bytes // plan.tail_size, tail)
+def plan_memory(plan: LayoutPlan, model: Model, kv_mb: int) -> MemoryPlan:
+    """What both layouts take of each device, whichever generates."""
+    weights = model.weight_bytes
+    return MemoryPlan(weights // plan.size, kv_mb * MB, weights // plan.tail_size, plan.tail_kv_mb * MB)
 
 
 def check_memory(memory: MemoryPlan, plan: LayoutPlan, free: int, kv_flag: str) -> str:

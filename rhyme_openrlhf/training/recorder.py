@@ -16,6 +16,7 @@ import ray
 
 from rhyme_openrlhf.config import RhymeSettings, TelemetrySettings
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.telemetry.run_files import STOP_REQUEST
@@ -86,7 +87,9 @@ Recorder = ray.remote(num_cpus=0, runtime_env={"env_vars": WITHOUT_TORCH})(Plain
 
 @dataclass(frozen=True)
 class RunServices:
-    """What every actor of a run may use. Handles are Ray actors; `steps_per_epoch` is None where it can vary."""
+    """What every actor of a run may use. Handles are Ray actors; `steps_per_epoch` is None where it can vary, and
+    `layouts` where there is one.
+    """
 
     settings: RhymeSettings
     recorder: Any
@@ -95,6 +98,7 @@ class RunServices:
     checkpoint_path: str
     on_gpus: bool
     checkpoints: Checkpoints
+    layouts: LayoutPlan | None = None
 
     def record(self, event: Event, source: str) -> None:
         """Send an event to the record, without waiting."""

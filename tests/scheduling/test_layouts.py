@@ -12,7 +12,6 @@ from rhyme_openrlhf.scheduling.layouts import (
     check_memory,
     plan_layouts,
     plan_memory,
-    tail_kv_bytes,
 )
 
 MODEL = Model(heads=8, kv_heads=2, weight_bytes=800 * MB)
@@ -42,11 +41,10 @@ def test_what_cannot_be_is_refused_with_the_reason(engines: int, size: int, tail
 
 
 def test_memory_is_planned_for_each_device() -> None:
-    plan = plan_layouts(4, 1, 4, MODEL)
+    assert plan_layouts(4, 1, 4, MODEL, 100, 30).tail_kv_mb == 30
     # Two KV heads on four ranks: each holds one, half of a token and not a quarter.
-    assert tail_kv_bytes(plan, MODEL, 100 * MB, 0) == 50 * MB
-    assert tail_kv_bytes(plan, MODEL, 100 * MB, 30) == 30 * MB
-    memory = plan_memory(plan, MODEL, 100 * MB, 0)
+    plan = plan_layouts(4, 1, 4, MODEL, 100)
+    memory = plan_memory(plan, MODEL, 100)
     assert (memory.weights, memory.tail_weights, memory.total) == (800 * MB, 200 * MB, 1150 * MB)
     said = check_memory(memory, plan, 5000 * MB, "--cpu.kv_cache_mb")
     assert "4 engines of tensor parallelism 1 with 800 MB of weights and 100 MB of KV cache on each device" in said

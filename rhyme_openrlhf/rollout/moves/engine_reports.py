@@ -1,4 +1,4 @@
-"""What engines report while they generate, kept for whoever decides on moves: their newest status, and what it predicts.
+"""What engines report while they generate, kept for whoever decides on moves: their newest status, what it predicts.
 
 Invariants: no engine is waited for longer than the interval (one that does not answer is left out until it does, and
 asked nothing more); a report is heard once, whoever asks; step times are of engines of one tensor-parallel size, and
@@ -17,7 +17,7 @@ from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
-from rhyme_openrlhf.scheduling.engine_status import EngineStatus
+from rhyme_openrlhf.scheduling.engine_status import EngineStatus, learn
 from rhyme_openrlhf.scheduling.move_costs import Destination, MoveCosts
 
 # A report that is older is of no engine as it is now.
@@ -82,13 +82,8 @@ class EngineReports:
             if status is not None:
                 self.statuses[status.engine] = status
                 self._heard[status.engine] = asyncio.get_running_loop().time()
-                self._learn(status)
-
-    def _learn(self, status: EngineStatus) -> None:
-        """Correct the latency model by the decode steps that were timed."""
-        mean, predictor = status.decode, self.predictors.get(self.layout(status.engine))
-        if predictor is not None and mean is not None and mean.running >= 1:
-            predictor.observe(round(mean.running), round(mean.context), round(mean.drafts), mean.seconds)
+                if (predictor := self.predictors.get(self.layout(status.engine))) is not None:
+                    learn(predictor, status)
 
     async def _ask(self, number: int) -> EngineStatus | None:
         port = self._keeper.engines[number].port

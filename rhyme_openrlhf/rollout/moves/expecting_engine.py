@@ -10,10 +10,12 @@ knows counts as one that did not.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from rhyme_openrlhf.rollout.moves.resumed_outputs import ResumedOutputs
 from rhyme_openrlhf.rollout.moves.travel import Progress, Started
+from rhyme_openrlhf.rollout.timeline import ELSEWHERE, EngineTimeline
 
 # vLLM's frontend and engine core know of a request one after the other, both within a step.
 KNOWN_SECONDS = 10.0
@@ -77,8 +79,34 @@ class ExpectingEngine:
             await asyncio.sleep(FIRST_TOKEN_POLL_SECONDS)
         return float(at)
 
+    # --- two layouts on the same devices
+
+    async def stand_by(self) -> None:
+        """From now on, while this engine runs nothing, its devices are another layout's."""
+        self._rests = ELSEWHERE
+        await self.lend_devices()
+
+    async def lend_devices(self) -> None:
+        """Its devices are another layout's until it generates again."""
+        if not self._running:
+            self._timeline.enter(ELSEWHERE, time.time(), self.weight_version)
+
+    async def begin_switch(self) -> None:
+        """Samples are on their way here from the other layout."""
+        if not self._running:
+            self._timeline.enter("switch", time.time(), self.weight_version)
+
+    async def end_switch(self) -> None:
+        """They are here, or will not come."""
+        if not self._running:
+            self._timeline.enter(self._rests, time.time(), self.weight_version)
+
     # --- of MovableEngine
 
+    weight_version: int
+    _running: set[str]
+    _rests: str
+    _timeline: EngineTimeline
     call_scheduler: Any
     discard_sample: Any
     _refuses: Any

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from rhyme_openrlhf.rollout.moves.handover import room_bytes
+from rhyme_openrlhf.rollout.moves import handover
+from rhyme_openrlhf.rollout.moves.handover import Handover
 from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
 
 PREFIX = "rhyme-move"
@@ -73,7 +74,7 @@ class KvBuffer:
     @property
     def file_bytes(self) -> int:
         """Bytes of the file."""
-        return self.handover_offset + room_bytes(self.rows * self.layout.block_size)
+        return self.handover_offset + handover.room_bytes(self.rows * self.layout.block_size)
 
     def open(self) -> torch.Tensor:
         """The buffer, [layers, rows, heads, block_size, width]. Raises OSError if it is not there (any more)."""
@@ -115,3 +116,17 @@ class KvBufferStore:
     def remove(self, buffer: KvBuffer) -> None:
         """Remove a buffer; who has it open may go on reading. Safe to do twice."""
         Path(buffer.path).unlink(missing_ok=True)
+
+
+def hand_over(buffer: KvBuffer, handed: Handover) -> str:
+    """Hand a buffer's sample over; "" or why not."""
+    try:
+        handover.write(buffer.path, buffer.handover_offset, handed)
+    except OSError as error:
+        return f"the sample was not handed over: {error}"
+    return ""
+
+
+def read_handover(buffer: KvBuffer) -> Handover | None:
+    """What was handed over with a buffer's sample; None if nothing is, or the buffer is gone."""
+    return handover.read(buffer.path, buffer.handover_offset)

@@ -21,9 +21,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
-from rhyme_openrlhf.rollout.moves import handover
 from rhyme_openrlhf.rollout.moves.handover import Handover
-from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer
+from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, hand_over, read_handover
 from rhyme_openrlhf.rollout.moves.status_figures import StatusFigures
 from rhyme_openrlhf.rollout.moves.travel import ARRIVED, Arrival
 from rhyme_openrlhf.rollout.request_keys import UNCOUNTED, WINDOW
@@ -37,6 +36,13 @@ OF_MOVES = (
 )  # fmt: skip
 # Of arrivals whose first token, or whose handover, nobody asked for.
 ARRIVALS_KEPT = 1024
+
+
+def keep(of: dict[str, Any], request_id: str, value: Any) -> None:
+    """Note something of an arrival, for the last ARRIVALS_KEPT of them."""
+    of[request_id] = value
+    while len(of) > ARRIVALS_KEPT:
+        del of[next(iter(of))]
 
 
 class MovingScheduler(Metering, Scheduler):
@@ -149,8 +155,7 @@ class MovingScheduler(Metering, Scheduler):
         for request_id, request in list(self._expected.items()):
             expected = Arrival.of(request.sampling_params)
             assert expected is not None and expected.buffer is not None
-            buffer = KvBuffer.from_plain(expected.buffer)
-            came = handover.read(buffer.path, buffer.handover_offset)
+            came = read_handover(KvBuffer.from_plain(expected.buffer))
             if came is None:
                 continue
             del self._expected[request_id]
@@ -298,7 +303,7 @@ class MovingScheduler(Metering, Scheduler):
         problem = self._copied("rhyme_export_kv", blocks[first:], buffer, first) if buffer else ""
         if buffer and hand_over and computed and not problem:
             tokens = list(request.output_token_ids)
-            problem = _handed_over(buffer, Handover(tokens, computed, len(blocks), window, generator))
+            problem = hand_over(KvBuffer.from_plain(buffer), Handover(tokens, computed, len(blocks), window, generator))
         return {
             "output": request.num_output_tokens, "computed": computed, "blocks": len(blocks), "problem": problem,
             "at": at, "window": window, "generator": generator,
@@ -365,26 +370,16 @@ class MovingScheduler(Metering, Scheduler):
             self._arrived.discard(request.request_id)
 
 
-def keep(of: dict[str, Any], request_id: str, value: Any) -> None:
-    """Note something of an arrival, for the last ARRIVALS_KEPT of them."""
-    of[request_id] = value
-    while len(of) > ARRIVALS_KEPT:
-        del of[next(iter(of))]
-
-
-def _handed_over(plain: dict[str, Any], handed: Handover) -> str:
-    buffer = KvBuffer.from_plain(plain)
-    try:
-        handover.write(buffer.path, buffer.handover_offset, handed)
-    except OSError as error:
-        return f"the sample was not handed over: {error}"
-    return ""
-
-
 class MovingHistoryScheduler(MovingScheduler, HistoryScheduler):
     """With drafts from history."""
 
     CALLABLE = (*HistoryScheduler.CALLABLE, *OF_MOVES)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Unless it looks draft lengths up, vLLM pads what joins a decode batch with one token to the longest draft, for
+        # its CUDA graphs: an arrival's first step would verify tokens that nobody proposed.
+        self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def window_of(self, request_id: str) -> int | None:
         return self.drafter.window(request_id)
