@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.rollout.moves.handover import Handover
-from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, hand_over, read_handover
+from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, read_handover
 from rhyme_openrlhf.rollout.moves.status_figures import StatusFigures
 from rhyme_openrlhf.rollout.moves.travel import ARRIVED, Arrival
 from rhyme_openrlhf.rollout.request_keys import UNCOUNTED, WINDOW
@@ -303,7 +303,8 @@ class MovingScheduler(Metering, Scheduler):
         problem = self._copied("rhyme_export_kv", blocks[first:], buffer, first) if buffer else ""
         if buffer and hand_over and computed and not problem:
             tokens = list(request.output_token_ids)
-            problem = hand_over(KvBuffer.from_plain(buffer), Handover(tokens, computed, len(blocks), window, generator))
+            handed = Handover(tokens, computed, len(blocks), window, generator)
+            problem = hand_over(KvBuffer.from_plain(buffer), handed)
         return {
             "output": request.num_output_tokens, "computed": computed, "blocks": len(blocks), "problem": problem,
             "at": at, "window": window, "generator": generator,
