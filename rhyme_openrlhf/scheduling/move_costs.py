@@ -7,23 +7,24 @@ the whole context beside its decoding samples. Each has a part that no model kno
 prefills slower beside others): learnt from the moves that were made, apart for contexts of each power of two, because
 attention over a long context is off by another factor than a short one's products.
 
-Invariants: what was never measured is not predicted (None); one observation moves a prediction by at most a part of
-what it was off; the carrier chosen is the cheaper one of those predicted.
+Invariants: what was never measured is not predicted (None); a move that met a stall (a garbage collection, a kernel
+that is built, another job) is one observation of several, of which the middle one counts; the carrier chosen is the
+cheaper one of those predicted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
 
-# Weight of one observation: some ten moves are remembered, so that one beside a burst of prefills is not the rule.
-RATE = 0.2
-# A move that met a stall (a garbage collection, another job) says nothing about the next one.
-MOST_AT_ONCE = math.log(4.0)
+# Moves that are remembered, of each size of context: so few that what has changed is soon known.
+REMEMBERED = 9
 # Of a step under way when an order comes: half is still to go, in the mean.
 UNDER_WAY = 0.5
 
@@ -45,8 +46,8 @@ class MoveCosts:
     def __init__(self, transfer: TransferModel | None = None) -> None:
         self.transfer = transfer
         # By size of context: seconds beyond the steps of a KV transfer; the logarithm of real over profiled prefill.
-        self._extra_s: dict[int, float] = {}
-        self._slower: dict[int, float] = {}
+        self._extra_s: dict[int, deque[float]] = {}
+        self._slower: dict[int, deque[float]] = {}
 
     def predicted(self, carrier: str, context: int, destination: Destination) -> float | None:
         """Seconds without a token, of a sample with `context` tokens; None if that is not known."""
@@ -70,21 +71,15 @@ class MoveCosts:
 
     def learn(self, carrier: str, context: int, destination: Destination, seconds: float) -> None:
         """A move by this carrier, as it was in the end, took so many seconds without a token."""
-        size = context.bit_length()
         if carrier == KV_TRANSFER:
             # A sample can meet a step's end at once: never below nothing.
-            extra = max(seconds - self._steps(destination), 0.0)
-            known = self._extra_s.get(size, extra)
-            most = math.exp(MOST_AT_ONCE) * max(known, destination.next_step_s)
-            self._extra_s[size] = known + RATE * (min(extra, most) - known)
+            _remember(self._extra_s, context, max(seconds - self._steps(destination), 0.0))
             return
         profiled = self._prefill(context, destination)
         if profiled is None:
             return
         real = max(seconds - UNDER_WAY * destination.step_s, 0.1 * seconds)
-        slower = math.log(real / profiled)
-        known = self._slower.get(size, slower)
-        self._slower[size] = known + RATE * max(-MOST_AT_ONCE, min(MOST_AT_ONCE, slower - known))
+        _remember(self._slower, context, math.log(real / profiled))
 
     @staticmethod
     def _steps(destination: Destination) -> float:
@@ -102,9 +97,15 @@ class MoveCosts:
         return max(seconds + chunks * destination.step_s, 1e-6)
 
 
-def nearest(known: Mapping[int, float], context: int) -> float | None:
-    """What is known of contexts of this size, else of the size that is nearest, the larger of two; None for nothing."""
+def _remember(known: dict[int, deque[float]], context: int, value: float) -> None:
+    known.setdefault(context.bit_length(), deque(maxlen=REMEMBERED)).append(value)
+
+
+def nearest(known: Mapping[int, Sequence[float]], context: int) -> float | None:
+    """The middle one of what is known of contexts of this size (of two the lower), or else of the size that is nearest,
+    the larger of two; None for nothing.
+    """
     if not known:
         return None
     size = context.bit_length()
-    return known[min(known, key=lambda other: (abs(other - size), -other))]
+    return statistics.median_low(known[min(known, key=lambda other: (abs(other - size), -other))])

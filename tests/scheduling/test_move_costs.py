@@ -67,4 +67,11 @@ def test_what_is_learnt_of_long_contexts_is_not_what_is_of_short_ones() -> None:
     assert costs.predicted(KV_TRANSFER, 310, BUSY) == pytest.approx(max(0.02, steps))
     # Of what was not seen, the nearest size.
     assert costs.predicted(KV_TRANSFER, 100, BUSY) == costs.predicted(KV_TRANSFER, 310, BUSY)
-    assert nearest({8: 1.0, 10: 2.0}, 1 << 8) == 2.0 and nearest({}, 5) is None
+    assert nearest({8: [1.0], 10: [7.0, 2.0, 1.0]}, 1 << 8) == 2.0 and nearest({}, 5) is None
+
+
+def test_a_stall_at_the_beginning_is_soon_forgotten() -> None:
+    costs = MoveCosts(transfer())
+    for seconds in (3.0, 0.4, 0.41, 0.39):
+        costs.learn(RECOMPUTE, 4096, IDLE, seconds)
+    assert costs.predicted(RECOMPUTE, 4096, IDLE) == pytest.approx(0.4, rel=0.03)
