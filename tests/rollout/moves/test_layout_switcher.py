@@ -22,7 +22,7 @@ from rhyme_openrlhf.scheduling.move import KV_TRANSFER
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 from tests.rollout.moves.test_mover_on_fakes import expected
-from tests.rollout.moves.test_reallocator import Reporting, healthy
+from tests.rollout.moves.test_reallocator import Reporting
 
 PLAN = LayoutPlan(2, 1, 1, 2)
 
@@ -56,12 +56,17 @@ def profile(seconds: float) -> Profile:
 
 
 async def generate(
-    folder: Path, settings: TpSwitchSettings, lengths: list[int], profiles: tuple[float, float] | None, fails: bool
+    folder: Path,
+    settings: TpSwitchSettings,
+    lengths: list[int],
+    profiles: tuple[float, float] | None,
+    faults: dict[int, tuple[str, str]],
 ) -> tuple[list[LayoutSwitched], list[Any], list[OnDevices], bool]:
-    def refuses(method: str) -> str:
-        return "fails" if method == "hold_room" else ""
+    def fault(number: int) -> Any:
+        when, what = faults.get(number, ("", ""))
+        return lambda method: what if method == when else ""
 
-    engines = [OnDevices(healthy), OnDevices(healthy), OnDevices(refuses if fails else healthy)]
+    engines = [OnDevices(fault(number)) for number in range(3)]
     for number, engine in enumerate(engines):
         engine.number, engine.told = number, []
     keeper = SampleKeeper(dict(enumerate(engines)), 0.001, spare=[2])
@@ -109,9 +114,9 @@ async def generate(
     return events, moved, engines, early
 
 
-def run(folder: Path, lengths: list[int], profiles: Any = None, fails: bool = False, **settings: Any) -> Any:
+def run(folder: Path, lengths: list[int], profiles: Any = None, faults: Any = None, **settings: Any) -> Any:
     asked = TpSwitchSettings(enable=True, status_s=0.02, **settings)
-    return asyncio.run(asyncio.wait_for(generate(folder, asked, lengths, profiles, fails), 60))
+    return asyncio.run(asyncio.wait_for(generate(folder, asked, lengths, profiles, faults or {}), 60))
 
 
 def test_what_is_left_of_a_step_goes_to_the_tail_engine(tmp_path: Path) -> None:
@@ -134,9 +139,23 @@ def test_step_times_decide_where_no_number_is_given(tmp_path: Path) -> None:
 
 
 def test_a_sample_that_cannot_go_is_not_asked_again(tmp_path: Path) -> None:
-    events, moved, engines, _ = run(tmp_path, [900, 900], fails=True, samples=2)
+    events, moved, engines, _ = run(tmp_path, [900, 900], faults={2: ("hold_room", "fails")}, samples=2)
     assert events == [] and len(moved) == 2
     assert engines[2].told == ["begin_switch", "end_switch"] and engines[0].told == []
+
+
+@pytest.mark.parametrize("method", ["hold_room", "import_kv", "expect_sample", "start_sample"])
+def test_a_tail_engine_that_dies_in_the_switch_takes_no_sample_with_it(tmp_path: Path, method: str) -> None:
+    """That every sample is answered rightly is seen to where they are generated."""
+    events, _, engines, _ = run(tmp_path, [900, 900, 900], faults={2: (method, "dies")}, samples=3)
+    assert events == [] and not engines[2].alive
+    assert not any(engine.here or engine.rooms for engine in engines[:2])
+
+
+@pytest.mark.parametrize("method", ["full_blocks", "export_kv", "stop_sample", "discard_sample"])
+def test_an_aligned_engine_that_dies_in_the_switch_takes_no_sample_with_it(tmp_path: Path, method: str) -> None:
+    _, _, engines, _ = run(tmp_path, [900, 900, 900], faults={0: (method, "dies")}, samples=3)
+    assert not engines[0].alive and not any(engine.here or engine.rooms for engine in engines[1:])
 
 
 def status(engine: int, seats: int, tokens: int, decode: DecodeMean | None = None, gained: float = 1.0) -> EngineStatus:
