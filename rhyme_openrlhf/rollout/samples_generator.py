@@ -145,8 +145,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self._choose_samples(prompts)
         announce(prompts, self.services.history_workers)
         lengths = self._last_lengths(prompts)
-        samples = len(prompts) * kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
-        with self._samples_at_home(samples, prompts, lengths), self._by_predicted_work(lengths, **kwargs):
+        with self._samples_at_home(prompts, lengths, **kwargs), self._by_predicted_work(lengths, **kwargs):
             return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
 
     def start_home(self) -> None:
@@ -162,10 +161,12 @@ class RhymeSamplesGenerator(SamplesGenerator):
         )  # fmt: skip
 
     @contextlib.contextmanager
-    def _samples_at_home(self, samples: int, prompts: list[str], lengths: Sequence[Sequence[int]]) -> Iterator[None]:
+    def _samples_at_home(
+        self, prompts: list[str], lengths: Sequence[Sequence[int]], **generate_kwargs: Any
+    ) -> Iterator[None]:
         """Within it, upstream sends prompts to the home of samples, if there is one, instead of to the engines.
 
-        `samples`: that are now sent; `lengths`: of the prompts' last responses, none where that was not asked.
+        `lengths`: of the prompts' last responses, none where that was not asked.
         """
         if self._home is None:
             yield
@@ -175,7 +176,8 @@ class RhymeSamplesGenerator(SamplesGenerator):
         engines = self.vllm_engines
         ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
         known = {prompt_key(prompt): list(of_prompt) for prompt, of_prompt in zip(prompts, lengths, strict=False)}
-        self._home.begin_step.remote(self.step + 1, samples, known or None)
+        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        self._home.begin_step.remote(self.step + 1, len(prompts) * samples, known or None)
         there = [number for number, engine in enumerate(engines) if not isinstance(engine, LostEngine)]
         if self.services.layouts is not None:
             # Tail engines get samples from the others only, while there are others.

@@ -30,10 +30,8 @@ class ExpectingEngine:
     llm: Any
     _outputs: ResumedOutputs
     _here: dict[str, Any]
-
-    def __init__(self) -> None:
-        # Expected samples by place, with vLLM's name of each.
-        self._expected: dict[str, str] = {}
+    # Expected samples by place, with vLLM's name of each.
+    _expected: dict[str, str]
 
     async def expect(self, place: str) -> str:
         """Wait until the engine core expects a sample that has just begun here; "" or why it does not."""

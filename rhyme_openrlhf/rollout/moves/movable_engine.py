@@ -71,8 +71,8 @@ class MovableEngine(ExpectingEngine, RhymeRolloutActor):
         self._dead = False
         self._step_times = ""
         self._rooms_lock = asyncio.Lock()
-        ExpectingEngine.__init__(self)
-        await RhymeRolloutActor.__init__(self, *args, **kwargs)
+        self._expected: dict[str, str] = {}
+        await super().__init__(*args, **kwargs)
         self._outputs = ResumedOutputs(self.llm)
 
     @staticmethod
