@@ -94,7 +94,7 @@ class LayoutSwitcher:
 
     def _is_worth_it(self, samples: Sequence[KeptSample], tail: Sequence[int]) -> bool:
         there = {status.engine: status for status in self._reports.fresh(TAIL) if status.engine in tail}
-        if len(there) < len(tail) or not all(status.open for status in there.values()):
+        if not tail or len(there) < len(tail) or not all(status.open for status in there.values()):
             return False
         here = [status for status in self._reports.fresh(ALIGNED) if status.samples]
         contexts = {s.place: s.context for status in here for s in status.samples}
