@@ -118,7 +118,7 @@ class KvBufferStore:
         Path(buffer.path).unlink(missing_ok=True)
 
 
-def hand_over(buffer: KvBuffer, handed: Handover) -> str:
+def write_handover(buffer: KvBuffer, handed: Handover) -> str:
     """Hand a buffer's sample over; "" or why not."""
     try:
         handover.write(buffer.path, buffer.handover_offset, handed)

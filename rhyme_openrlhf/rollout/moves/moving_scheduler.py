@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.rollout.moves.handover import Handover
-from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, read_handover
+from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, read_handover, write_handover
 from rhyme_openrlhf.rollout.moves.status_figures import StatusFigures
 from rhyme_openrlhf.rollout.moves.travel import ARRIVED, Arrival
 from rhyme_openrlhf.rollout.request_keys import UNCOUNTED, WINDOW
@@ -304,7 +304,7 @@ class MovingScheduler(Metering, Scheduler):
         if buffer and hand_over and computed and not problem:
             tokens = list(request.output_token_ids)
             handed = Handover(tokens, computed, len(blocks), window, generator)
-            problem = hand_over(KvBuffer.from_plain(buffer), handed)
+            problem = write_handover(KvBuffer.from_plain(buffer), handed)
         return {
             "output": request.num_output_tokens, "computed": computed, "blocks": len(blocks), "problem": problem,
             "at": at, "window": window, "generator": generator,
