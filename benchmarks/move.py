@@ -33,6 +33,7 @@ from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
 from rhyme_openrlhf.latency.settings import EmulateSettings
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
+from rhyme_openrlhf.rollout.moves.home import ASK_AFTER_SECONDS
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
@@ -114,7 +115,8 @@ class Session:
         self.records: list[MoveRecord] = []
         self.keeper = SampleKeeper(dict(enumerate(bench.engines)), 0.05)
         self.carrier = ""
-        self.mover = Mover(self.keeper, KvBufferStore(bench.folder), self.choose, LIMIT_S, self.moved)
+        store = KvBufferStore(bench.folder)
+        self.mover = Mover(self.keeper, store, self.choose, LIMIT_S, self.moved, ASK_AFTER_SECONDS)
         self.reports = EngineReports(self.keeper, reallocation.status_s, print)
         self.reallocator = Reallocator(reallocation, self.keeper, self.move, self.reports)
         self._interval_s = reallocation.status_s

@@ -31,6 +31,7 @@ from rhyme_openrlhf.config import CpuSettings, DraftingSettings, HistoSpecSettin
 from rhyme_openrlhf.latency.grid import StepShape
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
+from rhyme_openrlhf.rollout.moves.home import ASK_AFTER_SECONDS
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.layout_switcher import LayoutSwitcher
@@ -137,7 +138,9 @@ class Stage:
         self.records: list[MoveRecord] = []
         self.switches: list[Any] = []
         store = KvBufferStore(folder)
-        self.mover = Mover(self.keeper, store, lambda *_: Choice(KV_TRANSFER), LIMIT_S, self.records.append)
+        self.mover = Mover(
+            self.keeper, store, lambda *_: Choice(KV_TRANSFER), LIMIT_S, self.records.append, ASK_AFTER_SECONDS
+        )
         self.reports = EngineReports(self.keeper, asked.status_s, print, PLAN.layouts())
         for layout, profile in enumerate(profiles):
             self.reports.install(profile, layout)

@@ -38,6 +38,9 @@ from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, curre
 
 # Instead of the name under which an engine's scheduler would note the drafts of a kept sample.
 AT_HOME = "at home"
+# An engine goes on with what was handed over to it by itself; asked at once, it would have to share its processors with
+# the question in just the sample's first step there.
+ASK_AFTER_SECONDS = 0.02
 OUTCOMES: Mapping[Phase, MoveOutcome] = {
     Phase.RUNNING: "moved",
     Phase.RECOMPUTED: "recomputed",
@@ -74,7 +77,9 @@ class SampleHome:
             self.executor = CheckedExecutor(reward, rhyme.limits.reward_s)
         spare = [number for number, layout in plan.layouts().items() if layout] if plan is not None else []
         self._keeper = SampleKeeper(ports, rhyme.move.news_s, self._restarted, spare)
-        self._mover = Mover(self._keeper, KvBufferStore(), self._choose, rhyme.move.timeout_s, self._moved)
+        self._mover = Mover(
+            self._keeper, KvBufferStore(), self._choose, rhyme.move.timeout_s, self._moved, ASK_AFTER_SECONDS
+        )
         self._nodes: dict[int, str] = {}
         # Samples of the step that are still to come.
         self._awaited = 0

@@ -68,7 +68,8 @@ class Mover:
     """Moves the samples of a keeper. `choose(context, source, destination)` says how a sample of that many tokens
     is carried.
 
-    `limit_s`: seconds that one call to an engine may take. `record`: told of each move that is over.
+    `limit_s`: seconds that one call to an engine may take. `record`: told of each move that is over. `ask_after_s`:
+    seconds after which an engine is asked whether it has gone on with what was handed over to it.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class Mover:
         choose: Callable[[int, int, int], Choice],
         limit_s: float,
         record: Callable[[MoveRecord], None] = lambda record: None,
+        ask_after_s: float = 0.0,
     ) -> None:
         self._keeper = keeper
         self._store = store
         self._choose = choose
         self._limit_s = limit_s
         self._record = record
+        self._ask_after_s = ask_after_s
         self._layouts: dict[int, KvLayout | str] = {}
 
     async def move(
@@ -243,6 +246,8 @@ class Mover:
 
     async def _start(self, move: Move, way: _Way) -> tuple[Reply, str]:
         sample = way.sample
+        if move.expected and move.phase is Phase.TRANSFERRED:
+            await asyncio.sleep(self._ask_after_s)
         computed = way.computed if move.carrier == KV_TRANSFER else 0
         if way.stopped is None:
             sample.known = self._keeper.restartable(sample)
