@@ -79,7 +79,7 @@ def profiled(engine: LocalEngine, running: list[int]) -> Profile:
     async def main() -> Profile:
         steps = []
         for count in running:
-            for context in (64, 512):
+            for context in (64, 256):
                 found = await engine.call("decode_steps", StepShape(count, context, 0), 8)
                 tokens = round(statistics.fmean(step[1] for step in found))
                 took = statistics.median(step[3] for step in found)
@@ -258,11 +258,11 @@ def table(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("tp-switch.json"))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--longest", type=int, default=400, help="tokens of the longest sample")
+    parser.add_argument("--longest", type=int, default=160, help="tokens of the longest sample")
     parser.add_argument("--loads", nargs="+", choices=("tail", "uniform"), default=["tail", "uniform"])
     options = parser.parse_args()
     conditions = {"kind": "measured", "cpus": os.cpu_count(), "load_average": os.getloadavg()}
