@@ -30,13 +30,15 @@ ADDED = ("status", "import_rows", "stop_sample", "hold_room", "full_blocks")
 
 
 class TimedScheduler(MovingHistoryScheduler):
-    """Adds up the seconds of ADDED."""
+    """Adds up the seconds of ADDED, and notes how long arrivals' first steps take."""
 
-    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "take_added")
+    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "take_added", "take_first_step")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._added: dict[str, list[float]] = defaultdict(list)
+        self._went_on: dict[str, float] = {}
+        self._first_step: float | None = None
         for name in ADDED:
             setattr(self, name, self._timed(name, getattr(self, name)))
 
@@ -49,6 +51,21 @@ class TimedScheduler(MovingHistoryScheduler):
                 self._added[name].append(time.perf_counter() - began)
 
         return timed
+
+    def _go_on(self, request: Any, arrival: Any) -> None:
+        super()._go_on(request, arrival)
+        self._went_on[request.request_id] = time.time()
+
+    def take_first_token(self, request_id: str) -> float | None:
+        """As its base."""
+        at = super().take_first_token(request_id)
+        if at is not None and request_id in self._went_on:
+            self._first_step = at - self._went_on.pop(request_id)
+        return at
+
+    def take_first_step(self) -> float | None:
+        """Seconds from an arrival's being taken up to its first token, of the last arrival that was asked about."""
+        return self._first_step
 
     def take_added(self) -> dict[str, list[float]]:
         """Seconds of each call since the last question, by method."""

@@ -193,6 +193,7 @@ async def downtimes(session: Session, profile: Profile, contexts: list[int], bes
                         "tokens": record.tokens, "phase": record.move.phase.value, "downtime_s": record.downtime,
                         "seconds": record.seconds, "predicted_s": record.choice.predicted,
                         "step_s": own.seconds if own is not None else None,
+                        "first_step_s": await bench.engines[target].scheduler("take_first_step"),
                     }
                 )  # fmt: skip
         moved.cancel()
@@ -208,8 +209,8 @@ def cost_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     warm = [row for row in rows if row["repeat"] >= 2 and row["phase"] == "running" and row["downtime_s"]]
     found: dict[str, Any] = {"conditions": []}
     chosen_right, off = [], {carrier: [] for carrier in CARRIERS}
-    print("| context | beside | step ms | KV ms | steps | recompute ms | predicted KV / recompute | cheaper chosen |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| context | beside | step ms | KV ms | steps | before its own | recompute ms | predicted | chosen right |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for beside in sorted({row["beside"] for row in warm}):
         for context in sorted({row["context"] for row in warm}):
             of = [row for row in warm if (row["context"], row["beside"]) == (context, beside)]
@@ -221,6 +222,8 @@ def cost_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
             expected = {c: statistics.median(said[c]) for c in CARRIERS}
             step = statistics.median(row["step_s"] for row in of if row["step_s"])
             cheaper = min(CARRIERS, key=lambda c: median[c])
+            sent = [row for row in of if row["carrier"] == KV_TRANSFER]
+            waited = statistics.median(row["downtime_s"] - row["first_step_s"] for row in sent) / step
             right = [row["chosen"] == cheaper for row in of]
             chosen_right += right
             for carrier in CARRIERS:
@@ -228,13 +231,14 @@ def cost_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
             found["conditions"].append(
                 {
                     "context": context, "beside": beside, "step_s": step, "downtime_s": median, "predicted_s": expected,
-                    "kv_steps": median[KV_TRANSFER] / step, "chosen_right": statistics.fmean(right),
+                    "kv_steps": median[KV_TRANSFER] / step, "kv_steps_waited": waited,
+                    "chosen_right": statistics.fmean(right),
                 }
             )  # fmt: skip
             says = f"{1e3 * expected[KV_TRANSFER]:.1f} / {1e3 * expected[RECOMPUTE]:.1f}"
             print(
                 f"| {context} | {beside} | {1e3 * step:.1f} | {1e3 * median[KV_TRANSFER]:.1f} "
-                f"| {median[KV_TRANSFER] / step:.1f} | {1e3 * median[RECOMPUTE]:.1f} "
+                f"| {median[KV_TRANSFER] / step:.2f} | {waited:.2f} | {1e3 * median[RECOMPUTE]:.1f} "
                 f"| {says} | {statistics.fmean(right):.0%} |"
             )
     found["chosen_right"] = statistics.fmean(chosen_right)
