@@ -29,7 +29,7 @@ class ExpectingEngine:
 
     llm: Any
     _outputs: ResumedOutputs
-    _here: dict[str, Any]
+    _here: Any
     # Expected samples by place, with vLLM's name of each.
     _expected: dict[str, str]
 

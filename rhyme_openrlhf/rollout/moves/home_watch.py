@@ -37,8 +37,10 @@ class HomeWatch:
     ) -> None:
         self._keeper = keeper
         self._record = record
-        intervals = [s.status_s for s in (rhyme.reallocation, rhyme.tp_switch) if s.enable]
-        self._interval_s = min(intervals)
+        each, switch = rhyme.reallocation, rhyme.tp_switch
+        self._interval_s = min(
+            each.status_s if each.enable else switch.status_s, switch.status_s if switch.enable else each.status_s
+        )
         layouts = plan.layouts() if plan is not None else {}
         self.reports = EngineReports(keeper, self._interval_s, self._warn, layouts)
         self._reallocator: Reallocator | None = None
@@ -80,9 +82,11 @@ class HomeWatch:
         """Look no more, and move nothing."""
         if self._loop is not None:
             self._loop.cancel()
-        for part in (self.reports, self._reallocator, self.switcher):
-            if part is not None:
-                part.stop()
+        self.reports.stop()
+        if self._reallocator is not None:
+            self._reallocator.stop()
+        if self.switcher is not None:
+            self.switcher.stop()
 
     def _ended(self, loop: asyncio.Task[None]) -> None:
         error = None if loop.cancelled() else loop.exception()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -90,7 +91,13 @@ class LayoutSwitcher:
             if going and not any(sample.moving for sample in samples) and self._is_worth_it(going, tail):
                 task = asyncio.create_task(self._switch(node, going, tail))
                 self._switching[node] = task
-                task.add_done_callback(lambda _, node=node: self._switching.pop(node, None))
+                task.add_done_callback(functools.partial(self._over, node))
+
+    def _over(self, node: str, task: asyncio.Task[None]) -> None:
+        del self._switching[node]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._reports.tell(f"adaptive tensor parallelism: {type(error).__name__}: {error}")
 
     def _is_worth_it(self, samples: Sequence[KeptSample], tail: Sequence[int]) -> bool:
         there = {status.engine: status for status in self._reports.fresh(TAIL) if status.engine in tail}
