@@ -191,8 +191,10 @@ class RhymeSamplesGenerator(SamplesGenerator):
     def _last_lengths(self, prompts: list[str]) -> list[Sequence[int]]:
         """How long the prompts were answered last, where that is known; empty where nothing depends on it."""
         workers, settings = self.services.history_workers, self.services.settings
+        if not workers:
+            return []
         spread = len(self.vllm_engines) > 1 and settings.dispatch.by_history
-        if not workers or not (spread or settings.tp_switch.enable):
+        if not spread and not settings.tp_switch.enable:
             return []
         return list(last_lengths(workers, [prompt_key(prompt) for prompt in prompts], LENGTHS_TIMEOUT_SECONDS))
 
