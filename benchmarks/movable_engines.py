@@ -1,4 +1,4 @@
-"""Two real engines of the embedded model in one process, whose samples can move, for benchmarks; no Ray.
+"""Some real engines of the embedded model, or another, in one process, whose samples can move, for benchmarks; no Ray.
 
 Invariant: what their schedulers do is the product's own; only how long the parts that moves and reports add take is
 added up.
@@ -30,13 +30,15 @@ ADDED = ("status", "import_rows", "stop_sample", "hold_room", "full_blocks")
 
 
 class TimedScheduler(MovingHistoryScheduler):
-    """Adds up the seconds of ADDED."""
+    """Adds up the seconds of ADDED, and notes how long arrivals' first steps take."""
 
-    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "take_added")
+    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "take_added", "take_first_step")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._added: dict[str, list[float]] = defaultdict(list)
+        self._went_on: dict[str, float] = {}
+        self._first_step: float | None = None
         for name in ADDED:
             setattr(self, name, self._timed(name, getattr(self, name)))
 
@@ -49,6 +51,21 @@ class TimedScheduler(MovingHistoryScheduler):
                 self._added[name].append(time.perf_counter() - began)
 
         return timed
+
+    def _go_on(self, request: Any, arrival: Any) -> None:
+        super()._go_on(request, arrival)
+        self._went_on[request.request_id] = time.time()
+
+    def take_first_token(self, request_id: str) -> float | None:
+        """As its base."""
+        at = super().take_first_token(request_id)
+        if at is not None and request_id in self._went_on:
+            self._first_step = at - self._went_on.pop(request_id)
+        return at
+
+    def take_first_step(self) -> float | None:
+        """Seconds from an arrival's being taken up to its first token, of the last arrival that was asked about."""
+        return self._first_step
 
     def take_added(self) -> dict[str, list[float]]:
         """Seconds of each call since the last question, by method."""
@@ -67,7 +84,15 @@ class BenchmarkEngine(MovableEngine):
 class LocalEngine:
     """One engine with an event loop of its own; `call` is a keeper's port."""
 
-    def __init__(self, index: int, settings: RhymeSettings, length: int, seats: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        settings: RhymeSettings,
+        length: int,
+        seats: int,
+        model: str = str(embedded.MODEL),
+        size: int = 1,
+    ) -> None:
         os.environ.update(
             {"RAY_ADDRESS": "not-asked", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"}
             | {"OMP_NUM_THREADS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -76,12 +101,12 @@ class LocalEngine:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self.raw: Any = BenchmarkEngine.__new__(BenchmarkEngine)
-        self.now(self._start(index, settings, length, seats))
+        self.now(self._start(index, settings, length, seats, model, size))
 
-    async def _start(self, index: int, settings: RhymeSettings, length: int, seats: int) -> None:
+    async def _start(self, index: int, settings: RhymeSettings, length: int, seats: int, model: str, size: int) -> None:
         await self.raw.__init__(
-            model=str(embedded.MODEL), max_model_len=length, max_num_seqs=seats, block_size=32, enforce_eager=True,
-            tensor_parallel_size=1, num_gpus=0, enable_prefix_caching=False, distributed_executor_backend="uni",
+            model=model, max_model_len=length, max_num_seqs=seats, block_size=32, enforce_eager=True,
+            tensor_parallel_size=size, num_gpus=0, enable_prefix_caching=False, distributed_executor_backend="uni",
             logprobs_mode="processed_logprobs", max_logprobs=1, bundle_indices=None, rhyme=settings, run_seed=1,
             index=index, history_workers=[],
         )  # fmt: skip

@@ -30,11 +30,10 @@ from movable_engines import LocalEngine
 from rhyme_openrlhf.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
-from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
 from rhyme_openrlhf.latency.settings import EmulateSettings
-from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.latency.transfer_model import TransferModel
+from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
+from rhyme_openrlhf.rollout.moves.home import ASK_AFTER_SECONDS
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
@@ -67,6 +66,7 @@ class Bench:
                 return await asyncio.wait_for(test(session), 600)
             finally:
                 session.reallocator.stop()
+                session.reports.stop()
                 session.keeper.stop()
 
         return asyncio.run(main())
@@ -115,17 +115,26 @@ class Session:
         self.records: list[MoveRecord] = []
         self.keeper = SampleKeeper(dict(enumerate(bench.engines)), 0.05)
         self.carrier = ""
-        self.mover = Mover(self.keeper, KvBufferStore(bench.folder), self.choose, LIMIT_S, self.moved)
-        self.reallocator = Reallocator(reallocation, self.keeper, self.move, print)
+        store = KvBufferStore(bench.folder)
+        self.mover = Mover(self.keeper, store, self.choose, LIMIT_S, self.moved, ASK_AFTER_SECONDS)
+        self.reports = EngineReports(self.keeper, reallocation.status_s, print)
+        self.reallocator = Reallocator(reallocation, self.keeper, self.move, self.reports)
+        self._interval_s = reallocation.status_s
 
     def install(self, profile: Profile) -> None:
         """Predict by this profile."""
-        self.reallocator.policy.predictor = Predictor(StepModel(profile))
-        self.reallocator.costs.transfer = TransferModel(profile)
+        self.reports.install(profile)
+
+    async def watch(self) -> None:
+        """As the samples' home: hear the engines, and reallocate."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.reports.hear()
+            self.reallocator.look()
 
     def choose(self, context: int, source: int, destination: int) -> Choice:
         """The carrier that is set, else the cheaper one; with what is predicted of it."""
-        known, costs = self.reallocator.destination(destination, context), self.reallocator.costs
+        known, costs = self.reports.destination(destination, context), self.reports.costs
         if known is None:
             return Choice(self.carrier or KV_TRANSFER)
         carrier = self.carrier or costs.cheaper(context, known) or KV_TRANSFER
@@ -136,7 +145,7 @@ class Session:
         self.records.append(record)
         known = record.choice.destination
         if known is not None and record.downtime and record.move.phase is Phase.RUNNING:
-            self.reallocator.costs.learn(record.move.carrier, record.tokens, known, record.downtime)
+            self.reports.costs.learn(record.move.carrier, record.tokens, known, record.downtime)
 
     async def move(self, sample: int, destination: int, cause: str) -> Any:
         """As the samples' home."""
@@ -170,19 +179,21 @@ async def downtimes(session: Session, profile: Profile, contexts: list[int], bes
             for carrier in CARRIERS if repeat % 2 else CARRIERS[::-1]:
                 session.carrier, target = carrier, 1 - sample.engine
                 # As a run does: what is known of the engines is from their last reports.
-                await session.reallocator._hear()
+                await session.reports.hear()
                 await asyncio.sleep(0.1)
-                await session.reallocator._hear()
+                await session.reports.hear()
                 tokens = len(request.prompt) + len(sample.known.tokens)
-                chosen = session.reallocator.costs.cheaper(tokens, session.reallocator.destination(target, tokens))
-                steps = [status.decode.seconds for status in session.reallocator.statuses.values() if status.decode]
+                chosen = session.reports.costs.cheaper(tokens, session.reports.destination(target, tokens))
+                # The steps that the sample itself makes: those of its engine.
+                own = session.reports.statuses[1 - target].decode
                 record = await session.mover.move(sample, target, "reallocation")
                 rows.append(
                     {
                         "context": context, "beside": beside, "carrier": carrier, "repeat": repeat, "chosen": chosen,
                         "tokens": record.tokens, "phase": record.move.phase.value, "downtime_s": record.downtime,
                         "seconds": record.seconds, "predicted_s": record.choice.predicted,
-                        "step_s": statistics.fmean(steps) if steps else None,
+                        "step_s": own.seconds if own is not None else None,
+                        "first_step_s": await bench.engines[target].scheduler("take_first_step"),
                     }
                 )  # fmt: skip
         moved.cancel()
@@ -198,8 +209,8 @@ def cost_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     warm = [row for row in rows if row["repeat"] >= 2 and row["phase"] == "running" and row["downtime_s"]]
     found: dict[str, Any] = {"conditions": []}
     chosen_right, off = [], {carrier: [] for carrier in CARRIERS}
-    print("| context | beside | step ms | KV ms | steps | recompute ms | predicted KV / recompute | cheaper chosen |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| context | beside | step ms | KV ms | steps | before its own | recompute ms | predicted | chosen right |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for beside in sorted({row["beside"] for row in warm}):
         for context in sorted({row["context"] for row in warm}):
             of = [row for row in warm if (row["context"], row["beside"]) == (context, beside)]
@@ -211,6 +222,8 @@ def cost_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
             expected = {c: statistics.median(said[c]) for c in CARRIERS}
             step = statistics.median(row["step_s"] for row in of if row["step_s"])
             cheaper = min(CARRIERS, key=lambda c: median[c])
+            sent = [row for row in of if row["carrier"] == KV_TRANSFER]
+            waited = statistics.median(row["downtime_s"] - row["first_step_s"] for row in sent) / step
             right = [row["chosen"] == cheaper for row in of]
             chosen_right += right
             for carrier in CARRIERS:
@@ -218,13 +231,14 @@ def cost_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
             found["conditions"].append(
                 {
                     "context": context, "beside": beside, "step_s": step, "downtime_s": median, "predicted_s": expected,
-                    "kv_steps": median[KV_TRANSFER] / step, "chosen_right": statistics.fmean(right),
+                    "kv_steps": median[KV_TRANSFER] / step, "kv_steps_waited": waited,
+                    "chosen_right": statistics.fmean(right),
                 }
             )  # fmt: skip
             says = f"{1e3 * expected[KV_TRANSFER]:.1f} / {1e3 * expected[RECOMPUTE]:.1f}"
             print(
                 f"| {context} | {beside} | {1e3 * step:.1f} | {1e3 * median[KV_TRANSFER]:.1f} "
-                f"| {median[KV_TRANSFER] / step:.1f} | {1e3 * median[RECOMPUTE]:.1f} "
+                f"| {median[KV_TRANSFER] / step:.2f} | {waited:.2f} | {1e3 * median[RECOMPUTE]:.1f} "
                 f"| {says} | {statistics.fmean(right):.0%} |"
             )
     found["chosen_right"] = statistics.fmean(chosen_right)
@@ -289,7 +303,7 @@ async def stage(session: Session, counts: tuple[int, int], tokens: int, realloca
     for engine in bench.engines:
         await engine.scheduler("take_added")
     before = await throughput(bench, 1.0)
-    loop = asyncio.create_task(session.reallocator.run()) if reallocate else None
+    loop = asyncio.create_task(session.watch()) if reallocate else None
     after = before
     if reallocate:
         while not session.records and not together.done():

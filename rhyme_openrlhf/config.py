@@ -19,6 +19,7 @@ from rhyme_openrlhf.scheduling.dispatch_settings import DispatchSettings
 from rhyme_openrlhf.scheduling.histopipe_settings import HistoPipeSettings
 from rhyme_openrlhf.scheduling.move_settings import MoveSettings
 from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
+from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.speculation.settings import HISTORY, DraftingSettings, HistoSpecSettings
 
 # Public ids of runs and attempts: as many hexadecimal digits as the control plane's tables keep (api/models.py).
@@ -270,6 +271,7 @@ class RhymeSettings:
     histopipe: HistoPipeSettings = field(default_factory=HistoPipeSettings)
     move: MoveSettings = field(default_factory=MoveSettings)
     reallocation: ReallocationSettings = field(default_factory=ReallocationSettings)
+    tp_switch: TpSwitchSettings = field(default_factory=TpSwitchSettings)
     run: RunSettings = field(default_factory=RunSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
@@ -300,7 +302,7 @@ class RhymeSettings:
     @property
     def samples_move(self) -> bool:
         """Whether samples are kept apart from the engines: asked for, or needed by what moves them."""
-        return self.move.enable or self.reallocation.enable
+        return self.move.enable or self.reallocation.enable or self.tp_switch.enable
 
     @property
     def outlives_engines(self) -> bool:
@@ -334,6 +336,7 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     HistoPipeSettings,
     MoveSettings,
     ReallocationSettings,
+    TpSwitchSettings,
     RunSettings,
     LimitSettings,
     ControlSettings,

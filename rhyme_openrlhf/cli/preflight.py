@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rhyme_openrlhf.cli.preflight_layouts import check_layouts
 from rhyme_openrlhf.cli.preflight_models import (
     PreflightError,
     check_model,
@@ -43,9 +44,11 @@ if not callable(getattr(module, wanted, None)): sys.exit(f"it defines no {wanted
 
 @dataclass(frozen=True)
 class Prompts:
-    """What the checks learned of the training prompts."""
+    """What the checks learned: how many training prompts there are."""
 
     count: int
+    layouts: str = ""
+    """What two layouts take of the memory, "" with one."""
 
 
 def check(args: SimpleNamespace) -> Prompts:
@@ -57,6 +60,7 @@ def check(args: SimpleNamespace) -> Prompts:
     check_profile(args, config, drafting)
     check_source(args, config, drafting)
     _check_reallocation(args)
+    layouts = check_layouts(args, config)
     _check_parts(args)
     _check_pipeline(args)
     _check_reward(args)
@@ -64,7 +68,8 @@ def check(args: SimpleNamespace) -> Prompts:
         _check_prompts("--eval.dataset", args.eval.dataset, args.eval.split, args)
     if not args.data.prompt_dataset:
         raise PreflightError("--data.prompt_dataset is missing: name a file (.jsonl, .parquet, ...) or a data set")
-    return Prompts(_check_prompts("--data.prompt_dataset", args.data.prompt_dataset, args.data.prompt_split, args))
+    count = _check_prompts("--data.prompt_dataset", args.data.prompt_dataset, args.data.prompt_split, args)
+    return Prompts(count, layouts)
 
 
 def _check_engines(args: SimpleNamespace) -> None:
@@ -126,8 +131,9 @@ _NOT_PIPELINED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
         "does not go with --run.reproducible: which weights are newest depends on timing",
     ),
     (
-        lambda a: a.reallocation.enable,
-        "does not go with --reallocation.enable yet: which sample moves is decided by rank groups (--move.enable)",
+        lambda a: a.reallocation.enable or a.tp_switch.enable,
+        "does not go with --reallocation.enable or --tp_switch.enable yet: what moves is decided by rank groups "
+        "(--move.enable)",
     ),
     (
         lambda a: a.move.enable and a.train.agent_func_path,

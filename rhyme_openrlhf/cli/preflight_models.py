@@ -91,10 +91,10 @@ def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings)
         return
     if not args.histospec.enable:
         raise PreflightError(f"{source} needs speculation: leave --no-histospec.enable out")
-    if args.move.enable or args.reallocation.enable:
+    if args.move.enable or args.reallocation.enable or args.tp_switch.enable:
         raise PreflightError(
             f"{source} goes with no moves: a sample's state of {drafting.source} stays in its engine; leave "
-            "--move.enable and --reallocation.enable out, or draft from history"
+            "--move.enable, --reallocation.enable and --tp_switch.enable out, or draft from history"
         )
     if drafting.source not in WITH_MODEL:
         return

@@ -44,8 +44,8 @@ def main(argv: list[str]) -> int:
         prompts = preflight.check(args)
     except (PlatformError, preflight.PreflightError) as error:
         return _refuse(error)
-    for change in changes:
-        print(change)
+    for sentence in [*changes, *filter(None, [prompts.layouts])]:
+        print(sentence)
 
     from rhyme_openrlhf.training.launch import LaunchError, run_training
     from rhyme_openrlhf.training.resume import ResumeError

@@ -117,6 +117,8 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         self._reported = EngineCounters()
         self._traced: frozenset[str] = frozenset()
         self._timeline = EngineTimeline(time.time())
+        # The state of its timeline while it runs nothing.
+        self._rests = "idle"
         kwargs.update(self.plugins(rhyme))
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)
@@ -220,7 +222,7 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
     def _ended(self, request_id: str) -> None:
         self._running.discard(request_id)
         if not self._running:
-            self._timeline.enter("idle", time.time(), self.weight_version)
+            self._timeline.enter(self._rests, time.time(), self.weight_version)
 
     # --- weights
 
@@ -248,7 +250,7 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         finally:
             if was_open:
                 self._may_start.set()
-            self._timeline.enter("generate" if self._running else "idle", time.time(), self.weight_version)
+            self._timeline.enter("generate" if self._running else self._rests, time.time(), self.weight_version)
         return time.time() - started
 
     async def pause_generation(self) -> None:

@@ -40,6 +40,10 @@ class EngineFactory:
         self._made = 0
         self._options: dict[str, Any] = {}
 
+    def use(self, settings: RhymeSettings) -> None:
+        """The next engines are made with these settings."""
+        self._settings = settings
+
     def options(self, **options: Any) -> EngineFactory:
         """Remember Ray's options for the next engine."""
         self._options = options

@@ -146,7 +146,8 @@ class RhymeSamplesGenerator(SamplesGenerator):
             # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
             self._choose_samples(prompts)
         announce(prompts, self.services.history_workers)
-        with self._samples_at_home(), self._by_predicted_work(prompts, **kwargs):
+        lengths = self._last_lengths(prompts)
+        with self._samples_at_home(prompts, lengths, **kwargs), self._by_predicted_work(lengths, **kwargs):
             return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
 
     def start_home(self) -> None:
@@ -158,12 +159,17 @@ class RhymeSamplesGenerator(SamplesGenerator):
         args = self.args
         self._home = HomeActor.remote(
             self.vllm_engines, self.services.settings, args.train.seed, args.train.agent_func_path,
-            args.reward.remote_url, self.services.recorder,
+            args.reward.remote_url, self.services.recorder, self.services.layouts,
         )  # fmt: skip
 
     @contextlib.contextmanager
-    def _samples_at_home(self) -> Iterator[None]:
-        """Within it, upstream sends prompts to the home of samples, if there is one, instead of to the engines."""
+    def _samples_at_home(
+        self, prompts: list[str], lengths: Sequence[Sequence[int]], **generate_kwargs: Any
+    ) -> Iterator[None]:
+        """Within it, upstream sends prompts to the home of samples, if there is one, instead of to the engines.
+
+        `lengths`: of the prompts' last responses, none where that was not asked.
+        """
         if self._home is None:
             yield
             return
@@ -171,23 +177,36 @@ class RhymeSamplesGenerator(SamplesGenerator):
 
         engines = self.vllm_engines
         ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
-        self._home.begin_step.remote(self.step + 1)
-        self.vllm_engines = [
-            door(self._home, number) for number, engine in enumerate(engines) if not isinstance(engine, LostEngine)
-        ]
+        known = {prompt_key(prompt): list(of_prompt) for prompt, of_prompt in zip(prompts, lengths, strict=False)}
+        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        self._home.begin_step.remote(self.step + 1, len(prompts) * samples, known or None)
+        there = [number for number, engine in enumerate(engines) if not isinstance(engine, LostEngine)]
+        if self.services.layouts is not None:
+            # Tail engines get samples from the others only, while there are others.
+            there = [number for number in there if number < self.services.layouts.engines] or there
+        self.vllm_engines = [door(self._home, number) for number in there]
         try:
             yield
         finally:
             self.vllm_engines = engines
 
+    def _last_lengths(self, prompts: list[str]) -> list[Sequence[int]]:
+        """How long the prompts were answered last, where that is known; empty where nothing depends on it."""
+        workers, settings = self.services.history_workers, self.services.settings
+        if not workers:
+            return []
+        spread = len(self.vllm_engines) > 1 and settings.dispatch.by_history
+        if not spread and not settings.tp_switch.enable:
+            return []
+        return list(last_lengths(workers, [prompt_key(prompt) for prompt in prompts], LENGTHS_TIMEOUT_SECONDS))
+
     @contextlib.contextmanager
-    def _by_predicted_work(self, prompts: list[str], **generate_kwargs: Any) -> Iterator[None]:
+    def _by_predicted_work(self, lengths: Sequence[Sequence[int]], **generate_kwargs: Any) -> Iterator[None]:
         """Within it, upstream's prompts go where there is least predicted work, if there is any history."""
-        workers, engines = self.services.history_workers, self.vllm_engines
-        if len(engines) < 2 or not workers or not self.services.settings.dispatch.by_history:
+        engines = self.vllm_engines
+        if len(engines) < 2 or not lengths or not self.services.settings.dispatch.by_history:
             yield
             return
-        lengths = last_lengths(workers, [prompt_key(prompt) for prompt in prompts], LENGTHS_TIMEOUT_SECONDS)
         unfinished = ray.get(
             [engine.get_num_unfinished_requests.remote() for engine in engines], timeout=REPORT_TIMEOUT_SECONDS
         )

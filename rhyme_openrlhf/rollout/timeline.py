@@ -1,13 +1,16 @@
 """One engine's time as intervals, and why it was idle. Pure: times in, intervals out.
 
 Bubbles (docs/architecture.md): engine time in the rollout stage with nothing to run, always with a cause.
-Invariants: intervals are contiguous, never overlap, and are handed out once; an idle interval never crosses the
-border of the rollout stage.
+Invariants: intervals are contiguous, but for times in which the engine's devices are another layout's (ELSEWHERE);
+they never overlap, and are handed out once; an idle interval never crosses the border of the rollout stage.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# Not a state that is told: another engine's timeline has this time.
+ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class EngineTimeline:
         self._version = 0
         self._closed: list[tuple[str, float, float, int]] = []
 
+    @property
+    def state(self) -> str:
+        """What the engine is doing."""
+        return self._state
+
     def enter(self, state: str, now: float, weight_version: int) -> None:
         """The engine is in `state` from `now` on. Entering the same state again only continues it."""
         if state == self._state and weight_version == self._version:
@@ -51,6 +59,8 @@ class EngineTimeline:
         intervals: list[TimelineInterval] = []
         generated = False
         for state, start, end, version in closed:
+            if state == ELSEWHERE:
+                continue
             if state != "idle":
                 cause = "sync" if state == "sync" else ""
                 intervals.append(TimelineInterval(state, start, end, cause, version))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rhyme_openrlhf.latency.predictor import Predictor
+
 
 @dataclass(frozen=True)
 class SampleStatus:
@@ -53,3 +55,10 @@ class EngineStatus:
     tokens_per_second: float = 0.0
     tokens_per_step: float = 1.0
     decode: DecodeMean | None = None
+
+
+def learn(predictor: Predictor, status: EngineStatus) -> None:
+    """Correct step times by the decode steps that an engine has timed."""
+    mean = status.decode
+    if mean is not None and mean.running >= 1:
+        predictor.observe(round(mean.running), round(mean.context), round(mean.drafts), mean.seconds)

@@ -6,9 +6,17 @@ A move takes steps, one at a time; each is an order to one or both engines, and 
                        RESERVED ------stop (recompute)-----> STOPPED ----------start--------------------> RUNNING
 
 The source stages while it goes on generating, and keeps the stopped sample (tokens and KV blocks) until the destination
-has said that it runs it. So until then every fault has an answer that loses nothing. Invariants: `may_generate` names
-the one engine that may generate for the sample, none while it is on the way; a reservation is taken up by the sample
-or released by `cleanup`; a move ends in one of ENDED, whatever is replied.
+has said that it runs it. So until then every fault has an answer that loses nothing.
+
+A move that *hands over* has one step more, `expect`, between `stage` and `stop`: the destination gets the request and
+waits. The source that stops then writes the rest beside the staged blocks, in one piece that is there or not, and with
+it the destination goes on between two of its steps, without another order; `start` only asks whether it has. Which of
+the two may generate while `stop` is not answered is decided by that writing, which the source does after its last step
+for the sample. So a `stop` that may have been followed is undone at the destination first, then at the source.
+
+Invariants: `may_generate` names the one engine that may generate for the sample, none while it is on the way; a
+reservation is taken up by the sample or released by `cleanup`; a move ends in one of ENDED, whatever is replied; the
+source resumes only what the destination does not have (any more).
 
 Faults and their answers:
 
@@ -22,8 +30,9 @@ Faults and their answers:
 - *The KV cache cannot be carried* (the sample was preempted, the buffer is torn or finds no room, the layouts differ):
   recomputed at the destination.
 - *A reply does not come in time*, or an order fails half-way: it is unknown whether the order was followed, so the
-  opposite is ordered: `withdraw` after `start`, `resume` after `stop`. Who does not answer that either counts as lost:
-  whatever it sends of the sample later is thrown away (the keeper numbers a sample's stays).
+  opposite is ordered: `withdraw` after `start` and after a `stop` that hands over, `resume` after `stop`. Who does not
+  answer that either counts as lost: whatever it sends of the sample later is thrown away (the keeper numbers a sample's
+  stays).
 - *Ordered twice*, *to the engine it is on*, *while weights load*, or *between weight versions* (unless the policy
   allows it; then only by recompute, because no KV block made by one version is used by another): refused, and nothing
   was begun.
@@ -65,6 +74,8 @@ class Step(StrEnum):
     """Destination: hold blocks for the sample, by reference, and a seat in the batch."""
     STAGE = "stage"
     """Both: copy the full blocks, while the source goes on."""
+    EXPECT = "expect"
+    """Destination: take the request, and begin when the source hands the sample over. Without it, START begins it."""
     STOP = "stop"
     """Source: generate no more for it, keep it whole, say its tokens, and copy the rest of its blocks out."""
     TRANSFER = "transfer"
@@ -120,6 +131,7 @@ class Move:
 
     `carrier` is how the KV cache gets there as things stand now; `asked_carrier` how it was meant to. `reason`: one
     sentence if it did not go as meant. `source_lost`, `destination_lost`: which engines have failed on the way.
+    `hands_over`: the destination is to expect it; `expected`: it does.
     """
 
     sample: str
@@ -134,6 +146,8 @@ class Move:
     source_lost: bool = False
     destination_lost: bool = False
     sample_ended: bool = False
+    hands_over: bool = False
+    expected: bool = False
 
     @property
     def over(self) -> bool:
@@ -145,7 +159,7 @@ class Move:
         """The one engine that may generate for the sample now, None if there is none.
 
         From the order to start on it is the destination, from the order to resume on the source: what they do before
-        their reply is known counts too.
+        their reply is known counts too. While a source stops that hands over it is the source until it has.
         """
         if self.phase in (Phase.RUNNING, Phase.RECOMPUTED):
             return self.destination
@@ -155,7 +169,9 @@ class Move:
             return None
         if self.step in (Step.START, Step.WITHDRAW):
             return self.destination
-        return self.source if self.step is not Step.TRANSFER else None
+        if self.step is Step.TRANSFER:
+            return self.destination if self.expected else None
+        return self.source
 
     def after(self, reply: Reply, reason: str = "") -> Move:
         """The move after `step` was answered with `reply`; `reason` is kept if this takes it off its way.
@@ -186,7 +202,7 @@ class Move:
 
     def _staged(self, reply: Reply) -> Move:
         if reply is Reply.DONE:
-            return self._at(Phase.STAGING, Step.STOP)
+            return self._at(Phase.STAGING, Step.EXPECT if self.hands_over else Step.STOP)
         if reply is Reply.SOURCE_LOST:
             return self._recomputing(Step.START)
         if reply is Reply.DESTINATION_LOST:
@@ -194,6 +210,16 @@ class Move:
         if reply is Reply.GONE:
             return self._cancelled(sample_ended=True)
         return self._recomputing(Step.STOP)
+
+    def _expecting(self, reply: Reply) -> Move:
+        if reply is Reply.SOURCE_LOST:
+            return self._recomputing(Step.START)
+        if reply is Reply.DESTINATION_LOST:
+            return self._cancelled()
+        if reply is Reply.GONE:
+            return self._cancelled(sample_ended=True)
+        # A destination that may expect it all the same waits for nothing: the source is not told to hand over.
+        return dataclasses.replace(self, step=Step.STOP, expected=reply is Reply.DONE)
 
     def _stopped(self, reply: Reply) -> Move:
         if reply is Reply.DONE:
@@ -203,7 +229,7 @@ class Move:
         if reply is Reply.GONE:
             return self._cancelled(sample_ended=True)
         if reply in (Reply.LATE, Reply.FAILED):
-            return self._resuming()
+            return dataclasses.replace(self, step=Step.WITHDRAW) if self.expected else self._resuming()
         return self._cancelled()
 
     def _transferred(self, reply: Reply) -> Move:
@@ -267,6 +293,7 @@ class Move:
 _NEXT = {
     Step.RESERVE: Move._reserved,
     Step.STAGE: Move._staged,
+    Step.EXPECT: Move._expecting,
     Step.STOP: Move._stopped,
     Step.TRANSFER: Move._transferred,
     Step.START: Move._started,
@@ -286,9 +313,17 @@ class Place:
 
 
 def ask(
-    sample: str, source: Place, destination: Place, carrier: str, *, moving: bool = False, across_versions: bool = False
+    sample: str,
+    source: Place,
+    destination: Place,
+    carrier: str,
+    *,
+    moving: bool = False,
+    across_versions: bool = False,
+    hands_over: bool = False,
 ) -> Move:
-    """Begin a move. `moving`: the sample is being moved already; `across_versions`: weight versions may differ.
+    """Begin a move. `moving`: the sample is being moved already; `across_versions`: weight versions may differ;
+    `hands_over`: if its KV cache is carried, the source hands it over by itself.
 
     Raises MoveRefused, with one sentence, when it must not begin.
     """
@@ -306,4 +341,4 @@ def ask(
                 f"engine {destination.engine} has {destination.weight_version}"
             )
         carrier = RECOMPUTE
-    return Move(sample, source.engine, destination.engine, carrier, carrier)
+    return Move(sample, source.engine, destination.engine, carrier, carrier, hands_over=hands_over)

@@ -4,24 +4,27 @@ KV transfer (PAT 4.3, equation 2, in two stages as RLHFSpec 6.2): all but the la
 runs on, so what it waits for does not depend on its context: the end of the destination's step under way, and the
 destination's first step with it. Recompute (PAT equations 3 and 4): the destination's step under way, and a prefill of
 the whole context beside its decoding samples. Each has a part that no model knows (messages, copies, an engine that
-prefills slower beside others): learnt from the moves that were made.
+prefills slower beside others): learnt from the moves that were made, apart for contexts of each power of two, because
+attention over a long context is off by another factor than a short one's products.
 
-Invariants: what was never measured is not predicted (None); one observation moves a prediction by at most a part of
-what it was off; the carrier chosen is the cheaper one of those predicted.
+Invariants: what was never measured is not predicted (None); a move that met a stall (a garbage collection, a kernel
+that is built, another job) is one observation of several, of which the middle one counts; the carrier chosen is the
+cheaper one of those predicted.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
 
-# Weight of one observation: some ten moves are remembered, so that one beside a burst of prefills is not the rule.
-RATE = 0.2
-# A move that met a stall (a garbage collection, another job) says nothing about the next one.
-MOST_AT_ONCE = math.log(4.0)
+# Moves that are remembered, of each size of context: so few that what has changed is soon known.
+REMEMBERED = 9
 # Of a step under way when an order comes: half is still to go, in the mean.
 UNDER_WAY = 0.5
 
@@ -42,18 +45,19 @@ class MoveCosts:
 
     def __init__(self, transfer: TransferModel | None = None) -> None:
         self.transfer = transfer
-        # Seconds beyond the steps of a KV transfer; and the logarithm of real over profiled prefill.
-        self._extra_s: float | None = None
-        self._slower: float | None = None
+        # By size of context: seconds beyond the steps of a KV transfer; the logarithm of real over profiled prefill.
+        self._extra_s: dict[int, deque[float]] = {}
+        self._slower: dict[int, deque[float]] = {}
 
     def predicted(self, carrier: str, context: int, destination: Destination) -> float | None:
         """Seconds without a token, of a sample with `context` tokens; None if that is not known."""
         if carrier == KV_TRANSFER:
-            return None if self._extra_s is None else self._extra_s + self._steps(destination)
+            extra = nearest(self._extra_s, context)
+            return None if extra is None else extra + self._steps(destination)
         profiled = self._prefill(context, destination)
         if profiled is None:
             return None
-        return UNDER_WAY * destination.step_s + profiled * math.exp(self._slower or 0.0)
+        return UNDER_WAY * destination.step_s + profiled * math.exp(nearest(self._slower, context) or 0.0)
 
     def cheaper(self, context: int, destination: Destination) -> str | None:
         """The carrier with the lower prediction; KV transfer where only its cost is not known yet, None for neither."""
@@ -69,22 +73,13 @@ class MoveCosts:
         """A move by this carrier, as it was in the end, took so many seconds without a token."""
         if carrier == KV_TRANSFER:
             # A sample can meet a step's end at once: never below nothing.
-            extra = max(seconds - self._steps(destination), 0.0)
-            most = math.exp(MOST_AT_ONCE)
-            if self._extra_s is None:
-                self._extra_s = extra
-            else:
-                self._extra_s += RATE * (min(extra, most * max(self._extra_s, destination.next_step_s)) - self._extra_s)
+            _remember(self._extra_s, context, max(seconds - self._steps(destination), 0.0))
             return
         profiled = self._prefill(context, destination)
         if profiled is None:
             return
         real = max(seconds - UNDER_WAY * destination.step_s, 0.1 * seconds)
-        slower = math.log(real / profiled)
-        if self._slower is None:
-            self._slower = slower
-        else:
-            self._slower += RATE * max(-MOST_AT_ONCE, min(MOST_AT_ONCE, slower - self._slower))
+        _remember(self._slower, context, math.log(real / profiled))
 
     @staticmethod
     def _steps(destination: Destination) -> float:
@@ -100,3 +95,17 @@ class MoveCosts:
         # Its chunks share their steps with those that decode there.
         chunks = -(-context // max(destination.step_tokens, 1))
         return max(seconds + chunks * destination.step_s, 1e-6)
+
+
+def _remember(known: dict[int, deque[float]], context: int, value: float) -> None:
+    known.setdefault(context.bit_length(), deque(maxlen=REMEMBERED)).append(value)
+
+
+def nearest(known: Mapping[int, Sequence[float]], context: int) -> float | None:
+    """The middle one of what is known of contexts of this size (of two the lower), or else of the size that is nearest,
+    the larger of two; None for nothing.
+    """
+    if not known:
+        return None
+    size = context.bit_length()
+    return statistics.median_low(known[min(known, key=lambda other: (abs(other - size), -other))])

@@ -1,8 +1,8 @@
 """From what engines report to which samples go where: the threshold kept up to date, and the cooldown (RLHFSpec 6.1).
 
 Invariants: engines of different weight versions, and those that load weights, are not evened out with each other; a
-threshold that was given is used as it is, else it is the knee of the latency model, corrected by the steps that
-engines report; without either nothing moves.
+threshold that was given is used as it is, else it is the knee of the latency model, which whoever hears the engines
+keeps corrected by their steps; without either nothing moves.
 """
 
 from __future__ import annotations
@@ -32,14 +32,6 @@ class ReallocationPolicy:
         self.predictor: Predictor | None = None
         self.threshold = threshold
         """The threshold of the last decision, 0 before there is one."""
-
-    def learn(self, statuses: Sequence[EngineStatus]) -> None:
-        """Correct the latency model by the decode steps that were timed."""
-        for status in statuses:
-            mean = status.decode
-            if self.predictor is not None and mean is not None and mean.running >= 1:
-                running = round(mean.running)
-                self.predictor.observe(running, round(mean.context), round(mean.drafts), mean.seconds)
 
     def decide(self, statuses: Sequence[EngineStatus], numbers: Mapping[str, int]) -> list[Reallocation]:
         """What to move now, if anything.

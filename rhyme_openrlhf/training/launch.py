@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
 from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.telemetry.event_log import follow, read_events
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted, RunStatus
 from rhyme_openrlhf.telemetry.progress import make_display
@@ -41,6 +42,7 @@ from rhyme_openrlhf.training.failure import (
     one_sentence,
     unmasked_interruptions,
 )
+from rhyme_openrlhf.training.layouts import layout_plan
 from rhyme_openrlhf.training.reaper import finish, start_reaper
 from rhyme_openrlhf.training.recorder import Recorder, RunServices
 from rhyme_openrlhf.training.reporting import Reporting
@@ -245,7 +247,16 @@ def _services(job: _Job, recorder: Any) -> RunServices:
     if settings.keeps_history:
         saved = job.checkpoints.resume.history if job.checkpoints.resume is not None else ()
         workers = start_history_workers(settings.history, job.run.history, saved, recorder)
-    return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, job.on_gpus, job.checkpoints)
+    layouts = _layouts(args)
+    return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, job.on_gpus, job.checkpoints, layouts)
+
+
+def _layouts(args: SimpleNamespace) -> LayoutPlan | None:
+    if not args.tp_switch.enable:
+        return None
+    from transformers import AutoConfig
+
+    return layout_plan(args, AutoConfig.from_pretrained(args.actor.model_name_or_path, trust_remote_code=True))
 
 
 def _start_display(run: RunDirectory, mode: str) -> threading.Thread:

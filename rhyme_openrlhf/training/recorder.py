@@ -17,6 +17,7 @@ import ray
 from rhyme_openrlhf.config import RhymeSettings, TelemetrySettings
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.rollout.sample_turns import TURNS
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.telemetry.length_records import length_records
@@ -101,7 +102,9 @@ Recorder = ray.remote(num_cpus=0, runtime_env={"env_vars": WITHOUT_TORCH})(Plain
 
 @dataclass(frozen=True)
 class RunServices:
-    """What every actor of a run may use. Handles are Ray actors; `steps_per_epoch` is None where it can vary."""
+    """What every actor of a run may use. Handles are Ray actors; `steps_per_epoch` is None where it can vary, and
+    `layouts` where there is one.
+    """
 
     settings: RhymeSettings
     recorder: Any
@@ -110,6 +113,7 @@ class RunServices:
     checkpoint_path: str
     on_gpus: bool
     checkpoints: Checkpoints
+    layouts: LayoutPlan | None = None
 
     def record(self, event: Event, source: str) -> None:
         """Send an event to the record, without waiting."""

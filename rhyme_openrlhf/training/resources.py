@@ -23,6 +23,9 @@ class Share:
 def shares(args: SimpleNamespace) -> list[Share]:
     """Who gets which GPUs: every placement group and actor of a run, those with none left out."""
     engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
+    if args.tp_switch.enable and not args.train.colocate_all:
+        # The tail layout's are the same devices, but upstream makes a placement group for every set of engines.
+        engines *= 2
     sizes = {
         "actor": _group(args.actor),
         "reference": _group(args.ref) if args.algo.kl.init_coef > 0 else 0,

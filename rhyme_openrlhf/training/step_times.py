@@ -38,8 +38,22 @@ def install_step_times(
     """
     settings = services.settings
     reallocated = settings.reallocation.enable and not settings.reallocation.threshold
-    if not (settings.drafts_planned or reallocated) or not engines:
+    compared = settings.tp_switch.enable and not settings.tp_switch.samples
+    if not (settings.drafts_planned or reallocated or compared) or not engines:
         return None
+    if services.layouts is None:
+        return _install(engines, services, awake, settings.latency.profile)
+    aligned = services.layouts.engines
+    found = _install(engines[:aligned], services, awake, settings.latency.profile)
+    _install(engines[aligned:], services, awake, settings.tp_switch.profile)
+    return found
+
+
+def _install(
+    engines: Sequence[Any], services: RunServices, awake: Callable[[], AbstractContextManager[None]], asked: str
+) -> Profile | None:
+    """Those of one layout; `asked`: a file, or AUTO."""
+    settings = services.settings
 
     def say(level: NoteLevel, text: str) -> None:
         services.record(Note(level, text), SOURCE)
@@ -50,10 +64,10 @@ def install_step_times(
             # What is kept for later runs is of this machine's own clock, and only that.
             text = profiles.read_text(Path(settings.emulate.profile))
             say("info", f"drafts follow the step times that are emulated, {settings.emulate.profile}")
-        elif settings.latency.profile == AUTO:
+        elif asked == AUTO:
             text = _kept_or_quick(first, say, awake)
         else:
-            path = Path(settings.latency.profile)
+            path = Path(asked)
             text = profiles.read_text(path)
             profiles.parse(text, f"the profile {path}").check_fits(first.subject(), str(path))
             say("info", f"drafts follow the step times of {path}")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.rollout.timeline import EngineTimeline, TimelineInterval
+from rhyme_openrlhf.rollout.timeline import ELSEWHERE, EngineTimeline, TimelineInterval
 
 
 def test_a_whole_stage() -> None:
@@ -57,3 +57,17 @@ def test_intervals_are_contiguous_and_handed_out_once(
     assert all(interval.start < interval.end for interval in taken)
     assert taken[0].start == 0.0 and taken[-1].end == end + 5
     assert all(bool(interval.cause) == (interval.state != "generate") for interval in taken)
+
+
+def test_time_in_which_its_devices_are_another_layouts_is_in_no_interval() -> None:
+    timeline = EngineTimeline(0.0)
+    timeline.enter(ELSEWHERE, 1.0, 0)
+    timeline.enter("switch", 12.0, 0)
+    timeline.enter("generate", 13.0, 0)
+    timeline.enter(ELSEWHERE, 15.0, 0)
+    assert timeline.state == ELSEWHERE
+    assert timeline.take(10.0, 20.0) == [
+        TimelineInterval("idle", 0.0, 1.0, "trainer", 0),
+        TimelineInterval("switch", 12.0, 13.0, "", 0),
+        TimelineInterval("generate", 13.0, 15.0, "", 0),
+    ]

@@ -7,7 +7,7 @@ import pytest
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
 from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
-from rhyme_openrlhf.scheduling.move_costs import Destination, MoveCosts
+from rhyme_openrlhf.scheduling.move_costs import Destination, MoveCosts, nearest
 
 BUSY = Destination(0.02, 0.02, 2048)
 IDLE = Destination(0.0, 0.01, 2048)
@@ -56,3 +56,22 @@ def test_the_cheaper_one_is_chosen() -> None:
     # Of a transfer nothing is known yet: as if it cost its steps alone.
     assert MoveCosts(transfer()).cheaper(50, IDLE) == RECOMPUTE
     assert MoveCosts(transfer()).cheaper(500, IDLE) == KV_TRANSFER
+
+
+def test_what_is_learnt_of_long_contexts_is_not_what_is_of_short_ones() -> None:
+    costs = MoveCosts()
+    costs.learn(KV_TRANSFER, 300, BUSY, 0.02)
+    costs.learn(KV_TRANSFER, 4100, BUSY, 0.05)
+    steps = BUSY.step_s / 2 + BUSY.next_step_s
+    assert costs.predicted(KV_TRANSFER, 4200, BUSY) == pytest.approx(max(0.05, steps))
+    assert costs.predicted(KV_TRANSFER, 310, BUSY) == pytest.approx(max(0.02, steps))
+    # Of what was not seen, the nearest size.
+    assert costs.predicted(KV_TRANSFER, 100, BUSY) == costs.predicted(KV_TRANSFER, 310, BUSY)
+    assert nearest({8: [1.0], 10: [7.0, 2.0, 1.0]}, 1 << 8) == 2.0 and nearest({}, 5) is None
+
+
+def test_a_stall_at_the_beginning_is_soon_forgotten() -> None:
+    costs = MoveCosts(transfer())
+    for seconds in (3.0, 0.4, 0.41, 0.39):
+        costs.learn(RECOMPUTE, 4096, IDLE, seconds)
+    assert costs.predicted(RECOMPUTE, 4096, IDLE) == pytest.approx(0.4, rel=0.03)

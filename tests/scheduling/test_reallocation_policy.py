@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, SampleStatus
+from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, SampleStatus, learn
 from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
 
 
@@ -55,9 +55,8 @@ def test_the_threshold_follows_what_steps_really_take() -> None:
     policy.decide([full, empty], numbers(full, empty))
     before = policy.threshold
     for _ in range(60):
-        policy.learn(
-            [status(0, 30, decode=DecodeMean(20, 2000, 0, 0.045)), status(1, 1, decode=DecodeMean(1, 1, 0, 0.01))]
-        )
+        for mean in (DecodeMean(20, 2000, 0, 0.045), DecodeMean(1, 1, 0, 0.01)):
+            learn(policy.predictor, status(0, 30, decode=mean))
     later = status(0, 30, decode_steps=2000)
     policy.decide([later, empty], numbers(later, empty))
     assert before == 16 and policy.threshold < before

@@ -15,6 +15,7 @@ def run(**changes: object) -> NS:
         critic=NS(num_nodes=1, num_gpus_per_node=2, model_name_or_path=None),
         reward=NS(num_nodes=1, num_gpus_per_node=2, remote_url=["reward.py"]),
         algo=NS(kl=NS(init_coef=0.01)),
+        tp_switch=NS(enable=False),
         train=NS(colocate_all=False, async_enable=False, colocate_actor_ref=False, colocate_critic_reward=False),
     )
     for path, value in changes.items():
@@ -30,6 +31,9 @@ def run(**changes: object) -> NS:
     ("changes", "gpus"),
     [
         ({}, 4 + 4 + 4),
+        # Its own placement group for as many pretended devices; colocated it takes none.
+        ({"tp_switch__enable": True}, 8 + 4 + 4),
+        ({"tp_switch__enable": True, "train__colocate_all": True}, 4),
         ({"algo__kl__init_coef": 0}, 4 + 4),
         ({"train__colocate_actor_ref": True}, 4 + 4),
         ({"critic__model_name_or_path": "m"}, 12 + 2),

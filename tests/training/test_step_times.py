@@ -67,7 +67,9 @@ def install(monkeypatch: pytest.MonkeyPatch, engines: list[FormulaEngine], **set
     """What the run says while its engines get their profile."""
     said: list[str] = []
     services = SimpleNamespace(
-        settings=RhymeSettings(**settings), record=lambda note, source: said.append(f"{note.level}: {note.text}")
+        layouts=None,
+        settings=RhymeSettings(**settings),
+        record=lambda note, source: said.append(f"{note.level}: {note.text}"),
     )
     monkeypatch.setattr(step_times, "RemoteEngine", lambda actor, limit_s: actor)
 

@@ -12,6 +12,7 @@ from rhyme_openrlhf.rollout.moves.home import SampleHome  # first: installs the 
 import ray  # isort: skip
 
 from rhyme_openrlhf.rollout.moves.engine_port import RayEngine
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.telemetry.events import Event
 
 SOURCE = "home"
@@ -23,14 +24,21 @@ class PlainHomeActor(SampleHome):
     """`engines`: handles of MovableEngine actors; `recorder`: the run's, which is told without waiting."""
 
     def __init__(
-        self, engines: list[Any], rhyme: RhymeSettings, run_seed: int, agent: str | None, reward: Any, recorder: Any
+        self,
+        engines: list[Any],
+        rhyme: RhymeSettings,
+        run_seed: int,
+        agent: str | None,
+        reward: Any,
+        recorder: Any,
+        plan: LayoutPlan | None = None,
     ) -> None:
         ports = {number: RayEngine(number, handle) for number, handle in enumerate(engines)}
 
         def record(event: Event) -> None:
             recorder.write.remote(event, SOURCE, time.time())
 
-        super().__init__(ports, rhyme, run_seed, agent, reward, record)
+        super().__init__(ports, rhyme, run_seed, agent, reward, record, plan)
 
 
 # On the caller's node, and not counted: it waits for engines and reward functions.

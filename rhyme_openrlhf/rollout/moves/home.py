@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -25,15 +25,17 @@ import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
 
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, EnginePort
+from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
+from rhyme_openrlhf.rollout.moves.home_watch import HomeWatch
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
-from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
 from rhyme_openrlhf.rollout.moves.travel import LOADS, SampleRequest
 from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_settings import AUTO
-from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, Note, SampleMoved
+from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
 from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 
 
@@ -48,6 +50,9 @@ class _InTurn:
 _in_turn: ContextVar[_InTurn | None] = ContextVar("in_turn", default=None)
 # Instead of the name under which an engine's scheduler would note the drafts of a kept sample.
 AT_HOME = "at home"
+# An engine goes on with what was handed over to it by itself; asked at once, it would have to share its processors with
+# the question in just the sample's first step there.
+ASK_AFTER_SECONDS = 0.02
 OUTCOMES: Mapping[Phase, MoveOutcome] = {
     Phase.RUNNING: "moved",
     Phase.RECOMPUTED: "recomputed",
@@ -60,6 +65,7 @@ class SampleHome:
     """All samples of a run.
 
     `record(event)`: where events go. `agent`, `reward`: OpenRLHF's --train.agent_func_path and --reward.remote_url.
+    `plan`: the engines' layouts, None if there is one.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class SampleHome:
         agent: str | None,
         reward: Any,
         record: Any,
+        plan: LayoutPlan | None = None,
     ) -> None:
         self.rhyme = rhyme
         self._run_seed = run_seed
@@ -80,15 +87,26 @@ class SampleHome:
             self.executor: Any = upstream._load_agent_executor(agent)
         else:
             self.executor = CheckedExecutor(reward, rhyme.limits.reward_s)
+        spare = [number for number, layout in plan.layouts().items() if layout] if plan is not None else []
         # In a pipelined run the controller has prompt groups of an engine that is gone generated again, as a whole.
-        self._keeper = SampleKeeper(ports, rhyme.move.news_s, self._restarted, not rhyme.histopipe.enable)
-        self._mover = Mover(self._keeper, KvBufferStore(), self._choose, rhyme.move.timeout_s, self._moved)
+        restarts = not rhyme.histopipe.enable
+        self._keeper = SampleKeeper(ports, rhyme.move.news_s, self._restarted, restarts, spare)
+        self._mover = Mover(
+            self._keeper, KvBufferStore(), self._choose, rhyme.move.timeout_s, self._moved, ASK_AFTER_SECONDS
+        )
         self._nodes: dict[int, str] = {}
-        self.reallocator: Reallocator | None = None
-        """None if samples are not reallocated."""
-        self._loop: asyncio.Task[None] | None = None
-        if rhyme.reallocation.enable:
-            self.reallocator = Reallocator(rhyme.reallocation, self._keeper, self.move, self._warn)
+        # Samples of the step that are still to come.
+        self._awaited = 0
+        self._watch: HomeWatch | None = None
+        if HomeWatch.is_needed(rhyme):
+            self._watch = HomeWatch(
+                rhyme, plan, self._keeper, self.move, record, lambda: self._step, lambda: self._awaited <= 0
+            )
+
+    @property
+    def reports(self) -> EngineReports | None:
+        """What engines report; None where nothing moves samples by itself."""
+        return None if self._watch is None else self._watch.reports
 
     async def open(self) -> None:
         """Begin to listen to the engines, unless that is done; needs a running event loop."""
@@ -99,28 +117,24 @@ class SampleHome:
             with contextlib.suppress(EngineLost):
                 self._nodes[number] = await engine.port.call("node_id")
         self._keeper.start()
-        if self.reallocator is not None:
-            self._loop = asyncio.create_task(self.reallocator.run())
-            self._loop.add_done_callback(self._reallocation_ended)
+        if self._watch is not None:
+            await self._watch.open(self._nodes)
 
     def close(self) -> None:
         """Listen no more, and move nothing."""
         self._keeper.stop()
-        if self.reallocator is not None and self._loop is not None:
-            self._loop.cancel()
-            self.reallocator.stop()
+        if self._watch is not None:
+            self._watch.close()
 
-    def _reallocation_ended(self, loop: asyncio.Task[None]) -> None:
-        error = None if loop.cancelled() else loop.exception()
-        if error is not None:
-            self._warn(f"no sample is reallocated any more: {type(error).__name__}: {error}")
+    def begin_step(self, step: int, samples: int = 0, lengths: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Samples from now on are of this training step; so many more of them come.
 
-    def _warn(self, sentence: str) -> None:
-        self._record(Note("warning", sentence))
-
-    def begin_step(self, step: int) -> None:
-        """Samples from now on are of this training step."""
+        `lengths`: how long prompts (`prompt_key`) were answered before; None: as was said last.
+        """
         self._step = step
+        self._awaited += samples
+        if lengths is not None and self._watch is not None and self._watch.switcher is not None:
+            self._watch.switcher.know_lengths(lengths)
 
     def trace_prompts(self, keys: list[str]) -> None:
         """From now on keep the responses to these prompts (`prompt_key`), and to no others."""
@@ -180,6 +194,7 @@ class SampleHome:
             response[TURNS] = identity.turns
             return response
 
+        self._awaited -= num_samples
         # gather() runs each coroutine in a task with its own copy of the context.
         return list(await asyncio.gather(*(one(sample) for sample in range(num_samples))))
 
@@ -216,8 +231,8 @@ class SampleHome:
 
     def _choose(self, context: int, source: int, destination: int) -> Choice:
         carrier, known, costs = self.rhyme.move.carrier, None, None
-        if self.reallocator is not None:
-            known, costs = self.reallocator.destination(destination, context), self.reallocator.costs
+        if self.reports is not None:
+            known, costs = self.reports.destination(destination, context), self.reports.costs
         if carrier == AUTO:
             # A buffer is on one node.
             near = self._nodes.get(source) == self._nodes.get(destination)
@@ -230,8 +245,8 @@ class SampleHome:
 
     def _moved(self, done: MoveRecord) -> None:
         move, known = done.move, done.choice.destination
-        if self.reallocator is not None and known is not None and done.downtime and move.phase is Phase.RUNNING:
-            self.reallocator.costs.learn(move.carrier, done.tokens, known, done.downtime)
+        if self.reports is not None and known is not None and done.downtime and move.phase is Phase.RUNNING:
+            self.reports.costs.learn(move.carrier, done.tokens, known, done.downtime)
         self._record(
             SampleMoved(
                 self._step,

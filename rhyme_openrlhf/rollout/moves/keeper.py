@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,8 @@ class SampleKeeper:
     """All samples of some engines. Used from one event loop; `start` before the first sample.
 
     `hear_s`: seconds between two news of an engine in which nothing finished. `on_restart(sample, lost engine, new
-    engine)`: told of each sample that an engine's death has sent elsewhere.
+    engine)`: told of each sample that an engine's death has sent elsewhere. `spare`: engines that samples are restarted
+    on only if there are no others.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class SampleKeeper:
         hear_s: float,
         on_restart: Callable[[KeptSample, int, int], None] = lambda sample, lost, new: None,
         restarts: bool = True,
+        spare: Collection[int] = (),
     ) -> None:
         self.engines = {number: KnownEngine(port) for number, port in ports.items()}
         self._hear_s = hear_s
         self._on_restart = on_restart
         self._restarting = restarts
+        self._spare = frozenset(spare)
         self._samples: dict[str, KeptSample] = {}
         self._numbers = itertools.count()
         self._ears: list[asyncio.Task[None]] = []
@@ -135,9 +138,12 @@ class SampleKeeper:
                 if self.engines[engine].alive:
                     # It loads weights.
                     await asyncio.sleep(self._hear_s)
-                engine = min(lives, key=lambda number: len(self.samples(number)))
+                engine = min(lives, key=self._load)
         finally:
             sample.moving = False
+
+    def _load(self, engine: int) -> tuple[bool, int]:
+        return engine in self._spare, len(self.samples(engine))
 
     async def _begin(self, sample: KeptSample, engine: int) -> bool:
         known = self.engines[engine]
@@ -227,7 +233,7 @@ class SampleKeeper:
             sample.answer.set_exception(EngineLost(f"engine {engine} is gone, and sample {sample.name} with it"))
 
     async def _restart(self, sample: KeptSample, lost: int | None) -> None:
-        first = min(self.engines, key=lambda number: (not self.engines[number].alive, len(self.samples(number))))
+        first = min(self.engines, key=lambda number: (not self.engines[number].alive, self._load(number)))
         await self.begin(sample, first)
         if sample.engine is not None and lost is not None:
             self._on_restart(sample, lost, sample.engine)

@@ -1,9 +1,9 @@
 """Where KV blocks lie between two engines: one contiguous buffer in (layer, block) order (RLHFSpec, section 6).
 
-A buffer is for one sample. It holds all KV heads, so engines of any tensor-parallel size write and read their own
-(`heads.py`): resharding is which heads a rank copies. A worker opens it by its plain description. `shared_memory` is
-what there is: a file on tmpfs, for engines of one node. CUDA IPC, NCCL and Ray's object store are other openers of a
-tensor of the same shape; none is written yet.
+A buffer is for one sample, and has room for its handover behind the blocks. It holds all KV heads, so engines of any
+tensor-parallel size write and read their own (`heads.py`): resharding is which heads a rank copies. A worker opens it
+by its plain description. `shared_memory` is what there is: a file on tmpfs, for engines of one node. CUDA IPC, NCCL and
+Ray's object store are other openers of a tensor of the same shape; none is written yet.
 
 Invariants: a buffer's owner makes and removes it, workers only open it; no room on the tmpfs is an OSError of the
 worker that writes, not a bus error; a buffer whose owner is gone is removed when the next store starts.
@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from rhyme_openrlhf.rollout.moves import handover
+from rhyme_openrlhf.rollout.moves.handover import Handover
 from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
 
 PREFIX = "rhyme-move"
@@ -64,13 +66,23 @@ class KvBuffer:
     def from_plain(cls, plain: dict[str, Any]) -> KvBuffer:
         return cls(**{**plain, "layout": KvLayout(**plain["layout"])})
 
+    @property
+    def handover_offset(self) -> int:
+        """Where in the file the sample is handed over (handover.py): behind the blocks."""
+        return self.layout.layers * self.rows * self.layout.block_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.handover_offset + handover.room_bytes(self.rows * self.layout.block_size)
+
     def open(self) -> torch.Tensor:
         """The buffer, [layers, rows, heads, block_size, width]. Raises OSError if it is not there (any more)."""
         layout = self.layout
         shape = (layout.layers, self.rows, layout.heads, layout.block_size, layout.width)
-        size = layout.layers * self.rows * layout.block_bytes
-        if os.stat(self.path).st_size != size:
-            raise OSError(f"the buffer {self.path} is not of {size} bytes")
+        size = self.handover_offset
+        if os.stat(self.path).st_size != self.file_bytes:
+            raise OSError(f"the buffer {self.path} is not of {self.file_bytes} bytes")
         flat = torch.from_file(
             self.path, shared=True, size=size // layout.item_bytes, dtype=getattr(torch, layout.dtype)
         )
@@ -96,11 +108,25 @@ class KvBufferStore:
 
     def make(self, layout: KvLayout, rows: int) -> KvBuffer:
         """A new buffer for `rows` blocks; it takes up memory only as it is written. Raises OSError."""
-        path = self._folder / f"{self._name}{uuid.uuid4().hex}"
-        with open(path, "xb") as file:
-            file.truncate(layout.layers * rows * layout.block_bytes)
-        return KvBuffer(str(path), rows, layout)
+        buffer = KvBuffer(str(self._folder / f"{self._name}{uuid.uuid4().hex}"), rows, layout)
+        with open(buffer.path, "xb") as file:
+            file.truncate(buffer.file_bytes)
+        return buffer
 
     def remove(self, buffer: KvBuffer) -> None:
         """Remove a buffer; who has it open may go on reading. Safe to do twice."""
         Path(buffer.path).unlink(missing_ok=True)
+
+
+def write_handover(buffer: KvBuffer, handed: Handover) -> str:
+    """Hand a buffer's sample over; "" or why not."""
+    try:
+        handover.write(buffer.path, buffer.handover_offset, handed)
+    except OSError as error:
+        return f"the sample was not handed over: {error}"
+    return ""
+
+
+def read_handover(buffer: KvBuffer) -> Handover | None:
+    """What was handed over with a buffer's sample; None if nothing is, or the buffer is gone."""
+    return handover.read(buffer.path, buffer.handover_offset)

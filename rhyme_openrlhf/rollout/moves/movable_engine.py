@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.config import RhymeSettings
@@ -25,6 +25,7 @@ from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from rhyme_openrlhf.rollout.moves.expecting_engine import ExpectingEngine
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvLayout
 from rhyme_openrlhf.rollout.moves.resumed_outputs import ResumedOutputs, generated
 from rhyme_openrlhf.rollout.moves.travel import (
@@ -49,8 +50,6 @@ ABORTED = "abort"
 # The engine core and vLLM's frontend differ by the steps whose output is on its way between them.
 CATCH_UP_SECONDS = 10.0
 CATCH_UP_POLL_SECONDS = 0.001
-# Only a record waits for it.
-FIRST_TOKEN_POLL_SECONDS = 0.02
 
 
 @dataclass
@@ -59,10 +58,10 @@ class _Here:
 
     request: SampleRequest
     told: int
-    task: asyncio.Task[Any] | None = field(default=None)
+    task: asyncio.Task[Any] | None = None
 
 
-class MovableEngine(RhymeRolloutActor):
+class MovableEngine(ExpectingEngine, RhymeRolloutActor):
     """One vLLM engine whose samples can move."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
@@ -72,6 +71,7 @@ class MovableEngine(RhymeRolloutActor):
         self._dead = False
         self._step_times = ""
         self._rooms_lock = asyncio.Lock()
+        self._expected: dict[str, str] = {}
         await super().__init__(*args, **kwargs)
         self._outputs = ResumedOutputs(self.llm)
 
@@ -100,6 +100,10 @@ class MovableEngine(RhymeRolloutActor):
         `room`: the reservation it takes up, in which the KV cache of the first `computed` tokens lies once `rest` is
         copied in.
         """
+        if (gone_on := await self.go_on(place, progress)) is not None:
+            if progress is not None and place in self._here:
+                self._here[place].told = len(progress.tokens)
+            return gone_on
         if place in self._here or place in self._finished:
             return Started()
         if refused := self._refuses(progress):
@@ -112,12 +116,38 @@ class MovableEngine(RhymeRolloutActor):
                 return Started(refused)
             # Not waited for: the scheduler meets both between the same two steps, the rest first.
             importing = None if rest is None else asyncio.create_task(self._import(room, rest))
-            here.task = asyncio.create_task(self._generate(place, request, progress, room, computed))
-            here.task.add_done_callback(functools.partial(self._over, place))
+            arrival = None if progress is None else Arrival(progress.tokens, room, computed, progress.generator)
+            here.task = self._begin_sample(place, request, progress, arrival)
             while room and not here.task.done() and self._outputs.state(place) is None:
                 await asyncio.sleep(CATCH_UP_POLL_SECONDS)
         # Outside of the lock: others that come are not to wait for the end of this step, one after the other.
         return Started(not_carried="" if importing is None else await importing)
+
+    def _begin_sample(
+        self, place: str, request: SampleRequest, progress: Progress | None, arrival: Arrival | None
+    ) -> asyncio.Task[Any]:
+        task = asyncio.create_task(self._generate(place, request, progress, arrival))
+        task.add_done_callback(functools.partial(self._over, place))
+        return task
+
+    async def expect_sample(
+        self, place: str, request: SampleRequest, buffer: KvBuffer, first: int, weight_version: int
+    ) -> str:
+        """Begin this sample when it is handed over in `buffer`, whose rows from `first` on are then copied into the
+        reservation of its name; "" or why not.
+        """
+        if place in self._here:
+            return ""
+        here = self._here[place] = _Here(request, 0)
+        async with self._rooms_lock:
+            progress = Progress(weight_version=weight_version)
+            if refused := self._refuses(progress):
+                del self._here[place]
+                return refused
+            arrival = Arrival((), place, buffer=buffer.to_plain(), first=first)
+            self._outputs.hold(place)
+            here.task = self._begin_sample(place, request, progress, arrival)
+            return await self.expect(place)
 
     def _refuses(self, progress: Progress | None) -> str:
         """Why a sample that has come to `progress` cannot go on here now, or ""."""
@@ -134,18 +164,6 @@ class MovableEngine(RhymeRolloutActor):
         answer: str = await self.call_scheduler("import_rows", room, rest.buffer.to_plain(), rest.first, rest.end)
         return answer
 
-    async def first_token_at(self, place: str, wait_s: float) -> float | None:
-        """When a sample that came here had its first token here, unix seconds; None if it has none after `wait_s`."""
-        limit = asyncio.get_running_loop().time() + wait_s
-        state = self._outputs.state(place)
-        if state is None:
-            return None
-        while (at := await self.call_scheduler("take_first_token", state.request_id)) is None:
-            if place not in self._here or asyncio.get_running_loop().time() > limit:
-                return None
-            await asyncio.sleep(FIRST_TOKEN_POLL_SECONDS)
-        return float(at)
-
     def _over(self, place: str, task: asyncio.Task[Any]) -> None:
         """A sample's task is done: its keeper is to know the output, or what ended it."""
         del self._here[place]
@@ -160,18 +178,18 @@ class MovableEngine(RhymeRolloutActor):
         self._news.set()
 
     async def _generate(
-        self, place: str, request: SampleRequest, progress: Progress | None, room: str, computed: int
+        self, place: str, request: SampleRequest, progress: Progress | None, arrival: Arrival | None
     ) -> Any:
         if request.history is None:
-            return await self._output(place, request, progress, room, computed)
+            return await self._output(place, request, progress, arrival)
         self._in_flight.begin(request.history)
         try:
-            return await self._output(place, request, progress, room, computed)
+            return await self._output(place, request, progress, arrival)
         finally:
             await self._in_flight.end(request.history)
 
     async def _output(
-        self, place: str, request: SampleRequest, progress: Progress | None, room: str, computed: int
+        self, place: str, request: SampleRequest, progress: Progress | None, arrival: Arrival | None
     ) -> Any:
         if progress is None:
             await self._may_start.wait()
@@ -187,10 +205,11 @@ class MovableEngine(RhymeRolloutActor):
         if request.history is not None:
             extra[PROMPT_KEY], fetch = self._in_flight.turn(request.history, request.turn)
             await self._wait_for_history(fetch)
-        if progress is not None:
-            extra[ARRIVED] = Arrival(progress.tokens, room, computed, progress.generator).to_plain()
+        if progress is not None and arrival is not None:
+            extra[ARRIVED] = arrival.to_plain()
             extra[WINDOW] = progress.window
-            self._outputs.expect(place, progress)
+            if arrival.buffer is None:
+                self._outputs.expect(place, progress)
         parameters.extra_args = extra
         self._started(place)
         try:
@@ -229,14 +248,18 @@ class MovableEngine(RhymeRolloutActor):
             await self.llm.abort(place)
             if here.task is not None:
                 await asyncio.wait([here.task], timeout=CATCH_UP_SECONDS)
+        self._expected.pop(place, None)
         self._finished.pop(place, None)
 
     # --- source
 
-    async def stop_sample(self, place: str, buffer: KvBuffer | None = None, first: int = 0) -> Stopped | None:
+    async def stop_sample(
+        self, place: str, buffer: KvBuffer | None = None, first: int = 0, hand_over: bool = False
+    ) -> Stopped | None:
         """Generate no more for a sample, and keep it; None if it is not here, or has finished.
 
-        With a `buffer` its blocks from number `first` on are copied there. Raises TimeoutError if vLLM's frontend does
+        With a `buffer` its blocks from number `first` on are copied there, and with `hand_over` the engine that expects
+        the sample goes on with it. Raises TimeoutError if vLLM's frontend does
         not get to know its last tokens.
         """
         plain = None if buffer is None else buffer.to_plain()
@@ -244,7 +267,7 @@ class MovableEngine(RhymeRolloutActor):
         if state is None:
             return None
         limit = asyncio.get_running_loop().time() + CATCH_UP_SECONDS
-        answer = await self.call_scheduler("stop_sample", state.request_id, plain, first)
+        answer = await self.call_scheduler("stop_sample", state.request_id, plain, first, hand_over)
         while answer is None or state.detokenizer.num_output_tokens() < answer["output"]:
             if self._outputs.state(place) is not state:
                 # It finished; or the frontend met a stop string in tokens that were on their way.
@@ -253,12 +276,9 @@ class MovableEngine(RhymeRolloutActor):
                 raise TimeoutError(f"waited {CATCH_UP_SECONDS:g} s for the last tokens of sample {place}")
             await asyncio.sleep(CATCH_UP_POLL_SECONDS)
             if answer is None:
-                answer = await self.call_scheduler("stop_sample", state.request_id, plain, first)
-        generator = None
-        if self._here[place].request.parameters.seed is not None:
-            generator = (await self.llm.collective_rpc("rhyme_generator_state", args=(state.request_id,)))[0]
+                answer = await self.call_scheduler("stop_sample", state.request_id, plain, first, hand_over)
         tokens, log_probs = generated(state)
-        progress = Progress(tokens, log_probs, generator, answer["window"], self.weight_version)
+        progress = Progress(tokens, log_probs, answer["generator"], answer["window"], self.weight_version)
         return Stopped(progress, answer["computed"], answer["blocks"], answer["problem"], answer["at"])
 
     async def resume_sample(self, place: str) -> bool:

@@ -59,6 +59,10 @@ class MovablePipelineEngine(PipelineEngine, MovableEngine):
             self._left(place)
         return started
 
+    async def expect_sample(self, *order: Any) -> str:
+        """Never: a sample belongs to a turn from its start on, so what comes here is started by order."""
+        return "a pipelined engine expects no sample before it is started there"
+
     def _guest(self, group: Group) -> TurnCall:
         current = self._turns.current
         assert current is not None, "a sample came to an engine that has not begun"

@@ -68,7 +68,8 @@ class Mover:
     """Moves the samples of a keeper. `choose(context, source, destination)` says how a sample of that many tokens
     is carried.
 
-    `limit_s`: seconds that one call to an engine may take. `record`: told of each move that is over.
+    `limit_s`: seconds that one call to an engine may take. `record`: told of each move that is over. `ask_after_s`:
+    seconds after which an engine is asked whether it has gone on with what was handed over to it.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class Mover:
         choose: Callable[[int, int, int], Choice],
         limit_s: float,
         record: Callable[[MoveRecord], None] = lambda record: None,
+        ask_after_s: float = 0.0,
     ) -> None:
         self._keeper = keeper
         self._store = store
         self._choose = choose
         self._limit_s = limit_s
         self._record = record
+        self._ask_after_s = ask_after_s
         self._layouts: dict[int, KvLayout | str] = {}
 
     async def move(
@@ -103,6 +106,7 @@ class Mover:
             choice.carrier,
             moving=sample.moving,
             across_versions=across_versions,
+            hands_over=True,
         )
         sample.moving, sample.incoming = True, sample.new_place()
         way = _Way(sample, sample.place, sample.incoming, across_versions=across_versions)
@@ -149,6 +153,7 @@ class Mover:
         step: Any = {
             Step.RESERVE: self._reserve,
             Step.STAGE: self._stage,
+            Step.EXPECT: self._expect,
             Step.STOP: self._stop,
             Step.TRANSFER: self._transfer,
             Step.START: self._start,
@@ -214,8 +219,15 @@ class Mover:
         problem = await self._call(move.source, "export_kv", way.left, kv, way.buffer, 0)
         return problem or await self._call(move.destination, "import_kv", way.room, way.buffer, 0, len(kv.blocks))
 
+    async def _expect(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        version = self._keeper.engines[move.source].weight_version
+        refused = await self._call(
+            move.destination, "expect_sample", way.room, way.sample.request, way.buffer, way.staged, version
+        )
+        return (Reply.REFUSED if refused else Reply.DONE), refused
+
     async def _stop(self, move: Move, way: _Way) -> tuple[Reply, str]:
-        carried = (way.buffer, way.staged) if move.carrier == KV_TRANSFER else ()
+        carried = (way.buffer, way.staged, move.expected) if move.carrier == KV_TRANSFER else ()
         way.stopped = await self._call(move.source, "stop_sample", way.left, *carried)
         if way.stopped is None:
             return Reply.GONE, "the sample ended"
@@ -234,6 +246,8 @@ class Mover:
 
     async def _start(self, move: Move, way: _Way) -> tuple[Reply, str]:
         sample = way.sample
+        if move.expected and move.phase is Phase.TRANSFERRED:
+            await asyncio.sleep(self._ask_after_s)
         computed = way.computed if move.carrier == KV_TRANSFER else 0
         if way.stopped is None:
             sample.known = self._keeper.restartable(sample)

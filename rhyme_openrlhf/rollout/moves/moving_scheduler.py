@@ -2,7 +2,8 @@
 
 At the source a sample can be stopped and kept: it is in no queue, so it is not scheduled, but it is a request like any
 other with its KV blocks. At the destination blocks and a seat in the batch are held for a sample that is to come, by
-reference: nobody else gets them. A sample that comes is a new request whose first response tokens are there already.
+reference: nobody else gets them. A sample that comes is a new request whose first response tokens are there already;
+one that is expected becomes that between two steps, as soon as its engine has handed it over (handover.py).
 
 Invariants: every order may be given twice; a sample that was stopped while it ran and a reservation each keep one seat
 free (`max_num_running_reqs`), so that there is always one to go on with; no KV block survives a reset of the prefix
@@ -15,23 +16,33 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
+from rhyme_openrlhf.rollout.moves.handover import Handover
+from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, read_handover, write_handover
 from rhyme_openrlhf.rollout.moves.status_figures import StatusFigures
-from rhyme_openrlhf.rollout.moves.travel import Arrival
-from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
+from rhyme_openrlhf.rollout.moves.travel import ARRIVED, Arrival
+from rhyme_openrlhf.rollout.request_keys import UNCOUNTED, WINDOW
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler, MeteredScheduler, Metering, extra_arguments
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.live_texts import Came
 
 OF_MOVES = (
     "can_carry_kv", "hold_room", "release_room", "room_blocks", "import_rows", "full_blocks", "stop_sample",
-    "resume_sample", "rooms", "seats", "take_first_token", "status",
+    "resume_sample", "rooms", "seats", "take_first_token", "status", "expects", "gone_on",
 )  # fmt: skip
-# Of arrivals whose first token nobody asked for.
-FIRST_TOKENS_KEPT = 1024
+# Of arrivals whose first token, or whose handover, nobody asked for.
+ARRIVALS_KEPT = 1024
+
+
+def keep(of: dict[str, Any], request_id: str, value: Any) -> None:
+    """Note something of an arrival, for the last ARRIVALS_KEPT of them."""
+    of[request_id] = value
+    while len(of) > ARRIVALS_KEPT:
+        del of[next(iter(of))]
 
 
 class MovingScheduler(Metering, Scheduler):
@@ -46,6 +57,10 @@ class MovingScheduler(Metering, Scheduler):
         self._filled: dict[str, int] = {}
         # Stopped requests, and whether each keeps a seat: one that had none yet must not take another's.
         self._stopped: dict[str, bool] = {}
+        # Arrivals that are handed over by their engines, before that; and how those fared that were: the response
+        # tokens they brought, and why their KV cache is computed again ("": it is not).
+        self._expected: dict[str, Any] = {}
+        self._gone_on: dict[str, tuple[int, str]] = {}
         # Arrivals with KV blocks that no step has met yet.
         self._arrived: set[str] = set()
         self._reports = StatusFigures()
@@ -118,7 +133,43 @@ class MovingScheduler(Metering, Scheduler):
         arrival = Arrival.of(request.sampling_params) if request.request_id not in self.requests else None
         if arrival is None:
             super().add_request(request)
-            return
+        elif arrival.buffer is not None:
+            self._expected[request.request_id] = request
+        else:
+            self._go_on(request, arrival)
+
+    def expects(self, request_id: str) -> bool:
+        """Whether an arrival waits to be handed over."""
+        return request_id in self._expected
+
+    def gone_on(self, request_id: str) -> tuple[int, str] | None:
+        """With how many response tokens an expected arrival has gone on, and why its KV cache is computed again.
+
+        None if it was not handed over (yet).
+        """
+        self._take_handovers()
+        return self._gone_on.get(request_id)
+
+    def _take_handovers(self) -> None:
+        """Go on with what was handed over: the destination's part of the stop at the source."""
+        for request_id, request in list(self._expected.items()):
+            expected = Arrival.of(request.sampling_params)
+            assert expected is not None and expected.buffer is not None
+            came = read_handover(KvBuffer.from_plain(expected.buffer))
+            if came is None:
+                continue
+            del self._expected[request_id]
+            problem = ""
+            if came.blocks > expected.first:
+                problem = self.import_rows(expected.room, expected.buffer, expected.first, came.blocks)
+            computed = 0 if problem else came.computed
+            arrival = Arrival(tuple(came.tokens), expected.room, computed, came.generator)
+            extra = request.sampling_params.extra_args
+            request.sampling_params.extra_args = {**extra, ARRIVED: arrival.to_plain(), WINDOW: came.window}
+            self._go_on(request, arrival)
+            keep(self._gone_on, request_id, (len(came.tokens), problem))
+
+    def _go_on(self, request: Any, arrival: Arrival) -> None:
         request.append_output_token_ids(list(arrival.tokens))
         self._reports.came(request.request_id, len(arrival.tokens))
         # vLLM's statistics of prompts: this is none.
@@ -145,6 +196,8 @@ class MovingScheduler(Metering, Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         now = time.perf_counter()
+        if self._expected:
+            self._take_handovers()
         output = super().schedule(*args, **kwargs)
         if self._arrived:
             self._arrived.difference_update(output.num_scheduled_tokens)
@@ -160,10 +213,19 @@ class MovingScheduler(Metering, Scheduler):
                 for output in client.outputs:
                     if output.new_token_ids and output.request_id in self._no_token:
                         self._no_token.discard(output.request_id)
-                        self._first_tokens[output.request_id] = time.time()
-            while len(self._first_tokens) > FIRST_TOKENS_KEPT:
-                del self._first_tokens[next(iter(self._first_tokens))]
+                        keep(self._first_tokens, output.request_id, time.time())
         return outputs
+
+    def has_requests(self) -> bool:
+        """As vLLM; and an engine with nothing else to do steps on, so that it sees a handover."""
+        return super().has_requests() or (bool(self._expected) and self._pause_state is PauseState.UNPAUSED)
+
+    def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Any]:
+        """As vLLM; and such arrivals are expected no more."""
+        ids = {request_ids} if isinstance(request_ids, str) else request_ids
+        for request_id in list(self._expected) if ids is None else ids:
+            self._expected.pop(request_id, None)
+        return super().finish_requests(ids, finished_status)
 
     def take_first_token(self, request_id: str) -> float | None:
         """When an arrival had its first token here, unix seconds, told once; None: not yet."""
@@ -213,12 +275,13 @@ class MovingScheduler(Metering, Scheduler):
         return {"blocks": self._blocks(request)[:full], "preemptions": request.num_preemptions}
 
     def stop_sample(
-        self, request_id: str, buffer: dict[str, Any] | None = None, first: int = 0
+        self, request_id: str, buffer: dict[str, Any] | None = None, first: int = 0, hand_over: bool = False
     ) -> dict[str, Any] | None:
         """Schedule a request no more, and keep it; None if there is no such unfinished request.
 
-        With a `buffer` its blocks from number `first` on are copied there. `output`: its response tokens, in number;
-        `computed`, `blocks`, `problem`, `at`: as `Stopped`; `window`: of its speculation, None without speculation.
+        With a `buffer` its blocks from number `first` on are copied there, and with `hand_over` the engine that expects
+        it goes on with it. `output`: its response tokens, in number; `computed`, `blocks`, `problem`, `at`: as
+        `Stopped`; `window`: of its speculation, None without speculation; `generator`: of its seeded random numbers.
         """
         request = self.requests.get(request_id)
         if request is None or request.is_finished():
@@ -234,14 +297,18 @@ class MovingScheduler(Metering, Scheduler):
             self.max_num_running_reqs -= seated
         at, computed = time.time(), self._final_tokens(request)
         blocks = self._blocks(request)[: -(-computed // self.block_size)]
+        window, generator = self.window_of(request_id), None
+        if request.sampling_params.seed is not None:
+            generator = self.call_workers("rhyme_generator_state", args=(request_id,))[0]
+        problem = self._copied("rhyme_export_kv", blocks[first:], buffer, first) if buffer else ""
+        if buffer and hand_over and computed and not problem:
+            tokens = list(request.output_token_ids)
+            handed = Handover(tokens, computed, len(blocks), window, generator)
+            problem = write_handover(KvBuffer.from_plain(buffer), handed)
         return {
-            "output": request.num_output_tokens,
-            "computed": computed,
-            "blocks": len(blocks),
-            "problem": self._copied("rhyme_export_kv", blocks[first:], buffer, first) if buffer else "",
-            "at": at,
-            "window": self.window_of(request_id),
-        }
+            "output": request.num_output_tokens, "computed": computed, "blocks": len(blocks), "problem": problem,
+            "at": at, "window": window, "generator": generator,
+        }  # fmt: skip
 
     def resume_sample(self, request_id: str) -> bool:
         """Schedule a stopped request again; False if there is no such unfinished request."""
@@ -284,6 +351,8 @@ class MovingScheduler(Metering, Scheduler):
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """As vLLM; and what moves keep of KV blocks goes too, because it was made by the weights of before."""
         self._filled.clear()
+        # Their engines resume them: no weight version goes on with what another one generated.
+        self._expected.clear()
         for name, blocks in self._rooms.items():
             self._rooms[name] = None
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks or []))
@@ -306,6 +375,12 @@ class MovingHistoryScheduler(MovingScheduler, HistoryScheduler):
     """With drafts from history."""
 
     CALLABLE = (*HistoryScheduler.CALLABLE, *OF_MOVES)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Unless it looks draft lengths up, vLLM pads what joins a decode batch with one token to the longest draft, for
+        # its CUDA graphs: an arrival's first step would verify tokens that nobody proposed.
+        self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def window_of(self, request_id: str) -> int | None:
         return self.drafter.window(request_id)

@@ -5,7 +5,10 @@ Here they are filled before the engine hears of the request. So text, tokens, lo
 the seam come out as if the request had always been here, and nothing needs stitching.
 Checked against vLLM 0.29.0 `v1/engine/output_processor.py`; contract test: `tests/rollout/moves/test_contracts.py`.
 
-Invariant: only requests that were announced by `expect` are touched.
+What an engine core makes of a sample that was handed over to it (expecting_engine.py) comes before that is known here:
+it is held back and processed after.
+
+Invariant: only requests that were announced by `expect` or `hold` are touched.
 """
 
 from __future__ import annotations
@@ -17,17 +20,46 @@ from rhyme_openrlhf.rollout.moves.travel import Progress
 
 
 class ResumedOutputs:
-    """Wraps `add_request` of one vLLM AsyncLLM's output processor."""
+    """Wraps `add_request` and `process_outputs` of one vLLM AsyncLLM's output processor."""
 
     def __init__(self, llm: Any) -> None:
         self._processor = llm.output_processor
         self._add = self._processor.add_request
         self._processor.add_request = self._add_request
         self._expected: dict[str, Progress] = {}
+        self._process = self._processor.process_outputs
+        self._processor.process_outputs = self._process_outputs
+        # What was held back, by vLLM's name of the request.
+        self._announced: set[str] = set()
+        self._held: dict[str, list[Any]] = {}
 
     def expect(self, request_id: str, progress: Progress) -> None:
         """The next request of this (external) id goes on from `progress`."""
         self._expected[request_id] = progress
+
+    def hold(self, request_id: str) -> None:
+        """Hold back what is made of the next request of this (external) id until `release`."""
+        self._announced.add(request_id)
+
+    def release(self, request_id: str, progress: Progress) -> list[str]:
+        """It went on from `progress`. Returns vLLM's names of those that a stop string ends: to be aborted there."""
+        state = self.state(request_id)
+        if state is None:
+            return []
+        held = self._held.pop(state.request_id, [])
+        fill(state, progress)
+        ended: list[str] = self._process(held).reqs_to_abort
+        return ended
+
+    def _process_outputs(self, outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+        if self._held:
+            for name in [name for name in self._held if name not in self._processor.request_states]:
+                del self._held[name]
+            for output in outputs:
+                if output.request_id in self._held:
+                    self._held[output.request_id].append(output)
+            outputs = [output for output in outputs if output.request_id not in self._held]
+        return self._process(outputs, *args, **kwargs)
 
     def state(self, request_id: str) -> Any:
         """What the frontend keeps of the unfinished request with this (external) id, or None."""
@@ -41,6 +73,9 @@ class ResumedOutputs:
 
     def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self._add(request, *args, **kwargs)
+        if request.external_req_id in self._announced:
+            self._announced.discard(request.external_req_id)
+            self._held[request.request_id] = []
         progress = self._expected.pop(request.external_req_id, None)
         if progress is not None:
             fill(self._processor.request_states[request.request_id], progress)

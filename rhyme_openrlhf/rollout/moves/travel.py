@@ -57,13 +57,16 @@ class Progress:
 class Arrival:
     """What an engine's scheduler and worker are told of a sample that ran elsewhere.
 
-    `room`: the reservation it takes up ("": none); `computed`: of how many tokens the KV cache is in it.
+    `room`: the reservation it takes up ("": none); `computed`: of how many tokens the KV cache is in it. `buffer`: it
+    is to come by a handover in this buffer, whose rows from `first` on are then to be copied in; None: it has come.
     """
 
     tokens: tuple[int, ...]
     room: str = ""
     computed: int = 0
     generator: bytes | None = None
+    buffer: dict[str, Any] | None = None
+    first: int = 0
 
     def to_plain(self) -> dict[str, Any]:
         """For `extra_args`, which travel as msgpack."""

@@ -34,6 +34,9 @@ def test_the_scheduler_takes_up_a_waiting_request_with_computed_tokens() -> None
     assert "if request.num_computed_tokens == 0:" in source
     assert "num_computed_tokens = request.num_computed_tokens" in source
     assert "num_running >= self.max_num_running_reqs" in source
+    # Not padded where draft lengths are looked up, and then as long as is looked up.
+    assert "(self.num_spec_tokens > 0 and self.dynamic_sd_lookup is None)" in source
+    assert source.count("self.dynamic_sd_lookup") == 3
     assert "self.req_to_blocks: defaultdict" in inspect.getsource(SingleTypeKVCacheManager.__init__)
     for name in ("_preempt_request", "_free_request", "reset_prefix_cache", "add_request"):
         assert callable(getattr(Scheduler, name))

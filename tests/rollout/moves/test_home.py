@@ -117,7 +117,7 @@ def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
         running = asyncio.create_task(home.generate_responses(0, "p", "", parameters, 600, None, num_samples=8))
         busy: dict[int, EngineStatus] = {}
         while not running.done():
-            reports = home.reallocator.statuses if home.reallocator is not None else {}
+            reports = home.reports.statuses if home.reports is not None else {}
             busy |= {engine: status for engine, status in reports.items() if status.samples and status.decode}
             await asyncio.sleep(0.02)
         home.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rhyme_openrlhf.rollout.moves import handover
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper, longer
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore, KvLayout
@@ -39,6 +40,9 @@ class _Running:
     tokens: list[int]
     told: int
     stopped: bool = False
+    # Until it is handed over in this buffer; and then until its keeper says with what.
+    expected: Any = None
+    held: bool = False
 
 
 @dataclass
@@ -72,11 +76,21 @@ class FakeEngine:
 
     def generate(self) -> None:
         for place, sample in list(self.here.items()):
-            if not sample.stopped:
-                sample.tokens.append(expected(sample.request)[len(sample.tokens)])
-                if len(sample.tokens) == sample.request.parameters.max_tokens:
+            self.take(sample)
+            if not sample.stopped and sample.expected is None:
+                if len(sample.tokens) < sample.request.parameters.max_tokens:
+                    sample.tokens.append(expected(sample.request)[len(sample.tokens)])
+                if len(sample.tokens) == sample.request.parameters.max_tokens and not sample.held:
                     self.finished[place] = tuple(sample.tokens)
                     del self.here[place]
+
+    @staticmethod
+    def take(sample: _Running) -> None:
+        buffer = sample.expected
+        came = None if buffer is None else handover.read(buffer.path, buffer.handover_offset)
+        if came is not None:
+            sample.tokens, sample.expected = list(came.tokens), None
+            sample.told = len(sample.tokens)
 
     async def collect(self, wait_s: float) -> News:
         await asyncio.sleep(0.001)
@@ -84,6 +98,8 @@ class FakeEngine:
         finished, self.finished = self.finished, {}
         grown = {}
         for place, sample in self.here.items():
+            if sample.held:
+                continue
             grown[place] = Grown(sample.told, tuple(sample.tokens[sample.told :]))
             sample.told = len(sample.tokens)
         return News(finished, grown, 0, True)
@@ -92,6 +108,13 @@ class FakeEngine:
         self, place: str, request: SampleRequest, progress: Progress | None = None, room: str = "", computed: int = 0,
         rest: Rest | None = None,
     ) -> Started:  # fmt: skip
+        waiting = self.here.get(place)
+        if waiting is not None and waiting.held:
+            self.take(waiting)
+            if waiting.expected is None and progress is not None and waiting.told == len(progress.tokens):
+                waiting.held = False
+                return Started()
+            del self.here[place]
         if place not in self.here and place not in self.finished:
             tokens = list(progress.tokens) if progress else []
             assert tuple(tokens) == expected(request)[: len(tokens)]
@@ -128,12 +151,21 @@ class FakeEngine:
             return None
         return FullBlocks(tuple(range(len(self.here[place].tokens) // LAYOUT.block_size)))
 
-    def stop_sample(self, place: str, buffer: Any = None, first: int = 0) -> Stopped | None:
+    def expect_sample(self, place: str, request: SampleRequest, buffer: Any, first: int, weight_version: int) -> str:
+        if place not in self.here:
+            self.here[place] = _Running(request, [], 0, expected=buffer, held=True)
+            self.rooms.pop(place, None)
+        return ""
+
+    def stop_sample(self, place: str, buffer: Any = None, first: int = 0, hand_over: bool = False) -> Stopped | None:
         if place not in self.here:
             return None
         sample = self.here[place]
         sample.stopped = True
         blocks = -(-len(sample.tokens) // LAYOUT.block_size)
+        if hand_over:
+            handed = handover.Handover(list(sample.tokens), len(sample.tokens), blocks)
+            handover.write(buffer.path, buffer.handover_offset, handed)
         return Stopped(Progress(tuple(sample.tokens)), len(sample.tokens), blocks, at=time.time())
 
     def resume_sample(self, place: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.rollout.moves.engine_port import OrderFailed
+from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover
@@ -53,11 +54,18 @@ async def generate(
         await mover.move(keeper.sample(str(sample)), destination, cause)
 
     said: list[str] = []
-    reallocator = Reallocator(
-        ReallocationSettings(enable=True, threshold=4, cooldown_steps=1, status_s=0.02), keeper, move, said.append
-    )
+    settings = ReallocationSettings(enable=True, threshold=4, cooldown_steps=1, status_s=0.02)
+    reports = EngineReports(keeper, settings.status_s, said.append)
+    reallocator = Reallocator(settings, keeper, move, reports)
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(settings.status_s)
+            await reports.hear()
+            reallocator.look()
+
     keeper.start()
-    loop = asyncio.create_task(reallocator.run())
+    loop = asyncio.create_task(watch())
     asked = [
         SampleRequest((number,), SimpleNamespace(max_tokens=length, seed=None)) for number in range(1, sum(counts) + 1)
     ]
@@ -65,6 +73,7 @@ async def generate(
     answers = await asyncio.gather(*(keeper.generate(one, at) for one, at in zip(asked, where, strict=True)))
     loop.cancel()
     reallocator.stop()
+    reports.stop()
     keeper.stop()
     assert [answer for answer, _ in answers] == [expected(one) for one in asked]
     return moved, said, reallocator

@@ -1,18 +1,24 @@
-"""Moves between engines of other tensor-parallel sizes: KV blocks are resharded over heads on the way."""
+"""Between engines of other tensor-parallel sizes: moves, whose KV blocks are resharded over heads, and switches."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import Mover
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import Phase
-from tests.rollout.moves.engines import Engines, LocalEngine, grown_to, request, variables
+from rhyme_openrlhf.scheduling.move_settings import MoveSettings
+from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
+from rhyme_openrlhf.telemetry.events import Event, LayoutSwitched, SampleMoved
+from tests.rollout.moves.engines import TIMEOUT_S, Engines, LocalEngine, grown_to, request, variables
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -47,5 +53,68 @@ def test_a_sample_goes_from_one_rank_to_two_and_back(unlike: Engines, tmp_path: 
     output, last = unlike.run(moved, tmp_path)
     assert last == 0
     assert list(output.outputs[0].token_ids) == list(expected.outputs[0].token_ids)
+    for engine in unlike.engines:
+        assert engine.scheduler("rooms") == [] and engine.scheduler("read_counters")["kv_cache"] == 0
+
+
+class OfManyLengths:
+    """An agent that only asks; each sample for another length, with drafts from its own text."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    async def execute(self, prompt: str, sampling_params: Any, llm_engine: Any, **_: Any) -> dict[str, Any]:
+        self._asked += 1
+        parameters = sampling_params.clone()
+        parameters.max_tokens = 60 * self._asked
+        output = await llm_engine.generate([*range(10, 30), self._asked], parameters)
+        return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answer": list(output.outputs[0].token_ids)}
+
+
+def test_the_last_samples_go_on_with_more_tensor_parallelism(unlike: Engines) -> None:
+    """The tail of each step goes to the engine of two ranks, and the prompts of the next one to the other again."""
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.rollout.moves.home import SampleHome
+
+    parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
+    samples, left = 7, 3
+
+    async def generate(enable: bool) -> tuple[list[Any], list[Event], list[dict[str, Any]]]:
+        settings = dataclasses.replace(
+            RhymeSettings(),
+            move=MoveSettings(news_s=0.02),
+            tp_switch=TpSwitchSettings(enable=enable, samples=left, status_s=0.05),
+        )
+        events: list[Event] = []
+        home = SampleHome(
+            dict(enumerate(unlike.engines)), settings, 1, None, None, events.append, LayoutPlan(1, 1, 1, 2)
+        )
+        await home.open()
+        answers = []
+        for step in (1, 2):
+            home.executor = OfManyLengths()
+            home.begin_step(step, samples)
+            answers += await home.generate_responses(0, "p", "", parameters, 600, None, num_samples=samples)
+        home.close()
+        return answers, events, [engine.now("rollout_report", 0.0, 4e9)["intervals"] for engine in unlike.engines]
+
+    def run(enable: bool) -> tuple[list[Any], list[Event], list[Any]]:
+        return asyncio.run(asyncio.wait_for(generate(enable), TIMEOUT_S))
+
+    expected, nothing, _ = run(False)
+    assert nothing == []
+    answers, events, timelines = run(True)
+    assert [one["answer"] for one in answers] == [one["answer"] for one in expected]
+    switches = [event for event in events if isinstance(event, LayoutSwitched)]
+    assert [(event.step, event.from_tp, event.to_tp) for event in switches] == [(1, 1, 2), (2, 1, 2)]
+    moves = [event for event in events if isinstance(event, SampleMoved)]
+    assert {(m.source_engine, m.destination_engine, m.cause, m.outcome) for m in moves} == {
+        (0, 1, "tp_switch", "moved")
+    }
+    assert all(1 <= event.samples <= left and event.seconds > 0 for event in switches)
+    assert sum(event.samples for event in switches) == len(moves)
+    # The engine of two ranks waits for nobody: while it has no sample, its devices are the other's.
+    assert {interval.state for interval in timelines[1]} == {"switch", "generate"}
     for engine in unlike.engines:
         assert engine.scheduler("rooms") == [] and engine.scheduler("read_counters")["kv_cache"] == 0
