@@ -114,7 +114,7 @@ class HistoryDrafter:
         new: list[int] = []
         ends = []
         for text, seen in zip(texts, self._texts.counts(asking), strict=True):
-            new += text[seen:]
+            new.extend(text[seen:])
             ends.append(len(new))
         drafted = self._texts.draft(asking, new, ends, whole=self._planner is not None)
         if self._planner is not None:
