@@ -43,6 +43,8 @@ Int64s = NDArray[np.int64]
 AT, LENGTH, BOUND, SEEN = range(4)
 CURSOR_COLUMNS = 4
 
+# New tokens that are followed one by one; those of more are searched for. A draft and one more are at most 65.
+MOST_FOLLOWED = 65
 # Bytes of a token or a place, of a grade, and of a cache line.
 WORD, HALF_WORD, LINE = 4, 2, 64
 # Of history's text behind a cursor: new tokens and a draft are at most 65, in five lines; mostly less.
@@ -56,41 +58,82 @@ def follow(index: Int64s, cursor: Int64s, text: Int32s, longest: int, least: int
     Of `longest` down to `least` tokens; all are 0 without one. `text` is what it was the last time, and what came
     since; `longest` is always the same. Negative ids in `text` match nothing.
     """
-    seen, count = cursor[SEEN], text.size
-    cursor[SEEN] = count
-    new = count - seen
-    length = cursor[LENGTH]
-    bound = min(longest, cursor[BOUND] + new)
+    length, at, bound = _followed(index, cursor, text, longest, least)
+    low = high = place = 0
     if length:
-        at, same = cursor[AT], 0
-        while same < new and text[seen + same] == int32_of(index[TOKENS], at + same) and text[seen + same] >= 0:
-            same += 1
-        at += same
-        if same == new and int32_of(index[TOKENS], at) >= 0:
-            cursor[AT], cursor[LENGTH], cursor[BOUND] = at, bound, bound
-            if bound < least:
-                return 0, 0, 0, 0
-            place = int32_of(index[PLACES], at - bound)
-            return node_begin(index, place, bound), node_end(index, place, bound), bound, place
-        if same == new - 1 and bound > 1:
-            place = int32_of(index[PLACES], at - (bound - 1))
-            low, high = node_begin(index, place, bound - 1), node_end(index, place, bound - 1)
-            low, high = child_of(index, low, high, bound - 1, max(0, text[count - 1]))
-            if low < high and goes_on(index, high, bound) and text[count - 1] >= 0:
-                at = int32_of(index[SUFFIXES], low) + bound
-                cursor[AT], cursor[LENGTH], cursor[BOUND] = at, bound, bound
-                if bound < least:
-                    return 0, 0, 0, 0
-                return low, high, bound, low
-            bound -= 1
-    low = high = length = 0
-    if bound >= least:
+        place = int32_of(index[PLACES], at - length)
+        low, high = node_begin(index, place, length), node_end(index, place, length)
+        if int32_of(index[TOKENS], at) < 0 and not goes_on(index, high, length):
+            length, bound = 0, length - 1
+    if not length and bound >= least:
         low, high, length = longest_match(index, text, bound, least)
-        bound = length if length else least - 1
-    cursor[LENGTH], cursor[BOUND] = length, bound
-    if length:
-        cursor[AT] = int32_of(index[SUFFIXES], low) + length
-    return low, high, length, low
+        place, bound = low, length if length else least - 1
+        if length:
+            at = int32_of(index[SUFFIXES], low) + length
+    cursor[AT], cursor[LENGTH], cursor[BOUND], cursor[SEEN] = at, length, bound, text.size
+    if length < least:
+        return 0, 0, 0, 0
+    return low, high, length, place
+
+
+@njit(cache=True, nogil=True)
+def _followed(index: Int64s, cursor: Int64s, text: Int32s, longest: int, least: int) -> tuple[int, int, int]:
+    """The longest match as far as it is known without a search: its length, where it goes on in the index, and a bound.
+
+    It occurs; whether it goes on has to be seen. Length 0: what it is has to be searched for, below the bound.
+    """
+    seen, count = cursor[SEEN], text.size
+    length, at, bound = cursor[LENGTH], cursor[AT], min(longest, cursor[BOUND] + count - seen)
+    if not length or longest == 1 or count - seen > MOST_FOLLOWED:
+        return 0, 0, bound
+    for number in range(seen, count):
+        token = text[number]
+        if token < 0:
+            return 0, 0, bound
+        most = min(longest, length + 1)
+        if token == int32_of(index[TOKENS], at):
+            at += 1
+        else:
+            # It may be another branch of the same node.
+            low, high = _branch(index, at, most, token)
+            if low == high:
+                bound = min(longest, most - 1 + count - 1 - number)
+                return _shorter(index, at, bound, least, token) if number == count - 1 else (0, 0, bound)
+            at = int32_of(index[SUFFIXES], low) + most
+        length = most
+    return length, at, length
+
+
+@njit(cache=True, nogil=True)
+def _branch(index: Int64s, at: int, length: int, token: int) -> tuple[int, int]:
+    """The node of `length` tokens (2 or more): those before position `at`, and `token`. Empty if it does not occur."""
+    place = int32_of(index[PLACES], at - (length - 1))
+    low, high = node_begin(index, place, length - 1), node_end(index, place, length - 1)
+    return child_of(index, low, high, length - 1, token)
+
+
+@njit(cache=True, nogil=True)
+def _shorter(index: Int64s, at: int, bound: int, least: int, token: int) -> tuple[int, int, int]:
+    """As `_followed`, where the text ends with the tokens before `at` and another `token`, that are at most `bound`.
+
+    What follows a longer match follows its end too: so the longest is found by bisection, from the least on, because
+    often there is none.
+    """
+    if bound < least or least == 1:
+        return 0, 0, bound
+    best, best_at = 0, 0
+    length, low_end, high_end = least, least, bound
+    while low_end <= high_end:
+        low, high = _branch(index, at, length, token)
+        if low < high and goes_on(index, high, length):
+            best, best_at = length, int32_of(index[SUFFIXES], high - 1) + length
+            low_end = length + 1
+        elif length == least:
+            return 0, 0, least - 1
+        else:
+            high_end = length - 1
+        length = (low_end + high_end + 1) >> 1
+    return best, best_at, best
 
 
 @njit(cache=True, nogil=True)

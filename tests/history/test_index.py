@@ -282,10 +282,11 @@ def test_every_other_length_is_noticed() -> None:
         DraftIndex.from_buffer(raw + b"\0")
 
 
-def test_another_version_is_named() -> None:
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_another_version_is_named(version: int) -> None:
     raw = bytearray(example()[0])
-    raw[8:12] = struct.pack("<I", VERSION + 1)
-    with pytest.raises(IndexBufferError, match=f"version {VERSION + 1}"):
+    raw[8:12] = struct.pack("<I", version)
+    with pytest.raises(IndexBufferError, match=f"version {version}, this code reads version {VERSION}"):
         DraftIndex.from_buffer(raw)
 
 
