@@ -44,9 +44,6 @@ from rhyme_openrlhf.speculation.rows import (
     PROMPT_TOKENS,
     RECENT,
     RECENTS,
-    SIBLING,
-    SIBLING_AT,
-    SIBLING_LENGTH,
     SOURCE,
     SOURCES,
     TABLE,
@@ -60,6 +57,7 @@ from rhyme_openrlhf.speculation.text_tables import (
     fetch_places,
     follow_own,
     follow_sibling,
+    foresee_siblings,
     is_crowded,
     next_table,
 )
@@ -67,7 +65,7 @@ from rhyme_openrlhf.speculation.window import next_window
 
 # CRC-32 of the modules above whose compiled functions are called here. Numba's cache notices a change of this file
 # only, so a change of theirs has to change this one too (tests/speculation/test_draft_step.py says the number).
-CALLED_SOURCES = 101009423
+CALLED_SOURCES = 700358703
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -210,10 +208,10 @@ def draft_step(
             sample = samples[rows[number]]
             foresee_text(prompts[sample[PROMPT], INDEX:TABLE], sample[CURSOR:], sample[COUNT], longest)
             prefetch(sample[TEXT] + WORD * sample[OWN_AT])
-            if siblings and sample[SIBLING_LENGTH]:
-                prefetch(samples[sample[SIBLING], TEXT] + WORD * sample[SIBLING_AT])
         for number in range(first, last):
             sample = samples[rows[number]]
+            if siblings:
+                foresee_siblings(samples, rows[number], longest, shortest, prompts[sample[PROMPT]])
             foresee_node(prompts[sample[PROMPT], INDEX:TABLE], sample[CURSOR:], sample[COUNT], longest)
         for number in range(first, last):
             sample = samples[rows[number]]

@@ -47,6 +47,8 @@ BUCKET = 4
 ENTRIES_PER_BUCKET = 2
 # Bytes of a bucket, and of a slot of a sample's own table.
 BUCKET_BYTES, SLOT_BYTES = 8 * BUCKET, 4
+# Bytes of a token.
+WORD = 4
 # Behind its buckets, a siblings' table has slots of what mostly followed a token: one for so many buckets, because a
 # text has fewer different tokens than tokens.
 BUCKETS_PER_SLOT = 2
@@ -158,6 +160,22 @@ def follow_sibling(samples: Int64s, row: int, text: Int32s, longest: int, shorte
                 sample[SIBLING], at, length, ahead = found, place, matched, True
     sample[SIBLING_AT], sample[SIBLING_LENGTH], sample[FOLLOWED] = at, length, count
     return length if ahead else 0
+
+
+@njit(cache=True, nogil=True)
+def foresee_siblings(samples: Int64s, row: int, longest: int, shortest: int, prompt: Int64s) -> None:
+    """Fetch the texts that `follow_sibling` will compare with the sample's."""
+    sample = samples[row]
+    if sample[SIBLING_LENGTH]:
+        prefetch(samples[sample[SIBLING], TEXT] + WORD * sample[SIBLING_AT])
+    count = sample[COUNT]
+    if sample[SIBLING_LENGTH] < longest and count >= shortest:
+        text = int32s_at(sample[TEXT], count)
+        table = int64s_at(prompt[TABLE], BUCKET * prompt[TABLE_BUCKETS])
+        bucket = BUCKET * np.int64(hash_before(text, count, shortest) & np.uint64(prompt[TABLE_BUCKETS] - 1))
+        for entry in table[bucket : bucket + BUCKET]:
+            if entry and (entry >> ROW_SHIFT) - 1 != row:
+                prefetch(samples[(entry >> ROW_SHIFT) - 1, TEXT] + WORD * ((entry & POSITION_MASK) - 1))
 
 
 @njit(cache=True, nogil=True)
