@@ -32,6 +32,8 @@ from typing import Any
 
 import drafting_peers as peers
 import numpy as np
+from draft_step_time import step_text, whole_step
+from drafting_texts import CONTEXT, VOCABULARY, recorded, synthetic
 from numba import njit
 from replay import ENGINES, TRACE, Drafter, Ours, read_trace, replay
 
@@ -39,49 +41,13 @@ from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.history.lookup import draft_from
 from rhyme_openrlhf.history.record import Record
-from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Verified
 
-RESPONSES = 16
-RESPONSE_TOKENS = 8192
-VOCABULARY = 50000
-# Tokens between two mutations on average: runs of equal text like those of recorded runs.
-MUTATION_EVERY = 40
-CONTEXT = HistoSpecSettings().prefix_max
 SHORTEST = HistoSpecSettings().prefix_min
 LOOKUPS = 4000
 REPEATS = 8
-STEP_SAMPLES = 512
 ROUNDS = 5
-STEPS_TIMED = 12
 TMPFS = Path("/dev/shm")
 Timed = dict[str, list[float]]
-
-
-def synthetic() -> list[Piece]:
-    """Responses that share long runs of text, and differ every MUTATION_EVERY tokens or so."""
-    rng = random.Random(5)
-    base = [rng.randrange(VOCABULARY) for _ in range(RESPONSE_TOKENS)]
-    context = [rng.randrange(VOCABULARY) for _ in range(CONTEXT)]
-    pieces = []
-    for number in range(RESPONSES):
-        text = [rng.randrange(VOCABULARY) if rng.random() < 1 / MUTATION_EVERY else token for token in base]
-        pieces.append(Piece(context, text, float(number % 2)))
-    return pieces
-
-
-def recorded(steps: list[list[Record]]) -> list[Piece]:
-    """A recorded run's longest prompt: its responses of several epochs, one after the other, to the same length."""
-    texts: dict[str, list[list[int]]] = {}
-    for records in steps:
-        for record in records:
-            texts.setdefault(record.prompt_key, []).extend([int(t) for t in piece.tokens] for piece in record.pieces)
-    longest = max(texts.values(), key=lambda found: sum(map(len, found)))
-    flat = [token for text in longest for token in text]
-    flat *= -(-RESPONSES * RESPONSE_TOKENS // len(flat))
-    return [
-        Piece(flat[:CONTEXT], flat[i * RESPONSE_TOKENS : (i + 1) * RESPONSE_TOKENS], float(i % 2))
-        for i in range(RESPONSES)
-    ]
 
 
 def contexts(pieces: list[Piece]) -> list[list[int]]:
@@ -106,13 +72,13 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _each(tokens: Any, suffixes: Any, sums: Any, ends: Any, repeats: int) -> int:
+def _each(index: Any, ends: Any, repeats: int) -> int:
     """Draft `repeats` times for each row of `ends`."""
     out, confidence = np.empty(32, dtype=np.int32), np.empty(32, dtype=np.float32)
     total = 0
     for _ in range(repeats):
         for row in range(ends.shape[0]):
-            found, _ = draft_from(tokens, suffixes, sums, ends[row], CONTEXT, SHORTEST, out, confidence)
+            found, _ = draft_from(index, ends[row], CONTEXT, SHORTEST, out, confidence)
             total += found
     return total
 
@@ -128,7 +94,7 @@ def structure(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]:
     index = DraftIndex.from_buffer(build_index(pieces))
     index.draft(asked[0], CONTEXT, SHORTEST, 32)
     ends = np.array(asked, dtype=np.int32)
-    _each(*index.arrays(), ends[:1], 1)
+    _each(index.row, ends[:1], 1)
     builds: Timed = {"ours": []}
     drafts: Timed = {"ours": []}
     size = {"ours": build_index(pieces).nbytes / tokens}
@@ -156,8 +122,7 @@ def structure(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]:
                 1e6 * seconds(lambda end=context, at=tree: at.speculate(end, 32, 32.0, 0.0, 0.0, False))
             )
     compiled = [
-        1e6 * seconds(lambda at=at: _each(*index.arrays(), ends[at : at + 1], REPEATS)) / REPEATS
-        for at in range(LOOKUPS)
+        1e6 * seconds(lambda at=at: _each(index.row, ends[at : at + 1], REPEATS)) / REPEATS for at in range(LOOKUPS)
     ]
     drafts["ours, compiled"] = compiled
     builds["ours, compiled"], size["ours, compiled"] = builds["ours"], size["ours"]
@@ -171,55 +136,6 @@ def structure(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]:
             "bytes_per_token": size[name],
         }
         for name in builds
-    }
-
-
-def whole_step(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]:
-    """All drafting of one step for STEP_SAMPLES samples, in ms, median and worst of STEPS_TIMED steps.
-
-    Every sample repeats one of the responses from a place of its own and gains a draft's worth of tokens a step. For
-    ours, lists in and lists out as vLLM's scheduler has them; for vLLM's proposers, without making their input batch.
-    "ours": each prompt has an index of its own in memory, as in a run, more than a core's caches hold; "ours, one
-    index": all prompts' is the same, as the one tree of the suffix proposer is.
-    """
-    step = 8
-    length = CONTEXT + 64 + STEPS_TIMED * step
-    rng = random.Random(7)
-    texts = []
-    for number in range(STEP_SAMPLES):
-        tokens = list(pieces[number % len(pieces)].tokens)
-        at = rng.randrange(len(tokens) - length)
-        texts.append([*pieces[0].context, *tokens[at : at + length]])
-    names = [f"sample {number}" for number in range(STEP_SAMPLES)]
-    prompts = [f"prompt {number // RESPONSES}" for number in range(STEP_SAMPLES)]
-    buffer = build_index(pieces)
-    ours = {"ours": HistoryDrafter(HistoSpecSettings()), "ours, one index": HistoryDrafter(HistoSpecSettings())}
-    for which, drafter in ours.items():
-        for prompt in dict.fromkeys(prompts):
-            drafter.install(prompt, buffer.copy() if which == "ours" else buffer)
-        for name, prompt in zip(names, prompts, strict=True):
-            drafter.start(name, prompt, CONTEXT, 2 * length)
-    others = {"vllm ngram": peers.ngram(STEP_SAMPLES, 4096)}
-    if arctic:
-        others["vllm suffix"] = peers.suffix(STEP_SAMPLES, 4096)
-        others["vllm suffix"].propose([(f"old {i}", list(piece.tokens)[:4000], 0) for i, piece in enumerate(pieces)])
-    times: Timed = {name: [] for name in (*ours, *others)}
-    for number in range(STEPS_TIMED):
-        now = [text[: CONTEXT + 64 + number * step] for text in texts]
-        for which, drafter in ours.items():
-            found: list[list[list[int]]] = []
-            times[which].append(
-                1000 * seconds(lambda of=drafter, asked=now, out=found: out.append(of.draft(names, asked)))
-            )
-            drafted = {name: len(draft) for name, draft in zip(names, found[0], strict=True) if draft}
-            drafter.verified(Verified([*drafted], [*drafted.values()], [*drafted.values()]))
-        for name, proposer in others.items():
-            proposer.prepare([(who, text, CONTEXT) for who, text in zip(names, now, strict=True)])
-            times[name].append(1000 * seconds(proposer.ask))
-    # In the first step all 64 tokens of every sample are new.
-    return {
-        name: {"step_ms_median": statistics.median(taken[1:]), "step_ms_worst": max(taken[1:])}
-        for name, taken in times.items()
     }
 
 
@@ -301,10 +217,7 @@ def table(results: dict[str, Any]) -> str:
         for name, row in found.items():
             shown = "  ".join(f"{key} {value:9.2f}" for key, value in row.items())
             lines.append(f"{data:10s} {name:14s} {shown}")
-    for name, row in results["step"].items():
-        lines.append(
-            f"{STEP_SAMPLES} samples {name:15s} " + "  ".join(f"{key} {value:.2f}" for key, value in row.items())
-        )
+    lines.append(step_text({"now": results["step"]}))
     over = results["hand_over"]
     lines.append(f"hand over {over['tokens']:,.0f} tokens: {over['hand_over_ms']:.2f} ms")
     for epoch in ("epoch 1", "epochs 2 on"):
@@ -334,7 +247,7 @@ def main() -> None:
     results = {
         "cpus": os.cpu_count(),
         "structure": {name: structure(pieces, arctic) for name, pieces in data.items()},
-        "step": whole_step(data["synthetic"], arctic),
+        "step": {name: whole_step(pieces, arctic) for name, pieces in data.items()},
         "hand_over": hand_over(data["synthetic"]),
         "acceptance": acceptance(steps, arctic),
     }

@@ -55,7 +55,7 @@ class HistorySettings(Settings):
     )
     memory_gb: float = option(
         16.0,
-        "GB of each node's memory for draft indexes (16 bytes a token) and the responses they are made of (about 1 "
+        "GB of each node's memory for draft indexes (15 bytes a token) and the responses they are made of (about 1 "
         "byte a token); what is over is compressed to the disk and brought back when its prompt comes.",
         low=0.001,
         high=100000,

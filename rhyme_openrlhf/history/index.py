@@ -2,15 +2,20 @@
 
 RhymeRL (section 5.3) keeps a suffix tree per prompt whose nodes carry a priority, the sum of the rewards below them.
 This is the same tree held as a suffix array: a node is an interval of the sorted suffixes, its count is the
-interval's length, and its priority is the difference of two prefix sums. So the whole tree is three flat arrays in
-one buffer that is shared, memory-mapped or sent without any conversion.
+interval's length, and its priority is a difference of prefix sums. So the whole tree is a few flat arrays in one buffer
+that is shared, memory-mapped or sent without any conversion.
 
-The buffer, in this order (integers little-endian; n is the number of stored tokens, separators included):
+The buffer, in this order (integers little-endian; n is the number of stored tokens, separators included; each array
+begins at a multiple of 8 bytes):
 
-    header           64 bytes: magic, format version, number of pieces, n, size of the buffer, zeros, checksum
-    prefix_sums      int64[n + 1]: sum of the fixed-point rewards of the first i suffixes in sorted order
-    suffixes         int32[n]: where each suffix starts in `tokens`, in sorted order
-    tokens           int32[n]: each piece's context and tokens, then its separator
+    header    64 bytes: magic, format version, number of pieces, n, size of the buffer, zeros, checksum
+    rewards   int64[number of pieces]: the fixed-point rewards that occur, ascending, then zeros
+    sums      int64[n / 32 + 1]: sums of the rewards of the first 0, 32, 64, ... suffixes in sorted order
+    suffixes  int32[n]: where each suffix starts in `tokens`, in sorted order
+    places    int32[n]: the place of each suffix in `suffixes`, in the order of `tokens`
+    tokens    int32[n]: each piece's context and tokens, then its separator
+    grades    uint16[n]: of each suffix, in sorted order, which of `rewards` is its piece's
+    shared    uint8[n]: how many first tokens each suffix has in common with the one sorted before it; 255: or more
 
 Invariants:
 - A separator is a negative number that occurs once (-1 after the first piece, -2 after the second, ...). Tokens are
@@ -30,22 +35,23 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.lookup import draft_from
-from rhyme_openrlhf.history.suffix_array import suffix_array
+from rhyme_openrlhf.history.lookup import INDEX_COLUMNS, SUM_EVERY, draft_from
+from rhyme_openrlhf.history.suffix_array import shared_tokens, suffix_array
 
 Tokens = NDArray[np.integer[Any]] | Sequence[int]
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 MAGIC = b"RHYMEIDX"
-# 2: the checksum is XXH3 of 64 bits (1: CRC-32, which reads a buffer at a tenth of the speed).
-VERSION = 2
+# 2: the checksum is XXH3 of 64 bits (1: CRC-32, which reads a buffer at a tenth of the speed). 3: places, and what
+# neighbours share; rewards by grade (2: a prefix sum for each suffix, as many bytes as all that is new).
+VERSION = 3
 HEADER = struct.Struct("<8sIIqq")
 CHECKSUM = struct.Struct("<Q")
 # A multiple of 8, so that the int64 array right behind the header is aligned; the rest is room for later versions.
@@ -54,6 +60,10 @@ CHECKSUM_AT = HEADER_BYTES - CHECKSUM.size
 # Prefix sums are int64: one bit is the sign, one is spare for the rounding of the largest reward.
 PRIORITY_BITS = 62
 MAX_TOKEN = 2**31 - 1
+# Grades are uint16.
+MAX_PIECES = 2**16
+# Each array begins at a multiple of this.
+ALIGNMENT = 8
 
 
 class IndexBufferError(ValueError):
@@ -89,20 +99,28 @@ class Draft:
 def build_index(pieces: Sequence[Piece]) -> NDArray[np.uint8]:
     """The draft index of `pieces` (RhymeRL, section 5.3), oldest first, as one uint8 buffer.
 
-    16 bytes per token. Rewards that are not finite count as 0. No pieces make an index that never drafts. Raises
-    ValueError for a token id that is no integer from 0 to 2**31 - 1, or for 2**31 tokens and more.
+    15.25 bytes per token. Rewards that are not finite count as 0. No pieces make an index that never drafts. Raises
+    ValueError for a token id that is no integer from 0 to 2**31 - 1, for 2**31 tokens and more, or for more than 65,536
+    pieces.
     """
     text, owners = _join(pieces)
     count = text.size
     if count > MAX_TOKEN:
         raise ValueError(f"a draft index holds at most {MAX_TOKEN} tokens, got {count}")
-    size = _size(count)
+    if len(pieces) > MAX_PIECES:
+        raise ValueError(f"a draft index holds at most {MAX_PIECES} responses, got {len(pieces)}")
+    size = _size(count, len(pieces))
     buffer = np.zeros(size, dtype=np.uint8)
-    prefix_sums, suffixes, tokens = _arrays(buffer, count)
-    tokens[:] = text
-    suffixes[:] = suffix_array(text)
-    weights = _fixed_point([piece.reward for piece in pieces], count)
-    np.cumsum(weights[owners[suffixes]], out=prefix_sums[1:])
+    arrays = _arrays(buffer, count, len(pieces))
+    arrays.tokens[:] = text
+    arrays.suffixes[:], arrays.places[:] = suffix_array(text)
+    shared_tokens(text, arrays.suffixes, arrays.places, arrays.shared)
+    found, grades = np.unique(_fixed_point([piece.reward for piece in pieces], count), return_inverse=True)
+    arrays.rewards[: found.size] = found
+    arrays.grades[:] = grades.astype(np.uint16)[owners[arrays.suffixes]]
+    whole = count // SUM_EVERY
+    every = arrays.rewards[arrays.grades[: whole * SUM_EVERY]].reshape(whole, SUM_EVERY).sum(axis=1)
+    np.cumsum(every, out=arrays.sums[1:])
     buffer[: HEADER.size] = np.frombuffer(HEADER.pack(MAGIC, VERSION, len(pieces), count, size), dtype=np.uint8)
     buffer[CHECKSUM_AT:HEADER_BYTES] = np.frombuffer(CHECKSUM.pack(_checksum(buffer)), dtype=np.uint8)
     return buffer
@@ -111,12 +129,14 @@ def build_index(pieces: Sequence[Piece]) -> NDArray[np.uint8]:
 class DraftIndex:
     """A draft index opened for lookups. Holds views into its buffer and changes nothing: safe to use from threads."""
 
-    def __init__(self, buffer: NDArray[np.uint8], count: int) -> None:
+    def __init__(self, buffer: NDArray[np.uint8], count: int, pieces: int) -> None:
         """Use `from_buffer`, which checks the buffer first. `count`: stored tokens, separators included."""
-        self._prefix_sums, self._suffixes, self._tokens = _arrays(buffer, count)
-        for array in (self._prefix_sums, self._suffixes, self._tokens):
-            # Always read-only: a buffer from Ray's object store is, and the lookup is compiled once per array type.
-            array.flags.writeable = False
+        self._buffer = buffer
+        arrays = _arrays(buffer, count, pieces)
+        addresses = [array.ctypes.data for array in arrays]
+        self.row: Int64s = np.array([*addresses, count], dtype=np.int64)
+        """What compiled code is given of it (columns in history/lookup.py); valid as long as this object lives."""
+        assert self.row.size == INDEX_COLUMNS
 
     @classmethod
     def from_buffer(cls, buffer: Any) -> DraftIndex:
@@ -131,7 +151,7 @@ class DraftIndex:
             raise IndexBufferError(f"a draft index must be a contiguous, non-empty buffer: {error}") from error
         if raw.size < HEADER_BYTES:
             raise IndexBufferError(f"draft index is torn: {raw.size} bytes, its header alone has {HEADER_BYTES}")
-        magic, version, _, count, size = HEADER.unpack_from(raw.data)
+        magic, version, pieces, count, size = HEADER.unpack_from(raw.data)
         if magic != MAGIC:
             raise IndexBufferError(f"not a draft index: it starts with {magic!r}, not with {MAGIC!r}")
         if version != VERSION:
@@ -139,15 +159,11 @@ class DraftIndex:
         if raw.size != size:
             raise IndexBufferError(f"draft index is torn: its header says {size} bytes, the buffer has {raw.size}")
         (expected,) = CHECKSUM.unpack_from(raw.data, CHECKSUM_AT)
-        if _checksum(raw) != expected or _size(count) != size:
+        if _checksum(raw) != expected or _size(count, pieces) != size:
             raise IndexBufferError("draft index is corrupt: its checksum does not fit its content")
         if raw.ctypes.data % np.dtype(np.int64).itemsize:
             raw = raw.copy()
-        return cls(raw, count)
-
-    def arrays(self) -> tuple[Int32s, Int32s, Int64s]:
-        """Tokens [n], suffixes [n] and prefix sums [n + 1], read-only, for `lookup.draft_from`; the buffer's memory."""
-        return self._tokens, self._suffixes, self._prefix_sums
+        return cls(raw, count, pieces)
 
     def draft(self, context: Tokens, prefix_max: int, prefix_min: int, limit: int) -> Draft:
         """Up to `limit` tokens that are likely to follow `context` (RhymeRL, sections 5.2 to 5.4).
@@ -163,9 +179,7 @@ class DraftIndex:
             return Draft([], 0)
         text = np.array(context[-prefix_max:], dtype=np.int32)
         out, confidence = np.empty(limit, dtype=np.int32), np.empty(limit, dtype=np.float32)
-        found, matched = draft_from(
-            self._tokens, self._suffixes, self._prefix_sums, text, prefix_max, prefix_min, out, confidence
-        )
+        found, matched = draft_from(self.row, text, prefix_max, prefix_min, out, confidence)
         return Draft(out[:found].tolist(), matched, confidence[:found].tolist())
 
 
@@ -175,19 +189,44 @@ def compile_lookup() -> None:
     index.draft([0, 1], 2, 1, 1)
 
 
-def _size(count: int) -> int:
-    return HEADER_BYTES + 8 * (count + 1) + 4 * count + 4 * count
+class _Arrays(NamedTuple):
+    """Views of the arrays inside a buffer, in the order of the addresses that compiled code is given."""
+
+    tokens: Int32s
+    suffixes: Int32s
+    places: Int32s
+    shared: NDArray[np.uint8]
+    grades: NDArray[np.uint16]
+    sums: Int64s
+    rewards: Int64s
 
 
-def _arrays(buffer: NDArray[np.uint8], count: int) -> tuple[Int64s, Int32s, Int32s]:
-    """Views of the prefix sums, the suffixes and the tokens inside `buffer`."""
-    sums_end = HEADER_BYTES + 8 * (count + 1)
-    suffixes_end = sums_end + 4 * count
-    return (
-        buffer[HEADER_BYTES:sums_end].view(np.int64),
-        buffer[sums_end:suffixes_end].view(np.int32),
-        buffer[suffixes_end:].view(np.int32),
+def _layout(count: int, pieces: int) -> list[tuple[str, type[np.generic], int]]:
+    """The arrays of a buffer in its order: name, type, elements."""
+    return [
+        ("rewards", np.int64, pieces), ("sums", np.int64, count // SUM_EVERY + 1), ("suffixes", np.int32, count),
+        ("places", np.int32, count), ("tokens", np.int32, count), ("grades", np.uint16, count),
+        ("shared", np.uint8, count),
+    ]  # fmt: skip
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _size(count: int, pieces: int) -> int:
+    return HEADER_BYTES + sum(
+        _aligned(np.dtype(kind).itemsize * elements) for _, kind, elements in _layout(count, pieces)
     )
+
+
+def _arrays(buffer: NDArray[np.uint8], count: int, pieces: int) -> _Arrays:
+    found, begin = {}, HEADER_BYTES
+    for name, kind, elements in _layout(count, pieces):
+        nbytes = np.dtype(kind).itemsize * elements
+        found[name] = buffer[begin : begin + nbytes].view(kind)
+        begin += _aligned(nbytes)
+    return _Arrays(**found)
 
 
 def _checksum(buffer: NDArray[np.uint8]) -> int:

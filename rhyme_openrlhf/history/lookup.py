@@ -1,7 +1,11 @@
 """The compiled half of a draft index: the longest match, and the best continuation of it (RhymeRL, sections 5.2, 5.3).
 
-Works on the three arrays of `history/index.py`, whose invariants it relies on, and allocates nothing: one caller asks
-for one draft, another (`speculation/draft_step.py`) for those of a whole decode step.
+Works on the arrays of `history/index.py`, whose invariants it relies on, by a row of their addresses (columns below),
+and allocates nothing: `history/cursor.py` asks for one sample, `speculation/draft_step.py` for those of a whole step.
+
+A node of the tree is an interval [low, high) of the sorted suffixes that have their first `depth` tokens in common.
+Where the interval is small, its ends and its children's are read from the numbers of tokens that neighbours share,
+which lie side by side; where it is large, they are searched for.
 """
 
 from __future__ import annotations
@@ -10,9 +14,26 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from rhyme_openrlhf.history.addresses import int32_of, int64_of, uint8_of, uint16_of
+
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Float32s = NDArray[np.float32]
+
+# CRC-32 of the module above whose compiled functions are called here. Numba's cache notices a change of this file only,
+# so a change of that one has to change this one too (tests/speculation/test_draft_step.py says the number).
+CALLED_SOURCES = 480367261
+
+# An index: the addresses of its arrays, and its tokens.
+TOKENS, SUFFIXES, PLACES, SHARED, GRADES, SUMS, REWARDS, TOKEN_COUNT = range(8)
+INDEX_COLUMNS = 8
+
+# What a uint8 says of how many tokens neighbours share: so many, or more.
+MOST_SHARED = 255
+# Suffixes between two prefix sums of rewards: their grades are one cache line.
+SUM_EVERY = 32
+# Neighbours that are looked at one by one before their node's end is searched for.
+LOOKED_AT = 64
 
 # A step's confidence is (count + A) / (node's count + B) for the child that is followed: A < B, so that a node with one
 # child is not certain, and one that was seen often is more certain than one seen once. From a recorded run of the
@@ -27,25 +48,30 @@ SHORT_MATCH_FACTOR = 0.92
 
 @njit(cache=True, nogil=True)
 def draft_from(
-    tokens: Int32s,
-    suffixes: Int32s,
-    prefix_sums: Int64s,
-    text: Int32s,
-    longest: int,
-    shortest: int,
-    out: Int32s,
-    confidence: Float32s,
+    index: Int64s, text: Int32s, longest: int, shortest: int, out: Int32s, confidence: Float32s
 ) -> tuple[int, int]:
     """Fill `out` with what follows the longest end of `text` that occurs; returns (tokens found, tokens matched).
 
-    Matches from `longest` down to `shortest` tokens; both results are 0 without one. `confidence[i]` becomes the
-    estimated probability that the draft is right up to and including token i. Negative ids in `text` match nothing.
+    Matches from `longest` down to `shortest` tokens; both results are 0 without one. `confidence` as `walk` fills it.
+    """
+    low, high, length = longest_match(index, text, longest, shortest)
+    if not length:
+        return 0, 0
+    found, _ = walk(index, low, high, length, low, out.size, 0.0, 0.0, out, confidence)
+    return found, length
+
+
+@njit(cache=True, nogil=True)
+def longest_match(index: Int64s, text: Int32s, longest: int, shortest: int) -> tuple[int, int, int]:
+    """The node of the longest end of `text` that occurs and goes on: low, high, length.
+
+    Of `longest` down to `shortest` tokens; all are 0 without one. Negative ids in `text` match nothing.
     """
     usable = 0
     while usable < text.size and usable < longest and text[text.size - 1 - usable] >= 0:
         usable += 1
     if usable < shortest:
-        return 0, 0
+        return 0, 0, 0
     # Whatever follows a longer match follows its end too: so the longest is found by bisection. The first guess is the
     # longest there can be, because most samples go on as they did before. Where that fails, what occurs of it says
     # where the sample left the history: the next guess begins right behind, and where it fits it is mostly the longest.
@@ -53,41 +79,41 @@ def draft_from(
     best, best_low, best_high = 0, 0, 0
     length, low_end, high_end = usable, shortest, usable
     while low_end <= high_end:
-        low, high, occurs = _match(tokens, suffixes, text, length)
+        low, high, occurs = _match(index, text, length)
         guess = 0
-        # Separators sort first: if the last suffix goes on with one, all of them do.
-        if low < high and tokens[suffixes[high - 1] + length] >= 0:
+        if low < high and goes_on(index, high, length):
             if not best:
                 guess = length + 1
             best, best_low, best_high = length, low, high
             low_end = length + 1
         elif length == shortest:
-            return 0, 0
+            return 0, 0, 0
         else:
             high_end = length - 1
             if not best:
                 guess = max(shortest, length - occurs - 1) if length == usable else shortest
         length = min(guess, high_end) if guess else (low_end + high_end + 1) >> 1
-    if not best:
-        return 0, 0
-    return _walk(tokens, suffixes, prefix_sums, best_low, best_high, best, out, confidence), best
+    return best_low, best_high, best
 
 
 @njit(cache=True, nogil=True)
-def _match(tokens: Int32s, suffixes: Int32s, text: Int32s, length: int) -> tuple[int, int, int]:
+def _match(index: Int64s, text: Int32s, length: int) -> tuple[int, int, int]:
     """The interval [low, high) of the suffixes that begin with the last `length` of `text`; empty where none does.
 
     Third: how many of the `length` tokens, from the first on, occur at all.
     """
     start = text.size - length
-    low, high = 0, suffixes.size
+    low, high = 0, index[TOKEN_COUNT]
     # How many tokens the suffixes around [low, high) share with the text: all between them share the fewer.
     before, behind = 0, 0
     while low < high:
         middle = (low + high) >> 1
-        at = suffixes[middle]
-        same = _shared(tokens, at, text, start, length, min(before, behind))
-        if same < length and tokens[at + same] < text[start + same]:
+        at = int32_of(index[SUFFIXES], middle)
+        same = min(before, behind)
+        # No token of `text` is a separator: a suffix that is shorter differs at its own at the latest.
+        while same < length and int32_of(index[TOKENS], at + same) == text[start + same]:
+            same += 1
+        if same < length and int32_of(index[TOKENS], at + same) < text[start + same]:
             low = middle + 1
             before = same
         else:
@@ -95,81 +121,169 @@ def _match(tokens: Int32s, suffixes: Int32s, text: Int32s, length: int) -> tuple
             behind = same
     if behind < length:
         return low, low, max(before, behind)
-    # Doubling steps, then bisection: most intervals are small.
-    step, end = 1, low
-    while end + step < suffixes.size and _shared(tokens, suffixes[end + step], text, start, length, 0) == length:
-        end += step
+    return low, node_end(index, low, length), length
+
+
+@njit(cache=True, nogil=True)
+def token_at(index: Int64s, place: int, depth: int) -> int:
+    """The token behind the first `depth` of the suffix at `place`."""
+    return int32_of(index[TOKENS], int32_of(index[SUFFIXES], place) + depth)
+
+
+@njit(cache=True, nogil=True)
+def goes_on(index: Int64s, high: int, depth: int) -> bool:
+    """Whether any suffix of the node that ends at `high` has a token behind `depth`.
+
+    Separators sort first: if the last suffix goes on with one, all of them do.
+    """
+    return token_at(index, high - 1, depth) >= 0
+
+
+@njit(cache=True, nogil=True)
+def node_end(index: Int64s, place: int, depth: int) -> int:
+    """Where the suffixes end that have their first `depth` tokens in common with the one at `place`."""
+    end, count = place + 1, index[TOKEN_COUNT]
+    if depth <= MOST_SHARED:
+        near = min(count, end + LOOKED_AT)
+        while end < near and uint8_of(index[SHARED], end) >= depth:
+            end += 1
+        if end < near or end == count:
+            return end
+    # Doubling steps, then bisection.
+    model = int32_of(index[SUFFIXES], place)
+    last, step = end - 1, 1
+    while last + step < count and _same(index, model, last + step, depth):
+        last += step
         step *= 2
-    first, last = end + 1, min(end + step, suffixes.size)
+    first, last = last + 1, min(last + step, count)
     while first < last:
         middle = (first + last) >> 1
-        if _shared(tokens, suffixes[middle], text, start, length, 0) == length:
+        if _same(index, model, middle, depth):
             first = middle + 1
         else:
             last = middle
-    return low, first, length
+    return first
 
 
 @njit(cache=True, nogil=True)
-def _shared(tokens: Int32s, suffix: int, text: Int32s, start: int, length: int, known: int) -> int:
-    """How many of the `length` tokens of `text` from `start` on the suffix begins with, `known` of them for sure.
-
-    No token of `text` is a separator: a suffix that is shorter differs at its own at the latest, so nothing behind
-    `tokens` is read.
-    """
-    while known < length and tokens[suffix + known] == text[start + known]:
-        known += 1
-    return known
+def node_begin(index: Int64s, place: int, depth: int) -> int:
+    """Where the suffixes begin that have their first `depth` tokens in common with the one at `place`."""
+    begin = place
+    if depth <= MOST_SHARED:
+        near = max(0, begin - LOOKED_AT)
+        while begin > near and uint8_of(index[SHARED], begin) >= depth:
+            begin -= 1
+        if begin > near or begin == 0:
+            return begin
+    model = int32_of(index[SUFFIXES], place)
+    step = 1
+    while begin - step >= 0 and _same(index, model, begin - step, depth):
+        begin -= step
+        step *= 2
+    first, last = max(0, begin - step + 1), begin
+    while first < last:
+        middle = (first + last) >> 1
+        if _same(index, model, middle, depth):
+            last = middle
+        else:
+            first = middle + 1
+    return first
 
 
 @njit(cache=True, nogil=True)
-def _walk(
-    tokens: Int32s,
-    suffixes: Int32s,
-    prefix_sums: Int64s,
+def _same(index: Int64s, model: int, place: int, depth: int) -> bool:
+    """Whether the suffix at `place` begins with the `depth` tokens from position `model` on."""
+    at = int32_of(index[SUFFIXES], place)
+    for behind in range(depth):
+        if int32_of(index[TOKENS], at + behind) != int32_of(index[TOKENS], model + behind):
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def walk(
+    index: Int64s,
     low: int,
     high: int,
     depth: int,
+    near: int,
+    window: int,
+    stop_confidence: float,
+    extend_confidence: float,
     out: Int32s,
     confidence: Float32s,
-) -> int:
-    """Follow the best child from the node [low, high) at `depth` tokens; returns how many of `out` were filled."""
+) -> tuple[int, int]:
+    """Follow the best child from the node [low, high) at `depth`; returns how many of `out` were filled, and a place.
+
+    The suffix at that place begins with all that matched and was drafted. What all suffixes of a node have in common
+    is read from the one at `near`, as long as that is one of them: its tokens are in the caches. `confidence[i]`
+    becomes the estimated probability that the draft is right up to and including token i; behind the first token the
+    draft ends where that is below `stop_confidence`, and behind `window` tokens where it is below `extend_confidence`.
+    """
     found = 0
     sure = 1.0
     while found < out.size:
-        last = tokens[suffixes[high - 1] + depth]
-        if last < 0:
-            break
         count = high - low
-        if tokens[suffixes[low] + depth] != last:
-            low, high = _best_child(tokens, suffixes, prefix_sums, low, high, depth)
-        sure *= ((high - low) + CONFIDENCE_A) / (count + CONFIDENCE_B)
-        if depth < SURE_MATCH:
-            sure *= SHORT_MATCH_FACTOR
-        out[found] = tokens[suffixes[low] + depth]
-        confidence[found] = sure
-        found += 1
-        depth += 1
-    return found
+        common = depth + out.size - found
+        if count > 1:
+            common = _common(index, low, high, depth, common)
+            if common == depth:
+                low, high = _best_child(index, low, high, depth)
+                if low == high:
+                    break
+                common = depth + 1
+        factor = ((high - low) + CONFIDENCE_A) / (count + CONFIDENCE_B)
+        if not low <= near < high:
+            near = low
+        at = int32_of(index[SUFFIXES], near)
+        while depth < common and found < out.size:
+            token = int32_of(index[TOKENS], at + depth)
+            if token < 0:
+                return found, near
+            sure *= factor
+            if depth < SURE_MATCH:
+                sure *= SHORT_MATCH_FACTOR
+            kept = np.float32(sure)
+            if found and kept < (stop_confidence if found < window else extend_confidence):
+                return found, near
+            out[found] = token
+            confidence[found] = kept
+            found += 1
+            depth += 1
+    return found, near
 
 
 @njit(cache=True, nogil=True)
-def _best_child(
-    tokens: Int32s, suffixes: Int32s, prefix_sums: Int64s, low: int, high: int, depth: int
-) -> tuple[int, int]:
-    """The child interval with the greatest (max(priority, 0), count, recency), see the module docstring."""
-    start = _first_at_least(tokens, suffixes, low, high, depth, 0)
+def _common(index: Int64s, low: int, high: int, depth: int, most: int) -> int:
+    """How many first tokens (at least `depth`, at most `most`) all suffixes of the node [low, high) have in common."""
+    if high - low <= LOOKED_AT:
+        common = MOST_SHARED
+        for place in range(low + 1, high):
+            common = min(common, uint8_of(index[SHARED], place))
+        if common < MOST_SHARED:
+            return common
+    first, last = int32_of(index[SUFFIXES], low), int32_of(index[SUFFIXES], high - 1)
+    common = depth
+    while common < most and int32_of(index[TOKENS], first + common) == int32_of(index[TOKENS], last + common):
+        common += 1
+    return common
+
+
+@njit(cache=True, nogil=True)
+def _best_child(index: Int64s, low: int, high: int, depth: int) -> tuple[int, int]:
+    """The child with the greatest (max(priority, 0), count, recency), see `history/index.py`; empty: all end here."""
+    start = _first_at_least(index, low, high, depth, 0)
     best_start, best_end, best_priority = start, start, -1
     while start < high:
-        end = _child_end(tokens, suffixes, start, high, depth)
-        priority = max(prefix_sums[end] - prefix_sums[start], 0)
+        end = child_end(index, start, high, depth)
+        priority = max(_priority(index, start, end), 0)
         better = priority > best_priority
         if priority == best_priority:
             gain = (end - start) - (best_end - best_start)
             better = gain > 0
             if gain == 0:
                 # Rare enough that scanning the two intervals is cheaper than keeping range maxima for all of them.
-                better = suffixes[start:end].max() > suffixes[best_start:best_end].max()
+                better = _latest(index, start, end) > _latest(index, best_start, best_end)
         if better:
             best_start, best_end, best_priority = start, end, priority
         start = end
@@ -177,11 +291,46 @@ def _best_child(
 
 
 @njit(cache=True, nogil=True)
-def _first_at_least(tokens: Int32s, suffixes: Int32s, low: int, high: int, depth: int, token: int) -> int:
+def _latest(index: Int64s, low: int, high: int) -> int:
+    """The furthest position of the suffixes [low, high)."""
+    latest = 0
+    for place in range(low, high):
+        latest = max(latest, int32_of(index[SUFFIXES], place))
+    return latest
+
+
+@njit(cache=True, nogil=True)
+def _priority(index: Int64s, low: int, high: int) -> int:
+    """The sum of the rewards of the suffixes [low, high)."""
+    total = 0
+    if high - low > SUM_EVERY:
+        first, last = -(-low // SUM_EVERY), high // SUM_EVERY
+        total += int64_of(index[SUMS], last) - int64_of(index[SUMS], first)
+        for place in range(low, first * SUM_EVERY):
+            total += int64_of(index[REWARDS], uint16_of(index[GRADES], place))
+        low = last * SUM_EVERY
+    for place in range(low, high):
+        total += int64_of(index[REWARDS], uint16_of(index[GRADES], place))
+    return total
+
+
+@njit(cache=True, nogil=True)
+def child_of(index: Int64s, low: int, high: int, depth: int, token: int) -> tuple[int, int]:
+    """The child of the node [low, high) that `token` leads to; empty where there is none."""
+    low = _first_at_least(index, low, high, depth, token)
+    if low == high or token_at(index, low, depth) != token:
+        return low, low
+    return low, child_end(index, low, high, depth)
+
+
+@njit(cache=True, nogil=True)
+def _first_at_least(index: Int64s, low: int, high: int, depth: int, token: int) -> int:
     """First place in [low, high) whose token at `depth` is at least `token`; `high` if there is none."""
+    if low < high and token_at(index, low, depth) >= token:
+        return low
     while low < high:
         middle = (low + high) >> 1
-        if tokens[suffixes[middle] + depth] < token:
+        if token_at(index, middle, depth) < token:
             low = middle + 1
         else:
             high = middle
@@ -189,11 +338,20 @@ def _first_at_least(tokens: Int32s, suffixes: Int32s, low: int, high: int, depth
 
 
 @njit(cache=True, nogil=True)
-def _child_end(tokens: Int32s, suffixes: Int32s, low: int, high: int, depth: int) -> int:
-    """End of the child that begins at `low`: doubling steps, then bisection, as most children are small."""
-    token = tokens[suffixes[low] + depth]
+def child_end(index: Int64s, low: int, high: int, depth: int) -> int:
+    """End of the child that begins at `low`, of a node that ends at `high`."""
+    near = min(high, low + LOOKED_AT)
+    if depth < MOST_SHARED:
+        end = low + 1
+        while end < near and uint8_of(index[SHARED], end) > depth:
+            end += 1
+        if end < near or end == high:
+            return end
+        low = end - 1
+    # Doubling steps, then bisection.
+    token = token_at(index, low, depth)
     step = 1
-    while low + step < high and tokens[suffixes[low + step] + depth] == token:
+    while low + step < high and token_at(index, low + step, depth) == token:
         low += step
         step *= 2
-    return _first_at_least(tokens, suffixes, low + 1, min(low + step, high), depth, token + 1)
+    return _first_at_least(index, low + 1, min(low + step, high), depth, token + 1)

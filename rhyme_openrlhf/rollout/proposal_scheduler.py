@@ -15,9 +15,9 @@ from typing import Any
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
-from rhyme_openrlhf.speculation.draft_step import NO_SOURCE
 from rhyme_openrlhf.speculation.gain import GainMeter
 from rhyme_openrlhf.speculation.proposals import ProposalDrafter, ProposalPlanner, Proposed
+from rhyme_openrlhf.speculation.rows import NO_SOURCE
 
 # The first step behind an interval without drafts has none to verify: nothing was proposed in the step before it.
 SETTLING_STEPS = 1

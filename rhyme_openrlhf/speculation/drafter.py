@@ -25,10 +25,10 @@ import numpy as np
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex
-from rhyme_openrlhf.speculation.draft_step import FROM_HISTORY, FROM_OWN, FROM_SIBLINGS, NO_SOURCE
 from rhyme_openrlhf.speculation.live_texts import Came, LiveTexts, compile_step
 from rhyme_openrlhf.speculation.off_switch import OffSwitch
 from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
+from rhyme_openrlhf.speculation.rows import FROM_HISTORY, FROM_OWN, FROM_SIBLINGS, NO_SOURCE
 from rhyme_openrlhf.speculation.window import SpeculationWindow
 
 SOURCE_NAMES = {NO_SOURCE: "", FROM_HISTORY: "history", FROM_SIBLINGS: "siblings", FROM_OWN: "own"}
@@ -114,7 +114,7 @@ class HistoryDrafter:
         new: list[int] = []
         ends = []
         for text, seen in zip(texts, self._texts.counts(asking), strict=True):
-            new += text[seen:]
+            new.extend(text[seen:])
             ends.append(len(new))
         drafted = self._texts.draft(asking, new, ends, whole=self._planner is not None)
         if self._planner is not None:

@@ -18,11 +18,11 @@ import numpy as np
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_SHARE
 from rhyme_openrlhf.speculation.budget import choose
-from rhyme_openrlhf.speculation.draft_step import COUNT_OF_SOURCES, NO_SOURCE
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.live_texts import Came
 from rhyme_openrlhf.speculation.planner import Decision, Planner
 from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance
+from rhyme_openrlhf.speculation.rows import COUNT_OF_SOURCES, NO_SOURCE
 
 
 class Proposed(NamedTuple):

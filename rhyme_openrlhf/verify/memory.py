@@ -19,7 +19,7 @@ from rhyme_openrlhf.verify.outcome import Outcome, Result
 WHAT = "memory for weight versions, indexes and objects"
 # What a run's policy publishes: its weights in --ds.param_dtype.
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-# history/index.py: 16 bytes for every token.
+# history/index.py: 15.25 bytes for every token, and some for every response.
 INDEX_BYTES_PER_TOKEN = 16
 # Ray's own threshold for killing workers is 95 % of the machine's memory; a run needs some GB beside its model.
 LEAST_HOST_BYTES = 2 * 1024**3

@@ -1,4 +1,4 @@
-"""Numba's cache of the compiled step is of the code that is here."""
+"""Numba's cache of compiled code is of the code that is here."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ from types import ModuleType
 
 import pytest
 
-from rhyme_openrlhf.history import lookup
-from rhyme_openrlhf.speculation import acceptance, addresses, budget, draft_step, likely_next, planner, window
+from rhyme_openrlhf.history import addresses, cursor, lookup
+from rhyme_openrlhf.speculation import acceptance, budget, draft_step, likely_next, planner, rows, text_tables, window
+
+INDEX = (addresses, lookup)
+TABLES = (addresses, likely_next, rows)
 
 
 @pytest.mark.parametrize(
     ("caller", "called"),
-    [(draft_step, (lookup, acceptance, addresses, likely_next, window)), (planner, (acceptance, budget))],
+    [
+        (lookup, (addresses,)),
+        (cursor, INDEX),
+        (text_tables, TABLES),
+        (draft_step, (cursor, text_tables, acceptance, window)),
+        (planner, (acceptance, budget)),
+    ],
 )
 def test_a_change_of_what_is_called_changes_the_caller(caller: ModuleType, called: tuple[ModuleType, ...]) -> None:
+    """A caller that names all that its callees call changes with it; those name theirs in turn."""
     found = 0
     for module in called:
         found = zlib.crc32(Path(str(module.__file__)).read_bytes(), found)

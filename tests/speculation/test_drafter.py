@@ -8,8 +8,8 @@ import pytest
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import IndexBufferError, Piece, build_index
-from rhyme_openrlhf.speculation.draft_step import NO_SOURCE
 from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, HistoryDrafter, Verified
+from rhyme_openrlhf.speculation.rows import NO_SOURCE
 from tests.speculation.test_planner import planner
 
 RESPONSE = list(range(10, 60))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
-from rhyme_openrlhf.speculation.draft_step import FROM_OWN, FROM_SIBLINGS, NO_SOURCE
 from rhyme_openrlhf.speculation.live_texts import FIRST_BUCKETS, FIRST_ROWS, FIRST_TOKENS, LiveTexts
+from rhyme_openrlhf.speculation.rows import FROM_OWN, FROM_SIBLINGS, NO_SOURCE
 
 PARTS = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
 WINDOW = 5
@@ -164,3 +164,23 @@ def test_a_prompt_with_an_index_outlives_its_samples() -> None:
     texts.forget("p")
     row = begin(texts, "p", 3)
     assert grow(texts, row, [1, 2, 3])[0] == []
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_size=4), PARTS, st.integers(0, 8))
+def test_history_drafts_as_the_index_does(history: list[list[int]], parts: list[list[int]], again: int) -> None:
+    """Whatever came since the last step, and also when the prompt gets another index in between."""
+    pieces = [Piece([], tokens, float(number % 2)) for number, tokens in enumerate(history)]
+    texts, text = live(prefix_min=1), []
+    index = DraftIndex.from_buffer(build_index(pieces))
+    texts.install("p", index)
+    row = begin(texts, "p", 0)
+    for number, part in enumerate(parts):
+        if number == again:
+            index = DraftIndex.from_buffer(build_index([*pieces[1:], Piece([], text, 1.0)]))
+            texts.install("p", index)
+        # Half of the parts begin with what was drafted.
+        drafted = index.draft(text, 16, 1, WINDOW).tokens
+        new = [*drafted, *part[:2]] if number % 2 else part
+        text += new
+        assert grow(texts, row, new)[0] == index.draft(text, 16, 1, WINDOW).tokens

@@ -1,0 +1,33 @@
+"""The rows that hold all of a step's samples and prompts, and what the compiled step says of each draft.
+
+Compiled code sees two int64 tables, one row a sample and one a prompt, with the columns below; arrays are there by
+their addresses (`history/addresses.py`).
+"""
+
+from __future__ import annotations
+
+from rhyme_openrlhf.history.cursor import CURSOR_COLUMNS
+from rhyme_openrlhf.history.lookup import INDEX_COLUMNS
+
+# A sample: its text, how many tokens it has, and room for how many; the most it can come to have; tokens of its
+# prompt; the table of its own text; the sample's prompt; where the match in its own text goes on, and its length; up to
+# where the sibling was followed; that sibling, where the match in it goes on, and its length; its window; how its last
+# drafts fared (acceptance.py); the source of the last one, and its place among those of its step; and its cursor in the
+# prompt's index (history/cursor.py).
+(
+    TEXT, COUNT, CAPACITY, LIMIT, PROMPT, OWN_TABLE, OWN_SLOTS, OWN_AT, OWN_LENGTH, FOLLOWED, SIBLING, SIBLING_AT,
+    SIBLING_LENGTH, WINDOW, RECENT, SOURCE, NUMBER, PROMPT_TOKENS, CURSOR,
+) = range(19)  # fmt: skip
+SAMPLE_COLUMNS = 24  # three cache lines
+assert CURSOR + CURSOR_COLUMNS <= SAMPLE_COLUMNS
+# A prompt: its draft index (history/lookup.py; no tokens: none); the siblings' table, and what was entered into it.
+INDEX = 0
+TABLE, TABLE_BUCKETS, TABLE_ENTERED = range(INDEX_COLUMNS, INDEX_COLUMNS + 3)
+PROMPT_COLUMNS = 16  # two cache lines
+
+# Sources as the call returns them.
+NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)
+COUNT_OF_SOURCES = 4
+# What the call says of each draft, by row of its result.
+LENGTHS, SOURCES, MATCHES, RECENTS = range(4)
+DRAFT_ROWS = 4
