@@ -1,8 +1,7 @@
 """What does a move cost, and what does reallocation gain? Real engines of the embedded model on this machine.
 
-    python benchmarks/move.py cost --out move-cost.json          # a sample's downtime by carrier and context
-    python benchmarks/move.py skew --out move-skew.json          # 24 + 1 samples, and 12 + 12, with and without
-    python benchmarks/move.py skew --paced 2 --out ...           # the same on engines paced to RLHFSpec 3.3
+    python benchmarks/move.py cost --out move-cost.json     # a sample's downtime by carrier and context
+    python benchmarks/move.py skew [--paced 2] --out ...    # 24 + 1 samples, and 12 + 12; paced to RLHFSpec 3.3
 
 `cost`: two engines, each with samples that decode; one more sample with a long context goes to and fro, by each carrier
 in turn (no prefix is cached, so each recompute is a whole one). Downtime is from its stop to its first token there;
@@ -26,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from movable_engines import LocalEngine
+from rlhfspec_instance import papers_profile
 
 from rhyme_openrlhf.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
-from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
+from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint
 from rhyme_openrlhf.latency.settings import EmulateSettings
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.home import ASK_AFTER_SECONDS
@@ -43,8 +43,6 @@ from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 
 CARRIERS = (KV_TRANSFER, RECOMPUTE)
-# RLHFSpec 3.3: tokens a second of one instance with so many samples; straight between them.
-PAPERS_TOKENS_PER_SECOND = {1: 103.0, 6: 765.0, 19: 1415.0, 24: 1453.0}
 LIMIT_S = 60.0
 
 
@@ -278,16 +276,6 @@ def settings(profile: str) -> RhymeSettings:
         emulate=EmulateSettings(profile=profile),
         cpu=CpuSettings(kv_cache_mb=256),
     )
-
-
-def papers_profile(slower: float) -> Profile:
-    """The step times behind RLHFSpec 3.3's throughputs, `slower` times as long."""
-    steps = tuple(
-        StepPoint(count, context, 0, slower * count / rate, 0.0, 1)
-        for count, rate in PAPERS_TOKENS_PER_SECOND.items()
-        for context in (0, 100_000)
-    )
-    return Profile(Subject("RLHFSpec 3.3", f"its instance, {slower:g} times slower", "-", 1), "derived", steps)
 
 
 async def stage(session: Session, counts: tuple[int, int], tokens: int, reallocate: bool) -> dict[str, Any]:
