@@ -64,6 +64,8 @@ class Generator:
         self.vllm_engines = [Engine() for _ in range(ENGINES)]
         self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES))
         self.handed: list[int] = []
+        # Steps whose lengths were recorded, and of how many samples.
+        self.lengths: list[tuple[int, int]] = []
         self.again: list[tuple[int, int, int]] = []
         # What prompts fail with, one after the other; an engine that is gone fails what it has.
         self.failing: dict[str, list[Exception]] = {}
@@ -114,6 +116,7 @@ def a_pipeline(put: Any, evaluate: Any = None, defer: bool = False) -> tuple[Pip
     services = NS(
         record=lambda event, source: recorded.append(event),
         record_all=lambda events, source: recorded.extend(events),
+        record_lengths=lambda step, samples: generator.lengths.append((step, len(samples))),
         settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), samples_move=False, outlives_engines=False),
     )
     planner = NS(
@@ -238,6 +241,7 @@ def test_the_trainer_gets_whole_steps_in_order(sizes: list[int], first: int, see
             assert item.client_states == {"episode": 0, GENERATOR: GeneratorState(item.step)}
     numbers = [step.step for step in steps]
     assert [item.step for item in sent if isinstance(item, StepEnd)] == generator.handed == numbers
+    assert generator.lengths == [(step.step, len(step.prompts) * SAMPLES) for step in steps]
     # Rollout stages follow each other: one begins where the one before ended.
     stages = [event for event in recorded if isinstance(event, (RolloutStarted, RolloutFinished))]
     assert [event.step for event in stages] == [number for number in numbers for _ in range(2)]
