@@ -18,3 +18,15 @@ def test_the_link_leads_to_the_runs_a_run_and_its_figure(dashboard: Any, browser
     assert figure.locator(".scatterlayer .trace path.js-line").count() == 3
     described = figure.locator("[data-figure-plot]")
     expect(described).to_have_attribute("aria-label", re.compile("^Mean reward of each step's samples. First 0.260"))
+
+
+def test_a_figure_without_data_says_so_in_one_sentence(dashboard: Any, browser_page: Any) -> None:
+    page = browser_page
+    page.goto(dashboard.link())
+    page.get_by_role("link", name="demo").click()
+    page.get_by_role("link", name="Scheduling").click()
+    state = page.locator("[data-figure][data-state='empty'] [data-figure-state]").filter(has_text="--move.enable")
+    expect(state).to_contain_text("They may with --move.enable, and do with --reallocation.enable.")
+    # The names of options are in its lines: as children of the box each would have one of its own.
+    expect(state.locator("> *")).to_have_count(1)
+    expect(state.locator("span.whole")).to_have_count(2)

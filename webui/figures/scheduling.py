@@ -21,9 +21,7 @@ NO_MOVES = (
     "Not recorded by this run: no sample went from one engine to another. They may with "
     "--move.enable, and do with --reallocation.enable."
 )
-NO_SWITCHES = (
-    "Not recorded by this run: no machine changed its tensor-parallel layout. No flag of this version switches that on."
-)
+NO_SWITCHES = "Not recorded by this run: no machine changed its tensor-parallel layout. --tp_switch.enable lets it."
 NO_REALLOCATION = (
     "Not recorded by this run: no samples were reallocated between engines (--reallocation.enable) in a step whose "
     "engines reported what they ran (once a second)."

@@ -142,10 +142,11 @@ async function redraw(figure) {
 
 function show(figure, state, text) {
   figure.dataset.state = state;
+  // One element for the whole sentence: each child of the box is laid out by itself.
+  const sentence = document.createElement("span");
   // The names of options stay in one piece: browsers break lines after hyphens.
-  figure.querySelector("[data-figure-state]").replaceChildren(
-    ...text.split(/(--[\w.]+)/).map((part, index) => (index % 2 === 0 ? part : whole(part))),
-  );
+  sentence.append(...text.split(/(--[\w.]+)/).map((part, index) => (index % 2 === 0 ? part : whole(part))));
+  figure.querySelector("[data-figure-state]").replaceChildren(...(text ? [sentence] : []));
 }
 
 function whole(text) {
