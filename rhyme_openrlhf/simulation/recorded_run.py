@@ -7,12 +7,11 @@ anew from 1; nothing is taken from the run's own rollout times, with which the s
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rhyme_openrlhf.simulation.result import Result
@@ -73,7 +72,7 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
     if not steps:
         raise WorkloadError(f"{directory} has no finished rollout stage")
     lines = [json.dumps({**json.loads(one), "step": n}) for n, step in enumerate(steps, 1) for one in by_step[step]]
-    workload = dataclasses.replace(parse_trace(lines, str(path)), name=directory.name, source="a recorded run")
+    workload = replace(parse_trace(lines, str(path)), name=directory.name, source="a recorded run")
     parts = [one.event.seconds_by_part for one in events if isinstance(one.event, TrainStep)]
     if not parts:
         raise WorkloadError(f"{directory} has no finished training step: how fast its trainer is, is not known")
@@ -84,7 +83,7 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
     trainer: Trainer = "pipeline" if pipeline else "async" if started.asynchronous else "sync"
     return RecordedRun(
         workload,
-        dataclasses.replace(
+        replace(
             cluster,
             nodes=1,
             devices=started.engines * started.tensor_parallel_size,
@@ -92,16 +91,14 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
             trainer_tokens_per_second=_trained_per_second(parts, workload),
             publish_seconds=statistics.fmean(one.get(SYNC_PART, 0.0) for one in parts),
         ),
-        dataclasses.replace(
-            features, trainer=trainer, dispatch=True, speculation="measured" if drafted else features.speculation
-        ),
+        replace(features, trainer=trainer, dispatch=True, speculation="measured" if drafted else features.speculation),
         tuple(rates[step] for step in steps),
         tuple(stages[step] for step in steps),
     )
 
 
 def _stages(events: Iterable[Recorded]) -> dict[int, RealStage]:
-    engines, intervals, found = 1, defaultdict(list), {}
+    engines, intervals, ended = 1, defaultdict(list), {}
     for one in events:
         match one.event:
             case RunStarted():
@@ -109,11 +106,14 @@ def _stages(events: Iterable[Recorded]) -> dict[int, RealStage]:
             case EngineInterval():
                 intervals[one.event.step].append(one.event)
             case RolloutFinished():
-                found[one.event.step] = one.event.seconds
-    return {
-        step: RealStage(step, seconds, bubble_fraction(intervals[step], engines, seconds) or 0.0)
-        for step, seconds in found.items()
-    }
+                ended[one.event.step] = (one.time, one.event.seconds)
+    found = {}
+    for step, (end, seconds) in ended.items():
+        # An engine's waiting for the trainer, before the stage, is recorded with the step too.
+        cut = [replace(one, start=max(one.start, end - seconds), end=min(one.end, end)) for one in intervals[step]]
+        inside = [one for one in cut if one.start < one.end]
+        found[step] = RealStage(step, seconds, bubble_fraction(inside, engines, seconds) or 0.0)
+    return found
 
 
 def _rates(events: Iterable[Recorded]) -> dict[int, Rates]:

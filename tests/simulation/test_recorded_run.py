@@ -44,9 +44,14 @@ def record(path: Path, workload: Workload, result: Result) -> None:
             decoded, drafted = round(100 * rates.tokens_per_step), round(100 * rates.drafts_per_step)
             counters = EngineCounters(decode_tokens=decoded, sample_steps=100, drafts=drafted // 4, drafted=drafted)
             log.write(EngineStep(step, 0, counters, step - 1), "rollout")
-            log.write(EngineInterval(1, "idle", 0.0, seconds / 4, step, cause="tail"), "rollout")
+            began = 1000.0 * step
+            # Before the stage it waited for the trainer, too.
+            log.write(EngineInterval(1, "idle", began - 9, began, step, cause="trainer"), "rollout")
+            log.write(EngineInterval(1, "idle", began, began + seconds / 4, step, cause="tail"), "rollout")
             log.write(
-                RolloutFinished(step, load.epoch, seconds, 24, times.tokens, None, 1.0, 1.0, 1.0, 9, 0), "rollout"
+                RolloutFinished(step, load.epoch, seconds, 24, times.tokens, None, 1.0, 1.0, 1.0, 9, 0),
+                "rollout",
+                began + seconds,
             )
             parts = {
                 "train": times.tokens / 5000 / 2,
