@@ -110,8 +110,7 @@ def _stages(events: Iterable[Recorded]) -> dict[int, RealStage]:
     found = {}
     for step, (end, seconds) in ended.items():
         # An engine's waiting for the trainer, before the stage, is recorded with the step too.
-        cut = [replace(one, start=max(one.start, end - seconds), end=min(one.end, end)) for one in intervals[step]]
-        inside = [one for one in cut if one.start < one.end]
+        inside = [part for one in intervals[step] if (part := one.within(end - seconds, end))]
         found[step] = RealStage(step, seconds, bubble_fraction(inside, engines, seconds) or 0.0)
     return found
 

@@ -13,7 +13,7 @@ v produced.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from rhyme_openrlhf.telemetry.draft_events import DraftBudget, DraftGain
@@ -158,6 +158,11 @@ class EngineInterval(Event):
     step: int
     weight_version: int | None = None
     cause: BubbleCause = ""
+
+    def within(self, start: float, end: float) -> EngineInterval | None:
+        """The part of it between two moments; None if there is none."""
+        start, end = max(self.start, start), min(self.end, end)
+        return replace(self, start=start, end=end) if start < end else None
 
 
 @dataclass(frozen=True)

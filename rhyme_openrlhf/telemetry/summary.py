@@ -238,10 +238,8 @@ class _Run:
         for interval in self.intervals:
             if interval.step in stages:
                 seen.add(interval.step)
-                start, end = stages[interval.step]
-                start, end = max(interval.start, start), min(interval.end, end)
-                if start < end:
-                    inside.append(dataclasses.replace(interval, start=start, end=end))
+                if part := interval.within(*stages[interval.step]):
+                    inside.append(part)
         engines = 0 if self.started is None else self.started.engines
         seconds = sum(self.rollouts[step].seconds for step in seen)
         return metrics.bubble_fraction(inside, engines, seconds), metrics.bubble_seconds(inside)
