@@ -14,6 +14,7 @@ from rhyme_openrlhf.latency.transfer_model import NotMeasured
 from rhyme_openrlhf.simulation import report, shipped, study
 from rhyme_openrlhf.simulation.presets import PRESETS
 from rhyme_openrlhf.simulation.recorded_run import RecordedRun, compare, read_run, summary
+from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run, gaps
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance
@@ -142,7 +143,7 @@ def main(argv: list[str]) -> int:
         if options.html:
             from rhyme_openrlhf.simulation.page import draw
         results = study.simulate(variants, workload, profiles, options.jobs, measured)
-        replayed = _replayed(run, profiles) if run else None
+        replayed = _replayed(run, profiles, variants, results) if run else None
     except ModuleNotFoundError as error:
         if error.name != "plotly":
             raise
@@ -177,9 +178,13 @@ def _workload(options: argparse.Namespace) -> Workload:
     return drawn(shape, options.steps, options.prompts, options.samples, options.steps_per_epoch, options.seed)
 
 
-def _replayed(run: RecordedRun, profiles: dict[int, Profile]) -> str:
-    """How the simulator does on the run as it was, step by step."""
-    result = Run(run.workload, run.cluster, run.features, profiles, run.rates).go()
+def _replayed(
+    run: RecordedRun, profiles: dict[int, Profile], variants: Sequence[Variant], results: Sequence[Result]
+) -> str:
+    """How the simulator does on the run as it was, step by step; simulated for this where no variant is that."""
+    asked = zip(variants, results, strict=True)
+    known = (result for one, result in asked if (one.cluster, one.features) == (run.cluster, run.features))
+    result = next(known, None) or Run(run.workload, run.cluster, run.features, profiles, run.rates).go()
     compared = compare(run, result)
     lines = ["step   rollout s, real   simulated    error"]
     lines += [f"{one.step:4d}  {one.real:16.2f}  {one.simulated:10.2f}  {one.error:+7.1%}" for one in compared]

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.settings import Cluster, Features, Trainer
@@ -63,15 +64,14 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
     path = directory / LENGTHS_FILE
     if not path.exists():
         raise WorkloadError(f"{directory} has no {LENGTHS_FILE}: it is no run directory, or of an older version")
-    by_step: dict[int, list[str]] = defaultdict(list)
-    for line in path.read_text().splitlines():
-        by_step[int(json.loads(line)["step"])].append(line)
+    rows = _rows(path)
     events = list(read_events(directory / EVENTS_FILE))
     stages = _stages(events)
-    steps = sorted(by_step.keys() & stages.keys())
+    steps = sorted({row["step"] for row in rows} & stages.keys())
     if not steps:
         raise WorkloadError(f"{directory} has no finished rollout stage")
-    lines = [json.dumps({**json.loads(one), "step": n}) for n, step in enumerate(steps, 1) for one in by_step[step]]
+    numbers = {step: number for number, step in enumerate(steps, start=1)}
+    lines = [json.dumps({**row, "step": numbers[row["step"]]}) for row in rows if row["step"] in numbers]
     workload = replace(parse_trace(lines, str(path)), name=directory.name, source="a recorded run")
     parts = [one.event.seconds_by_part for one in events if isinstance(one.event, TrainStep)]
     if not parts:
@@ -95,6 +95,20 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
         tuple(rates[step] for step in steps),
         tuple(stages[step] for step in steps),
     )
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's lengths. Raises WorkloadError, for one that a killed run has not written whole, too."""
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise WorkloadError(f"{path}, line {number}: no JSON: {error.msg}") from error
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise WorkloadError(f"{path}, line {number}: lacks its step")
+        found.append(row)
+    return found
 
 
 def _stages(events: Iterable[Recorded]) -> dict[int, RealStage]:
