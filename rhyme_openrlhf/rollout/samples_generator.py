@@ -280,10 +280,15 @@ class RhymeSamplesGenerator(SamplesGenerator):
             for problem in report["problems"]:
                 self.services.record(Note("warning", f"engine {engine}: {problem}"), SOURCE)
         self.services.record_lengths(step, samples)
-        lengths = [int(sample.response_length.item()) for sample in samples]
-        rewards = [sample.rewards.item() for sample in samples if sample.rewards is not None]
-        truncated = sum(bool(sample.truncated.item()) for sample in samples)
-        self.services.record(RolloutFinished.of(step, epoch, ended - started, lengths, rewards, truncated), SOURCE)
+        self.services.record(rollout_finished(step, epoch, ended - started, samples), SOURCE)
+
+
+def rollout_finished(step: int, epoch: int, seconds: float, samples: list[Any]) -> RolloutFinished:
+    """A step's rollout stage took so many seconds and gave these samples (OpenRLHF's experiences)."""
+    lengths = [int(sample.response_length.item()) for sample in samples]
+    rewards = [sample.rewards.item() for sample in samples if sample.rewards is not None]
+    truncated = sum(bool(sample.truncated.item()) for sample in samples)
+    return RolloutFinished.of(step, epoch, seconds, lengths, rewards, truncated)
 
 
 def announce(prompts: list[str], workers: Sequence[Any]) -> None:

@@ -29,7 +29,7 @@ from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, PipelineSamplesGenerator
 from rhyme_openrlhf.rollout.pipeline_watch import PipelineWatch
 from rhyme_openrlhf.rollout.sample_turns import TURNS
-from rhyme_openrlhf.rollout.samples_generator import leave_out
+from rhyme_openrlhf.rollout.samples_generator import leave_out, rollout_finished
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
@@ -40,7 +40,7 @@ from rhyme_openrlhf.telemetry.events import (
     SampleMoved,
 )
 from rhyme_openrlhf.training.outlier_watch import LOOK_SECONDS, Outlier, OutlierWatch
-from rhyme_openrlhf.training.pipeline_events import interval_events, rollout_finished, turn_events
+from rhyme_openrlhf.training.pipeline_events import interval_events, turn_events
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.step_in_flight import Key, StepInFlight
 from rhyme_openrlhf.training.step_planner import StepPlanner, rank_groups_event
@@ -369,7 +369,7 @@ class Pipeline:
         self._sent.difference_update(batch)
         samples = [sample for group in groups for sample in group.samples]
         self._services.record_lengths(drawn.step, samples)
-        finished = rollout_finished(drawn, seconds, samples)
+        finished = rollout_finished(drawn.step, drawn.epoch, seconds, samples)
         began = self._stage_began
         self._begin_stage(ended, (finished,))
         self._record_intervals(drawn.step, began, ended)

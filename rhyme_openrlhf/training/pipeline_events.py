@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
-from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep
 from rhyme_openrlhf.telemetry.events import (
     DraftBudget,
     DraftGain,
@@ -14,7 +13,6 @@ from rhyme_openrlhf.telemetry.events import (
     EngineStep,
     Event,
     Note,
-    RolloutFinished,
 )
 
 
@@ -35,11 +33,3 @@ def interval_events(step: int, timelines: Sequence[Sequence[Any] | None]) -> lis
         for engine, timeline in enumerate(timelines)
         for one in timeline or ()
     ]
-
-
-def rollout_finished(drawn: DrawnStep, seconds: float, samples: list[Any]) -> RolloutFinished:
-    """A step is complete, `seconds` after the one before it, and trains on `samples`."""
-    lengths = [int(sample.response_length.item()) for sample in samples]
-    rewards = [sample.rewards.item() for sample in samples if sample.rewards is not None]
-    truncated = sum(bool(sample.truncated.item()) for sample in samples)
-    return RolloutFinished.of(drawn.step, drawn.epoch, seconds, lengths, rewards, truncated)
