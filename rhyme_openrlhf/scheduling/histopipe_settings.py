@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rhyme_openrlhf.options import Settings, option
+from rhyme_openrlhf.options import Settings, SettingsError, option
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,7 @@ class HistoPipeSettings(Settings):
         "the next step in its place: its engine goes on to the next step meanwhile. Such prompt groups are up to two "
         "steps off policy; off: none is more than one.",
     )
+
+    def check(self) -> None:
+        if self.defer and not self.enable:
+            raise SettingsError("--histopipe.defer needs --histopipe.enable: only the streaming pipeline defers")
