@@ -108,17 +108,18 @@ _NOT_PIPELINED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
         "does not go with --train.async_queue_size above 1: samples would be more than one step off policy",
     ),
     (
-        lambda a: (a.rollout.vllm_generate_batch_size or 0) > a.rollout.batch_size,
-        "does not go with --rollout.vllm_generate_batch_size above --rollout.batch_size: samples generated ahead would "
-        "be more than one step off policy",
+        lambda a: (a.rollout.vllm_generate_batch_size or 0) > 2 * a.rollout.batch_size,
+        "does not go with --rollout.vllm_generate_batch_size above twice --rollout.batch_size: engines have two steps' "
+        "prompts, and samples generated further ahead would be more than one step off policy",
     ),
     (
         lambda a: a.train.partial_rollout_enable,
         "does not go with --train.partial_rollout_enable: engines load weights between two steps, never within one",
     ),
     (
-        lambda a: a.algo.dynamic_filtering_enable,
-        "does not go with --algo.dynamic_filtering_enable yet: a step would draw prompts after the next one has",
+        lambda a: a.algo.dynamic_filtering_enable and a.histopipe.defer,
+        "does not go with --algo.dynamic_filtering_enable and --histopipe.defer together: both take prompt groups of "
+        "the next step",
     ),
     (
         lambda a: a.train.colocate_all,

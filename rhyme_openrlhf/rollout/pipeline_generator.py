@@ -10,21 +10,21 @@ the next prompt whatever was drawn or generated since.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import ray
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _collect_prompt_batch
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.history.worker import ask_last_lengths
 from rhyme_openrlhf.rollout.lost_engines import LostEngine
+from rhyme_openrlhf.rollout.prompt_stream import Prompts, PromptStream, state_of
 from rhyme_openrlhf.rollout.samples_generator import (
     REPORT_TIMEOUT_SECONDS,
     GeneratorState,
@@ -41,7 +41,11 @@ MOVED_WITHIN = "outlier_intra"
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """The prompts of training step `step`, and the states (OpenRLHF's and ours) right after drawing them."""
+    """The prompts of training step `step`, and the states (OpenRLHF's and ours) right after drawing them.
+
+    `stream`: where they are from; None where nothing more can be drawn for the step. `places`: of the prompts in it;
+    `drawn`: how far it had been read when the step was drawn.
+    """
 
     step: int
     epoch: int
@@ -50,6 +54,23 @@ class DrawnStep:
     images: list[Any]
     client_states: dict[str, Any]
     generator: GeneratorState
+    stream: PromptStream | None = None
+    places: list[int] = field(default_factory=list)
+    drawn: int = 0
+
+    def with_replacement(self) -> DrawnStep | None:
+        """The step with one prompt more, drawn behind all that were drawn so far; None at its epoch's end."""
+        more = self.stream.take(1) if self.stream else Prompts()
+        if self.stream is None or not more.prompts:
+            return None
+        self.stream.use(self.step, more.places)
+        all_of = Prompts(self.prompts, self.labels, self.images, self.places) + more
+        return replace(self, **vars(all_of))
+
+    def generator_after(self, swapped: Sequence[tuple[int, tuple[str, Any, Any]]]) -> GeneratorState:
+        """The state after the step is trained on; `swapped`: as in that state."""
+        used = self.stream.used(self.step, self.drawn) if self.stream else ()
+        return replace(self.generator, swapped=tuple(swapped), used=used)
 
 
 @dataclass(frozen=True)
@@ -89,36 +110,44 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
 
     # Of a resumed run's first step.
     _swapped: tuple[tuple[int, tuple[str, Any, Any]], ...] = ()
+    _used: tuple[int, ...] = ()
 
     def restore(self, state: GeneratorState) -> None:
-        """As its base; the next step's prompts that were trained on give way to those that were deferred to it."""
+        """As its base; the next step's prompts that were trained on give way to those that were deferred to it, and
+        what was drawn as a replacement is left out."""
         super().restore(state)
-        self._swapped = state.swapped
+        self._swapped, self._used = state.swapped, state.used
 
     def draw(self, episode: int, consumed: int) -> Iterator[DrawnStep]:
         """The steps of the rest of the run, from `episode` (from 0) on; `consumed` prompts were drawn before."""
         for number in range(episode, self.args.train.num_episodes):
             # A resumed run may have prompts to generate first.
             begun: Iterator[Any] | None = self.__dict__.pop("_dataloader_iter", None)
-            loader = iter(self.prompts_dataloader) if begun is None else begun
-            exhausted = False
-            while not exhausted:
-                prompts, labels, images, exhausted = _collect_prompt_batch(loader, self.args.rollout.batch_size)
-                if not prompts:
+            stream = PromptStream(iter(self.prompts_dataloader) if begun is None else begun, self._used)
+            self._used = ()
+            while not stream.exhausted:
+                taken = stream.take(self.args.rollout.batch_size)
+                if not taken.prompts:
                     break
                 for place, deferred in self._swapped:
-                    prompts[place], labels[place], images[place] = deferred
+                    taken.prompts[place], taken.labels[place], taken.images[place] = deferred
                 self._swapped = ()
                 self.step += 1
-                consumed += len(prompts)
+                consumed += len(taken.prompts)
                 states = {
                     "episode": number,
                     "total_consumed_prompts": consumed,
-                    # It may hold what the loader goes on changing.
-                    "data_loader_state_dict": copy.deepcopy(self.prompts_dataloader.state_dict()),
+                    "data_loader_state_dict": state_of(self.prompts_dataloader),
                 }
-                epoch = self.services.epoch_of(self.step)
-                yield DrawnStep(self.step, epoch, prompts, labels, images, states, self.state())
+                yield DrawnStep(
+                    self.step,
+                    number + 1,
+                    client_states=states,
+                    generator=self.state(),
+                    stream=stream,
+                    drawn=stream.place,
+                    **vars(taken),
+                )
 
     def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Sequence[int], **generate_kwargs: Any) -> HandedStep:
         """Give every engine its prompts of a step; engines without any have no turn of this step."""
@@ -150,7 +179,9 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
     def hand_again(
         self, drawn: DrawnStep, handed: HandedStep, places: Sequence[int], engine: int, **generate_kwargs: Any
     ) -> None:
-        """Have whole prompt groups of a step that engines have generated again, at `engine`."""
+        """Have whole prompt groups of a step that engines have generated again, or for the first time, at `engine`."""
+        if self.services.settings.histospec.enable:
+            announce([drawn.prompts[place] for place in places], self.services.history_workers)
         samples = len(places) * self.args.rollout.n_samples_per_prompt
         ((number, new),) = self._acknowledged(
             [self.vllm_engines[engine].extend_turn.remote(handed.turn, samples, self._traced(drawn))]

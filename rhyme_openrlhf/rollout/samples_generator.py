@@ -61,7 +61,8 @@ class GeneratorState:
     `random`: the random state of its process; None: it starts fresh. `pending`: prompts, as (prompt, label, images),
     whose samples upstream had generated ahead but not given out; they are generated again, because the samples
     themselves may be gigabytes. `swapped`: of the step after, the places whose prompts were trained on in this step,
-    with the prompts that were deferred in exchange.
+    with the prompts that were deferred in exchange. `used`: how far behind the data loader's state the prompts are that
+    were drawn in place of filtered ones, by this step or earlier ones.
     """
 
     step: int
@@ -69,6 +70,7 @@ class GeneratorState:
     random: dict[str, Any] | None = None
     pending: tuple[tuple[str, Any, Any], ...] = ()
     swapped: tuple[tuple[int, tuple[str, Any, Any]], ...] = ()
+    used: tuple[int, ...] = ()
 
 
 class RhymeSamplesGenerator(SamplesGenerator):

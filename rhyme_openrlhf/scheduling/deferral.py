@@ -1,12 +1,16 @@
-"""Which prompt groups a step trains on, when one whose sample is too long may train a step later (RhymeRL 6.3).
+"""Which prompt groups a step trains on, when one whose sample is too long may train a step later (RhymeRL 6.3), or is
+filtered out.
 
 A prompt group trains whole. If one of its samples is deferred, the prompt group trains in the next step, and the prompt
 group of that next step that is finished first is pulled forward in its place: so every step trains on as many as it
-drew. A deferred one is then at most two steps off policy, all others at most one.
+drew. A deferred one is then at most two steps off policy, all others at most one. A prompt group that is filtered out
+(dropped) is replaced in its own step, or where there is nothing to replace it, pulled forward in the same way
+within the epoch.
 
-Invariants: every prompt group trains exactly once, in its own step, one later (deferred) or one earlier (pulled); none
-is deferred twice or pulled and deferred; a step's batch is as large as the step; in the last step nothing is deferred;
-a deferral that would leave a step without enough prompt groups to pull is refused.
+Invariants: every prompt group that is not dropped trains exactly once, in its own step, one later (deferred) or one
+earlier (pulled); none is deferred twice or pulled and deferred; a step's batch is as large as the step, or if prompt
+groups were dropped and not replaced, as large as what the next step of the epoch can give makes it, which keeps one; in
+the last step nothing is deferred; a deferral that would leave a step without enough prompt groups to pull is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ PromptGroup = TypeVar("PromptGroup", bound=Hashable)
 @dataclass
 class _Step(Generic[PromptGroup]):
     own: set[PromptGroup]
+    epoch: int = 0
+    short: int = 0  # of its own, dropped and not replaced
     ended: list[PromptGroup] = field(default_factory=list)
     deferred: set[PromptGroup] = field(default_factory=set)
     pulled: set[PromptGroup] = field(default_factory=set)  # of this step's own, by the step before
@@ -42,11 +48,11 @@ class BatchLedger(Generic[PromptGroup]):
         self._handed_out = done
         self._steps: dict[int, _Step[PromptGroup]] = {}
 
-    def add(self, step: int, prompt_groups: Iterable[PromptGroup]) -> None:
+    def add(self, step: int, prompt_groups: Iterable[PromptGroup], epoch: int = 0) -> None:
         """The step's generation begins with these. Raises ValueError if it did before."""
         if step in self._steps:
             raise ValueError(f"step {step} has begun before")
-        self._steps[step] = _Step(set(prompt_groups))
+        self._steps[step] = _Step(set(prompt_groups), epoch)
 
     def ended(self, step: int, prompt_group: PromptGroup) -> None:
         """All samples of one of the step's own prompt groups are finished (a deferred one too). Raises ValueError."""
@@ -56,6 +62,28 @@ class BatchLedger(Generic[PromptGroup]):
         own.ended.append(prompt_group)
         if step - 1 in self._steps:
             self._pull(step - 1)
+
+    def drop(self, step: int, prompt_group: PromptGroup, instead: PromptGroup | None = None) -> None:
+        """One of the step's own will not train at all; `instead`: what is generated for the step in its place.
+
+        Raises ValueError for one that ended, or trains elsewhere, and for a step whose batch was handed out.
+        """
+        if step <= self._handed_out:
+            raise ValueError(f"the batch of step {step} was handed out before")
+        own = self._steps[step]
+        if prompt_group not in self.stays(step) - set(own.ended):
+            raise ValueError(f"{prompt_group!r} is not of step {step}, or cannot be dropped any more")
+        own.own.remove(prompt_group)
+        if instead is None:
+            own.short += 1
+            self._pull(step)
+        else:
+            own.own.add(instead)
+
+    def stays(self, step: int) -> set[PromptGroup]:
+        """Those of the step's own that train in it, as far as can be said."""
+        own = self._steps[step]
+        return own.own - own.deferred - own.pulled
 
     def defer(self, step: int, prompt_group: PromptGroup) -> bool:
         """Whether the prompt group trains in the next step from now on; False: it stays, as if nothing was asked."""
@@ -104,14 +132,12 @@ class BatchLedger(Generic[PromptGroup]):
         if len(own.ended) < len(own.own) - len(own.deferred) - len(own.pulled):
             # Asked whenever a prompt group ends: most times this is the answer.
             return None
-        before, following = self._steps.get(step - 1), self._steps.get(step + 1)
-        pulled = following.pulled if following else set()
+        before = self._steps.get(step - 1)
         late = before.deferred if before else set()
-        if len(pulled) < len(own.deferred) or (before is not None and len(own.pulled) < len(late)):
+        if self._owed_by_next(step) > 0 or (before is not None and len(own.pulled) < len(late)):
             return None
-        stay = own.own - own.deferred - own.pulled
         ended = set(own.ended)
-        if not stay <= ended or (before is not None and not late <= set(before.ended)):
+        if not self.stays(step) <= ended or (before is not None and not late <= set(before.ended)):
             return None
         order = self.certain(step)
         self._handed_out = step
@@ -119,13 +145,24 @@ class BatchLedger(Generic[PromptGroup]):
         self._steps.pop(step - 1, None)
         return order
 
-    def _pull(self, step: int) -> None:
-        """The step's deferred ones are replaced by what ended first in the next."""
+    def _owed_by_next(self, step: int) -> int:
+        """How many prompt groups the next step has still to give: for each deferred one, and within an epoch for each
+        that was dropped, if one of its own is left."""
         own, following = self._steps[step], self._steps.get(step + 1)
         if following is None:
+            return len(own.deferred)
+        owed = len(own.deferred) - len(following.pulled)
+        if not own.short or following.epoch != own.epoch:
+            return owed
+        return min(owed + own.short, max(owed, following.can_give - 1))
+
+    def _pull(self, step: int) -> None:
+        """What the step lacks is replaced by what ended first in the next."""
+        following = self._steps.get(step + 1)
+        if following is None or step <= self._handed_out:
             return
         for candidate in following.ended:
-            if len(following.pulled) == len(own.deferred):
+            if self._owed_by_next(step) <= 0:
                 return
             if candidate not in following.pulled and candidate not in following.deferred:
                 following.pulled.add(candidate)

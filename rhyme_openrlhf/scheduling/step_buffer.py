@@ -6,7 +6,8 @@ silently mix prompts (OpenRLHF 0.11.2, `experience_maker.py`, `reshape(-1, n)`).
 Invariants: a batch has every prompt group of its step and no other, each once and with all its samples side by side; no
 sample in it is more than `MOST_OFF_POLICY` steps off policy. Where prompt groups may be deferred (`deferral.py`), a
 batch has some of the step before, at most one step older than that, in exchange for as many that the step before took
-of this one's own. What would break one of these raises StepBufferError.
+of this one's own; where prompt groups are filtered out, the step before may have taken some. What would break one of
+these raises StepBufferError.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY
+
+# How many steps after its own a prompt group may train: in its own; where the step before takes what it lacks (dynamic
+# filtering); where prompt groups are deferred in exchange for one of the next step.
+OWN_ALONE = (0,)
+TAKEN_AHEAD = (-1, 0)
+EXCHANGED = (-1, 0, 1)
 
 
 class StepBufferError(RuntimeError):
@@ -42,12 +49,12 @@ class PromptGroup:
 
 @dataclass
 class StepBuffer:
-    """Collects one step after the other; `step` is the one that is being collected. `defers`: prompt groups may be
-    deferred."""
+    """Collects one step after the other; `step` is the one that is being collected. `late`: how many steps late it
+    may have a prompt group."""
 
     step: int
     samples_per_prompt: int
-    defers: bool = False
+    late: tuple[int, ...] = OWN_ALONE
     _samples: list[Any] = field(default_factory=list)
     # Those of this batch, and those of the batches before as long as they could come again.
     _places: set[tuple[int, int]] = field(default_factory=set)
@@ -58,7 +65,7 @@ class StepBuffer:
         name = f"prompt group {group.place} of step {group.step}"
         # 1: deferred to this step; -1: this step has it from the next.
         late = self.step - group.step
-        if group.trained_in != self.step or late not in ((-1, 0, 1) if self.defers else (0,)):
+        if group.trained_in != self.step or late not in self.late:
             raise StepBufferError(f"{name} came while step {self.step} is collected")
         key = (group.step, group.place)
         if key in self._places or key in self._before or not 0 <= group.place < group.prompts:

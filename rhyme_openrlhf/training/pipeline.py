@@ -16,7 +16,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -33,16 +33,12 @@ from rhyme_openrlhf.rollout.samples_generator import leave_out, rollout_finished
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
-from rhyme_openrlhf.telemetry.events import (
-    Event,
-    Note,
-    RolloutStarted,
-    SampleMoved,
-)
+from rhyme_openrlhf.telemetry.events import Event, Note, RolloutStarted, SampleMoved
 from rhyme_openrlhf.training.outlier_watch import LOOK_SECONDS, Outlier, OutlierWatch
-from rhyme_openrlhf.training.pipeline_events import interval_events, turn_events
+from rhyme_openrlhf.training.pipeline_events import ENGINE_TIMEOUT_SECONDS, stage_intervals, turn_events
+from rhyme_openrlhf.training.prompt_filter import score_range, teaches_nothing
 from rhyme_openrlhf.training.recorder import RunServices
-from rhyme_openrlhf.training.step_in_flight import Key, StepInFlight
+from rhyme_openrlhf.training.step_in_flight import Key, StepEnd, StepInFlight, Swapped
 from rhyme_openrlhf.training.step_planner import StepPlanner, rank_groups_event
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 
@@ -51,8 +47,6 @@ SOURCE = "rollout"
 STEPS_AHEAD = 1 + MOST_OFF_POLICY
 # How often the controller looks up from waiting for samples.
 POLL_SECONDS = 5.0
-# An engine tells its timeline and counters between two decode steps.
-ENGINE_TIMEOUT_SECONDS = 120.0
 # How long an engine that cannot be reached may turn out to be dead.
 UNREACHED_SECONDS = 30.0
 
@@ -63,22 +57,6 @@ class PipelineWaitError(RuntimeError):
 
 class NoRewardError(RuntimeError):
     """No prompt group of a step has got its rewards."""
-
-
-@dataclass(frozen=True)
-class StepEnd:
-    """All prompt groups of a step have been sent, `prompts` of them: what OpenRLHF's trainer gets beside the samples.
-
-    `excluded`: prompt groups of this step and those before that were left out, because a reward did not come;
-    `deferred`: of this step, that train in the next.
-    """
-
-    step: int
-    prompts: int
-    client_states: dict[str, Any]
-    seconds: float
-    excluded: int = 0
-    deferred: int = 0
 
 
 class Pipeline:
@@ -113,6 +91,7 @@ class Pipeline:
         self._stage_began = 0.0
         self._news_at = 0.0
         self._excluded_before = 0
+        self._score_range = score_range(generator.args)
         self._outliers: OutlierWatch | None = None
         if services.settings.histopipe.defer or services.settings.samples_move:
             self._outliers = OutlierWatch(self._engines, planner.beta, generator.args.rollout.n_samples_per_prompt)
@@ -159,7 +138,7 @@ class Pipeline:
             for engine in self._engines:
                 engine.no_more_turns.remote()
         self._flying.append(StepInFlight(drawn, placement, handed))
-        self._ledger.add(drawn.step, [(drawn.step, place) for place in range(len(drawn.prompts))])
+        self._ledger.add(drawn.step, [(drawn.step, place) for place in range(len(drawn.prompts))], drawn.epoch)
         self._news_at = time.time()
         if len(self._flying) == 1:
             self._begin_stage(time.time(), ())
@@ -173,11 +152,9 @@ class Pipeline:
         if not self._flying:
             self._services.record_all(list(before), SOURCE)
             return
-        drawn = self._flying[0].drawn
-        samples = len(drawn.prompts) * self._generator.args.rollout.n_samples_per_prompt
-        self._services.record_all(
-            [*before, RolloutStarted(drawn.step, drawn.epoch, len(drawn.prompts), samples)], SOURCE
-        )
+        drawn, prompts = self._flying[0].drawn, self._flying[0].prompts
+        samples = prompts * self._generator.args.rollout.n_samples_per_prompt
+        self._services.record_all([*before, RolloutStarted(drawn.step, drawn.epoch, prompts, samples)], SOURCE)
         self._watch.begin(drawn.step, samples)
 
     # --- collecting
@@ -228,6 +205,14 @@ class Pipeline:
         """The engines that are there."""
         return [number for number, engine in enumerate(self._engines) if not isinstance(engine, LostEngine)]
 
+    @staticmethod
+    def _load(steps: Sequence[StepInFlight]) -> Counter[int]:
+        """How many prompt groups of these steps each engine owes."""
+        return Counter(step.handed.engine_of[place] for step in steps for place in step.owed())
+
+    def _least_loaded(self, load: Counter[int]) -> int:
+        return min(self._left(), key=lambda engine: (load[engine], engine))
+
     def _goes_on_after(self, error: Exception) -> bool:
         """An engine failed a call: whether one is gone, and others do what it owed."""
         # Ray may not reach an actor for a while before it knows that it is dead.
@@ -251,10 +236,10 @@ class Pipeline:
                 for ref in [ref for ref, engine in engines.items() if engine not in left]:
                     found = True
                     del refs[ref]
-            load = Counter(handed.engine_of[place] for place in step.owed())
+            load = self._load([step])
             again: dict[int, list[int]] = defaultdict(list)
             for place in places:
-                engine = min(left, key=lambda number: (load[number], number))
+                engine = self._least_loaded(load)
                 load[engine] += 1
                 again[engine].append(place)
             for engine, of in again.items():
@@ -283,14 +268,18 @@ class Pipeline:
 
     def _send(self, keys: Sequence[Key]) -> None:
         """Give the trainer these prompt groups of the batch of the step that is being completed, if it has them not."""
-        step = self._flying[0].drawn
+        step = self._flying[0]
         for key in keys:
             if key not in self._sent and key not in self._left_out:
                 self._sent.add(key)
-                self._put(replace(self._groups[key], trained_in=step.step, batch=len(step.prompts)))
+                self._put(replace(self._groups[key], trained_in=step.drawn.step, batch=step.prompts))
 
     def _take_group(self, step: StepInFlight, place: int, responses: list[dict[str, Any]]) -> None:
         samples = self._generator.experiences(responses, **self._generate_kwargs)
+        step.lengths[place] = [int(sample.response_length.item()) for sample in samples]
+        self._planner.ended(step.drawn, place, step.lengths[place])
+        if teaches_nothing(samples, self._score_range) and self._filter_out(step, place):
+            return
         versions = tuple(
             tuple(version for turn in getattr(sample, TURNS) for version in turn.tokens_by_version())
             for sample in samples
@@ -298,8 +287,26 @@ class Pipeline:
         drawn, key = step.drawn, (step.drawn.step, place)
         self._groups[key] = PromptGroup(drawn.step, place, len(drawn.prompts), samples, versions)
         self._ended(step, place)
-        step.lengths[place] = [int(sample.response_length.item()) for sample in samples]
-        self._planner.ended(drawn, place, step.lengths[place])
+
+    def _filter_out(self, step: StepInFlight, place: int) -> bool:
+        """Have another prompt of the epoch, if there is one, take the place of this prompt group; False: it stays,
+        because without it the step would have none, and later ones wait for the weights that are made of it."""
+        number, more = step.drawn.step, step.drawn.with_replacement()
+        key, others = (number, place), {*self._ledger.stays(number), *self._ledger.certain(number)} - self._left_out
+        if more is None and others == {key}:
+            text = f"step {number} trains on one prompt group although it is filtered out: it would have none"
+            self._services.record(Note("warning", text), SOURCE)
+            return False
+        step.done.add(place)
+        step.filtered.add(place)
+        if more is None:
+            self._ledger.drop(number, key)
+            return True
+        engine = self._least_loaded(self._load(self._flying))
+        step.drawn, new = more, len(step.drawn.prompts)
+        self._ledger.drop(number, key, (number, new))
+        self._generator.hand_again(more, step.handed, [new], engine, **self._generate_kwargs)
+        return True
 
     def _ended(self, step: StepInFlight, place: int) -> None:
         step.done.add(place)
@@ -363,37 +370,29 @@ class Pipeline:
         if not groups:
             raise NoRewardError(f"no prompt group of step {drawn.step} has got its rewards")
         self._excluded_before += len(batch) - len(groups)
-        generator = replace(drawn.generator, swapped=self._swapped(step))
-        states = {**drawn.client_states, GENERATOR: generator}
-        self._put(StepEnd(drawn.step, len(groups), states, seconds, self._excluded_before, len(step.deferred)))
+        states = {**drawn.client_states, GENERATOR: drawn.generator_after(self._exchanged(step, batch))}
+        passed = None if self._score_range is None else step.pass_rate
+        end = StepEnd(drawn.step, len(groups), states, seconds, self._excluded_before, len(step.deferred), passed)
+        self._put(end)
         self._sent.difference_update(batch)
         samples = [sample for group in groups for sample in group.samples]
         self._services.record_lengths(drawn.step, samples)
         finished = rollout_finished(drawn.step, drawn.epoch, seconds, samples)
         began = self._stage_began
         self._begin_stage(ended, (finished,))
-        self._record_intervals(drawn.step, began, ended)
+        self._services.record_all(stage_intervals(self._engines, drawn.step, began, ended), SOURCE)
         event = rank_groups_event(drawn.step, step.placement, step.lengths)
         if event is not None:
             self._services.record(event, SOURCE)
         tokens = statistics.fmean(float(sample.total_length.item()) for sample in samples)
         self._planner.observe(step.counters, tokens - finished.length_mean)
 
-    def _swapped(self, step: StepInFlight) -> tuple[tuple[int, tuple[str, Any, Any]], ...]:
-        """What the step's batch took of the next one's prompts, by place there, and what the next has in exchange."""
-        drawn = step.drawn
-        deferred, taken = self._ledger.swapped(drawn.step)
-        return tuple(
-            (place, (drawn.prompts[late], drawn.labels[late], drawn.images[late]))
-            for (_, place), (_, late) in zip(taken, deferred, strict=True)
-        )
-
-    def _record_intervals(self, step: int, began: float, ended: float) -> None:
-        timelines = []
-        for answer in [engine.stage_intervals.remote(began, ended) for engine in self._engines]:
-            try:
-                timelines.append(ray.get(answer, timeout=ENGINE_TIMEOUT_SECONDS))
-            except ray.exceptions.RayActorError:
-                # Whoever is owed something by it makes up for that; its last moments are not recorded.
-                timelines.append(None)
-        self._services.record_all(interval_events(step, timelines), SOURCE)
+    def _exchanged(self, step: StepInFlight, batch: tuple[Key, ...]) -> Swapped:
+        """What the step's batch took of the next one's prompts, and what the next has in exchange; where prompts are
+        filtered out it has nothing, and what was taken is used up."""
+        if self._score_range is None:
+            return step.swapped(*self._ledger.swapped(step.drawn.step))
+        taken = [place for number, place in batch if number == step.drawn.step + 1]
+        if taken and step.drawn.stream is not None:
+            step.drawn.stream.use(step.drawn.step, [self._flying[0].drawn.places[place] for place in taken])
+        return ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ray
+
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
 from rhyme_openrlhf.telemetry.events import (
     DraftBudget,
@@ -14,6 +16,9 @@ from rhyme_openrlhf.telemetry.events import (
     Event,
     Note,
 )
+
+# An engine tells its timeline between two decode steps.
+ENGINE_TIMEOUT_SECONDS = 120.0
 
 
 def turn_events(step: int, engine: int, report: TurnReport) -> list[Event]:
@@ -26,10 +31,17 @@ def turn_events(step: int, engine: int, report: TurnReport) -> list[Event]:
     return [*events, *(Note("warning", f"engine {engine}: {problem}") for problem in report.problems)]
 
 
-def interval_events(step: int, timelines: Sequence[Sequence[Any] | None]) -> list[Event]:
-    """The engines' states in the rollout stage of a step; `timelines`: of each engine, None if it is gone."""
-    return [
-        EngineInterval(engine, one.state, one.start, one.end, step, one.weight_version, one.cause)
-        for engine, timeline in enumerate(timelines)
-        for one in timeline or ()
-    ]
+def stage_intervals(engines: Sequence[Any], step: int, began: float, ended: float) -> list[Event]:
+    """The engines' states in the rollout stage of a step, from `began` to `ended`; none of an engine that is gone."""
+    events: list[Event] = []
+    for number, answer in enumerate([engine.stage_intervals.remote(began, ended) for engine in engines]):
+        try:
+            timeline = ray.get(answer, timeout=ENGINE_TIMEOUT_SECONDS)
+        except ray.exceptions.RayActorError:
+            # Whoever is owed something by it makes up for that; its last moments are not recorded.
+            continue
+        events += [
+            EngineInterval(number, one.state, one.start, one.end, step, one.weight_version, one.cause)
+            for one in timeline or ()
+        ]
+    return events

@@ -5,8 +5,8 @@ Between them prompt groups go one by one instead of whole batches. Checked again
 `trainer/ppo_trainer_async.py`.
 
 Invariants: what is trained in a step is the step's own prompts, each with all its samples, at most one step off policy
-(`scheduling/step_buffer.py`, also for what --histopipe.defer exchanges with the next step); a checkpoint holds the data
-loader's state right after the step's prompts were drawn.
+(`scheduling/step_buffer.py`, also for what --histopipe.defer and dynamic filtering exchange with the next step); a
+checkpoint holds the data loader's state right after the step's prompts were drawn.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ import ray  # isort: skip
 from ray.util.queue import Empty
 
 from rhyme_openrlhf.rollout.pipeline_generator import PipelineSamplesGenerator
-from rhyme_openrlhf.scheduling.step_buffer import PromptGroup, StepBuffer
-from rhyme_openrlhf.training.pipeline import STEPS_AHEAD, Pipeline, StepEnd
+from rhyme_openrlhf.scheduling.step_buffer import EXCHANGED, OWN_ALONE, TAKEN_AHEAD, PromptGroup, StepBuffer
+from rhyme_openrlhf.telemetry.events import Note
+from rhyme_openrlhf.training.pipeline import SOURCE, STEPS_AHEAD, Pipeline
+from rhyme_openrlhf.training.step_in_flight import StepEnd
 from rhyme_openrlhf.training.step_planner import StepPlanner
 from rhyme_openrlhf.training.step_times import install_step_times
 from rhyme_openrlhf.training.streaming_experience import StreamingExperienceMaker
@@ -73,20 +75,20 @@ class StepStream:
         queue: Any,
         maker: StreamingExperienceMaker,
         samples_per_prompt: int,
-        defers: bool = False,
+        late: tuple[int, ...] = OWN_ALONE,
         begun: Callable[[], None] = lambda: None,
     ) -> None:
         self._queue = queue
         self._maker = maker
         self._samples_per_prompt = samples_per_prompt
         self._buffer: StepBuffer | None = None
-        self._defers = defers
+        self._late = late
         self._begun = begun
         self.metrics: dict[str, float] = {}
         """Of the last step that was given."""
 
     def get(self, block: bool) -> Any:
-        """The next step (samples, client states, None, seconds), evaluation or "done". Raises StepBufferError."""
+        """The next step (samples, client states, pass rate, seconds), evaluation or "done". Raises StepBufferError."""
         while True:
             item = self._queue.get(block=block)
             if isinstance(item, Boxed):
@@ -94,15 +96,16 @@ class StepStream:
             if isinstance(item, PromptGroup):
                 if self._buffer is None:
                     self._begun()
-                    self._buffer = StepBuffer(item.trained_in, self._samples_per_prompt, self._defers)
+                    self._buffer = StepBuffer(item.trained_in, self._samples_per_prompt, self._late)
                 self._buffer.add(item)
                 self._maker.take(list(item.samples), item.batch * self._samples_per_prompt)
             elif isinstance(item, StepEnd):
                 assert self._buffer is not None, "a step ended before any of its prompt groups came"
                 self.metrics = {EXCLUDED_METRIC: float(item.excluded)} if item.excluded else {}
-                if self._defers:
+                if self._late == EXCHANGED:
                     self.metrics[DEFERRED_METRIC] = float(item.deferred)
-                return self._buffer.complete(item.step, item.prompts), item.client_states, None, item.seconds
+                samples = self._buffer.complete(item.step, item.prompts)
+                return samples, item.client_states, item.pass_rate, item.seconds
             else:
                 return item
 
@@ -130,9 +133,11 @@ class RhymePipelineTrainingActor(RhymeTrainingActor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         samples = self.args.rollout.n_samples_per_prompt
-        defers = self.services.settings.histopipe.defer
+        late = TAKEN_AHEAD if self.args.algo.dynamic_filtering_enable else OWN_ALONE
+        if self.services.settings.histopipe.defer:
+            late = EXCHANGED
         self.rollout_queue = StepStream(
-            kwargs["rollout_queue"], self.experience_maker, samples, defers, self._weights.prepare
+            kwargs["rollout_queue"], self.experience_maker, samples, late, self._weights.prepare
         )
         self.rollout_slots = TrainerNews(kwargs["rollout_slots"])
 
@@ -183,6 +188,7 @@ class RhymePipelineGenerateSamplesActor(RhymeGenerateSamplesActor):
         wait_for_engines(engines, services)
         profile = install_step_times(engines, services, nullcontext)
         self._training_seconds()  # upstream's free slots
+        self._say_how_far_ahead()
         limits = ray.get(engines[0].limits.remote(), timeout=LIMITS_TIMEOUT_SECONDS)
         samples = self.args.rollout.n_samples_per_prompt
         planner = StepPlanner(services, samples, profile, limits.running)
@@ -198,6 +204,15 @@ class RhymePipelineGenerateSamplesActor(RhymeGenerateSamplesActor):
         )
         pipeline.run(generator.draw(episode, total_consumed_prompts))
         self._put("done")
+
+    def _say_how_far_ahead(self) -> None:
+        prompts, asked = self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size
+        if asked > prompts:
+            text = (
+                f"engines always have the prompts of {STEPS_AHEAD} steps, {STEPS_AHEAD * prompts}: "
+                f"--rollout.vllm_generate_batch_size {asked} changes nothing"
+            )
+            self.samples_generator.services.record(Note("info", text), SOURCE)
 
     def _put(self, item: Any) -> None:
         self.rollout_queue.put(Boxed.of(item) if isinstance(item, PromptGroup | StepEnd) else item, block=True)

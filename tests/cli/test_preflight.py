@@ -262,9 +262,9 @@ def test_reallocation_without_what_it_needs(tmp_path: Path) -> None:
     [
         (["--histopipe.enable"], "--train.async_enable"),
         (["--train.async_queue_size", "2"], "--train.async_queue_size"),
-        (["--rollout.vllm_generate_batch_size", "24"], "--rollout.vllm_generate_batch_size"),
+        (["--rollout.vllm_generate_batch_size", "99"], "--rollout.vllm_generate_batch_size"),
         (["--train.partial_rollout_enable"], "--train.partial_rollout_enable"),
-        (["--algo.dynamic_filtering_enable"], "--algo.dynamic_filtering_enable"),
+        (["--algo.dynamic_filtering_enable", "--histopipe.defer"], "--algo.dynamic_filtering_enable"),
         (["--train.colocate_all"], "--train.colocate_all"),
         (["--weights.transport", "openrlhf"], "--weights.transport"),
         (["--run.reproducible"], "--run.reproducible"),

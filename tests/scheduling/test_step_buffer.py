@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhyme_openrlhf.scheduling.step_buffer import PromptGroup, StepBuffer, StepBufferError
+from rhyme_openrlhf.scheduling.step_buffer import EXCHANGED, PromptGroup, StepBuffer, StepBufferError
 
 
 def group(step: int = 5, place: int = 0, samples: int = 2, version: int = 4, trained: int = 0) -> PromptGroup:
@@ -52,7 +52,7 @@ def test_a_step_is_complete_with_all_its_prompt_groups() -> None:
 
 
 def test_a_deferred_prompt_group_may_be_older_by_one_step_and_comes_once() -> None:
-    buffer = StepBuffer(5, 2, defers=True)
+    buffer = StepBuffer(5, 2, late=EXCHANGED)
     buffer.add(group(place=0))
     buffer.add(group(place=1))
     # In exchange for the one that is late.

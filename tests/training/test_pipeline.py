@@ -23,14 +23,15 @@ from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.rollout.sample_turns import Turn as SampleTurn
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState
-from rhyme_openrlhf.scheduling.step_buffer import PromptGroup, StepBuffer
+from rhyme_openrlhf.scheduling.step_buffer import EXCHANGED, PromptGroup, StepBuffer
 from rhyme_openrlhf.scheduling.step_plan import by_load
 from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.training import pipeline
+from rhyme_openrlhf.training import pipeline, pipeline_events
 from rhyme_openrlhf.training.outlier_watch import Outlier
-from rhyme_openrlhf.training.pipeline import NoRewardError, Pipeline, PipelineWaitError, StepEnd
+from rhyme_openrlhf.training.pipeline import NoRewardError, Pipeline, PipelineWaitError
+from rhyme_openrlhf.training.step_in_flight import StepEnd
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 
 ENGINES, SAMPLES = 2, 2
@@ -60,13 +61,16 @@ class Gone(LostEngine):
 class Generator:
     """Prompts are numbers; responses are their samples, generated with the oldest weights that are allowed."""
 
-    def __init__(self) -> None:
+    def __init__(self, filters: bool = False) -> None:
         self.vllm_engines = [Engine() for _ in range(ENGINES)]
-        self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES))
+        algo = NS(dynamic_filtering_enable=filters, dynamic_filtering_range=(0, 1))
+        self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES), algo=algo)
         self.handed: list[int] = []
         # Steps whose lengths were recorded, and of how many samples.
         self.lengths: list[tuple[int, int]] = []
         self.again: list[tuple[int, int, int]] = []
+        # The scores of prompts' samples, where they have one.
+        self.scores: dict[str, float] = {}
         # What prompts fail with, one after the other; an engine that is gone fails what it has.
         self.failing: dict[str, list[Exception]] = {}
         self.gone: set[int] = set()
@@ -103,7 +107,14 @@ class Generator:
     def experiences(self, responses: Any, **_: Any) -> list[Any]:
         number = NS(item=lambda: 4)
         made = [
-            NS(prompt=prompt, response_length=number, rewards=None, truncated=number, total_length=number)
+            NS(
+                prompt=prompt,
+                response_length=number,
+                rewards=None,
+                scores=[NS(item=lambda score=self.scores[prompt]: score)] if prompt in self.scores else None,
+                truncated=number,
+                total_length=number,
+            )
             for prompt, _ in responses
         ]
         for sample, (_, version) in zip(made, responses, strict=True):
@@ -111,8 +122,10 @@ class Generator:
         return made
 
 
-def a_pipeline(put: Any, evaluate: Any = None, defer: bool = False) -> tuple[Pipeline, Generator, list[Any]]:
-    generator, recorded = Generator(), []
+def a_pipeline(
+    put: Any, evaluate: Any = None, defer: bool = False, filters: bool = False
+) -> tuple[Pipeline, Generator, list[Any]]:
+    generator, recorded = Generator(filters), []
     services = NS(
         record=lambda event, source: recorded.append(event),
         record_all=lambda events, source: recorded.extend(events),
@@ -155,7 +168,8 @@ def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
             raise refs.value
         return refs.value
 
-    monkeypatch.setattr(pipeline, "ray", NS(wait=wait, get=get, exceptions=ray.exceptions))
+    for module in (pipeline, pipeline_events):
+        monkeypatch.setattr(module, "ray", NS(wait=wait, get=get, exceptions=ray.exceptions))
     monkeypatch.setattr(pipeline, "PipelineWatch", lambda *_: Engine())
     monkeypatch.setattr(Engine, "start", lambda self: None, raising=False)
     monkeypatch.setattr(Engine, "stop", lambda self: None, raising=False)
@@ -180,7 +194,7 @@ def test_whatever_is_deferred_every_prompt_trains_once_and_a_resume_knows_which(
         controller, _, _ = a_pipeline(sent.append, defer=True)
         steps = drawn_steps(sizes, first)
         controller.run(iter(steps))
-    buffer = StepBuffer(first + 1, SAMPLES, defers=True)
+    buffer = StepBuffer(first + 1, SAMPLES, late=EXCHANGED)
     everything: list[str] = []
     before: list[str] = []
     for item in sent:
