@@ -4,9 +4,9 @@
     python benchmarks/learning.py --arm "async=--train.async_enable" \\
         --arm "pipeline=--train.async_enable --histopipe.enable" --out learning.json [-- options of all arms]
 
-Prints a table (reward by epoch, rollout speed, speculation) and writes it as JSON. The runs follow one another, the arms
-in turn; each is `rhyme demo --train.seed N` in a process of its own. What the file has already is not run again, so that
-runs can be made in parts (`--runs`).
+Prints a table (reward by epoch, rollout speed, speculation) and writes it as JSON. The runs follow one another, the
+arms in turn; each is `rhyme demo --train.seed N` in a process of its own. What the file has already is not run again,
+so that runs can be made in parts (`--runs`).
 """
 
 from __future__ import annotations
@@ -43,11 +43,9 @@ def final_reward(row: dict[str, Any]) -> float:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """A row a run: reward by epoch, then speed and speculation over all of it; below, the arms held against the first
+    """A row a run: reward by epoch, then speed and speculation over all of it; below, the arms held against the first,
     seed by seed."""
-    lines = [
-        "arm          seed   wall s   reward by epoch                                 tokens/s  tokens/step  drafted"
-    ]
+    lines = ["arm          seed   wall s   reward by epoch" + " " * 33 + "tokens/s  tokens/step  drafted"]
     for row in sorted(runs, key=lambda row: (row["arm"], row["seed"])):
         rewards = " ".join(f"{epoch['reward']:.3f}" for epoch in row["epochs"])
         lines.append(
