@@ -22,14 +22,11 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from rhyme_openrlhf.history.keys import owner, prompt_key
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.rollout.dispatch import choose, routed
+from rhyme_openrlhf.rollout.engine_events import engine_events, interval_events
 from rhyme_openrlhf.rollout.engine_samples import EngineSampler
 from rhyme_openrlhf.rollout.lost_engines import LostEngine, leave_out_lost
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import (
-    DraftBudget,
-    DraftGain,
-    EngineInterval,
-    EngineStep,
     Note,
     RolloutFinished,
     RolloutProgress,
@@ -260,27 +257,12 @@ class RhymeSamplesGenerator(SamplesGenerator):
             if report is None:
                 # Lost: what it did in this stage went with it.
                 continue
-            counters = EngineCounters.from_dict(report["counters"])
-            self.services.record(EngineStep(step, engine, counters, report["weight_version"]), SOURCE)
-            for interval in report["intervals"]:
-                self.services.record(
-                    EngineInterval(
-                        engine,
-                        interval.state,
-                        interval.start,
-                        interval.end,
-                        step,
-                        interval.weight_version,
-                        interval.cause,
-                    ),
-                    SOURCE,
-                )
-            if report["decisions"].get("running"):
-                self.services.record(DraftBudget(step, engine, **report["decisions"]), SOURCE)
-            if report["gain"]:
-                self.services.record(DraftGain(step, engine, **report["gain"]), SOURCE)
-            for problem in report["problems"]:
-                self.services.record(Note("warning", f"engine {engine}: {problem}"), SOURCE)
+            counters, version = EngineCounters.from_dict(report["counters"]), report["weight_version"]
+            intervals = interval_events(step, engine, report["intervals"])
+            told = engine_events(
+                step, engine, counters, version, report["decisions"], report["gain"], report["problems"]
+            )
+            self.services.record_all([*told, *intervals], SOURCE)
         self.services.record_lengths(step, samples)
         self.services.record(rollout_finished(step, epoch, ended - started, samples), SOURCE)
 

@@ -20,9 +20,9 @@ from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY
 
 # How many steps after its own a prompt group may train: in its own; where the step before takes what it lacks (dynamic
 # filtering); where prompt groups are deferred in exchange for one of the next step.
-OWN_ALONE = (0,)
-TAKEN_AHEAD = (-1, 0)
-EXCHANGED = (-1, 0, 1)
+OWN_ALONE: tuple[int, ...] = (0,)
+TAKEN_AHEAD: tuple[int, ...] = (-1, 0)
+EXCHANGED: tuple[int, ...] = (-1, 0, 1)
 
 
 class StepBufferError(RuntimeError):

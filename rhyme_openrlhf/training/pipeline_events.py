@@ -7,15 +7,9 @@ from typing import Any
 
 import ray
 
+from rhyme_openrlhf.rollout.engine_events import engine_events, interval_events
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
-from rhyme_openrlhf.telemetry.events import (
-    DraftBudget,
-    DraftGain,
-    EngineInterval,
-    EngineStep,
-    Event,
-    Note,
-)
+from rhyme_openrlhf.telemetry.events import Event
 
 # An engine tells its timeline between two decode steps.
 ENGINE_TIMEOUT_SECONDS = 120.0
@@ -23,12 +17,9 @@ ENGINE_TIMEOUT_SECONDS = 120.0
 
 def turn_events(step: int, engine: int, report: TurnReport) -> list[Event]:
     """What an engine did in its turn of a step."""
-    events: list[Event] = [EngineStep(step, engine, report.counters, report.weight_version)]
-    if report.decisions.get("running"):
-        events.append(DraftBudget(step, engine, **report.decisions))
-    if report.gain:
-        events.append(DraftGain(step, engine, **report.gain))
-    return [*events, *(Note("warning", f"engine {engine}: {problem}") for problem in report.problems)]
+    return engine_events(
+        step, engine, report.counters, report.weight_version, report.decisions, report.gain, report.problems
+    )
 
 
 def stage_intervals(engines: Sequence[Any], step: int, began: float, ended: float) -> list[Event]:
@@ -40,8 +31,5 @@ def stage_intervals(engines: Sequence[Any], step: int, began: float, ended: floa
         except ray.exceptions.RayActorError:
             # Whoever is owed something by it makes up for that; its last moments are not recorded.
             continue
-        events += [
-            EngineInterval(number, one.state, one.start, one.end, step, one.weight_version, one.cause)
-            for one in timeline or ()
-        ]
+        events += interval_events(step, number, timeline or ())
     return events
