@@ -47,6 +47,8 @@ LIMITS_TIMEOUT_SECONDS = 60.0
 EXCLUDED_METRIC = "pipeline/excluded_prompt_groups"
 # And those of the step that train in the next.
 DEFERRED_METRIC = "pipeline/deferred_prompt_groups"
+# The percentage of the step's prompts that was not filtered out; OpenRLHF adds it when the step has been recorded.
+PASSED_METRIC = "dynamic_filtering_pass_rate"
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class StepStream:
                 self.metrics = {EXCLUDED_METRIC: float(item.excluded)} if item.excluded else {}
                 if self._late == EXCHANGED:
                     self.metrics[DEFERRED_METRIC] = float(item.deferred)
+                if item.pass_rate is not None:
+                    self.metrics[PASSED_METRIC] = item.pass_rate
                 samples = self._buffer.complete(item.step, item.prompts)
                 return samples, item.client_states, item.pass_rate, item.seconds
             else:
@@ -155,7 +159,8 @@ class RhymePipelineTrainingActor(RhymeTrainingActor):
         RhymeTraining.broadcast_to_vllm(self)
 
     def step_metrics(self) -> dict[str, float]:
-        """The prompt groups that were left out, once there are any; and those deferred, where that is allowed."""
+        """The prompt groups that were left out, once there are any; those deferred, where that is allowed; and how many
+        passed the filter, where there is one."""
         return self.rollout_queue.metrics
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
