@@ -4,8 +4,8 @@
     python benchmarks/pipeline.py --emulate --arms sync async pipeline drafts --out pipeline.json
 
 Arms: `sync` and `async` are OpenRLHF's own loops and dispatch on our engines, without drafts (only there is every
-engine's time recorded); `pipeline` is --histopipe.enable without drafts, `drafts` with them. The order of the arms
-turns with every seed.
+engine's time recorded); `pipeline` is --histopipe.enable without drafts, `drafts` with them, and `async_drafts`
+OpenRLHF's asynchronous loop with drafts. The order of the arms turns with every seed.
 
 Without --emulate: two engines, measured on this machine's clock. With it: four engines, each on the clock of a pair of
 A40 (the shipped profile derived from PAT's prints) slowed down by --clock, and a trainer paced to --train-s a step in
@@ -58,6 +58,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "async": ASYNC,
     "pipeline": (*ASYNC, "--histopipe.enable"),
     "drafts": ("--train.async_enable", "--histopipe.enable"),
+    "async_drafts": ("--train.async_enable",),
 }
 # Two steps an epoch. Many prompts with few samples each: what an engine's part takes then depends on their lengths, not
 # on which engine has the longest prompt of all. A small learning rate: the lengths stay those of the prompts (with the
@@ -178,7 +179,7 @@ def figures(record: Sequence[Recorded]) -> dict[str, Any]:
 def table(runs: list[dict[str, Any]]) -> str:
     """A row an arm (medians over seeds), and the ratios to `async` and `sync`."""
     kind = "emulated" if any(run["emulated"] for run in runs) else "measured"
-    lines = [f"{kind:10s} samples/s   step s   train s   bubbles of stage   of all time   where the time goes"]
+    lines = [f"{kind:12s} samples/s   step s   train s   bubbles of stage   of all time   where the time goes"]
     by_arm: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
         by_arm[run["arm"]].append(run)
@@ -190,11 +191,11 @@ def table(runs: list[dict[str, Any]]) -> str:
         causes = {name for run in by_arm[arm] for name in run["states"]}
         shares = {c: statistics.median(run["states"].get(c, 0.0) for run in by_arm[arm]) for c in sorted(causes)}
         lines.append(
-            f"{arm:10s} {of(arm, 'samples_per_s'):9.2f} {of(arm, 'step_s'):8.2f} {of(arm, 'train_s'):9.2f}"
+            f"{arm:12s} {of(arm, 'samples_per_s'):9.2f} {of(arm, 'step_s'):8.2f} {of(arm, 'train_s'):9.2f}"
             f" {of(arm, 'bubble_stage'):18.1%}"
             f" {of(arm, 'bubble_wall'):13.1%}   " + ", ".join(f"{c} {share:.1%}" for c, share in shares.items())
         )
-    for arm, peer in (("pipeline", "async"), ("pipeline", "sync"), ("drafts", "async")):
+    for arm, peer in (("pipeline", "async"), ("pipeline", "sync"), ("drafts", "async"), ("drafts", "async_drafts")):
         if arm in by_arm and peer in by_arm:
             speed = of(arm, "samples_per_s") / of(peer, "samples_per_s")
             bubbles = of(arm, "bubble_stage") / of(peer, "bubble_stage")
