@@ -18,27 +18,19 @@ from rhyme_openrlhf.platform import gpu_present, shims
 if not gpu_present():
     shims.install()
 
-import torch
-from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from rhyme_openrlhf.history.keys import owner, prompt_key
 from rhyme_openrlhf.rollout import pipeline_generator
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, PipelineSamplesGenerator, last_lengths
 from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, GeneratorState
 from rhyme_openrlhf.scheduling.turns import training_turn
+from tests.rollout.prompt_loader import a_loader
 
 EPOCHS = 3
 
 
 def a_generator(prompts: int, batch: int, seed: int) -> PipelineSamplesGenerator:
     """A new process's generator on upstream's data loader, seeded as an unseeded process would be: differently."""
-    torch.manual_seed(seed)
-    rows = [("source", f"prompt {number}", f"label {number}", None) for number in range(prompts)]
-
-    def collate(items: list[tuple[Any, ...]]) -> tuple[list[Any], ...]:
-        return tuple(list(column) for column in zip(*items, strict=True))
-
-    loader = DeepspeedStrategy.setup_dataloader(NS(), rows, 1, False, True, collate)
     args = NS(
         rollout=NS(batch_size=batch, n_samples_per_prompt=2, vllm_generate_batch_size=None),
         train=NS(num_episodes=EPOCHS),
@@ -49,7 +41,7 @@ def a_generator(prompts: int, batch: int, seed: int) -> PipelineSamplesGenerator
         settings=NS(run=NS(reproducible=False), telemetry=NS(sample_groups=1), histospec=NS(enable=False)),
         epoch_of=lambda step: (step - 1) // steps + 1,
     )
-    return PipelineSamplesGenerator(NS(args=args), loader, None, None, [], services=services)
+    return PipelineSamplesGenerator(NS(args=args), a_loader(prompts, seed), None, None, [], services=services)
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,6 +68,39 @@ def test_a_run_that_goes_on_after_any_step_trains_every_prompt_once(
         once = [prompt for step in (*whole[: killed + 1], *after) if step.epoch == epoch for prompt in step.prompts]
         assert sorted(once) == sorted(f"prompt {number}" for number in range(prompts))
     assert not after or after[-1].client_states["total_consumed_prompts"] == EPOCHS * prompts
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 11), st.integers(1, 5), st.data())
+def test_a_resumed_run_leaves_out_what_was_drawn_as_a_replacement(
+    prompts: int, batch: int, data: st.DataObject
+) -> None:
+    """Steps draw replacements while the one or two behind them have drawn theirs."""
+    used: list[tuple[int, list[str]]] = []
+    points: list[tuple[DrawnStep, GeneratorState]] = []
+    ahead: list[DrawnStep] = []
+    for drawn in [*a_generator(prompts, batch, seed=1).draw(0, 0), None]:
+        ahead += [drawn] if drawn is not None else []
+        while len(ahead) > 2 or (drawn is None and ahead):
+            step = ahead.pop(0)
+            for _ in range(data.draw(st.integers(0, 2))):
+                step = step.with_replacement() or step
+            used.append((step.epoch, step.prompts))
+            points.append((step, step.generator_after(())))
+    for epoch in {number for number, _ in used}:
+        of_epoch = [prompt for number, more in used for prompt in more if number == epoch]
+        assert sorted(of_epoch) == sorted(f"prompt {number}" for number in range(prompts))
+    at = data.draw(st.integers(0, len(points) - 1))
+    killed, state = points[at]
+    resumed = a_generator(prompts, batch, seed=2)
+    states = pickle.loads(pickle.dumps(killed.client_states))
+    resumed.restore(pickle.loads(pickle.dumps(state)))
+    resumed.prompts_dataloader.load_state_dict(states["data_loader_state_dict"])
+    episode = states["episode"] + states["data_loader_state_dict"][LOADER_FINISHED]
+    after = [(step.epoch, step.prompts) for step in resumed.draw(episode, 0)]
+    for epoch in range(1, EPOCHS + 1):
+        once = [prompt for number, more in [*used[: at + 1], *after] for prompt in more if number == epoch]
+        assert sorted(once) == sorted(f"prompt {number}" for number in range(prompts))
 
 
 def test_a_resumed_run_draws_what_was_deferred_instead_of_what_was_trained_ahead() -> None:

@@ -20,14 +20,13 @@ from rhyme_openrlhf.platform import gpu_present, shims
 if not gpu_present():
     shims.install()
 
-import torch
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
-from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from rhyme_openrlhf.history.keys import owner, prompt_key
 from rhyme_openrlhf.rollout import samples_generator
 from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce
 from rhyme_openrlhf.training.seeding import VisitedPrompt
+from tests.rollout.prompt_loader import a_loader
 
 
 class MadeUp(RhymeSamplesGenerator):
@@ -53,20 +52,13 @@ class MadeUp(RhymeSamplesGenerator):
 
 def a_generator(prompts: int, batch: int, ahead: int, seed: int) -> MadeUp:
     """A new process's generator: upstream's data loader, seeded as an unseeded process would be, differently."""
-    torch.manual_seed(seed)
-    rows = [("source", f"prompt {number}", f"label {number}", None) for number in range(prompts)]
-
-    def collate(items: list[tuple[Any, ...]]) -> tuple[list[Any], ...]:
-        return tuple(list(column) for column in zip(*items, strict=True))
-
-    loader = DeepspeedStrategy.setup_dataloader(NS(), rows, 1, False, True, collate)
     args = NS(
         rollout=NS(batch_size=batch, n_samples_per_prompt=2, vllm_generate_batch_size=ahead),
         vllm=NS(enable_sleep=False),
         algo=NS(dynamic_filtering_enable=False),
     )
     services = NS(settings=NS(run=NS(reproducible=True), outlives_engines=False))
-    return MadeUp(NS(args=args), loader, None, None, [], services=services)
+    return MadeUp(NS(args=args), a_loader(prompts, seed), None, None, [], services=services)
 
 
 def training(generator: MadeUp, episode: int, episodes: int) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
