@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,18 +21,18 @@ from typing import Any
 import ray
 
 from rhyme_openrlhf.rollout.checked_reward import RewardLateError
-from rhyme_openrlhf.rollout.engine import EngineCoreError
 from rhyme_openrlhf.rollout.lost_engines import LostEngine
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost
 from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, PipelineSamplesGenerator
 from rhyme_openrlhf.rollout.pipeline_watch import PipelineWatch
 from rhyme_openrlhf.rollout.sample_turns import TURNS
-from rhyme_openrlhf.rollout.samples_generator import leave_out, rollout_finished
+from rhyme_openrlhf.rollout.samples_generator import rollout_finished
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
 from rhyme_openrlhf.telemetry.events import Event, Note, RolloutStarted, SampleMoved
+from rhyme_openrlhf.training.engine_loss import LOST, EngineLoss
 from rhyme_openrlhf.training.outlier_watch import LOOK_SECONDS, Outlier, OutlierWatch
 from rhyme_openrlhf.training.pipeline_events import ENGINE_TIMEOUT_SECONDS, stage_intervals, turn_events
 from rhyme_openrlhf.training.prompt_filter import score_range, teaches_nothing
@@ -47,8 +46,6 @@ SOURCE = "rollout"
 STEPS_AHEAD = 1 + MOST_OFF_POLICY
 # How often the controller looks up from waiting for samples.
 POLL_SECONDS = 5.0
-# How long an engine that cannot be reached may turn out to be dead.
-UNREACHED_SECONDS = 30.0
 
 
 class PipelineWaitError(RuntimeError):
@@ -95,6 +92,7 @@ class Pipeline:
         self._outliers: OutlierWatch | None = None
         if services.settings.histopipe.defer or services.settings.samples_move:
             self._outliers = OutlierWatch(self._engines, planner.beta, generator.args.rollout.n_samples_per_prompt)
+        self._loss = EngineLoss(generator, services, generate_kwargs)
         self._watch = PipelineWatch(self._engines, services)
 
     def run(self, drawn_steps: Iterator[DrawnStep]) -> None:
@@ -127,10 +125,9 @@ class Pipeline:
             self._planner.trained(seconds)
         turn = training_turn(drawn.step, first_version)
         # Its weights are the last ones that this step may begin with, so its turn comes right before this one.
-        if self._evaluate is not None and turn.oldest == drawn.step - STEPS_AHEAD > first_version:
-            self._evaluate(turn.oldest)
-        leave_out(self._engines, self._services)
-        left = self._left()
+        if turn.oldest == drawn.step - STEPS_AHEAD > first_version:
+            self._have_evaluated(turn.oldest)
+        left = self._loss.look()
         placement = self._planner.place(drawn, len(left))
         engine_of = [left[engine] for engine in placement.engine_of]
         handed = self._generator.hand(drawn, turn, engine_of, **self._generate_kwargs)
@@ -145,6 +142,20 @@ class Pipeline:
         for engine, error in handed.unreached.items():
             if not isinstance(self._engines[engine], LostEngine) and not self._goes_on_after(error):
                 raise error
+
+    def _have_evaluated(self, version: int) -> None:
+        if self._evaluate is None:
+            return
+        try:
+            self._evaluate(version)
+        except LOST as error:
+            if not self._goes_on_after(error):
+                raise
+            text = f"weight version {version} is not evaluated, because an engine was lost meanwhile"
+            self._services.record(Note("warning", text), SOURCE)
+
+    def _goes_on_after(self, error: Exception) -> bool:
+        return self._loss.goes_on_after(error, (*self._flying, *self._late))
 
     def _begin_stage(self, at: float, before: tuple[Event, ...]) -> None:
         """The oldest step is the one that is being completed from `at` on; `before` happened at the same moment."""
@@ -182,7 +193,7 @@ class Pipeline:
         handed = step.handed
         try:
             answer = ray.get(ref)
-        except (ray.exceptions.RayActorError, EngineCoreError, EngineLost) as error:
+        except LOST as error:
             gone = self._goes_on_after(error)
             place = handed.calls.pop(ref, None)
             if place is not None and isinstance(error, EngineLost):
@@ -200,51 +211,6 @@ class Pipeline:
                 self._take_group(step, handed.calls.pop(ref), answer)
 
     # --- what goes wrong
-
-    def _left(self) -> list[int]:
-        """The engines that are there."""
-        return [number for number, engine in enumerate(self._engines) if not isinstance(engine, LostEngine)]
-
-    @staticmethod
-    def _load(steps: Sequence[StepInFlight]) -> Counter[int]:
-        """How many prompt groups of these steps each engine owes."""
-        return Counter(step.handed.engine_of[place] for step in steps for place in step.owed())
-
-    def _least_loaded(self, load: Counter[int]) -> int:
-        return min(self._left(), key=lambda engine: (load[engine], engine))
-
-    def _goes_on_after(self, error: Exception) -> bool:
-        """An engine failed a call: whether one is gone, and others do what it owed."""
-        # Ray may not reach an actor for a while before it knows that it is dead.
-        limit = time.time() + (UNREACHED_SECONDS if isinstance(error, ray.exceptions.ActorUnavailableError) else 0)
-        while not (gone := self._make_up_for_lost()) and time.time() < limit:
-            time.sleep(1)
-        return gone
-
-    def _make_up_for_lost(self) -> bool:
-        """Have others generate what engines that are gone owe, from its beginning: their weights may be had by it, as
-        `EngineTurns.extend` says. Whether an engine that owed something is gone. Raises RuntimeError if none is left.
-        """
-        leave_out(self._engines, self._services)
-        left, found = self._left(), False
-        for step in (*self._flying, *self._late):
-            handed = step.handed
-            places = [place for place in step.owed() if handed.engine_of[place] not in left]
-            found = found or bool(places)
-            for refs in (handed.calls, handed.reports):
-                engines = {ref: handed.engine_of[of] if refs is handed.calls else of for ref, of in refs.items()}
-                for ref in [ref for ref, engine in engines.items() if engine not in left]:
-                    found = True
-                    del refs[ref]
-            load = self._load([step])
-            again: dict[int, list[int]] = defaultdict(list)
-            for place in places:
-                engine = self._least_loaded(load)
-                load[engine] += 1
-                again[engine].append(place)
-            for engine, of in again.items():
-                self._generator.hand_again(step.drawn, handed, of, engine, **self._generate_kwargs)
-        return found
 
     def _try_again(self, step: StepInFlight, place: int, error: RewardLateError) -> None:
         """A prompt group's reward did not come: it is generated once more, then left out."""
@@ -302,7 +268,7 @@ class Pipeline:
         if more is None:
             self._ledger.drop(number, key)
             return True
-        engine = self._least_loaded(self._load(self._flying))
+        engine = self._loss.least_loaded(self._flying)
         step.drawn, new = more, len(step.drawn.prompts)
         self._ledger.drop(number, key, (number, new))
         self._generator.hand_again(more, step.handed, [new], engine, **self._generate_kwargs)

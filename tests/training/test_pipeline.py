@@ -28,7 +28,7 @@ from rhyme_openrlhf.scheduling.step_plan import by_load
 from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.training import pipeline, pipeline_events
+from rhyme_openrlhf.training import engine_loss, pipeline, pipeline_events
 from rhyme_openrlhf.training.outlier_watch import Outlier
 from rhyme_openrlhf.training.pipeline import NoRewardError, Pipeline, PipelineWaitError
 from rhyme_openrlhf.training.step_in_flight import StepEnd
@@ -168,7 +168,7 @@ def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
             raise refs.value
         return refs.value
 
-    for module in (pipeline, pipeline_events):
+    for module in (pipeline, pipeline_events, engine_loss):
         monkeypatch.setattr(module, "ray", NS(wait=wait, get=get, exceptions=ray.exceptions))
     monkeypatch.setattr(pipeline, "PipelineWatch", lambda *_: Engine())
     monkeypatch.setattr(Engine, "start", lambda self: None, raising=False)
@@ -310,11 +310,49 @@ def test_what_a_lost_engine_owed_is_generated_by_the_others(
         if generator.handed:
             engines[1] = Gone(1, "it was killed")
 
-    monkeypatch.setattr(pipeline, "leave_out", leave_out)
+    monkeypatch.setattr(engine_loss, "leave_out", leave_out)
     steps = drawn_steps([3, 3, 2], first=0)
     controller.run(iter(steps))
     assert sorted(trained(sent)) == sorted(prompt for step in steps for prompt in step.prompts)
     assert generator.again == [(1, 1, 0)]
+
+
+def test_an_evaluation_is_left_out_if_its_engine_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    sent: list[Any] = []
+    lost: list[int] = []
+
+    def evaluate(version: int) -> None:
+        if version == 2:
+            generator.gone.add(1)
+            lost.append(1)
+            raise ray.exceptions.RayActorError()
+        sent.append(("eval", version, {}))
+
+    def leave_out(engines: list[Any], services: Any) -> None:
+        for number in lost:
+            engines[number] = Gone(number, "it was killed")
+
+    monkeypatch.setattr(engine_loss, "leave_out", leave_out)
+    controller, generator, recorded = a_pipeline(sent.append, evaluate)
+    steps = drawn_steps([2] * 5, first=0)
+    controller.run(iter(steps))
+    assert [item[1] for item in sent if isinstance(item, tuple)] == [1, 3]
+    notes = [event.text for event in recorded if isinstance(event, Note) and "not evaluated" in event.text]
+    assert notes == ["weight version 2 is not evaluated, because an engine was lost meanwhile"]
+    whole = [item for item in sent if not isinstance(item, tuple)]
+    assert sorted(trained(whole)) == sorted(prompt for step in steps for prompt in step.prompts)
+
+
+def test_an_evaluation_that_fails_with_all_engines_there_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+
+    def evaluate(version: int) -> None:
+        raise ray.exceptions.RayActorError()
+
+    controller, _, _ = a_pipeline(lambda item: None, evaluate)
+    with pytest.raises(ray.exceptions.RayActorError):
+        controller.run(iter(drawn_steps([2] * 5, first=0)))
 
 
 @pytest.mark.parametrize("when", ["gone", "unreached"])
