@@ -28,6 +28,23 @@ def test_thousands_are_written_out(value: float, form: str | None) -> None:
     assert base.lines([curve("a", 1e-7, value)], Options(), "y", "d", "e").layout.yaxis.tickformat == form
 
 
+@pytest.mark.parametrize(
+    ("end", "shown"), [(3, 3), (37.5, 37.5), (199, 200), (1030, 1040), (5001, 5100), (5100, 5100), (0.3, 0.3)]
+)
+def test_an_axis_of_steps_ends_at_a_round_number(end: float, shown: float) -> None:
+    assert base.round_end(end) == shown
+
+
+@pytest.mark.parametrize("steps", range(1, 20_000, 997))
+def test_little_of_an_axis_is_left_empty(steps: int) -> None:
+    assert steps <= base.round_end(steps) <= steps * (1 + 1 / base.ROOM)
+
+
+def test_curves_over_all_steps_say_so() -> None:
+    layout = base.lines([curve("a", *range(1, 105)), curve("b", None, 1.0)], Options(), "y", "d", "e").layout
+    assert layout.meta["growing"] is True and layout.xaxis.autorangeoptions.include == 104
+
+
 def test_names_of_metrics_are_no_markup() -> None:
     (trace,) = base.lines([curve("<b>x", 1.0)], Options(), "y", "d", "e").data
     assert trace.name == "&lt;b&gt;x"

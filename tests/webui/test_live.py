@@ -140,18 +140,38 @@ def test_a_figure_waits_until_what_is_new_can_be_seen(dashboard: Any, browser_pa
     expect(progress).to_have_text("10,002 / 10")
     expect(page.locator("[data-connection]")).to_have_text("Live")
     expect(page.locator("[data-figure]").first).to_have_attribute("data-state", "drawn")
-    # The page does not know yet which step it shows: the first news is drawn.
-    reporter.until(before + 3)
-    eventually(page, "document.querySelector('[data-figure-plot]').data[0].x.length === 3")
-    expect(progress).to_have_text("10,003 / 10")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     reporter.until(before + 6)
     expect(progress).to_have_text("10,006 / 10")
-    # Three steps of 10,006 are less than a pixel.
-    assert points(page) == 3 and not [url for url in asked if "/figures/reward" in url]
+    # Four steps of 10,006 are less than a pixel.
+    assert points(page) == 2 and not [url for url in asked if "/figures/reward" in url]
     page.evaluate("document.dispatchEvent(new CustomEvent('rhyme:stale'))")
     eventually(page, "document.querySelector('[data-figure-plot]').data[0].x.length === 6")
+
+
+def test_figures_with_little_new_in_them_take_turns(dashboard: Any, browser_page: Any) -> None:
+    before = 400
+    reporter, page = Reporter(dashboard, before), browser_page
+    reporter.until(before + 2)
+    page.clock.install()
+    page.goto(dashboard.link(path=f"/runs/{RUN}"))
+    expect(page.locator("[data-connection]")).to_have_text("Live")
+    # All that are in sight, once more after the stream's opening.
+    for _ in range(5):
+        page.clock.run_for(1000)
+        page.wait_for_timeout(100)
+    width = page.evaluate("document.querySelector('[data-figure-plot]')._fullLayout.width")
+    assert width / (before + 4) >= 1 and width / (before + 3) < 2, "a step is one to two pixels"
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/figures/" in request.url else None)
+    for step in (3, 4):
+        reporter.until(before + step)
+        for _ in range(5):
+            page.clock.run_for(1000)
+            page.wait_for_timeout(100)
+        expect(page.locator(".progress-text").first).to_have_text(f"{before + step} / 10")
+        assert len(set(asked)) == len(asked) == step - 2
 
 
 def theme_and_files(page: Any) -> None:

@@ -2,11 +2,12 @@
 
 `layout.meta` carries what is shown beside the drawing: `description`, a sentence for those who do not see it, and
 `empty`, the sentence that stands in its place when there is nothing to draw (None otherwise). `growing` says that its x
-axis has all of the run's steps: then a page draws it again only when what is new can be seen.
+axis has all of the run's steps: then a page draws it again only when what is new can be seen (`grows`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ MARKED_POINTS = 40
 # Values that are written out as 5,000: with `exponentformat` alone they would be 0.5e+4.
 PLAIN_FROM, PLAIN_TO = 1e3, 1e7
 PATTERNS = ("", "/", ".", "x", "|")
+# Of an axis of steps, at most one part in so many is left for steps to come.
+ROOM = 40
 
 
 class OnAxis(Protocol):
@@ -98,7 +101,7 @@ def lines(
                 connectgaps=False,
             )
         )
-    figure.layout.meta["growing"] = True
+    grows(figure, max(curve.x[-1] for _, curve in drawn))
     figure.update_layout(
         xaxis={"title": {"text": AXIS_TITLES[options.axis]}},
         yaxis=y_axis(y_title, options.scale, [value for _, curve in drawn for value in curve.values], share),
@@ -106,6 +109,25 @@ def lines(
         hovermode="x unified",
     )
     return figure
+
+
+def grows(figure: go.Figure, end: float) -> None:
+    """Say that `figure` has all of the run's steps on its x axis, `end` the last of them.
+
+    The axis ends at the next round number: most live updates then leave its labels where they are. plotly.js measures a
+    label anew wherever it has not stood before, makes the browser lay out the page for that, and keeps what it found.
+    """
+    figure.layout.meta["growing"] = True
+    if end > 0:
+        figure.update_layout(xaxis={"autorangeoptions": {"include": round_end(end)}})
+
+
+def round_end(end: float) -> float:
+    """`end`, or a little more: a multiple of the largest of 1, 2, 5, 10, ... that is at most its `ROOM`th part."""
+    power = 10.0 ** math.floor(math.log10(end / ROOM))
+    unit = max(times * power for times in (1, 2, 5) if times * power <= end / ROOM)
+    # To twelve digits: seconds have no more, and 3 * 0.1 is to be 0.3.
+    return float(f"{math.ceil(float(f'{end / unit:.12g}')) * unit:.12g}")
 
 
 def y_axis(title: str, scale: str, values: Sequence[float | None], share: bool = False) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rhyme_openrlhf.api.curves import Axis
 from rhyme_openrlhf.telemetry.metrics import bubble_share
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, MARKED_POINTS, OnAxis, blank
+from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, MARKED_POINTS, OnAxis, blank, grows
 
 # What an engine with nothing to run does, as the end of "... mostly".
 WAITS: dict[str, str] = {
@@ -87,7 +87,7 @@ def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
             # Too thin for bars of their own; and an area is drawn in a tenth of the time that so many bars take.
             line = {"color": color, "width": 0, "shape": "hvh"}
             figure.add_trace(go.Scatter(**shared, mode="lines", stackgroup="causes", fillcolor=color, line=line))
-    figure.layout.meta["growing"] = True
+    grows(figure, drawn[-1].last if axis == "step" else drawn[-1].at or 0.0)
     figure.update_layout(
         barmode="stack",
         bargap=0.08,

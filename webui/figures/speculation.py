@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.api.curves import Curve
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, OnAxis, blank, lines, summary
+from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, OnAxis, blank, grows, lines, summary
 
 NOT_YET = "No rollout of this run is finished yet."
 NO_DRAFTS = (
@@ -87,7 +87,7 @@ def sources(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
                 hovertemplate="%{y:.1%}",
             )
         )  # fmt: skip
-    figure.layout.meta["growing"] = True
+    grows(figure, max(curve.x[-1] for curve in shown if curve.x))
     figure.update_layout(
         xaxis={"title": {"text": AXIS_TITLES[options.axis]}},
         yaxis={"title": {"text": "Share of tokens"}, "tickformat": ".0%", "rangemode": "tozero"},

@@ -2,6 +2,7 @@
 //   data-figure="/ui/..."   where its JSON comes from; layout.meta has `description`, `empty` and `growing`
 //   data-name="..."         what its files are called
 //   data-named              the page lists its names where windows are narrow
+//   <body data-step="...">  the run's step when the page was made
 import { ask } from "./ask.js";
 import { paper, template } from "./figure_theme.js";
 import { blobOf, csvOf, save } from "./figure_files.js";
@@ -26,7 +27,7 @@ const grows = new WeakMap(); // figure over all of a run's steps -> the newest s
 const latest = new WeakMap(); // figure -> its newest question
 let plotly = null; // the promise of window.Plotly
 
-let newest = 0; // the newest step that was heard of
+let newest = Number(document.body.dataset.step ?? 0); // the newest step that was heard of
 
 export const all = () => [...document.querySelectorAll("[data-figure]")];
 
@@ -44,22 +45,27 @@ export async function refresh(figure) {
 
 export const inSight = (figure) => visible.has(figure);
 
-// This step of the run has begun, or ended.
+// This step of the run has begun, or ended. Gives whether it is a new one.
 export function heardOf(step) {
-  newest = Math.max(newest, step);
+  const isNew = step > newest;
+  if (isNew) newest = step;
+  return isNew;
 }
 
 // However little is new: the next refresh draws it again.
 export const forgetAge = (figure) => grows.delete(figure);
 
-// Whether what is new could not be seen yet: of a figure over all steps, less than a pixel of its width.
-export function tooLittle(figure) {
+// How much of what is new could be seen, of a figure over all steps: "nothing" of less than a pixel's width, "little" of
+// a pixel, or of a drawing that is old; else "enough".
+export function unseen(figure) {
   const at = grows.get(figure);
-  if (!at || !visible.has(figure) || figure.dataset.state !== "drawn" || Date.now() - at.time >= OLDEST_MS) return false;
+  if (!at || !visible.has(figure) || figure.dataset.state !== "drawn") return "enough";
   // As plotly.js knows it: to ask the page would make the browser lay it out.
   const { xaxis, width } = plotOf(figure)._fullLayout;
+  const pixels = (newest - at.step) * width; // times the newest step, which may be 0
   // A reader who has zoomed in sees single steps.
-  return xaxis.autorange && (newest - at.step) * width < newest;
+  if (!xaxis.autorange || pixels >= 2 * newest) return "enough";
+  return pixels >= newest || Date.now() - at.time >= OLDEST_MS ? "little" : "nothing";
 }
 
 const sight = new IntersectionObserver(

@@ -8,8 +8,10 @@ import { keep, kept } from "./kept.js";
 import * as pieces from "./pieces.js";
 
 const REFRESH_MS = 1000;
-// Figures that one refresh draws because of events; the others wait for the next one. Each takes some 25 ms.
+// Figures that one refresh draws because of events; the others wait for the next one.
 const MOST_DRAWN = 1;
+// A figure in which there is little new to be seen is drawn at the next step, one of them a step, or after this time.
+const TURN_MS = 30_000;
 const RETRY_MS = [1000, 2000, 5000, 10_000];
 const TICK_MS = 1000;
 
@@ -27,6 +29,8 @@ let lastRefresh = 0;
 let running = false;
 const stale = new Set(); // elements to fetch again
 let everything = false; // the next refresh leaves nothing for later
+let turn = false; // a step was heard of, and no figure with little new in it was drawn since
+let lastTurn = 0; // when one was
 const fetchedAt = new WeakMap();
 
 export function start() {
@@ -115,7 +119,7 @@ async function lost() {
 
 function changed(data) {
   const { kind, body } = JSON.parse(data);
-  if (Number.isInteger(body?.step)) figures.heardOf(body.step);
+  if (Number.isInteger(body?.step) && figures.heardOf(body.step)) turn = true;
   for (const element of elements()) {
     const kinds = element.dataset.on?.split(" ");
     if (!kinds || kind === undefined || kinds.includes(kind)) stale.add(element);
@@ -131,17 +135,21 @@ function markAll() {
   schedule();
 }
 
-// What the next refresh fetches. Figures in which there is nothing new to be seen wait for more of it.
+// What the next refresh fetches. Figures in which there is nothing new to be seen wait for more of it, those with little
+// wait for each other: all of a page have as many steps, and would be due at the same one.
 function chosen() {
   let drawn = 0;
   return [...stale].filter((element) => {
     if (!("figure" in element.dataset)) return true;
-    if (figures.tooLittle(element)) return false;
     if (everything || !figures.inSight(element)) return true;
+    const unseen = figures.unseen(element);
+    if (unseen === "nothing" || (unseen === "little" && !isTurn())) return false;
     drawn += 1;
     return drawn <= MOST_DRAWN;
   });
 }
+
+const isTurn = () => turn || Date.now() - lastTurn >= TURN_MS;
 
 const worth = () => chosen().length > 0;
 
@@ -168,6 +176,10 @@ async function refresh() {
   running = true;
   const now = chosen();
   for (const element of now) stale.delete(element);
+  if (now.some((element) => "figure" in element.dataset && figures.inSight(element))) {
+    turn = false;
+    lastTurn = lastRefresh;
+  }
   everything = false;
   const done = await Promise.allSettled(now.map((element) => fetchAgain(element)));
   running = false;
