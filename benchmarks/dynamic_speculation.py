@@ -4,20 +4,23 @@
 
 vLLM 0.29's way (`num_speculative_tokens_per_batch_size`) is a table: how many draft tokens for how many running
 samples. The user has to make it; here it is the best one for this machine and load: every length of LENGTHS is first
-measured at every load. Then, in turn on the same engine with the same n-gram proposals: vLLM's own scheduling by that
-table, the same by one length for all loads (what a user without a table has), and the budget by step times. Rows, turns
-and draining batch as in `draft_budget.py`; a file that is there already is added to, with the table that it has.
+measured at every load, in turn. Then, in turn on the same engine with the same n-gram proposals: vLLM's own scheduling
+by that table, the same by one length for all loads (what a user without a table has), and the budget by step times.
+vLLM's own ways do nothing of ours in a step but counting tokens. Rows, turns, work and draining batch as in
+`draft_budget.py`; a file that is there already is added to, with the table that it has, so the table can be made alone
+(`--repeats 0`) and the repeats be measured in parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from draft_budget import BUDGET, DRAIN, RUNNING, Speeds, kept, measure, prompts_of, steady, write
+from draft_budget import BUDGET, DRAIN, ROWS, RUNNING, Speeds, kept, measure, prompts_of, write
 from engine_in_process import RunningEngine
 
 from rhyme_openrlhf.config import RhymeSettings
@@ -25,6 +28,9 @@ from rhyme_openrlhf.latency.profile import read_text
 from rhyme_openrlhf.speculation.settings import DraftingSettings
 
 LENGTHS = (0, 1, 2, 4, 8, 16)
+LONGEST = max(LENGTHS)
+# All arms generate the same tokens.
+TEMPERATURE = 0.0
 DYNAMIC, STATIC = "vLLM, table", "vLLM, one length"
 # vLLM's own examples' length.
 ONE_LENGTH = 4
@@ -39,19 +45,13 @@ def every(length: int) -> Table:
     return [[1, max(RUNNING), length]]
 
 
-def best_table(engine: RunningEngine, prompts: list[list[int]], repeats: int) -> Table:
+def best_table(speeds: Speeds) -> Table:
     """The best length of each load, as vLLM wants it: each holds up to the next load."""
     found = []
     for number, running in enumerate(RUNNING):
-        speeds: dict[int, list[float]] = {length: [] for length in LENGTHS}
-        for _ in range(repeats):
-            for length in LENGTHS:
-                engine.scheduler("use", every(length))
-                speeds[length].append(steady(engine, prompts, running))
-        best = max(LENGTHS, key=lambda length: statistics.fmean(speeds[length]))
+        best = max(LENGTHS, key=lambda length: statistics.fmean(speeds[str(running)][str(length)]))
         last = RUNNING[number + 1] - 1 if number + 1 < len(RUNNING) else running
         found.append([running, last, best])
-    print(f"vLLM's table: {found}", flush=True)
     return found
 
 
@@ -75,7 +75,9 @@ def table_of(found: Speeds) -> str:
         medians = "".join(
             f"{statistics.median(arms[a]):{w},.0f}" for a, w in ((BUDGET, 10), (DYNAMIC, 18), (STATIC, 18))
         )
-        lines.append(f"{row:10s}{medians}   {ratios[row, DYNAMIC]}   {ratios[row, STATIC]}")
+        lines.append(
+            f"{row:10s}{medians}   {ratios[row, DYNAMIC]}   {ratios[row, STATIC]}   {len(arms[BUDGET])} repeats"
+        )
     slower = [row for row, peer, _, _, high in rows_of(found) if peer == DYNAMIC and high < EQUAL]
     lines.append(f"slower than the table at: {', '.join(slower) or 'no load'}")
     steady_rows = [mean for row, peer, mean, *_ in rows_of(found) if peer == DYNAMIC and row != DRAIN]
@@ -88,23 +90,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--table-repeats", type=int, default=2, help="of each length at each load, for vLLM's table")
-    parser.add_argument("--profile", type=Path, required=True, help="made by rhyme profile, of the embedded model here")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="loads to measure; all if not given")
+    parser.add_argument(
+        "--profile", type=Path, required=True, help=f"rhyme profile --drafting.source ngram --drafting.tokens {LONGEST}"
+    )
     parser.add_argument("--out", type=Path, default=Path("dynamic_speculation.json"))
     chosen = parser.parse_args()
     prompts, found = prompts_of(), kept(chosen.out)
-    drafting = DraftingSettings(source="ngram", tokens=max(LENGTHS))
+    speeds: Speeds = json.loads(chosen.out.read_text())["lengths"] if chosen.out.exists() else {}
+    drafting = DraftingSettings(source="ngram", tokens=LONGEST)
     engine = RunningEngine(RhymeSettings(drafting=drafting), scheduler="engine_in_process.DynamicScheduler")
     try:
         if refused := engine.scheduler("install_profile", read_text(chosen.profile)):
             raise SystemExit(refused)
-        vllms: Table = (
-            json.loads(chosen.out.read_text())["table"] if found else best_table(engine, prompts, chosen.table_repeats)
-        )
-        arms: dict[str, Any] = {BUDGET: None, DYNAMIC: vllms, STATIC: every(ONE_LENGTH)}
-        measure(engine, prompts, chosen.repeats, arms, found, lambda: write(chosen.out, found, table=vllms))
+        fixed = {str(length): (every(length),) for length in LENGTHS}
+        save = functools.partial(write, chosen.out, found, lengths=speeds)
+        if missing := [row for row in ROWS if row != DRAIN and row not in speeds]:
+            measure(engine, prompts, chosen.table_repeats, fixed, speeds, save, TEMPERATURE, missing)
+        table = best_table(speeds)
+        print(f"vLLM's table: {table}", flush=True)
+        arms: dict[str, Any] = {BUDGET: (None,), DYNAMIC: (table,), STATIC: (every(ONE_LENGTH),)}
+        if chosen.repeats:
+            measure(engine, prompts, chosen.repeats, arms, found, save, TEMPERATURE, chosen.rows)
     finally:
         engine.stop()
-    print(table_of(found))
+    if found:
+        print(table_of(found))
 
 
 if __name__ == "__main__":
