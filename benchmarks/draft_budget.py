@@ -164,7 +164,8 @@ def measure(
                 for arm, speed in turns.items():
                     found.setdefault(row, {}).setdefault(arm, []).append(speed)
                 save()
-        print(f"repeat {repeat} of {repeats}", flush=True)
+            said = ", ".join(f"{arm} {speed:,.0f}" for arm, speed in sorted(turns.items()))
+            print(f"repeat {repeat} of {repeats}, {row} running: {said}", flush=True)
 
 
 def kept(path: Path) -> Speeds:

@@ -80,8 +80,9 @@ def table_of(found: Speeds) -> str:
         )
     slower = [row for row, peer, _, _, high in rows_of(found) if peer == DYNAMIC and high < EQUAL]
     lines.append(f"slower than the table at: {', '.join(slower) or 'no load'}")
-    steady_rows = [mean for row, peer, mean, *_ in rows_of(found) if peer == DYNAMIC and row != DRAIN]
-    lines.append(f"ours / table, mean over the loads: {statistics.fmean(steady_rows):.3f}")
+    loads = [mean for row, peer, mean, *_ in rows_of(found) if peer == DYNAMIC and row != DRAIN]
+    if loads:
+        lines.append(f"ours / table, mean over the loads: {statistics.fmean(loads):.3f}")
     return "\n".join(lines)
 
 
