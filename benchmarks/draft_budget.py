@@ -2,16 +2,19 @@
 
     python benchmarks/draft_budget.py --repeats 6 --profile PROFILE --out draft_budget.json
 
-A file that is there already is added to, so that the repeats can be measured in parts.
+A file that is there already is added to, so that the repeats can be measured in parts; `--rows 16 drain` measures
+some of the loads only.
 
 One engine, one workload (the embedded task's prompts, drafts from earlier samples of the same prompts at temperature
-1), two kinds of arms in turn: the budget, and fixed draft lengths n that bypass window and confidence (as long as
-history matches, up to n). For each number of running samples, which is kept as it is by starting a new sample for each
-that finishes, tokens per second; and for a whole batch that drains. Every arm gets the same prompts in the same order,
-and as many at a load, so that a quick arm does not meet other prompts than a slow one: how quickly an answer is
-drafted varies by several times from prompt to prompt. With `--temperature 0` all arms generate the same tokens, so
-that only time and drafting are between them; at 1, as in training, answers differ by chance. The best n of a row is
-chosen on every other repeat and compared on the others. Everything that drafting costs is in it.
+1), two kinds of arms in turn: the budget, with at most as many draft tokens a sample as the default of
+`--histospec.window_max` says, and beside it with as many as the longest fixed length; and fixed draft lengths n that
+bypass window and confidence (as long as history matches, up to n) and measure nothing for themselves. For each number
+of running samples, which is kept as it is by starting a new sample for each that finishes, tokens per second; and for
+a whole batch that drains. Every arm gets the same prompts in the same order, and as many at a load, so that a quick
+arm does not meet other prompts than a slow one: how quickly an answer is drafted varies by several times from prompt
+to prompt. With `--temperature 0` all arms generate the same tokens, so that only time and drafting are between them;
+at 1, as in training, answers differ by chance. The best n of a row is chosen on every other repeat and compared on the
+others. Everything that drafting costs is in it.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import functools
 import json
 import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +42,12 @@ from rhyme_openrlhf.latency.profile import read_text
 
 RUNNING = (1, 2, 4, 8, 16, 32, 64)
 FIXED = (0, 2, 4, 8, 16, 32, 48)
+# The budget's most draft tokens of a sample: the default, and the longest fixed length.
+WINDOWS = (HistoSpecSettings().window_max, max(FIXED))
 BUDGET = "budget"
+LONGER = f"budget {WINDOWS[1]}"
 DRAIN = "drain"
+ROWS = (*map(str, RUNNING), DRAIN)
 PROMPTS = 16
 # Earlier samples of a prompt that are its history, as in a run with eight samples a prompt.
 HISTORY = 8
@@ -47,7 +55,7 @@ MOST_TOKENS = 300
 # Samples of a turn, beside those that are still running at its end: every prompt, or as many as run at once.
 FEWEST_SAMPLES = 16
 # Loads of the turns that are not counted: code is compiled, caches are filled, and the budget learns what is accepted.
-FIRST = (64, 8)
+FIRST = ("64", "8")
 EMPTY_SECONDS = 30.0
 
 
@@ -78,7 +86,7 @@ def parameters_of(number: int, temperature: float) -> Any:
     )
 
 
-def steady(engine: RunningEngine, prompts: list[list[int]], running: int, temperature: float = 1.0) -> float:
+def steady(engine: RunningEngine, prompts: list[list[int]], running: int, temperature: float) -> float:
     """Tokens per second while `running` samples are kept running, until no prompt of the turn is left to begin."""
     numbers = iter(range(running + max(FEWEST_SAMPLES, running)))
     begun = time.monotonic()
@@ -112,7 +120,7 @@ def wait_until_empty(engine: RunningEngine) -> None:
         time.sleep(0.01)
 
 
-def drain(engine: RunningEngine, prompts: list[list[int]], temperature: float = 1.0) -> float:
+def drain(engine: RunningEngine, prompts: list[list[int]], temperature: float) -> float:
     """Tokens per second of a batch of the most samples, from its start until the last one is finished."""
     began = time.monotonic()
     lanes = range(max(RUNNING))
@@ -134,25 +142,30 @@ def measure(
     arms: dict[str, Any],
     found: Speeds,
     save: Callable[[], None],
-    temperature: float = 1.0,
+    temperature: float,
+    rows: Sequence[str] = ROWS,
 ) -> None:
     """Add to `found`, row -> arm -> tokens per second of each repeat; the arms in turn, in another order each time.
 
     `arms`: of each name what the scheduler's `use` takes; `save` is called after each repeat.
     """
-    chance = random.Random(len(found.get(DRAIN, {}).get(BUDGET, [])))
+    chance = random.Random(sum(len(speeds) for by_arm in found.values() for speeds in by_arm.values()))
     for repeat in range(repeats + 1):
-        for row in (*RUNNING, DRAIN) if repeat else FIRST:
+        for row in rows if repeat else FIRST:
+            turns = {}
             for arm in chance.sample(sorted(arms), len(arms)):
-                engine.scheduler("use", arms[arm])
+                engine.scheduler("use", *arms[arm])
                 if row == DRAIN:
-                    speed = drain(engine, prompts, temperature)
+                    turns[arm] = drain(engine, prompts, temperature)
                 else:
-                    speed = steady(engine, prompts, int(row), temperature)
-                if repeat:
-                    found.setdefault(str(row), {}).setdefault(arm, []).append(speed)
-        save()
-        print(f"repeat {repeat} of {repeats}", flush=True)
+                    turns[arm] = steady(engine, prompts, int(row), temperature)
+            if repeat:
+                # Of all arms or of none: they are compared turn by turn.
+                for arm, speed in turns.items():
+                    found.setdefault(row, {}).setdefault(arm, []).append(speed)
+                save()
+            said = ", ".join(f"{arm} {speed:,.0f}" for arm, speed in sorted(turns.items()))
+            print(f"repeat {repeat} of {repeats}, {row} running: {said}", flush=True)
 
 
 def kept(path: Path) -> Speeds:
@@ -187,33 +200,39 @@ class Row:
     high: float
 
 
-def judge(row: str, arms: dict[str, list[float]]) -> Row:
-    """The best fixed length of the even repeats against the budget on the odd ones, and the other way round."""
+def judge(row: str, arms: dict[str, list[float]], ours_is: str = BUDGET) -> Row:
+    """The best fixed length of the even repeats against a budget on the odd ones, and the other way round."""
     ratios: list[float] = []
     bests = []
     for half in (0, 1):
         best = max((str(n) for n in FIXED), key=lambda arm: statistics.fmean(arms[arm][half::2]))
         bests.append(best)
         others = slice(1 - half, None, 2)
-        ratios += [ours / theirs for ours, theirs in zip(arms[BUDGET][others], arms[best][others], strict=True)]
+        ratios += [ours / theirs for ours, theirs in zip(arms[ours_is][others], arms[best][others], strict=True)]
     mean = statistics.fmean(ratios)
     error = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
     return Row(row, "/".join(dict.fromkeys(bests)), mean, mean - error, mean + error)
 
 
 def table(found: Speeds) -> str:
-    """Tokens per second by row and arm (medians), and the budget against the best fixed length."""
-    arms = [*(str(n) for n in FIXED), BUDGET]
-    heads = "".join(f"{'n=' + arm if arm != BUDGET else arm:>9s}" for arm in arms)
-    lines = [f"running   {heads}   best n  budget/best"]
-    rows = []
-    for row, by_arm in found.items():
-        judged = judge(row, by_arm)
-        rows.append(judged)
-        cells = "".join(f"{statistics.median(by_arm[arm]):9,.0f}" for arm in arms)
-        lines.append(f"{row:10s}{cells}{judged.best:>9s}  {judged.ratio:.3f} ({judged.low:.3f} to {judged.high:.3f})")
-    steady_rows = [row for row in rows if row.row != DRAIN]
-    lines.append(f"mean over the loads: {statistics.fmean(row.ratio for row in steady_rows):.3f}")
+    """Tokens per second by row and arm (medians), and the budgets against the best fixed length."""
+    lengths, budgets = [str(n) for n in FIXED], (BUDGET, LONGER)
+    heads = "".join(f"{head:>10s}" for head in (*("n=" + arm for arm in lengths), *budgets))
+    lines = [f"running {heads}   best n" + "".join(f"  {budget + '/best':24s}" for budget in budgets)]
+    judged: dict[str, list[Row]] = {budget: [] for budget in budgets}
+    for row in filter(found.__contains__, ROWS):
+        by_arm = found[row]
+        cells = "".join(f"{statistics.median(by_arm[arm]):10,.0f}" for arm in (*lengths, *budgets))
+        ratios = []
+        for budget in budgets:
+            one = judge(row, by_arm, budget)
+            judged[budget].append(one)
+            ratios.append(f"  {one.ratio:.3f} ({one.low:.3f} to {one.high:.3f})  ")
+        lines.append(f"{row:8s}{cells}{judged[BUDGET][-1].best:>9s}{''.join(ratios)}  {len(by_arm[BUDGET])} repeats")
+    for budget, rows in judged.items():
+        loads = [row.ratio for row in rows if row.row != DRAIN]
+        if loads:
+            lines.append(f"{budget}: mean over the loads {statistics.fmean(loads):.3f}")
     return "\n".join(lines)
 
 
@@ -223,22 +242,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=6, help="even, so that both halves are alike")
     parser.add_argument("--profile", type=Path, required=True, help="made by rhyme profile, of the embedded model here")
     parser.add_argument("--temperature", type=float, default=0.0, help="of what is generated; of the history it is 1")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="loads to measure; all if not given")
     parser.add_argument("--out", type=Path, default=Path("draft_budget.json"))
     chosen = parser.parse_args()
     prompts = prompts_of()
-    # The budget may draft as much as the longest fixed length.
-    settings = RhymeSettings(histospec=HistoSpecSettings(siblings=False, window_max=max(FIXED)))
+    settings = RhymeSettings(histospec=HistoSpecSettings(siblings=False, window_max=max(WINDOWS)))
     engine = RunningEngine(settings, scheduler="engine_in_process.PolicyScheduler")
     try:
-        engine.scheduler("prepare", [n for n in FIXED if n], read_text(chosen.profile))
+        engine.scheduler("prepare", [n for n in FIXED if n], list(WINDOWS), read_text(chosen.profile))
         with tempfile.TemporaryDirectory() as folder:
             histories(engine, prompts, Path(folder))
         found = kept(chosen.out)
-        arms = {str(n): n for n in FIXED} | {BUDGET: BUDGET}
-        measure(engine, prompts, chosen.repeats, arms, found, lambda: write(chosen.out, found), chosen.temperature)
+        arms = {str(n): (n, False) for n in FIXED}
+        arms |= {arm: (window, True) for arm, window in zip((BUDGET, LONGER), WINDOWS, strict=True)}
+        save = functools.partial(write, chosen.out, found)
+        measure(engine, prompts, chosen.repeats, arms, found, save, chosen.temperature, chosen.rows)
     finally:
         engine.stop()
-    if min(len(speeds) for by_arm in found.values() for speeds in by_arm.values()) > 1:
+    if all(len(by_arm[BUDGET]) > 1 for by_arm in found.values()):
         print(table(found))
 
 

@@ -4,30 +4,34 @@
 
 vLLM 0.29's way (`num_speculative_tokens_per_batch_size`) is a table: how many draft tokens for how many running
 samples. The user has to make it; here it is the best one for this machine and load: every length of LENGTHS is first
-measured at every load. Then, in turn on the same engine with the same n-gram proposals: vLLM's own scheduling by that
-table, the same by one length for all loads (what a user without a table has), and the budget by step times. Rows, turns
-and draining batch as in `draft_budget.py`; a file that is there already is added to, with the table that it has.
+measured at every load, in turn. Then, in turn on the same engine with the same n-gram proposals: vLLM's own scheduling
+by that table, in whose steps nothing of ours is done but counting tokens, and the budget by step times. Rows, turns,
+work and draining batch as in `draft_budget.py`; a file that is there already is added to, with the table that it has,
+so the table can be made alone (`--repeats 0`) and the repeats be measured in parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from draft_budget import BUDGET, DRAIN, RUNNING, Speeds, kept, measure, prompts_of, steady, write
+from draft_budget import BUDGET, DRAIN, ROWS, RUNNING, Speeds, kept, measure, prompts_of, write
 from engine_in_process import RunningEngine
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.latency.profile import read_text
 from rhyme_openrlhf.speculation.settings import DraftingSettings
 
-LENGTHS = (0, 1, 2, 4, 8, 16)
-DYNAMIC, STATIC = "vLLM, table", "vLLM, one length"
-# vLLM's own examples' length.
-ONE_LENGTH = 4
+LENGTHS = (0, 2, 4, 8, 16)
+LONGEST = max(LENGTHS)
+# All arms generate the same tokens.
+TEMPERATURE = 0.0
+DYNAMIC = "vLLM, table"
 # A figure is not slower if its 95 % interval reaches this.
 EQUAL = 1.0
 
@@ -39,47 +43,47 @@ def every(length: int) -> Table:
     return [[1, max(RUNNING), length]]
 
 
-def best_table(engine: RunningEngine, prompts: list[list[int]], repeats: int) -> Table:
+def best_table(speeds: Speeds) -> Table:
     """The best length of each load, as vLLM wants it: each holds up to the next load."""
     found = []
     for number, running in enumerate(RUNNING):
-        speeds: dict[int, list[float]] = {length: [] for length in LENGTHS}
-        for _ in range(repeats):
-            for length in LENGTHS:
-                engine.scheduler("use", every(length))
-                speeds[length].append(steady(engine, prompts, running))
-        best = max(LENGTHS, key=lambda length: statistics.fmean(speeds[length]))
+        best = max(LENGTHS, key=lambda length: statistics.fmean(speeds[str(running)][str(length)]))
         last = RUNNING[number + 1] - 1 if number + 1 < len(RUNNING) else running
         found.append([running, last, best])
-    print(f"vLLM's table: {found}", flush=True)
     return found
 
 
-def rows_of(found: Speeds) -> list[tuple[str, str, float, float, float]]:
-    """Row, peer, and ours / theirs with its 95 % interval, from the ratios of repeats that were measured together."""
-    rows = []
-    for row, arms in found.items():
-        for peer in (DYNAMIC, STATIC):
-            ratios = [ours / theirs for ours, theirs in zip(arms[BUDGET], arms[peer], strict=True)]
-            error = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-            mean = statistics.fmean(ratios)
-            rows.append((row, peer, mean, mean - error, mean + error))
-    return rows
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Ours / theirs at one load: the mean of repeats that were measured together, with its 95 % interval."""
+
+    row: str
+    repeats: int
+    ratio: float
+    low: float
+    high: float
+
+
+def judge(row: str, arms: dict[str, list[float]]) -> Row:
+    """The budget against the table."""
+    ratios = [ours / theirs for ours, theirs in zip(arms[BUDGET], arms[DYNAMIC], strict=True)]
+    error = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    mean = statistics.fmean(ratios)
+    return Row(row, len(ratios), mean, mean - error, mean + error)
 
 
 def table_of(found: Speeds) -> str:
     """Tokens per second by row and arm (medians), and ours / theirs."""
-    lines = [f"{'running':10s}{BUDGET:>10s}{DYNAMIC:>18s}{STATIC:>18s}   ours / table             ours / one length"]
-    ratios = {(row, peer): f"{m:.3f} ({low:.3f} to {high:.3f})" for row, peer, m, low, high in rows_of(found)}
-    for row, arms in found.items():
-        medians = "".join(
-            f"{statistics.median(arms[a]):{w},.0f}" for a, w in ((BUDGET, 10), (DYNAMIC, 18), (STATIC, 18))
-        )
-        lines.append(f"{row:10s}{medians}   {ratios[row, DYNAMIC]}   {ratios[row, STATIC]}")
-    slower = [row for row, peer, _, _, high in rows_of(found) if peer == DYNAMIC and high < EQUAL]
+    rows = [judge(row, found[row]) for row in ROWS if row in found]
+    lines = [f"{'running':10s}{BUDGET:>10s}{DYNAMIC:>14s}   ours / theirs"]
+    for row in rows:
+        ours, theirs = (statistics.median(found[row.row][arm]) for arm in (BUDGET, DYNAMIC))
+        ratio = f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f})"
+        lines.append(f"{row.row:10s}{ours:10,.0f}{theirs:14,.0f}   {ratio}  {row.repeats} repeats")
+    slower = [row.row for row in rows if row.high < EQUAL]
     lines.append(f"slower than the table at: {', '.join(slower) or 'no load'}")
-    steady_rows = [mean for row, peer, mean, *_ in rows_of(found) if peer == DYNAMIC and row != DRAIN]
-    lines.append(f"ours / table, mean over the loads: {statistics.fmean(steady_rows):.3f}")
+    if loads := [row.ratio for row in rows if row.row != DRAIN]:
+        lines.append(f"mean over the loads: {statistics.fmean(loads):.3f}")
     return "\n".join(lines)
 
 
@@ -88,23 +92,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--table-repeats", type=int, default=2, help="of each length at each load, for vLLM's table")
-    parser.add_argument("--profile", type=Path, required=True, help="made by rhyme profile, of the embedded model here")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="loads to measure; all if not given")
+    parser.add_argument(
+        "--profile", type=Path, required=True, help=f"rhyme profile --drafting.source ngram --drafting.tokens {LONGEST}"
+    )
     parser.add_argument("--out", type=Path, default=Path("dynamic_speculation.json"))
     chosen = parser.parse_args()
     prompts, found = prompts_of(), kept(chosen.out)
-    drafting = DraftingSettings(source="ngram", tokens=max(LENGTHS))
+    speeds: Speeds = json.loads(chosen.out.read_text())["lengths"] if chosen.out.exists() else {}
+    drafting = DraftingSettings(source="ngram", tokens=LONGEST)
     engine = RunningEngine(RhymeSettings(drafting=drafting), scheduler="engine_in_process.DynamicScheduler")
     try:
         if refused := engine.scheduler("install_profile", read_text(chosen.profile)):
             raise SystemExit(refused)
-        vllms: Table = (
-            json.loads(chosen.out.read_text())["table"] if found else best_table(engine, prompts, chosen.table_repeats)
-        )
-        arms: dict[str, Any] = {BUDGET: None, DYNAMIC: vllms, STATIC: every(ONE_LENGTH)}
-        measure(engine, prompts, chosen.repeats, arms, found, lambda: write(chosen.out, found, table=vllms))
+        fixed = {str(length): (every(length),) for length in LENGTHS}
+        save = functools.partial(write, chosen.out, found, lengths=speeds)
+        if missing := [row for row in ROWS if row != DRAIN and row not in speeds]:
+            measure(engine, prompts, chosen.table_repeats, fixed, speeds, save, TEMPERATURE, missing)
+        table = best_table(speeds)
+        print(f"vLLM's table: {table}", flush=True)
+        arms: dict[str, Any] = {BUDGET: (None,), DYNAMIC: (table,)}
+        if chosen.repeats:
+            measure(engine, prompts, chosen.repeats, arms, found, save, TEMPERATURE, chosen.rows)
     finally:
         engine.stop()
-    print(table_of(found))
+    if found:
+        print(table_of(found))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.proposal_scheduler import ProposalScheduler
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter
+from rhyme_openrlhf.speculation.gain import GainMeter
 
 TIMEOUT_S = 300
 # vLLM's own limit is 128; the fixed lengths of the benchmark end below this.
@@ -34,10 +35,13 @@ class PolicyScheduler(HistoryScheduler):
 
     CALLABLE = (*HistoryScheduler.CALLABLE, "prepare", "use", "install_everywhere")
 
-    def prepare(self, lengths: list[int], profile: str) -> None:
-        """Make a drafter of each fixed length, and one that plans by `profile`."""
-        self.install_profile(profile)
-        self._planned = (self.drafter, self.planner)
+    def prepare(self, lengths: list[int], windows: list[int], profile: str) -> None:
+        """Make a drafter of each fixed length, and one for each largest window that plans by `profile`."""
+        self._planned = {}
+        for window in windows:
+            self.drafter = HistoryDrafter(dataclasses.replace(self.histospec, window_max=window))
+            self.install_profile(profile)
+            self._planned[window] = (self.drafter, self.planner, GainMeter(self.drafting.probe_share))
         self._fixed = {
             n: HistoryDrafter(
                 dataclasses.replace(
@@ -46,21 +50,27 @@ class PolicyScheduler(HistoryScheduler):
             )
             for n in lengths
         }
-        self._off = False
+        self.use(0, False)
 
-    def use(self, policy: int | str) -> None:
-        """Draft `policy` tokens from now on; 0: nothing; a word: as the planner says."""
+    def use(self, policy: int, planned: bool) -> None:
+        """Draft `policy` tokens from now on; 0: nothing; or, `planned`, as the planner says that has this window."""
         self._off = policy == 0
-        if isinstance(policy, int):
-            self.drafter, self.planner = self._fixed.get(policy, self._planned[0]), None
+        if planned:
+            self.drafter, self.planner, self.gain = self._planned[policy]
         else:
-            self.drafter, self.planner = self._planned
+            # Whoever drafts nothing still knows the samples. A fixed length measures no gain.
+            self.drafter, self.planner = self._fixed.get(policy, next(iter(self._fixed.values()))), None
+            self.gain = GainMeter(0)
 
     def install_everywhere(self, prompt_key: str, path: str) -> str:
         """`install_history` in every drafter."""
-        for drafter in (self._planned[0], *self._fixed.values()):
+        for drafter in (*(drafter for drafter, *_ in self._planned.values()), *self._fixed.values()):
             drafter.install(prompt_key, np.memmap(Path(path), dtype=np.uint8, mode="r"))
         return ""
+
+    def is_timed(self) -> bool:
+        """Only a planner asks for step times; a fixed length does not pay for them."""
+        return self.planner is not None
 
     def _drafts(self, decoding: list[Any]) -> list[list[int]]:
         if self._off:
@@ -77,9 +87,15 @@ class DynamicScheduler(ProposalScheduler):
     # vLLM's constructor asks for it already.
     _own = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._own_tokens = 0
+
     def use(self, table: list[list[int]] | None) -> None:
         """vLLM's own way from now on, by this `num_speculative_tokens_per_batch_size`; None: the budget."""
         self._own = table is not None
+        # An interval without drafts may have been under way.
+        self._ticket = self._scheduled = None
         self.dynamic_sd_lookup = None
         if table is not None:
             self.dynamic_sd_lookup = build_dynamic_sd_schedule_lookup(
@@ -89,6 +105,19 @@ class DynamicScheduler(ProposalScheduler):
     def is_timed(self) -> bool:
         """vLLM's own way times nothing."""
         return not self._own and super().is_timed()
+
+    def read_counters(self) -> dict[str, int | float]:
+        counters = super().read_counters()
+        counters["response_tokens"] += self._own_tokens
+        return counters
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """vLLM's own way counts its tokens, which its speed is made of, and nothing else of ours."""
+        if not self._own:
+            return super().update_from_output(scheduler_output, model_runner_output)
+        outputs = Scheduler.update_from_output(self, scheduler_output, model_runner_output)
+        self._own_tokens += sum(len(one.new_token_ids) for client in outputs.values() for one in client.outputs)
+        return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         if self._own:

@@ -3,8 +3,9 @@
     python benchmarks/selection.py --profile PROFILE
 
 The choice is what `speculation/planner.py` does with a step's proposals: how likely each token is, the table of step
-times with its correction, and the cut. Its context grows as in a run, so that some of the tables are made anew. Beside
-each figure the profile's own time of a step of that size, with as many draft tokens as were taken.
+times with its correction, the cut, and the lists for vLLM. Its context grows as in a run, so that some of the tables
+are made anew. Beside each figure the profile's own time of a step of that size, with as many draft tokens as were
+taken.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import numpy as np
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import read
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.speculation.acceptance import AcceptanceModel
-from rhyme_openrlhf.speculation.budget import choose
+from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES
+from rhyme_openrlhf.speculation.live_texts import Drafts
+from rhyme_openrlhf.speculation.planner import DraftPlanner
 
 SAMPLES = (1, 8, 64, 512)
+SOURCES = len(SOURCE_NAMES)
 # Proposed for each sample, and how many tokens all of them grow by in a step.
 PROPOSED, GROWTH = 16, 4
 FIRST_CONTEXT = 150
@@ -58,24 +61,28 @@ def answers(model: StepModel) -> tuple[float, float]:
 
 def choices(model: StepModel, samples: int) -> tuple[list[float], float]:
     """Microseconds of each of STEPS choices for so many samples, and the profile's milliseconds of such a step."""
-    predictor, acceptance = Predictor(model), AcceptanceModel(4)
+    planner = DraftPlanner(Predictor(model), SOURCES)
     chance = np.random.default_rng(0)
-    sources, matches = chance.integers(1, 4, samples), chance.integers(2, 30, samples)
-    recents = chance.integers(0, 1000, samples)
     lengths = chance.integers(0, PROPOSED + 1, samples)
-    confidences = chance.uniform(0.3, 1, int(lengths.sum())).astype(np.float32)
+    tokens = int(lengths.sum())
+    drafts = Drafts(
+        flat=np.arange(tokens, dtype=np.int32),
+        confidences=chance.uniform(0.3, 1, tokens).astype(np.float32),
+        lengths=lengths,
+        sources=chance.integers(1, SOURCES, samples),
+        matches=chance.integers(2, 30, samples),
+        recents=chance.integers(0, 1000, samples),
+    )
     took, seconds, context = [], [], samples * FIRST_CONTEXT
     for step in range(STEPS + 20):
         context += GROWTH * samples
         began = time.perf_counter()
-        likelihood = acceptance.likelihood(sources, matches, recents, lengths, confidences)
-        table = predictor.step_table(samples, context, int(lengths.sum()))
-        budget = choose(likelihood.acceptance, lengths, table, samples)
+        _, decision = planner.cut(drafts, samples, context, tokens)
         ended = time.perf_counter()
-        predictor.observe(samples, context, budget.drafts, budget.seconds * 1.1)
+        planner.took(samples, context, decision.drafts, decision.seconds * 1.1)
         if step >= 20:
             took.append((ended - began) * 1e6)
-            seconds.append(budget.seconds)
+            seconds.append(decision.seconds)
     return took, statistics.fmean(seconds) * 1000
 
 

@@ -69,7 +69,7 @@ def step_shapes(limits: Limits, steps: int, grid: Grid = FULL) -> list[StepShape
     """
     shapes = []
     for running in _up_to(grid.running, limits.running):
-        for drafts in (0, *_up_to(grid.drafts, limits.drafts_each)):
+        for drafts in (0, *_drafts_up_to(grid.drafts, limits.drafts_each)):
             # A step that is filled to the brim leaves no token for the last samples to come in.
             if running * (1 + drafts) >= limits.step_tokens:
                 continue
@@ -88,6 +88,13 @@ def prefill_shapes(limits: Limits, grid: Grid = FULL) -> list[PrefillShape]:
         for length in _up_to(grid.contexts, limits.length - 1)
         if sequences * (length + 1) <= limits.kv_cache_tokens
     ]
+
+
+def _drafts_up_to(values: Sequence[int], most: int) -> list[int]:
+    """As `_up_to`, and `most` in place of the last where that is near: a drafter that proposes `most` tokens for every
+    sample has steps of that size all the time."""
+    found = _up_to(values, most)
+    return [*found[:-1], most] if found and most < values[-1] else found
 
 
 def _up_to(values: Sequence[int], most: int) -> list[int]:

@@ -6,9 +6,9 @@ feed-forward part by tokens computed, as a second family of curves: over the con
 (running samples + draft tokens). It is a family of its own because a verifying step also does things that a plain one
 does not (rejection sampling), so that the first draft token costs more than the second.
 
-Invariants: at a profiled point the answer is the measured one; rows are first padded as the engine pads them, so the
-answer is a staircase in draft tokens where the engine's time is one; outside of what was measured the nearest edge goes
-on with its slope, and `covers` says so.
+Invariants: at a profiled point the answer is the measured one, or the mean of those points that the engine's padding
+makes the same step; rows are first padded as the engine pads them, so the answer is a staircase in draft tokens where
+the engine's time is one; outside of what was measured the nearest edge goes on with its slope, and `covers` says so.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from rhyme_openrlhf.latency.profile import Profile
 # Families of curves at one context that are kept, each by all numbers of rows: some thousand floats, so some MB. Steps
 # of different numbers of samples lie between the same two.
 MOST_KNOWN = 256
+# Contexts that differ by less are one. Draft counts of one stair are measured with all but the same context, and the
+# slope between two such points is noise, with which a curve would go on beyond them.
+SAME_CONTEXT = 1.25
 
 
 class StepModel:
@@ -35,18 +39,16 @@ class StepModel:
         plain: dict[int, list[tuple[float, float]]] = defaultdict(list)
         verify: dict[int, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
         for point in profile.steps:
+            measured = (point.context, point.seconds)
             if point.drafts == 0:
-                plain[point.running].append((point.context, point.seconds))
+                plain[point.running].append(measured)
             else:
-                rows = self.rows(point.running, point.drafts)
-                at = verify[point.running][rows]
-                # Two profiled draft counts on one stair: the engine computes the same.
-                if all(context != point.context for context, _ in at):
-                    at.append((point.context, point.seconds))
+                verify[point.running][self.rows(point.running, point.drafts)].append(measured)
         self._running = sorted(plain)
         self._plain = {running: Curve(points) for running, points in plain.items()}
         self._verify = {
-            running: {rows: Curve(points) for rows, points in by_rows.items()} for running, by_rows in verify.items()
+            running: {rows: Curve(_merged(points)) for rows, points in by_rows.items()}
+            for running, by_rows in verify.items()
         }
         self._verified_running = sorted(self._verify)
         self._verified_rows = {running: sorted(by_rows) for running, by_rows in self._verify.items()}
@@ -136,6 +138,17 @@ class StepModel:
         at = np.searchsorted(stairs, rows)
         padded: np.ndarray = np.where(at < len(stairs), stairs[np.minimum(at, len(stairs) - 1)], rows)
         return padded
+
+
+def _merged(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(context, seconds), those of the same context as their mean."""
+    groups: list[list[tuple[float, float]]] = []
+    for point in sorted(points):
+        if groups and point[0] < SAME_CONTEXT * groups[-1][0][0]:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    return [(fmean(context for context, _ in group), fmean(seconds for _, seconds in group)) for group in groups]
 
 
 def _around(known: Sequence[int], x: float) -> Sequence[int]:

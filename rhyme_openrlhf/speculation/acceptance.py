@@ -91,6 +91,13 @@ def _class(edges, value):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def class_of_recent(recent: int) -> int:
+    """Of a sample's recent acceptance (thousandths), 0 to RECENTS - 1."""
+    found: int = _class(RECENT_EDGES, recent)
+    return found
+
+
+@njit(cache=True)
 def estimate(table, sources, matches, recents, lengths, confidences, cells, acceptance):  # type: ignore[no-untyped-def]
     """How likely each token of some drafts is to be accepted if those before it are, by `AcceptanceModel.table`.
 

@@ -21,7 +21,7 @@ from rhyme_openrlhf.speculation.budget import choose_lengths
 from rhyme_openrlhf.speculation.live_texts import Drafts, split
 
 # CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 2354126894
+CALLED_SOURCES = 3854265917
 
 Ints = NDArray[np.int64]
 

@@ -12,26 +12,23 @@ teach nothing.
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from rhyme_openrlhf.speculation.acceptance import (
     CELL_WEIGHT,
     PRIOR_WEIGHT,
-    RECENT_EDGES,
     RECENTS,
     Doubles,
     Floats,
     Ints,
+    class_of_recent,
 )
+
+# CRC-32 of the module whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
+CALLED_SOURCES = 2295991662
 
 # Of a first token, before anything was seen: between an n-gram's and a good draft model's.
 PRIOR = 0.6
-
-
-def places(lengths: Ints) -> Ints:
-    """0, 1, ... of each draft, one draft after the other."""
-    ends = np.cumsum(lengths)
-    found: Ints = np.arange(int(ends[-1]) if ends.size else 0) - np.repeat(ends - lengths, lengths)
-    return found
 
 
 class PositionAcceptance:
@@ -45,20 +42,9 @@ class PositionAcceptance:
         """float32[RECENTS, tokens]: acceptance probability, as of the last `refit`."""
         self.refit()
 
-    def likelihood(self, recents: Ints, lengths: Ints) -> Floats:
-        """Of each token, one draft after the other, the probability that it is accepted if those before it are.
-
-        For each draft its sample's recent acceptance (thousandths) and its length.
-        """
-        found: Floats = self.table[np.repeat(_rows(recents), lengths), places(lengths)]
-        return found
-
     def learn(self, recents: Ints, verified: Ints, accepted: Ints) -> None:
-        """Of each draft: its sample's recent acceptance before it, tokens verified and tokens accepted."""
-        told = np.minimum(verified, accepted + 1)
-        at, rows = places(told), np.repeat(_rows(recents), told)
-        np.add.at(self._offered, (rows, at), 1)
-        np.add.at(self._accepted, (rows, at), at < np.repeat(accepted, told))
+        """Of each draft: its sample's recent acceptance before it (thousandths), tokens verified and accepted."""
+        _learn(self._offered, self._accepted, recents, verified, accepted)
 
     def forget(self) -> None:
         """Halve what was seen: the policy was updated."""
@@ -75,6 +61,26 @@ class PositionAcceptance:
         self.table[:] = (self._accepted + CELL_WEIGHT * overall) / (self._offered + CELL_WEIGHT)
 
 
-def _rows(recents: Ints) -> Ints:
-    found: Ints = np.searchsorted(RECENT_EDGES, recents, side="right")
+@njit(cache=True)
+def likelihoods(table, recents, lengths):  # type: ignore[no-untyped-def]
+    """Of each token, one draft after the other, the probability that it is accepted if those before it are.
+
+    `table`: a `PositionAcceptance.table`; of each draft its sample's recent acceptance (thousandths) and its length.
+    """
+    found = np.empty(lengths.sum(), dtype=np.float32)
+    at = 0
+    for draft in range(lengths.size):
+        row = class_of_recent(recents[draft])
+        for place in range(lengths[draft]):
+            found[at] = table[row, place]
+            at += 1
     return found
+
+
+@njit(cache=True)
+def _learn(offered, accepted_of, recents, verified, accepted):  # type: ignore[no-untyped-def]
+    for draft in range(recents.size):
+        row = class_of_recent(recents[draft])
+        for place in range(min(verified[draft], accepted[draft] + 1)):
+            offered[row, place] += 1
+            accepted_of[row, place] += place < accepted[draft]

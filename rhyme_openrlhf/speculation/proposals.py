@@ -14,15 +14,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_SHARE
-from rhyme_openrlhf.speculation.budget import choose
+from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, next_recent
+from rhyme_openrlhf.speculation.budget import choose_lengths
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.live_texts import Came
 from rhyme_openrlhf.speculation.planner import Decision, Planner
-from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance
+from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance, likelihoods
 from rhyme_openrlhf.speculation.rows import COUNT_OF_SOURCES, NO_SOURCE
+
+# CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
+CALLED_SOURCES = 3335270332
 
 
 class Proposed(NamedTuple):
@@ -33,12 +37,13 @@ class Proposed(NamedTuple):
     room: int
 
 
-class Fate(NamedTuple):
-    """What became of a draft: its sample's recent acceptance before it (thousandths), tokens verified and accepted."""
+class Fates(NamedTuple):
+    """What became of some drafts: their samples' recent acceptance before them (thousandths), tokens verified and
+    accepted."""
 
-    recent: int
-    verified: int
-    accepted: int
+    recents: list[int]
+    verified: list[int]
+    accepted: list[int]
 
 
 class ProposalPlanner(Planner[PositionAcceptance]):
@@ -47,27 +52,36 @@ class ProposalPlanner(Planner[PositionAcceptance]):
     def __init__(self, predictor: Predictor, tokens: int) -> None:
         """`predictor`: of this engine's steps; `tokens`: the most that is proposed for a sample."""
         super().__init__(predictor, PositionAcceptance(tokens))
+        # Compiled, or loaded from Numba's cache, so that no decode step waits for it.
+        nothing = np.zeros(1, np.int64)
+        self._acceptance.learn(nothing, nothing, nothing)
+        _plan(self._acceptance.table, nothing, nothing, np.ones(1), 1)
 
     def cut(
         self, recents: Sequence[int], lengths: Sequence[int], running: int, context: int, most: int
     ) -> tuple[list[int], Decision]:
         """How many tokens of each proposed draft to verify in a step of `running` samples, and why.
 
-        Arguments as `PositionAcceptance.likelihood`; `context` is the tokens of all running samples, `most` the draft
-        tokens that the engine can take in one step.
+        For each draft its sample's recent acceptance (thousandths) and its length; `context` is the tokens of all
+        running samples, `most` the draft tokens that the engine can take in one step.
         """
-        proposed = np.array(lengths, dtype=np.int64)
-        acceptance = self._acceptance.likelihood(np.array(recents, dtype=np.int64), proposed)
-        seconds = self.predictor.step_table(running, context, max(min(acceptance.size, most), 0))
-        budget = choose(acceptance, proposed, seconds, running)
-        decision = Decision(running, context, budget.drafts, budget.expected_accepted, budget.seconds)
-        return budget.lengths.tolist(), decision
+        seconds = self.predictor.step_table(running, context, max(min(sum(lengths), most), 0))
+        taken, drafts, expected = _plan(
+            self._acceptance.table, np.array(recents, np.int64), np.array(lengths, np.int64), seconds, running
+        )
+        return taken.tolist(), Decision(running, context, drafts, expected, float(seconds[drafts]))
 
-    def learn(self, fates: Sequence[Fate]) -> None:
+    def learn(self, fates: Fates) -> None:
         """What became of the drafts of one step."""
-        recents, verified, accepted = np.array(fates, dtype=np.int64).reshape(-1, 3).T
+        recents, verified, accepted = (np.array(one, np.int64) for one in fates)
         self._acceptance.learn(recents, verified, accepted)
-        self._refit_after(int(verified.sum()))
+        self._refit_after(sum(fates.verified))
+
+
+@njit(cache=True)
+def _plan(table, recents, lengths, seconds, running):  # type: ignore[no-untyped-def]
+    """Estimate what is accepted of the drafts, and choose: their lengths, the sum, and how many will be accepted."""
+    return choose_lengths(likelihoods(table, recents, lengths), lengths, seconds, running)
 
 
 class ProposalDrafter:
@@ -77,7 +91,7 @@ class ProposalDrafter:
         self._planner: ProposalPlanner | None = None
         # How each sample's drafts fared lately, in thousandths.
         self._recents: dict[str, int] = {}
-        self._fates: list[Fate] = []
+        self._fates = Fates([], [], [])
         self.decision: Decision | None = None
         """What the planner decided for the next step; None without a planner."""
 
@@ -132,11 +146,13 @@ class ProposalDrafter:
             raise ValueError(f"need 0 <= accepted <= drafted, got {accepted} accepted of {drafted} drafted")
         recent = self._recents[request_id]
         if drafted:
-            self._recents[request_id] = recent + (1000 * accepted // drafted - recent) // RECENT_SHARE
+            self._recents[request_id] = next_recent(recent, drafted, accepted)
             if self._planner is not None:
-                self._fates.append(Fate(recent, drafted, accepted))
+                self._fates.recents.append(recent)
+                self._fates.verified.append(drafted)
+                self._fates.accepted.append(accepted)
 
     def _learn(self) -> None:
-        if self._planner is not None and self._fates:
+        if self._planner is not None and self._fates.verified:
             self._planner.learn(self._fates)
-            self._fates.clear()
+            self._fates = Fates([], [], [])

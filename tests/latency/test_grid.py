@@ -42,3 +42,8 @@ def test_each_number_of_samples_has_a_plain_step_and_short_contexts_are_denser()
     for running in (1, 2, 4, 8, 16, 32, 64):
         plain = [shape.context_each for shape in shapes if shape.running == running and not shape.drafts_each]
         assert plain and sum(context < 512 for context in plain) >= min(3, len(plain))
+
+
+def test_what_a_drafter_proposes_for_every_sample_is_measured() -> None:
+    for tokens, measured in ((4, {0, 1, 4}), (8, {0, 1, 3, 8}), (12, {0, 1, 3, 7, 12}), (32, {0, 1, 3, 7, 15, 31})):
+        assert {shape.drafts_each for shape in step_shapes(Limits(8, 8192, 100_000, 2048, tokens), 12)} == measured

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
 from tests.latency import formula
 
@@ -64,6 +65,18 @@ def test_outside_goes_on_with_the_slope_and_says_so() -> None:
     assert model.seconds(128, 4096, 0) == pytest.approx(formula.formula(128, 4096, 0))
     assert not model.covers(4, 4 * 4096, 0)
     assert model.covers(4, 400, 0) and model.covers(4, 400, 12)
+
+
+def test_noise_between_draft_counts_of_one_stair_is_not_a_slope() -> None:
+    # As real profiles have them: 4 and 12 drafts of four samples are both 16 rows, at contexts two tokens apart.
+    points = (
+        StepPoint(4, 132, 0, 0.0140, 0.0, 9),
+        StepPoint(4, 135, 4, 0.0189, 0.0, 9), StepPoint(4, 135, 12, 0.0130, 0.0, 9),
+        StepPoint(4, 1031, 4, 0.0141, 0.0, 9), StepPoint(4, 1033, 12, 0.0157, 0.0, 9),
+    )  # fmt: skip
+    noisy = StepModel(formula.profile(steps=points))
+    assert noisy.seconds(4, 135, 12) == pytest.approx(0.01595)
+    assert noisy.seconds(4, 1032, 4) == noisy.seconds(4, 1300, 12) == pytest.approx(0.0149)
 
 
 def test_without_profiled_verification_rows_cost_what_samples_cost() -> None:

@@ -9,7 +9,18 @@ from types import ModuleType
 import pytest
 
 from rhyme_openrlhf.history import addresses, cursor, lookup
-from rhyme_openrlhf.speculation import acceptance, budget, draft_step, likely_next, planner, rows, text_tables, window
+from rhyme_openrlhf.speculation import (
+    acceptance,
+    budget,
+    draft_step,
+    likely_next,
+    planner,
+    position_acceptance,
+    proposals,
+    rows,
+    text_tables,
+    window,
+)
 
 INDEX = (addresses, lookup)
 TABLES = (addresses, likely_next, rows)
@@ -23,6 +34,8 @@ TABLES = (addresses, likely_next, rows)
         (text_tables, TABLES),
         (draft_step, (cursor, text_tables, acceptance, window)),
         (planner, (acceptance, budget)),
+        (position_acceptance, (acceptance,)),
+        (proposals, (budget, position_acceptance)),
     ],
 )
 def test_a_change_of_what_is_called_changes_the_caller(caller: ModuleType, called: tuple[ModuleType, ...]) -> None:
