@@ -58,6 +58,14 @@ class Response:
 Stage = list[Response]
 
 
+def dealt(stage: Stage, engines: int) -> list[Stage]:
+    """What each engine is given: prompts as a run deals them out, by their last responses."""
+    prompts = {one.prompt: one.earlier for one in stage}
+    means = [statistics.fmean(earlier) if earlier else None for earlier in prompts.values()]
+    chosen = dict(zip(prompts, assign(means, [0.0] * engines), strict=True))
+    return [[one for one in stage if chosen[one.prompt] == engine] for engine in range(engines)]
+
+
 def steps_seconds(model: StepModel, contexts: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float64]:
     """When an engine that runs samples of these contexts, each for so many tokens more, ends each of its steps.
 
@@ -77,21 +85,17 @@ def steps_seconds(model: StepModel, contexts: Sequence[int], lengths: Sequence[i
 class Replay:
     """One stage under the aligned layout, and what becomes of it when it is switched at some moment."""
 
-    def __init__(self, stage: Stage, profiles: tuple[Profile, Profile], devices: int, each_s: float) -> None:
-        self._stage = stage
+    def __init__(self, engines: Sequence[Stage], profiles: tuple[Profile, Profile], tails: int, each_s: float) -> None:
+        """`engines`: what each aligned engine is given; `tails`: engines of the tail layout."""
         self._each_s = each_s
         sizes = [profile.subject.tensor_parallel_size for profile in profiles]
         self._models = [StepModel(profile) for profile in profiles]
-        self._tails = devices // sizes[1]
+        self._tails = tails
         self.layouts = tuple(
-            Layout(size, devices // size, Predictor(model).step_seconds)
-            for size, model in zip(sizes, self._models, strict=True)
+            Layout(size, count, Predictor(model).step_seconds)
+            for size, count, model in zip(sizes, (len(engines), tails), self._models, strict=True)
         )
-        engines = devices // sizes[0]
-        prompts = {one.prompt: one.earlier for one in stage}
-        means = [statistics.fmean(earlier) if earlier else None for earlier in prompts.values()]
-        chosen = dict(zip(prompts, assign(means, [0.0] * engines), strict=True))
-        self._engines = [[one for one in stage if chosen[one.prompt] == engine] for engine in range(engines)]
+        self._engines = engines
         self._clocks = [
             steps_seconds(self._models[0], [one.prompt_tokens for one in own], [one.length for one in own])
             for own in self._engines
@@ -192,7 +196,8 @@ def compare(found: list[Stage], profiles: tuple[Profile, Profile], options: argp
     longest = max(one.length for stage in found for one in stage)
     rows = []
     for stage in found:
-        replay = Replay(stage, profiles, options.devices, options.each)
+        engines, tails = (options.devices // profile.subject.tensor_parallel_size for profile in profiles)
+        replay = Replay(dealt(stage, engines), profiles, tails, options.each)
         row: dict[str, Any] = {"without": replay.seconds, "best": replay.best(options.interval)}
         for rule in RULES:
             row[rule], row[f"{rule}_samples"] = replay.policy(rule, longest, options.interval)

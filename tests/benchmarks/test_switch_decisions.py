@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from switch_decisions import Replay, Response, stages, steps_seconds
+from switch_decisions import Replay, Response, dealt, stages, steps_seconds
 
 from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
 from rhyme_openrlhf.latency.step_model import StepModel
@@ -33,7 +33,7 @@ def test_steps_take_what_as_many_samples_take() -> None:
 
 
 def test_a_stage_and_its_switches_are_as_counted() -> None:
-    replay = Replay(STAGE, PROFILES, 2, 0.02)
+    replay = Replay(dealt(STAGE, 2), PROFILES, 1, 0.02)
     assert replay.seconds == pytest.approx(100 * 0.012 + 1900 * 0.011)
     assert replay.ends()[-1] == pytest.approx(replay.seconds)
     # With nobody left but the long one: 1,900 tokens more where a step takes 8 ms.
@@ -46,7 +46,7 @@ def test_a_stage_and_its_switches_are_as_counted() -> None:
 
 
 def test_no_policy_is_better_than_the_best() -> None:
-    replay = Replay(STAGE, PROFILES, 2, 0.02)
+    replay = Replay(dealt(STAGE, 2), PROFILES, 1, 0.02)
     best = replay.best(0.25)
     assert best <= replay.switched(1.2001)
     for rule in ("history", "maximum"):
