@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import statistics
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,21 @@ from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 
 LIMIT_S = 60.0
+
+
+class TimedMover(Mover):
+    """The product's; adds up how long each of its orders takes to be answered."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.took: dict[str, list[float]] = defaultdict(list)
+
+    async def _call(self, engine: int, method: str, *arguments: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return await super()._call(engine, method, *arguments)
+        finally:
+            self.took[method].append(time.monotonic() - began)
 
 
 class Switcher(LayoutSwitcher):
@@ -51,7 +68,7 @@ class Stage:
         self.records: list[MoveRecord] = []
         self.switches: list[Any] = []
         store = KvBufferStore(folder)
-        self.mover = Mover(
+        self.mover = TimedMover(
             self.keeper, store, lambda *_: Choice(KV_TRANSFER), LIMIT_S, self.records.append, ASK_AFTER_SECONDS
         )
         self.reports = EngineReports(self.keeper, asked.status_s, print, plan.layouts())
@@ -97,6 +114,7 @@ class Stage:
         self.keeper.stop()
         return {
             "seconds": seconds, "switches": [dataclasses.asdict(event) for event in self.switches],
+            "orders_s": {method: statistics.median(took) for method, took in self.mover.took.items()},
             "moves": [(record.downtime, record.seconds) for record in self.records],
             "tokens": [list(output.outputs[0].token_ids) for output, _ in outputs],
         }  # fmt: skip
