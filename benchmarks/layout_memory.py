@@ -2,10 +2,10 @@
 
     python benchmarks/layout_memory.py --out layout-memory.json [--kv 256] [--model DIRECTORY]
 
-A demonstration run with `--tp_switch.enable`, which prints its plan. While it goes on, the memory of each of its engines'
-processes is read again and again (proportional set size: what is shared counts once): the actor with vLLM's frontend,
-the engine core, the workers of a tail engine's ranks. The largest total counts. What is not in the weights and the KV
-cache is what the processes themselves take.
+A demonstration run with `--tp_switch.enable`, which prints its plan. While it goes on, the memory of each of its
+engines' processes is read again and again (proportional set size: what is shared counts once): the actor with vLLM's
+frontend, the engine core, the workers of a tail engine's ranks. The largest total counts. What is not in the weights
+and the KV cache is what the processes themselves take.
 """
 
 from __future__ import annotations
