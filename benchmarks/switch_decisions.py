@@ -111,16 +111,16 @@ class Replay:
         both = zip(self._engines, self._clocks, strict=True)
         return sorted({float(clock[one.length]) for own, clock in both for one in own})
 
-    def unfinished(self, moment: float) -> tuple[list[Unfinished], list[int], int]:
-        """At that moment: what the policy sees, what each sample really still has to come, the fullest engine's."""
-        seen, rest, fullest = [], [], 0
-        for own, clock in zip(self._engines, self._clocks, strict=True):
+    def unfinished(self, moment: float) -> tuple[list[Unfinished], list[int], list[int]]:
+        """At that moment: what the policy sees, what each sample really still has to come, the engine it is on."""
+        seen, rest, engines = [], [], []
+        for engine, (own, clock) in enumerate(zip(self._engines, self._clocks, strict=True)):
             done = bisect_right(clock, moment) - 1
             left = [one for one in own if one.length > done]
-            fullest = max(fullest, len(left))
+            engines += [engine] * len(left)
             seen += [Unfinished(done, one.prompt_tokens + done, one.earlier) for one in left]
             rest += [one.length - done for one in left]
-        return seen, rest, fullest
+        return seen, rest, engines
 
     def switched(self, moment: float) -> float:
         """Seconds of the stage with one switch then."""
@@ -147,8 +147,8 @@ class Replay:
     def policy(self, rule: str, longest: int, interval_s: float) -> tuple[float, int]:
         """Seconds of the stage with the policy's switch, and how many samples it took with it (0: none)."""
         for moment in self.asked(interval_s):
-            seen, _, fullest = self.unfinished(moment)
-            if seen and decide(0, self.layouts, seen, longest, self.cost, rule == BY_HISTORY, fullest) is not None:
+            seen, _, engines = self.unfinished(moment)
+            if seen and decide(0, self.layouts, seen, longest, self.cost, rule == BY_HISTORY, engines) is not None:
                 return self.switched(moment), len(seen)
         return self.seconds, 0
 

@@ -39,8 +39,8 @@ def test_a_stage_and_its_switches_are_as_counted() -> None:
     # With nobody left but the long one: 1,900 tokens more where a step takes 8 ms.
     assert replay.switched(1.2001) == pytest.approx(1.2001 + 0.02 + 1900 * 0.008)
     # A sample goes on behind its last whole step.
-    seen, rest, fullest = replay.unfinished(1.2 + 0.0111)
-    assert [one.generated for one in seen] == [101] and rest == [1899] and fullest == 1
+    seen, rest, engines = replay.unfinished(1.2 + 0.0111)
+    assert [one.generated for one in seen] == [101] and rest == [1899] and engines == [0]
     # All four at once, where each costs more, until one is left.
     assert replay.switched(0.0) == pytest.approx(0.08 + 90 * 0.014 + 10 * 0.012 + 1900 * 0.008)
 
