@@ -46,7 +46,7 @@ def dying_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def play(pair: Engines, folder: Path, moment: str, dies: str, phase: Phase) -> None:
     """Move a sample between an engine of the pair and one that dies; every answer is that of a run without moves."""
-    asked = [request(PROMPT, "own text drafts", max_tokens=200), request(PROMPT, temperature=1.0, seed=3)]
+    asked = [request(PROMPT, "own text drafts", max_tokens=500), request(PROMPT, temperature=1.0, seed=3)]
 
     async def unmoved(keeper: SampleKeeper, mover: Mover) -> list[Any]:
         return await asyncio.gather(*(keeper.generate(one, 0) for one in asked))
@@ -66,7 +66,8 @@ def play(pair: Engines, folder: Path, moment: str, dies: str, phase: Phase) -> N
 
     async def moved(keeper: SampleKeeper, mover: Mover) -> tuple[Any, list[Any]]:
         running = [asyncio.create_task(generate(keeper, number, source)) for number in range(len(asked))]
-        sample, _ = [await grown_to(keeper, 60, number) for number in range(len(asked))]
+        # Drafts make the first one the faster of the two.
+        sample, _ = await grown_to(keeper, 60, 0), await grown_to(keeper, 5, 1)
         await victim.call("call_scheduler", "die_at", moment)
         record = await mover.move(sample, destination, "reallocation")
         outputs = await asyncio.gather(*running)

@@ -61,16 +61,14 @@ def test_tokens_of_moved_samples_follow_the_model(pair: Engines, tmp_path: Path)
     seams: dict[int, list[int]] = {}
 
     async def grown(sample: KeptSample, tokens: int) -> None:
-        while len(sample.known.tokens) < tokens:
+        while len(sample.known.tokens) < tokens and not sample.answer.done():
             await asyncio.sleep(0.005)
 
     async def one(keeper: SampleKeeper, mover: Mover, number: int, turn: asyncio.Semaphore) -> list[int]:
         async with turn:
-            began = set(keeper._samples)
             running = asyncio.create_task(keeper.generate(asked[number], number % 2))
             await asyncio.sleep(0)
-            (name,) = set(keeper._samples) - began
-            sample = keeper.sample(name)
+            sample = next(one for one in keeper._samples.values() if one.request is asked[number])
             for tokens in (30, 90):
                 await grown(sample, tokens)
                 pair.carrier = chance.choice([KV_TRANSFER, RECOMPUTE])
