@@ -138,29 +138,27 @@ def test_an_engine_killed_in_the_middle_of_a_switch_takes_no_sample_with_it(
 
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
-    samples = 6
     one, two = unlike.engines
     if dies == "tail":
         plan, engines = LayoutPlan(1, 1, 1, 2), [one, LocalEngine(1, 2, DyingEngine)]
     else:
         plan, engines = LayoutPlan(2, 1, 1, 2), [one, LocalEngine(1, 1, DyingEngine), two]
-    victim = engines[1]
+    victim, samples = engines[1], 6 * plan.engines
 
     async def generate(enable: bool) -> tuple[list[Any], list[Event]]:
         settings = dataclasses.replace(
             RhymeSettings(),
             move=MoveSettings(news_s=0.02),
-            tp_switch=TpSwitchSettings(enable=enable, samples=4, status_s=0.05),
+            tp_switch=TpSwitchSettings(enable=enable, samples=samples // 2, status_s=0.05),
         )
         events: list[Event] = []
         home = SampleHome(dict(enumerate(engines)), settings, 1, None, None, events.append, plan)
         await home.open()
         home.begin_step(1, samples)
         home.executor = OfManyLengths()
-        each = samples // plan.engines
         answers = await asyncio.gather(
             *(
-                home.generate_responses(engine, f"p{engine}", "", parameters, 600, None, num_samples=each)
+                home.generate_responses(engine, f"p{engine}", "", parameters, 600, None, num_samples=6)
                 for engine in range(plan.engines)
             )
         )
