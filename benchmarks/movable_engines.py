@@ -32,7 +32,7 @@ ADDED = ("status", "import_rows", "stop_sample", "hold_room", "full_blocks")
 class TimedScheduler(MovingHistoryScheduler):
     """Adds up the seconds of ADDED, and notes how long arrivals' first steps take."""
 
-    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "take_added", "take_first_step")
+    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "take_added", "take_first_step", "late_seconds")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -66,6 +66,10 @@ class TimedScheduler(MovingHistoryScheduler):
     def take_first_step(self) -> float | None:
         """Seconds from an arrival's being taken up to its first token, of the last arrival that was asked about."""
         return self._first_step
+
+    def late_seconds(self) -> float:
+        """By how much steps took longer than this engine's pace, in all; 0 without one."""
+        return 0.0 if self._pace is None else self._pace.late_seconds
 
     def take_added(self) -> dict[str, list[float]]:
         """Seconds of each call since the last question, by method."""

@@ -16,146 +16,21 @@ import asyncio
 import dataclasses
 import json
 import os
-import random
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from movable_engines import LocalEngine
+from move_bench import Bench, Session, settings
 from rlhfspec_instance import papers_profile
 
-from rhyme_openrlhf.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
-from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint
-from rhyme_openrlhf.latency.settings import EmulateSettings
-from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
-from rhyme_openrlhf.rollout.moves.home import ASK_AFTER_SECONDS
-from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
-from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
-from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
-from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
-from rhyme_openrlhf.rollout.moves.travel import SampleRequest
-from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
+from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
 from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 
 CARRIERS = (KV_TRANSFER, RECOMPUTE)
-LIMIT_S = 60.0
-
-
-class Bench:
-    """Two engines, and a keeper, mover and reallocator over them."""
-
-    def __init__(self, settings: RhymeSettings, length: int, seats: int, folder: Path) -> None:
-        self.engines = [LocalEngine(number, settings, length, seats) for number in range(2)]
-        self.folder = folder
-        self.chance = random.Random(1)
-
-    def run(self, test: Callable[[Session], Awaitable[Any]], reallocation: ReallocationSettings) -> Any:
-        """What the test gives, run in an event loop of its own."""
-
-        async def main() -> Any:
-            session = Session(self, reallocation)
-            session.keeper.start()
-            try:
-                return await asyncio.wait_for(test(session), 600)
-            finally:
-                session.reallocator.stop()
-                session.reports.stop()
-                session.keeper.stop()
-
-        return asyncio.run(main())
-
-    def stop(self) -> None:
-        """End both engines."""
-        for engine in self.engines:
-            engine.stop()
-
-    def profile(self, contexts: list[int], running: list[int]) -> Profile:
-        """Plain decode steps and prefills of the first engine, as `rhyme profile` measures them."""
-        engine = self.engines[0]
-
-        async def main() -> Profile:
-            steps, prefills = [], []
-            for count in running:
-                # Contexts are computed first, so that long ones of many samples take most of the time.
-                for context in (contexts[0], min(contexts[-1], 1024)):
-                    found = await engine.call("decode_steps", StepShape(count, context, 0), 12)
-                    took = statistics.median(step[3] for step in found)
-                    tokens = round(statistics.fmean(step[1] for step in found))
-                    steps.append(StepPoint(count, tokens, 0, took, 0.0, len(found)))
-            for context in contexts:
-                shape = PrefillShape(1, context)
-                took = statistics.median([await engine.call("prefill", shape) for _ in range(3)])
-                prefills.append(PrefillPoint(1, context, took, 0.0, 3))
-            return Profile(await engine.call("subject"), "measured", tuple(steps), tuple(prefills))
-
-        return asyncio.run(main())
-
-    def request(self, prompt: int, tokens: int) -> SampleRequest:
-        """A sample with a random prompt, always answered with so many tokens."""
-        from vllm import SamplingParams
-
-        words = tuple(self.chance.randrange(5, 120) for _ in range(prompt))
-        parameters = SamplingParams(temperature=1.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
-        parameters.detokenize = False
-        return SampleRequest(words, parameters)
-
-
-class Session:
-    """What is made anew for each measurement."""
-
-    def __init__(self, bench: Bench, reallocation: ReallocationSettings) -> None:
-        self.bench = bench
-        self.records: list[MoveRecord] = []
-        self.keeper = SampleKeeper(dict(enumerate(bench.engines)), 0.05)
-        self.carrier = ""
-        store = KvBufferStore(bench.folder)
-        self.mover = Mover(self.keeper, store, self.choose, LIMIT_S, self.moved, ASK_AFTER_SECONDS)
-        self.reports = EngineReports(self.keeper, reallocation.status_s, print)
-        self.reallocator = Reallocator(reallocation, self.keeper, self.move, self.reports)
-        self._interval_s = reallocation.status_s
-
-    def install(self, profile: Profile) -> None:
-        """Predict by this profile."""
-        self.reports.install(profile)
-
-    async def watch(self) -> None:
-        """As the samples' home: hear the engines, and reallocate."""
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self.reports.hear()
-            self.reallocator.look()
-
-    def choose(self, context: int, source: int, destination: int) -> Choice:
-        """The carrier that is set, else the cheaper one; with what is predicted of it."""
-        known, costs = self.reports.destination(destination, context), self.reports.costs
-        if known is None:
-            return Choice(self.carrier or KV_TRANSFER)
-        carrier = self.carrier or costs.cheaper(context, known) or KV_TRANSFER
-        return Choice(carrier, costs.predicted(carrier, context, known), known)
-
-    def moved(self, record: MoveRecord) -> None:
-        """As the samples' home: learn from it."""
-        self.records.append(record)
-        known = record.choice.destination
-        if known is not None and record.downtime and record.move.phase is Phase.RUNNING:
-            self.reports.costs.learn(record.move.carrier, record.tokens, known, record.downtime)
-
-    async def move(self, sample: int, destination: int, cause: str) -> Any:
-        """As the samples' home."""
-        return await self.mover.move(self.keeper.sample(str(sample)), destination, cause)
-
-    async def grown(self, tokens: int, prompt: tuple[int, ...]) -> Any:
-        """The sample of this prompt, once that many of its response tokens are known."""
-        while True:
-            for sample in self.keeper._samples.values():
-                if sample.request.prompt == prompt and len(sample.known.tokens) >= tokens:
-                    return sample
-            await asyncio.sleep(0.01)
 
 
 # --- what a move costs
@@ -192,6 +67,7 @@ async def downtimes(session: Session, profile: Profile, contexts: list[int], bes
                         "seconds": record.seconds, "predicted_s": record.choice.predicted,
                         "step_s": own.seconds if own is not None else None,
                         "first_step_s": await bench.engines[target].scheduler("take_first_step"),
+                        "destination": dataclasses.asdict(record.choice.destination),
                     }
                 )  # fmt: skip
         moved.cancel()
@@ -261,21 +137,11 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
                 rows += bench.run(test, ReallocationSettings())
         finally:
             bench.stop()
-    return {"rows": rows, **cost_table(rows)}
+    prefills = [dataclasses.asdict(point) for point in profile.prefills]
+    return {"rows": rows, "prefills": prefills, **cost_table(rows)}
 
 
 # --- what reallocation gains
-
-
-def settings(profile: str) -> RhymeSettings:
-    """Of the benchmark's engines: no drafts, so that each sample is as long in steps as in tokens."""
-    return dataclasses.replace(
-        RhymeSettings(),
-        histospec=HistoSpecSettings(own_output=False, siblings=False),
-        drafting=DraftingSettings(probe_share=0),
-        emulate=EmulateSettings(profile=profile),
-        cpu=CpuSettings(kv_cache_mb=256),
-    )
 
 
 async def stage(session: Session, counts: tuple[int, int], tokens: int, reallocate: bool) -> dict[str, Any]:

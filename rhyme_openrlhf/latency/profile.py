@@ -106,6 +106,8 @@ class Profile:
             raise ValueError("a profile has each point once")
         if any(p.running < 1 for p in self.steps) or any(p.seconds <= 0 for p in self.steps):
             raise ValueError("a decode step has at least one running sample and takes time")
+        if any(min(p.sequences, p.length) < 1 or p.seconds <= 0 for p in self.prefills):
+            raise ValueError("a prefill has at least one sequence and token and takes time")
         if list(self.padded_rows) != sorted(set(self.padded_rows)):
             raise ValueError("padded_rows must ascend")
 

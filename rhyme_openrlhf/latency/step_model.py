@@ -29,6 +29,8 @@ MOST_KNOWN = 256
 # Contexts that differ by less are one. Draft counts of one stair are measured with all but the same context, and the
 # slope between two such points is noise, with which a curve would go on beyond them.
 SAME_CONTEXT = 1.25
+# Of the quickest measured step: that of one sample without context hardly takes less.
+LEAST_SHARE = 0.5
 
 
 class StepModel:
@@ -36,6 +38,7 @@ class StepModel:
 
     def __init__(self, profile: Profile) -> None:
         self._padded = profile.padded_rows
+        self._least = LEAST_SHARE * min(point.seconds for point in profile.steps)
         plain: dict[int, list[tuple[float, float]]] = defaultdict(list)
         verify: dict[int, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
         for point in profile.steps:
@@ -91,9 +94,9 @@ class StepModel:
                 (b, _between([(r, self._verify[b][r]) for r in _around(self._verified_rows[b], rows)], rows, context))
                 for b in _around(self._verified_running, running)
             ]
-            return _line(values, running)
+            return max(_line(values, running), self._least)
         at = self.rows(running, drafts) if drafts else running
-        return _between([(b, self._plain[b]) for b in _around(self._running, at)], at, context)
+        return max(_between([(b, self._plain[b]) for b in _around(self._running, at)], at, context), self._least)
 
     def table(self, running: int, context: int, most: int) -> np.ndarray:
         """`seconds` with 0 to `most` draft tokens, float64[most + 1], at the price of a few of them."""
@@ -103,18 +106,18 @@ class StepModel:
             return seconds
         if not self._verify:
             curve = Curve([(b, self._plain[b].at(context)) for b in self._running])
-            seconds[1:] = curve.at_all(self._all_rows(running + most)[running:])
+            seconds[1:] = np.maximum(curve.at_all(self._all_rows(running + most)[running:]), self._least)
             return seconds
         around = _around(self._verified_running, running)
         curves = [self._by_rows(b, context, running + most)[running : running + most] for b in around]
         if len(curves) == 1:
-            seconds[1:] = curves[0]
+            seconds[1:] = np.maximum(curves[0], self._least)
         else:
             slope = (curves[1] - curves[0]) / (around[1] - around[0])
             if running < around[0] or running > around[1]:
                 slope = np.maximum(slope, 0)
             nearest = 1 if running > around[1] else 0
-            seconds[1:] = np.maximum(curves[nearest] + slope * (running - around[nearest]), 0)
+            seconds[1:] = np.maximum(curves[nearest] + slope * (running - around[nearest]), self._least)
         return seconds
 
     def _by_rows(self, running: int, context: int, most: int) -> np.ndarray:

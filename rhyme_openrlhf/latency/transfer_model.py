@@ -1,6 +1,8 @@
 """Seconds to carry samples to another engine, both ways there are, and to load weights (PAT 4.3, equations 1 to 4).
 
-Invariants: what was not measured raises NotMeasured and is never guessed; more tokens never cost less.
+A prefill grows with its length and with its square, so between two profiled lengths it is a power of the length; over
+the number of sequences it is linear. Invariants: what was not measured raises NotMeasured and is never guessed; more
+tokens never cost less, as far as was not measured otherwise.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from rhyme_openrlhf.latency.curve import Curve
+from rhyme_openrlhf.latency.power_curve import PowerCurve
 from rhyme_openrlhf.latency.profile import Profile
 
 
@@ -25,7 +28,7 @@ class TransferModel:
         by_sequences: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for point in profile.prefills:
             by_sequences[point.sequences].append((point.length, point.seconds))
-        self._prefills = {sequences: Curve(points) for sequences, points in by_sequences.items()}
+        self._prefills = {sequences: PowerCurve(points) for sequences, points in by_sequences.items()}
 
     def prefill_seconds(self, lengths: Sequence[int]) -> float:
         """Prefill of sequences of these lengths together: as of as many of their root-mean-square length (eq. 3, 4)."""

@@ -11,6 +11,9 @@ import math
 from dataclasses import dataclass
 
 MB = 1024**2
+# What a process of an engine takes beside weights and KV cache, where weights lie in the machine's own memory: an actor
+# with vLLM's frontend, an engine core, a worker (measured, docs/benchmarks.md).
+PROCESS_MB = 600
 
 
 class LayoutError(ValueError):
@@ -51,17 +54,18 @@ class LayoutPlan:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of each device, by what they are for."""
+    """Bytes of each device, by what they are for. `processes`: what the engines' processes take beside the others."""
 
     weights: int
     kv_cache: int
     tail_weights: int
     tail_kv_cache: int
+    processes: int
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.weights + self.kv_cache + self.tail_weights + self.tail_kv_cache
+        return self.weights + self.kv_cache + self.tail_weights + self.tail_kv_cache + self.processes
 
 
 def plan_layouts(
@@ -101,7 +105,14 @@ def plan_layouts(
 def plan_memory(plan: LayoutPlan, model: Model, kv_mb: int) -> MemoryPlan:
     """What both layouts take of each device, whichever generates."""
     weights = model.weight_bytes
-    return MemoryPlan(weights // plan.size, kv_mb * MB, weights // plan.tail_size, plan.tail_kv_mb * MB)
+    processes = plan.engines * _processes(plan.size) + plan.tail_engines * _processes(plan.tail_size)
+    return MemoryPlan(
+        weights // plan.size,
+        kv_mb * MB,
+        weights // plan.tail_size,
+        plan.tail_kv_mb * MB,
+        processes * PROCESS_MB * MB // plan.devices,
+    )
 
 
 def check_memory(memory: MemoryPlan, plan: LayoutPlan, free: int, kv_flag: str) -> str:
@@ -110,7 +121,8 @@ def check_memory(memory: MemoryPlan, plan: LayoutPlan, free: int, kv_flag: str) 
     parts = (
         f"{plan.engines} engines of tensor parallelism {plan.size} with {_mb(memory.weights)} of weights and "
         f"{_mb(memory.kv_cache)} of KV cache on each device, {plan.tail_engines} of {plan.tail_size} with "
-        f"{_mb(memory.tail_weights)} and {_mb(memory.tail_kv_cache)}: {_mb(needed)} on {plan.devices} devices"
+        f"{_mb(memory.tail_weights)} and {_mb(memory.tail_kv_cache)}, and {_mb(memory.processes)} on each for their "
+        f"processes: {_mb(needed)} on {plan.devices} devices"
     )
     if needed <= free:
         return f"layouts: {parts}, {_mb(free)} are free"
@@ -119,8 +131,13 @@ def check_memory(memory: MemoryPlan, plan: LayoutPlan, free: int, kv_flag: str) 
     if over < caches:
         lower = f"lower {kv_flag} and --tp_switch.kv_cache_mb by {_mb(over)} together"
     else:
-        lower = "leave --tp_switch.enable out: the weights alone do not fit twice"
+        lower = "leave --tp_switch.enable out: weights and processes alone do not fit twice"
     raise LayoutError(f"the layouts of --tp_switch.enable do not fit: {parts}, but {_mb(free)} are free; {lower}")
+
+
+def _processes(size: int) -> int:
+    """Of an engine: its actor, its core, and a worker for each rank if there is more than one."""
+    return 2 if size == 1 else 2 + size
 
 
 def _on_rank(model: Model, size: int) -> int:

@@ -8,9 +8,9 @@ made when it beats staying. `by_history`: the lengths that the prompts' history 
 the way, and to switch now is also compared with switching later, when fewer are left, because a rule that only knows
 "now or never" switches as soon as it pays at all, which is too early.
 
-How the rest of a stage is timed: decode steps until the next sample ends, as many samples as then run. After a switch
-they are spread evenly over the layout's engines; in the current layout the fullest engine keeps the share of them that
-it has now, and the stage waits for it.
+How the rest of a stage is timed: decode steps until the next sample ends, as many samples as then run. In the current
+layout each engine goes on by itself with the samples it has, and the stage waits for the last one; after a switch they
+are spread evenly over the layout's engines.
 
 Invariants: a switch is only ordered if its predicted total, its cost included, is smaller than staying; never to the
 current layout; without samples nothing is ordered.
@@ -18,7 +18,6 @@ current layout; without samples nothing is ordered.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,8 +27,6 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.scheduling.group_time import StepSeconds
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, by_history, by_maximum
 
-# A share of a number of samples that is whole must not be rounded up.
-_ROUNDING = 1e-9
 # Numbers of remaining samples that are told apart: up to this many each, beyond it each an eighth fewer than the last.
 _FINE = 8
 
@@ -68,28 +65,26 @@ def decide(
     longest_allowed: int,
     switch_seconds: SwitchSeconds,
     from_history: bool = True,
-    fullest: int = 0,
+    engines: Sequence[int] | None = None,
 ) -> Switch | None:
     """Whether to switch now, and to which layout; None: go on as it is (ask again when samples have finished).
 
-    `fullest`: samples on the engine that has most of them; 0: they are spread evenly.
+    `engines`: which engine of the current layout each sample is on, by any number; None: they are spread evenly.
     """
     if not samples:
         return None
-    share = fullest / len(samples)
+    if engines is None:
+        engines = [place % layouts[current].engines for place in range(len(samples))]
     if from_history:
-        return _by_stopping(current, layouts, samples, longest_allowed, switch_seconds, share)
+        return _by_stopping(current, layouts, samples, longest_allowed, switch_seconds, engines)
     remaining = by_maximum(samples, longest_allowed)
-    rests = [
-        _rest(layout, samples, remaining, share if place == current else 0.0) for place, layout in enumerate(layouts)
-    ]
-    stay = rests[current].whole()
+    stay = float(_ends(layouts[current], samples, remaining, engines)[:, -1].mean())
     contexts = [sample.context for sample in samples]
     best: Switch | None = None
-    for place, rest in enumerate(rests):
+    for place, layout in enumerate(layouts):
         if place == current:
             continue
-        total = rest.whole() + switch_seconds(current, place, contexts)
+        total = _rest(layout, samples, remaining).whole() + switch_seconds(current, place, contexts)
         if total < (best.seconds_switched if best else stay):
             best = Switch(place, stay, total)
     return best
@@ -101,29 +96,30 @@ def _by_stopping(
     samples: Sequence[Unfinished],
     longest_allowed: int,
     switch_seconds: SwitchSeconds,
-    share: float,
+    engines: Sequence[int],
 ) -> Switch | None:
     remaining = by_history(samples, longest_allowed)
-    here = _rest(layouts[current], samples, remaining, share)
+    ends = _ends(layouts[current], samples, remaining, engines).mean(axis=0)
+    stay = float(ends[-1])
     contexts = sorted(sample.context for sample in samples)
     best: Switch | None = None
     for place, layout in enumerate(layouts):
         if place == current:
             continue
-        there = _rest(layout, samples, remaining, 0.0)
+        there = _rest(layout, samples, remaining)
         now = there.whole() + switch_seconds(current, place, contexts)
-        if now >= here.whole():
+        if now >= stay:
             continue
         # Switching when `left` samples are left: those that ran longest so far stand for them.
         later = min(
             (
-                here.until(cut) + switch_seconds(current, place, contexts[-left:]) + there.after(cut)
-                for cut, left in enumerate(here.left[1:], start=1)
+                float(ends[-left - 1]) + switch_seconds(current, place, contexts[-left:]) + there.after(cut)
+                for cut, left in enumerate(there.left[1:], start=1)
             ),
             default=float("inf"),
         )
         if now <= later and (best is None or now < best.seconds_switched):
-            best = Switch(place, here.whole(), now)
+            best = Switch(place, stay, now)
     return best
 
 
@@ -140,9 +136,6 @@ class _Rest:
     def whole(self) -> float:
         return float(self.seconds.sum())
 
-    def until(self, cut: int) -> float:
-        return float(self.seconds[:cut].sum())
-
     def after(self, cut: int) -> float:
         return float(self.seconds[cut:].sum())
 
@@ -155,20 +148,46 @@ def _classes(samples: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _rest(layout: Layout, samples: Sequence[Unfinished], remaining: NDArray[np.int64], share: float) -> _Rest:
-    """`share`: of the running samples, on the layout's fullest engine; evenly spread if that is more."""
-    left = _classes(len(samples))
+def _ends(
+    layout: Layout, samples: Sequence[Unfinished], remaining: NDArray[np.int64], engines: Sequence[int]
+) -> NDArray[np.float64]:
+    """When samples end if nothing is switched, seconds from now, ascending in each scenario."""
+    on: dict[int, list[int]] = {}
+    for place, engine in enumerate(engines):
+        on.setdefault(engine, []).append(place)
+    found = np.empty(remaining.shape)
+    for places in on.values():
+        own = [samples[place] for place in places]
+        left, ends, seconds = _timed(layout, own, remaining[:, places], len(own), 1)
+        tokens = np.concatenate([np.zeros((len(ends), 1)), ends], axis=1)
+        clock = np.concatenate([np.zeros((len(ends), 1)), seconds.cumsum(axis=1)], axis=1)
+        for scenario in range(len(ends)):
+            found[scenario, places] = np.interp(remaining[scenario, places], tokens[scenario], clock[scenario])
+    return np.sort(found, axis=1)
+
+
+def _rest(layout: Layout, samples: Sequence[Unfinished], remaining: NDArray[np.int64]) -> _Rest:
+    """In a layout over whose engines the samples are spread evenly, all going on at the same pace."""
+    left, _, seconds = _timed(layout, samples, remaining, len(samples), layout.engines)
+    return _Rest(left, seconds.mean(axis=0))
+
+
+def _timed(
+    layout: Layout, samples: Sequence[Unfinished], remaining: NDArray[np.int64], count: int, engines: int
+) -> tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.float64]]:
+    """Samples left at the beginning of each cut; and of each scenario tokens at its end, and its seconds."""
+    left = _classes(count)
     # Tokens after which the sample ends that brings the number down to each class; the last one's end is the stage's.
     ordered = np.sort(remaining, axis=1)
-    ends = ordered[:, [len(samples) - count - 1 for count in left[1:]] + [len(samples) - 1]]
+    ends = ordered[:, [count - then - 1 for then in left[1:]] + [count - 1]]
     begins = np.concatenate([np.zeros((len(ordered), 1), dtype=ends.dtype), ends[:, :-1]], axis=1)
-    mean_context = sum(sample.context for sample in samples) / len(samples)
+    mean_context = sum(sample.context for sample in samples) / count
     seconds = np.empty(ends.shape)
     for scenario in range(len(ends)):
-        for cut, count in enumerate(left):
+        for cut, then in enumerate(left):
             tokens = float(ends[scenario, cut] - begins[scenario, cut])
-            running = max(-(-count // layout.engines), min(count, math.ceil(share * count - _ROUNDING)))
+            running = -(-then // engines)
             context = running * (mean_context + float(begins[scenario, cut]) + tokens / 2)
             each = layout.step_seconds(running, round(context), round(running * layout.drafts_per_step))
             seconds[scenario, cut] = tokens / layout.tokens_per_step * each
-    return _Rest(left, seconds.mean(axis=0))
+    return left, ends, seconds

@@ -206,7 +206,8 @@ class Interventions:
             return
         self._asked[slot.node] = count
         self._stop_at(slots, now)
-        jobs = [job for s in slots for job in s.engine.jobs_running()]
+        placed = [(place, job) for place, s in enumerate(slots) for job in s.engine.jobs_running()]
+        jobs = [job for _, job in placed]
         if not jobs or len(jobs) != sum(s.engine.load for s in slots):
             return
         sizes = self._sizes
@@ -229,7 +230,7 @@ class Interventions:
             run.workload.longest,
             lambda source, target, contexts: self._switch_seconds(sizes[source], sizes[target], contexts),
             run.features.switching == "history",
-            max(s.engine.load for s in slots),
+            [place for place, _ in placed],
         )
         if order is not None:
             self._switch(slot.node, slots, sizes[current], sizes[order.target])

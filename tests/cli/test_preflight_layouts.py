@@ -43,7 +43,7 @@ def test_the_plan_is_told(tmp_path: Path) -> None:
     said = asked(tmp_path, "--vllm.num_engines", "2", "--cpu.kv_cache_mb", "64")
     assert said.startswith("layouts: 2 engines of tensor parallelism 1 with ") and "64 MB of KV cache" in said
     # Each of two ranks has one of two KV heads: half the bytes for as many tokens.
-    assert "1 of 2 with " in said and " and 32 MB: " in said
+    assert "1 of 2 with " in said and " and 32 MB, and " in said
     unmeasured = ["--no-histospec.enable", "--latency.profile", "none", "--tp_switch.samples", "4"]
     assert asked(tmp_path, "--vllm.num_engines", "2", *unmeasured)
 

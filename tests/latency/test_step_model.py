@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.latency.profile import StepPoint
+from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
 from tests.latency import formula
 
@@ -89,3 +89,18 @@ def test_without_profiled_verification_rows_cost_what_samples_cost() -> None:
 def test_impossible_steps_are_refused(shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="no step has"):
         model.seconds(*shape)
+
+
+def test_no_step_takes_no_time_however_steep_a_disturbed_profile_is() -> None:
+    """A stall at the second of two points makes the first one's neighbours below it free, and worse."""
+    stalled = tuple(
+        StepPoint(running, running * context, running * drafts, 0.5 if context > 32 or drafts > 1 else 0.005, 0.0, 6)
+        for running in (4, 16)
+        for context in (32, 256)
+        for drafts in (0, 1, 3)
+    )
+    for steps in (stalled, tuple(point for point in stalled if not point.drafts)):
+        model = StepModel(Profile(formula.SUBJECT, "measured", steps))
+        for running, context in ((1, 1), (2, 10), (4, 4), (10, 20), (40, 5)):
+            assert min(model.seconds(running, context, drafts) for drafts in range(6)) >= 0.0025
+            assert model.table(running, context, 40).min() >= 0.0025

@@ -6,6 +6,7 @@ import pytest
 
 from rhyme_openrlhf.scheduling.layouts import (
     MB,
+    PROCESS_MB,
     LayoutError,
     LayoutPlan,
     Model,
@@ -45,11 +46,15 @@ def test_memory_is_planned_for_each_device() -> None:
     # Two KV heads on four ranks: each holds one, half of a token and not a quarter.
     plan = plan_layouts(4, 1, 4, MODEL, 100)
     memory = plan_memory(plan, MODEL, 100)
-    assert (memory.weights, memory.tail_weights, memory.total) == (800 * MB, 200 * MB, 1150 * MB)
-    said = check_memory(memory, plan, 5000 * MB, "--cpu.kv_cache_mb")
+    assert (memory.weights, memory.tail_weights) == (800 * MB, 200 * MB)
+    # Four actors with their cores, and one actor and core with four workers.
+    assert memory.processes == 14 * PROCESS_MB * MB // 4
+    assert memory.total == 1150 * MB + memory.processes == 3250 * MB
+    said = check_memory(memory, plan, 14_000 * MB, "--cpu.kv_cache_mb")
     assert "4 engines of tensor parallelism 1 with 800 MB of weights and 100 MB of KV cache on each device" in said
-    assert "1 of 4 with 200 MB and 50 MB: 4,600 MB on 4 devices, 5,000 MB are free" in said
+    assert "1 of 4 with 200 MB and 50 MB, and 2,100 MB on each for their processes: 13,000 MB on 4 devices" in said
+    assert said.endswith("14,000 MB are free")
     with pytest.raises(LayoutError, match="lower --cpu.kv_cache_mb and --tp_switch.kv_cache_mb by 25 MB together"):
-        check_memory(memory, plan, 4500 * MB, "--cpu.kv_cache_mb")
-    with pytest.raises(LayoutError, match="the weights alone do not fit twice"):
-        check_memory(memory, plan, 1000 * MB, "--cpu.kv_cache_mb")
+        check_memory(memory, plan, 12_900 * MB, "--cpu.kv_cache_mb")
+    with pytest.raises(LayoutError, match="weights and processes alone do not fit twice"):
+        check_memory(memory, plan, 10_000 * MB, "--cpu.kv_cache_mb")

@@ -73,6 +73,9 @@ class EngineReports:
     async def hear(self) -> None:
         """Ask all engines once, and learn from what they answer within the interval."""
         for number, known in self._keeper.engines.items():
+            if not known.alive and number in self._asked:
+                # It may never answer: nobody waits for it again.
+                self._asked.pop(number).cancel()
             if known.alive and number not in self._asked:
                 self._asked[number] = asyncio.create_task(self._ask(number))
         if self._asked:

@@ -52,12 +52,13 @@ class KeptSample:
 
 @dataclass
 class KnownEngine:
-    """What a keeper knows of an engine, as of its last news."""
+    """What a keeper knows of an engine, as of its last news. `gone`: set when it is alive no more."""
 
     port: EnginePort
     alive: bool = True
     weight_version: int = 0
     open: bool = True
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class SampleKeeper:
@@ -211,6 +212,7 @@ class SampleKeeper:
         if not self.engines[number].alive:
             return
         self.engines[number].alive = False
+        self.engines[number].gone.set()
         for sample in self.samples(number):
             if not sample.moving:
                 self.restart(sample)

@@ -122,9 +122,10 @@ class LayoutSwitcher:
             )
         ]
         longest = self.longest_allowed(samples)
-        counts = [sum(sample.engine == status.engine for sample in samples) for status in here]
+        # All are on one: that is how they were found.
+        on = [sample.engine for sample in samples if sample.engine is not None]
         by_history = self._settings.rule == BY_HISTORY
-        order = decide(ALIGNED, layouts, unfinished, longest, self._switch_seconds, by_history, max(counts, default=0))
+        order = decide(ALIGNED, layouts, unfinished, longest, self._switch_seconds, by_history, on)
         return order is not None
 
     def longest_allowed(self, samples: Sequence[KeptSample]) -> int:

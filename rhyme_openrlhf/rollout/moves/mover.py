@@ -1,7 +1,7 @@
 """Carries moves out: takes the steps that the state machine (scheduling/move.py) orders, at engines behind ports.
 
-Invariants: every call has a limit; a move leaves neither reservation nor buffer nor stopped sample at an engine that
-answers, however it ends; a sample is moved by one move at a time.
+Invariants: every call has a limit, and ends when its engine is known to be gone; a move leaves neither reservation nor
+buffer nor stopped sample at an engine that answers, however it ends; a sample is moved by one move at a time.
 """
 
 from __future__ import annotations
@@ -175,10 +175,19 @@ class Mover:
         known = self._keeper.engines[engine]
         if not known.alive:
             raise _Lost(engine)
+        answer = asyncio.ensure_future(known.port.call(method, *arguments))
+        # vLLM leaves an order unanswered whose engine core dies with it; its keeper hears of that.
+        gone = asyncio.ensure_future(known.gone.wait())
         try:
-            return await known.port.call(method, *arguments)
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise _Lost(engine)
+            return answer.result()
         except EngineLost:
             raise _Lost(engine) from None
+        finally:
+            answer.cancel()
+            gone.cancel()
 
     # --- steps
 

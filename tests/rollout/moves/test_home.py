@@ -141,3 +141,59 @@ def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
         assert status.open and 0 < len(status.samples) <= 8 and all(sample.context > 20 for sample in status.samples)
         assert status.tokens_per_second > 0 and status.decode is not None and status.decode.running >= 1
         assert status.free_tokens > 0 and status.free_seats > 0 and status.decode_steps > 0
+
+
+def test_a_move_is_recorded_with_what_was_expected_of_it(pair: Engines) -> None:
+    """Of the first one nothing is known; of the second one what the first has shown, beside what it really took."""
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.rollout.moves.home import SampleHome
+
+    settings = dataclasses.replace(
+        RhymeSettings(),
+        move=MoveSettings(news_s=0.02),
+        reallocation=ReallocationSettings(enable=True, threshold=8, status_s=0.05),
+    )
+    parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1, max_tokens=600)
+
+    class Long(OneTurn):
+        """One that is still there after two moves, and one at each engine that makes steps to report."""
+
+        async def execute(self, prompt: str, sampling_params: Any, llm_engine: Any, **_: Any) -> dict[str, Any]:
+            output = await llm_engine.generate([*range(10, 30), int(prompt)], parameters)
+            return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answer": list(output.outputs[0].token_ids)}
+
+    async def main() -> list[Event]:
+        events: list[Event] = []
+        home = SampleHome(dict(enumerate(pair.engines)), settings, 1, None, None, events.append)
+        home.executor = Long()
+        await home.open()
+        home.begin_step(2)
+        tasks = [
+            asyncio.create_task(home.generate_responses(engine, str(number), "", parameters, 640, None, num_samples=1))
+            for number, engine in ((40, 0), (41, 0), (42, 1))
+        ]
+        reports = home.reports
+        assert reports is not None
+        for source, tokens in ((0, 100), (1, 220)):
+            while not (
+                home.running(source).get(0, 0) > tokens
+                and all(n in reports.statuses and reports.statuses[n].decode is not None for n in (0, 1))
+            ):
+                await asyncio.sleep(0.005)
+            assert await home.move(0, 1 - source, "reallocation") == "moved"
+        home.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        return events
+
+    first, second = asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
+    assert isinstance(first, SampleMoved) and isinstance(second, SampleMoved)
+    assert (first.step, first.sample, first.cause, first.carrier, first.outcome) == (
+        2, "0", "reallocation", "kv_transfer", "moved",
+    )  # fmt: skip
+    assert (second.source_engine, second.destination_engine) == (1, 0) and second.tokens > first.tokens > 100
+    assert first.predicted_seconds is None and second.predicted_seconds is not None and second.predicted_seconds > 0
+    for event in (first, second):
+        assert event.downtime_seconds is not None and 0 < event.downtime_seconds <= event.seconds

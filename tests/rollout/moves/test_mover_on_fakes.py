@@ -241,6 +241,40 @@ def test_every_sample_is_answered_once_and_rightly(tmp_path: Path) -> None:
     assert set(ended) == ENDED and ended[Phase.RUNNING] >= SCENARIOS, ended
 
 
+@pytest.mark.parametrize("method", ["full_blocks", "stop_sample", "expect_sample", "start_sample"])
+def test_an_order_whose_engine_dies_with_it_is_not_waited_for(tmp_path: Path, method: str) -> None:
+    """vLLM never answers it. The limit is far off: what ends the wait is that its keeper hears of the engine's end."""
+
+    async def main() -> None:
+        hanging = asyncio.Event()
+
+        class Silent(FakeEngine):
+            async def call(self, called: str, *arguments: Any) -> Any:
+                if called == method and (method != "start_sample" or len(arguments) > 3):
+                    hanging.set()
+                    await asyncio.sleep(3600)
+                return await super().call(called, *arguments)
+
+        lives, dies = FakeEngine(lambda _: ""), Silent(lambda _: "")
+        at_source = method in ("full_blocks", "stop_sample")
+        engines = [dies, lives] if at_source else [lives, dies]
+        keeper = SampleKeeper(dict(enumerate(engines)), 0.001)
+        mover = Mover(keeper, KvBufferStore(tmp_path), lambda *_: Choice(KV_TRANSFER), 3600.0)
+        keeper.start()
+        asked = SampleRequest((1,), SimpleNamespace(max_tokens=400, seed=None))
+        running = asyncio.create_task(keeper.generate(asked, 0))
+        await asyncio.sleep(0.02)
+        move = asyncio.create_task(mover.move(keeper.sample("0"), 1, "reallocation"))
+        await hanging.wait()
+        dies.alive = False
+        record = await move
+        assert record.move.phase is (Phase.RECOMPUTED if at_source else Phase.CANCELLED)
+        assert (await running)[0] == expected(asked) and not list(tmp_path.iterdir())
+        keeper.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
 def test_samples_are_told_when_no_engine_is_left(tmp_path: Path) -> None:
     async def main() -> None:
         engine = FakeEngine(lambda method: "")

@@ -187,6 +187,40 @@ def test_an_abort_while_it_moves_leaves_nothing(pair: Engines, tmp_path: Path, m
             engine.before = None
 
 
+@pytest.mark.parametrize("method", [method for method in STEPS_AT if method != "start_sample"])
+def test_a_sample_that_finishes_while_it_moves_is_answered_by_its_source(
+    pair: Engines, tmp_path: Path, method: str
+) -> None:
+    """The order is kept back until the source has nothing more to generate."""
+    asked = request(PROMPT, max_tokens=150)
+    expected = unmoved(pair, tmp_path, asked)
+    pair.carrier = KV_TRANSFER
+
+    async def keep_back(called: str) -> None:
+        if called == method and sample is not None and sample.moving:
+            while await asyncio.to_thread(pair.engines[0].scheduler, "output_lengths"):
+                await asyncio.sleep(0.005)
+
+    async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        nonlocal sample
+        running = asyncio.create_task(keeper.generate(asked, 0))
+        sample = await grown_to(keeper, 60)
+        record = await mover.move(sample, 1, "reallocation")
+        output, last = await running
+        return record, output, last
+
+    sample: Any = None
+    for engine in pair.engines:
+        engine.before = keep_back if engine is pair.engines[STEPS_AT[method]] else None
+    try:
+        record, output, last = pair.run(test, tmp_path)
+    finally:
+        for engine in pair.engines:
+            engine.before = None
+    assert (record.move.phase, record.move.sample_ended, last) == (Phase.CANCELLED, True, 0)
+    assert answer((output, last))[0] == expected[0] and not list(tmp_path.iterdir())
+
+
 def test_a_full_destination_refuses(pair: Engines, tmp_path: Path) -> None:
     pair.carrier = KV_TRANSFER
     for number in range(SEATS):

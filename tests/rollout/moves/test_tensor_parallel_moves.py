@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import pytest
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
+from rhyme_openrlhf.rollout.moves.kv_buffer import PREFIX
 from rhyme_openrlhf.rollout.moves.mover import Mover
+from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import Phase
 from rhyme_openrlhf.scheduling.move_settings import MoveSettings
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import Event, LayoutSwitched, SampleMoved
+from tests.rollout.moves.dying_engine import DyingEngine
 from tests.rollout.moves.engines import TIMEOUT_S, Engines, LocalEngine, grown_to, request, variables
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -58,16 +62,16 @@ def test_a_sample_goes_from_one_rank_to_two_and_back(unlike: Engines, tmp_path: 
 
 
 class OfManyLengths:
-    """An agent that only asks; each sample for another length, with drafts from its own text."""
+    """An agent that only asks; each sample of a prompt for another length, with drafts from its own text."""
 
     def __init__(self) -> None:
-        self._asked = 0
+        self._of: Counter[str] = Counter()
 
     async def execute(self, prompt: str, sampling_params: Any, llm_engine: Any, **_: Any) -> dict[str, Any]:
-        self._asked += 1
+        self._of[prompt] += 1
         parameters = sampling_params.clone()
-        parameters.max_tokens = 60 * self._asked
-        output = await llm_engine.generate([*range(10, 30), self._asked], parameters)
+        parameters.max_tokens = 60 * self._of[prompt]
+        output = await llm_engine.generate([*range(10, 30), self._of[prompt]], parameters)
         return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answer": list(output.outputs[0].token_ids)}
 
 
@@ -118,3 +122,66 @@ def test_the_last_samples_go_on_with_more_tensor_parallelism(unlike: Engines) ->
     assert {interval.state for interval in timelines[1]} == {"switch", "generate"}
     for engine in unlike.engines:
         assert engine.scheduler("rooms") == [] and engine.scheduler("read_counters")["kv_cache"] == 0
+
+
+@pytest.mark.parametrize(
+    ("moment", "dies"),
+    [("sample has gone on", "tail"), ("sample is handed over to it", "tail"), ("sample is handed over", "aligned")],
+)
+def test_an_engine_killed_in_the_middle_of_a_switch_takes_no_sample_with_it(
+    unlike: Engines, monkeypatch: pytest.MonkeyPatch, moment: str, dies: str
+) -> None:
+    """What was at it, or on its way there, goes on at the others, to the same end."""
+    from vllm import SamplingParams
+
+    from rhyme_openrlhf.rollout.moves.home import SampleHome
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
+    one, two = unlike.engines
+    if dies == "tail":
+        plan, engines = LayoutPlan(1, 1, 1, 2), [one, LocalEngine(1, 2, DyingEngine)]
+    else:
+        plan, engines = LayoutPlan(2, 1, 1, 2), [one, LocalEngine(1, 1, DyingEngine), two]
+    victim, samples = engines[1], 6 * plan.engines
+
+    async def generate(enable: bool) -> tuple[list[Any], list[Event]]:
+        settings = dataclasses.replace(
+            RhymeSettings(),
+            move=MoveSettings(news_s=0.02),
+            tp_switch=TpSwitchSettings(enable=enable, samples=samples // 2, status_s=0.05),
+        )
+        events: list[Event] = []
+        home = SampleHome(dict(enumerate(engines)), settings, 1, None, None, events.append, plan)
+        await home.open()
+        home.begin_step(1, samples)
+        home.executor = OfManyLengths()
+        answers = await asyncio.gather(
+            *(
+                home.generate_responses(engine, f"p{engine}", "", parameters, 600, None, num_samples=6)
+                for engine in range(plan.engines)
+            )
+        )
+        home.close()
+        return [one["answer"] for part in answers for one in part], events
+
+    def run(enable: bool) -> tuple[list[Any], list[Event]]:
+        return asyncio.run(asyncio.wait_for(generate(enable), TIMEOUT_S))
+
+    try:
+        assert victim.raw
+        expected, _ = run(False)
+        victim.scheduler("die_at", moment)
+        answers, events = run(True)
+        assert answers == expected
+    finally:
+        victim.stop()
+    tried = [event for event in events if isinstance(event, SampleMoved) and event.cause == "tp_switch"]
+    assert tried and not (dies == "tail" and any(event.outcome == "moved" for event in tried))
+    if dies == "aligned":
+        assert any(event.outcome == "recomputed" for event in tried)
+    # The order to tidy up is given before a sample is answered, or with it.
+    for engine in engines:
+        if engine is not victim:
+            assert engine.scheduler("rooms") == [] and engine.scheduler("read_counters")["kv_cache"] == 0
+    assert not list(SHARED_MEMORY.glob(f"{owned_prefix(PREFIX)}*"))

@@ -1,0 +1,120 @@
+"""One rollout stage over engines of two layouts in one process, with the product's keeper, mover and switcher."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from movable_engines import LocalEngine
+
+from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
+from rhyme_openrlhf.rollout.moves.home import ASK_AFTER_SECONDS
+from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
+from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
+from rhyme_openrlhf.rollout.moves.layout_switcher import LayoutSwitcher
+from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
+from rhyme_openrlhf.rollout.moves.travel import SampleRequest
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
+from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
+
+LIMIT_S = 60.0
+
+
+class TimedMover(Mover):
+    """The product's; adds up how long each of its orders takes to be answered."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.took: dict[str, list[float]] = defaultdict(list)
+
+    async def _call(self, engine: int, method: str, *arguments: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return await super()._call(engine, method, *arguments)
+        finally:
+            self.took[method].append(time.monotonic() - began)
+
+
+class Switcher(LayoutSwitcher):
+    """The product's, which is not told by what ends a sample here how long the rest may become."""
+
+    allowed = 0
+
+    def longest_allowed(self, samples: Any) -> int:
+        """As in a run: more than any sample needs."""
+        return self.allowed
+
+
+class Stage:
+    """One rollout stage: keeper, mover and switcher over the engines."""
+
+    def __init__(
+        self,
+        engines: list[LocalEngine],
+        plan: LayoutPlan,
+        folder: Path,
+        asked: TpSwitchSettings,
+        profiles: tuple[Profile, Profile],
+    ) -> None:
+        self._plan = plan
+        self.keeper = SampleKeeper(dict(enumerate(engines)), 0.2, spare=range(plan.engines, len(engines)))
+        self.records: list[MoveRecord] = []
+        self.switches: list[Any] = []
+        store = KvBufferStore(folder)
+        self.mover = TimedMover(
+            self.keeper, store, lambda *_: Choice(KV_TRANSFER), LIMIT_S, self.records.append, ASK_AFTER_SECONDS
+        )
+        self.reports = EngineReports(self.keeper, asked.status_s, print, plan.layouts())
+        for layout, profile in enumerate(profiles):
+            self.reports.install(profile, layout)
+        self.switcher = Switcher(
+            asked, plan, self.keeper, self.reports, self.move, self.switches.append, lambda: 1, lambda: self.came
+        )
+        self.switcher.place(dict.fromkeys(range(len(engines)), "here"))
+        self.came = False
+        self._interval_s = asked.status_s if asked.enable else 0.0
+
+    async def move(self, sample: int, destination: int, cause: str) -> str:
+        """As the samples' home."""
+        done = await self.mover.move(self.keeper.sample(str(sample)), destination, cause)
+        return {Phase.RUNNING: "moved", Phase.RECOMPUTED: "recomputed"}.get(done.move.phase, "failed")
+
+    async def watch(self) -> None:
+        """As the samples' home."""
+        while self._interval_s:
+            await asyncio.sleep(self._interval_s)
+            await self.reports.hear()
+            self.switcher.look()
+
+    async def run(self, requests: list[SampleRequest], before: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+        """Generate all; seconds and switches."""
+        self.keeper.start()
+        self.switcher.know_lengths(before)
+        self.switcher.allowed = 2 * max(length for known in before.values() for length in known)
+        loop = asyncio.create_task(self.watch())
+        began = time.monotonic()
+        running = [
+            asyncio.create_task(self.keeper.generate(one, place % self._plan.engines))
+            for place, one in enumerate(requests)
+        ]
+        await asyncio.sleep(0.3)
+        self.came = True
+        outputs = await asyncio.gather(*running)
+        seconds = time.monotonic() - began
+        loop.cancel()
+        self.switcher.stop()
+        self.reports.stop()
+        self.keeper.stop()
+        return {
+            "seconds": seconds, "switches": [dataclasses.asdict(event) for event in self.switches],
+            "orders_s": {method: statistics.median(took) for method, took in self.mover.took.items()},
+            "moves": [(record.downtime, record.seconds) for record in self.records],
+            "tokens": [list(output.outputs[0].token_ids) for output, _ in outputs],
+        }  # fmt: skip
