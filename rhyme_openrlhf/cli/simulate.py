@@ -12,14 +12,16 @@ from typing import NoReturn
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.transfer_model import NotMeasured
 from rhyme_openrlhf.simulation import report, shipped, study
+from rhyme_openrlhf.simulation.engine_kinds import gaps
 from rhyme_openrlhf.simulation.presets import PRESETS
 from rhyme_openrlhf.simulation.recorded_run import RecordedRun, compare, read_run, summary
 from rhyme_openrlhf.simulation.result import Result
-from rhyme_openrlhf.simulation.run import Run, gaps
+from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance
 from rhyme_openrlhf.simulation.study import Variant
-from rhyme_openrlhf.simulation.workload import Workload, WorkloadError, drawn, read_trace
+from rhyme_openrlhf.simulation.trace import read_trace
+from rhyme_openrlhf.simulation.workload import Workload, WorkloadError, drawn
 
 BAD_INPUT = 2
 
@@ -134,7 +136,7 @@ def main(argv: list[str]) -> int:
     """0: simulated; 2: bad input."""
     options = _parser().parse_args(argv)
     try:
-        profiles = shipped.load(options.profile)
+        profiles, crowds = shipped.load_all(options.profile)
         cluster, base = _asked(options)
         run = read_run(options.from_run, cluster, base) if options.from_run else None
         workload = run.workload if run else _workload(options)
@@ -142,8 +144,8 @@ def main(argv: list[str]) -> int:
         measured = run.rates if run else ()
         if options.html:
             from rhyme_openrlhf.simulation.page import draw
-        results = study.simulate(variants, workload, profiles, options.jobs, measured)
-        replayed = _replayed(run, profiles, variants, results) if run else None
+        results = study.simulate(variants, workload, profiles, options.jobs, measured, crowds)
+        replayed = _replayed(run, profiles, crowds, variants, results) if run else None
     except ModuleNotFoundError as error:
         if error.name != "plotly":
             raise
@@ -179,12 +181,16 @@ def _workload(options: argparse.Namespace) -> Workload:
 
 
 def _replayed(
-    run: RecordedRun, profiles: dict[int, Profile], variants: Sequence[Variant], results: Sequence[Result]
+    run: RecordedRun,
+    profiles: dict[int, Profile],
+    crowds: dict[int, Profile],
+    variants: Sequence[Variant],
+    results: Sequence[Result],
 ) -> str:
     """How the simulator does on the run as it was, step by step; simulated for this where no variant is that."""
     asked = zip(variants, results, strict=True)
     known = (result for one, result in asked if (one.cluster, one.features) == (run.cluster, run.features))
-    result = next(known, None) or Run(run.workload, run.cluster, run.features, profiles, run.rates).go()
+    result = next(known, None) or Run(run.workload, run.cluster, run.features, profiles, run.rates, crowds).go()
     compared = compare(run, result)
     lines = ["step   rollout s, real   simulated    error"]
     lines += [f"{one.step:4d}  {one.real:16.2f}  {one.simulated:10.2f}  {one.error:+7.1%}" for one in compared]

@@ -39,10 +39,21 @@ class ReallocationPolicy:
         `numbers`: the samples that can be moved, by their place at an engine; others only count as load.
         """
         taking_part = [status for status in statuses if status.open]
-        self._steps = max(self._steps, *(status.decode_steps for status in statuses)) if statuses else self._steps
-        counts = [len(status.samples) for status in taking_part]
-        if not counts or max(counts) - min(counts) < 2 or not self._cooldown.due(self._steps):
+        steps = max((status.decode_steps for status in statuses), default=0)
+        if not self.due([len(status.samples) for status in taking_part], steps):
             return []
+        return self.orders(taking_part, numbers)
+
+    def due(self, counts: Sequence[int], steps: int) -> bool:
+        """Whether to decide now; begins the cooldown if so.
+
+        `counts`: samples of each engine that takes part; `steps`: decode steps of the engine that made most.
+        """
+        self._steps = max(self._steps, steps)
+        return bool(counts) and max(counts) - min(counts) >= 2 and self._cooldown.due(self._steps)
+
+    def orders(self, taking_part: Sequence[EngineStatus], numbers: Mapping[str, int]) -> list[Reallocation]:
+        """What to move, once a decision is due; arguments as `decide`, of engines that take part."""
         self.threshold = self._given or self._knee(taking_part)
         if not self.threshold:
             return []

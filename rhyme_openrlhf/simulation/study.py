@@ -102,19 +102,26 @@ def simulate(
     profiles: Mapping[int, Profile],
     jobs: int = 1,
     measured: Sequence[Rates] = (),
+    crowds: Mapping[int, Profile] | None = None,
 ) -> list[Result]:
-    """The results, in order; `measured`: as `Run` takes it.
+    """The results, in order; `measured` and `crowds`: as `Run` takes them.
 
     Raises what a run raises (ValueError: it cannot be run as asked).
     """
     if jobs == 1 or len(variants) == 1:
-        return [_one(variant, workload, profiles, measured) for variant in variants]
+        return [_one(variant, workload, profiles, measured, crowds) for variant in variants]
     # Not forked: whoever calls may have threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(variants)), mp_context=context) as pool:
-        same = ([one] * len(variants) for one in (workload, dict(profiles), measured))
+        same = ([one] * len(variants) for one in (workload, dict(profiles), measured, crowds))
         return list(pool.map(_one, variants, *same))
 
 
-def _one(variant: Variant, workload: Workload, profiles: Mapping[int, Profile], measured: Sequence[Rates]) -> Result:
-    return Run(workload, variant.cluster, variant.features, profiles, measured).go()
+def _one(
+    variant: Variant,
+    workload: Workload,
+    profiles: Mapping[int, Profile],
+    measured: Sequence[Rates],
+    crowds: Mapping[int, Profile] | None,
+) -> Result:
+    return Run(workload, variant.cluster, variant.features, profiles, measured, crowds).go()

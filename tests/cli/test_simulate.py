@@ -63,7 +63,7 @@ def test_a_sweep_is_the_same_in_two_processes(tmp_path: Path, monkeypatch: pytes
     ("argv", "words"),
     [
         (["--features", "warp"], "no feature 'warp'"),
-        (["--features", "pipeline,tp-switch"], "sync and async trainers only"),
+        (["--features", "async,two-tier"], "of the streaming pipeline"),
         (["--sweep", "colour=1,2"], "no setting 'colour' to sweep"),
         (["--sweep", "alpha"], "--sweep takes SETTING=A,B"),
         (["--sweep", "alpha=x"], "'x' is no value of alpha"),

@@ -18,6 +18,7 @@ from rhyme_openrlhf.scheduling import (
     outliers,
     rank_groups,
     reallocation,
+    reallocation_policy,
     step_plan,
     tp_switch,
 )
@@ -26,7 +27,8 @@ from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.engine_shares import EngineShares
 from rhyme_openrlhf.scheduling.outliers import Destination
 from rhyme_openrlhf.scheduling.rank_groups import RankGroup
-from rhyme_openrlhf.simulation import interventions, planner, speculation_rates
+from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
+from rhyme_openrlhf.simulation import interventions, layout_changes, planner, speculation_rates
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.workload import drawn
@@ -51,10 +53,15 @@ CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
     (BatchLedger, "defer", lambda *_: False, DEFERRING),
     (outliers, "beta", lambda *_: 100.0, PIPELINE),
     (outliers, "last_count", lambda *_: 0, PIPELINE),
-    (reallocation, "reallocate", lambda *_: [], MOVING),
+    (reallocation_policy, "reallocate", lambda *_: [], MOVING),
     (reallocation, "knee", lambda *_: 1, MOVING),
     (reallocation.Cooldown, "due", lambda *_: False, MOVING),
     (tp_switch, "decide", lambda *_: None, Features(switching="history")),
+    (tp_switch, "decide", lambda *_: None, Features("pipeline", switching="maximum")),
+    (reallocation_policy, "reallocate", lambda *_: [], Features("pipeline", reallocation=True, interval=0.3)),
+    (ReallocationPolicy, "due", lambda *_: False, MOVING),
+    (reallocation_policy, "speculative_knee", lambda *_: 1, MOVING),
+    (layout_changes, "cheaper", lambda *_: Carrier("transfer", 9.0), Features(switching="history")),
     (interventions, "cheaper", lambda *_: Carrier("transfer", 9.0), MOVING),
     (SpeculationWindow, "record", lambda *_: None, Features(speculation="window")),
     (

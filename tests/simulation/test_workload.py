@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.simulation.presets import PRESETS
-from rhyme_openrlhf.simulation.workload import WorkloadError, drawn, parse_trace, read_trace
+from rhyme_openrlhf.simulation.trace import parse_trace, read_trace
+from rhyme_openrlhf.simulation.workload import WorkloadError, drawn
 
 SHAPE = PRESETS["rhymerl-math"]
 ROW = {"step": 1, "epoch": 1, "prompt": "a", "sample": 0, "prompt_tokens": 7, "length": 5}
