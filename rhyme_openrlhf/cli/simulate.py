@@ -14,6 +14,7 @@ from rhyme_openrlhf.latency.transfer_model import NotMeasured
 from rhyme_openrlhf.simulation import report, shipped, study
 from rhyme_openrlhf.simulation.engine_kinds import gaps
 from rhyme_openrlhf.simulation.presets import PRESETS
+from rhyme_openrlhf.simulation.recommendation import recommend
 from rhyme_openrlhf.simulation.recorded_run import RecordedRun, compare, read_run, summary
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
@@ -39,7 +40,8 @@ scheduling decisions of this package. Nothing runs on a device; every figure is 
 
 Features: sync or async (OpenRLHF's trainers; async if neither is named), pipeline, two-tier, outliers, defer (of
 outliers), dispatch, reallocation, tp-switch (by history), tp-switch-max (by longest response), speculation, budget.
-Reallocation and TP switches are simulated with sync and async only, two-tier and outliers with pipeline only."""
+Two-tier and outliers go with pipeline only. What rhyme train refuses together can be simulated, and is never among the
+settings to use that are printed at the end."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         metavar="NAME_OR_FILE",
         help=f"a file of rhyme profile, or of those that come along: {', '.join(shipped.SHIPPED)}; again for another "
-        "tensor-parallel size (what TP switches go to)",
+        "tensor-parallel size (what TP switches go to), or with engines beside (for engines that share cores)",
     )
     source = what.add_mutually_exclusive_group()
     source.add_argument(
@@ -159,11 +161,13 @@ def main(argv: list[str]) -> int:
         print(replayed)
     best = max(range(len(results)), key=lambda place: results[place].samples_per_second)
     print(f"most samples a second (simulated): {variants[best].name}")
+    advice = recommend(variants, results, _files(options.profile, profiles))
+    print("\n".join(advice.lines()))
     if options.json:
-        content = report.as_json(heading, notes, variants, results)
+        content = report.as_json(heading, notes, variants, results, advice)
         options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if options.html:
-        options.html.write_text(draw(heading, notes, variants, results), encoding="utf-8")
+        options.html.write_text(draw(heading, [*notes, *advice.lines()], variants, results), encoding="utf-8")
         print(f"page: {options.html}")
     return 0
 
@@ -178,6 +182,12 @@ def _workload(options: argparse.Namespace) -> Workload:
         raise ValueError(f"--seed must be at least 0, got {options.seed}")
     shape = PRESETS[options.workload]
     return drawn(shape, options.steps, options.prompts, options.samples, options.steps_per_epoch, options.seed)
+
+
+def _files(names: Sequence[str], profiles: dict[int, Profile]) -> dict[int, str]:
+    """What a run would be given as its profiles: those that come along are of no engine of the user's."""
+    own = {size: name for name in names if name not in shipped.SHIPPED for size in shipped.load_all([name])[0]}
+    return {size: own.get(size, f"PROFILE_OF_TP_{size}") for size in profiles}
 
 
 def _replayed(

@@ -90,6 +90,9 @@ def plan(
             return _shares(step, groups, engines, features, rates, predictor, most_running, training_seconds)
 
         placement = by_rank(number, known, engines, most, shares_of)
+    recorded = tuple(load.engine for load in step.prompts)
+    if features.as_placed and min(recorded) >= 0 and max(recorded) < engines:
+        placement = StepPlacement(recorded, (), (), (-1,) * engines)
     if placement is None:
         # Upstream's order looks at no history.
         placement = by_load([h.median if h and features.dispatch else None for h in known], engines)

@@ -94,7 +94,14 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
             trainer_tokens_per_second=_trained_per_second(parts, workload),
             publish_seconds=statistics.fmean(one.get(SYNC_PART, 0.0) for one in parts),
         ),
-        replace(features, trainer=trainer, dispatch=True, speculation="measured" if drafted else features.speculation),
+        replace(
+            features,
+            trainer=trainer,
+            dispatch=True,
+            # The pipeline's rank groups are planned, not read.
+            as_placed=not pipeline,
+            speculation="measured" if drafted else features.speculation,
+        ),
         tuple(rates[step] for step in steps),
         tuple(stages[step] for step in steps),
     )

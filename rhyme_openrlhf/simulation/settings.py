@@ -69,7 +69,8 @@ class Features:
     `trainer`: OpenRLHF's synchronous or asynchronous one, or the streaming pipeline (HistoPipe's tier 1). `two_tier`:
     shares of engines by figure 12. `outliers`: moved within the step, with `defer` to the next one too. `dispatch`:
     prompts by predicted work. `interval`: seconds between looks at the engines. `speculation` "measured": as in the run
-    that is replayed. `rank_groups`: 0 for the usual number.
+    that is replayed. `rank_groups`: 0 for the usual number. `as_placed`: prompts go to the engines that they went to in
+    the run that is replayed.
     """
 
     trainer: Trainer = "async"
@@ -80,6 +81,7 @@ class Features:
     alpha: float = ALPHA
     beta_floor: float = BETA_FLOOR
     dispatch: bool = False
+    as_placed: bool = False
     reallocation: bool = False
     cooldown: int = REALLOCATION.cooldown_steps
     threshold: int = REALLOCATION.threshold

@@ -54,7 +54,8 @@ def with_features(names: Sequence[str], base: Features) -> Features:
         if name not in FEATURES:
             raise ValueError(f"there is no feature {name!r}; there are {', '.join(FEATURES)}")
         changes |= FEATURES[name]
-    return dataclasses.replace(base, **changes)
+    # What is asked for beside a run as it was is planned anew.
+    return dataclasses.replace(base, as_placed=base.as_placed and not names, **changes)
 
 
 def ablation(names: Sequence[str], cluster: Cluster, base: Features) -> list[Variant]:

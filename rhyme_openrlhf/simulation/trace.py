@@ -30,6 +30,7 @@ from rhyme_openrlhf.simulation.workload import Drafting, PromptLoad, StepLoad, W
 @dataclass
 class _Prompt:
     tokens: int
+    engine: int
     lengths: list[int] = field(default_factory=list)
     drafting: list[Drafting] = field(default_factory=list)
 
@@ -75,7 +76,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Workload:
             if before != number:
                 raise WorkloadError(f"{where}: sample {row['sample']} of {prompt!r} in step {step} is in line {before}")
         numbers.setdefault(prompt, len(numbers))
-        load = steps[step].setdefault(prompt, _Prompt(tokens))
+        load = steps[step].setdefault(prompt, _Prompt(tokens, _engine(row)))
         load.lengths += lengths
         load.drafting += drafting
     if sorted(steps) != list(range(1, len(steps) + 1)) or not steps:
@@ -90,7 +91,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Workload:
 
 def _load(number: int, load: _Prompt) -> PromptLoad:
     drafting = tuple(load.drafting) if any(load.drafting) else ()
-    return PromptLoad(number, load.tokens, tuple(load.lengths), drafting)
+    return PromptLoad(number, load.tokens, tuple(load.lengths), drafting, load.engine)
 
 
 def _whole(row: dict[str, Any], key: str) -> int:
@@ -105,6 +106,13 @@ def _sample(row: dict[str, Any], where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise WorkloadError(f"{where}: sample must be a whole number from 0, got {value!r}")
     return value
+
+
+def _engine(row: dict[str, Any]) -> int:
+    """Where all of the row's samples began; -1 if that is not one engine, or not noted."""
+    engines = row.get("engines")
+    found = set(engines) if isinstance(engines, list) and all(isinstance(one, int) for one in engines) else set()
+    return found.pop() if len(found) == 1 else -1
 
 
 def _lengths(row: dict[str, Any]) -> list[int]:
