@@ -25,6 +25,8 @@ from rhyme_openrlhf.telemetry.sample_records import CONTEXT, MODEL
 
 # Parts of a response. Of more, each would be a handful of steps of the responses recorded here.
 PARTS = 4
+# A sample that was not kept gains at most so many times what its neighbour in length does.
+MOST_FACTOR = 8.0
 
 
 def from_hits(hits: Sequence[int], length: int, drafted: Sequence[int] | None = None) -> Drafting:
@@ -120,32 +122,42 @@ def drafting_of_step(
     if not known:
         return tuple(prompts)
     found: list[list[Drafting]] = []
-    own_steps = borrowed_steps = 0.0
+    own_steps = 0.0
     borrowed: list[tuple[int, int]] = []
     for row, (prompt, key) in enumerate(zip(prompts, keys, strict=True)):
         here: dict[int, list[Drafting]] = defaultdict(list)
         for record in kept.get(key, ()):
             here[record["tokens"]].append(from_record(record))
-        drafting = []
+        found.append([])
         for place, length in enumerate(prompt.lengths):
             own = here[length].pop() if here[length] else ()
             if own:
                 own_steps += _steps(own, length)
             else:
                 own = _of_length(min(known, key=lambda pair: abs(pair[0] - length)), length)
-                borrowed_steps += _steps(own, length)
                 borrowed.append((row, place))
-            drafting.append(own)
-        found.append(drafting)
+            found[row].append(own)
     tokens = sum(length - 1 for prompt in prompts for length in prompt.lengths)
     missing = tokens / rates.tokens_per_step - own_steps
-    if borrowed and missing > 0:
-        for row, place in borrowed:
-            found[row][place] = tuple(
-                (begin, max(gained * borrowed_steps / missing, 1.0), drafts)
-                for begin, gained, drafts in found[row][place]
-            )
+    others = [(found[row][place], prompts[row].lengths[place]) for row, place in borrowed]
+    by = _factor(others, missing)
+    for row, place in borrowed:
+        found[row][place] = _scaled(found[row][place], by)
     return tuple(replace(prompt, drafting=tuple(drafting)) for prompt, drafting in zip(prompts, found, strict=True))
+
+
+def _factor(samples: Sequence[tuple[Drafting, int]], steps: float) -> float:
+    """By what the draft tokens that these samples gain are to be multiplied to take so many decode steps in all."""
+    low, high = 0.0, MOST_FACTOR
+    for _ in range(30):
+        middle = (low + high) / 2
+        taken = sum(_steps(_scaled(drafting, middle), length) for drafting, length in samples)
+        low, high = (middle, high) if taken > steps else (low, middle)
+    return high
+
+
+def _scaled(drafting: Drafting, by: float) -> Drafting:
+    return tuple((begin, 1 + (gained - 1) * by, drafts) for begin, gained, drafts in drafting)
 
 
 def _of_length(known: tuple[int, Drafting], length: int) -> Drafting:
