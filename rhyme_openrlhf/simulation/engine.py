@@ -165,6 +165,14 @@ class Engine:
             item.job.generated = self._generated(item)
         return [item.job for item in self.running.values()]
 
+    def speculation(self) -> tuple[float, float]:
+        """Tokens and draft tokens of a sample's decode step, in the mean of those that run now; (1, 0) if none does."""
+        count = len(self.running)
+        if not count:
+            return 1.0, 0.0
+        pace = self.pace(count, self._context, self._drafts)
+        return self._growth * pace.part / count, pace.drafts / count
+
     def jobs_waiting(self) -> list[Job]:
         """Those without a step so far: in prefill, or before it."""
         return [*(self._prefill.jobs if self._prefill else ()), *self.waiting]

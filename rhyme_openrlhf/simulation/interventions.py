@@ -100,12 +100,10 @@ class Interventions:
         samples += [
             SampleStatus("", round(job.context), job.tokens_per_step - 1, waiting=True) for job in engine.jobs_waiting()
         ]
+        gained, drafts = engine.speculation()
         decode = None
-        gained = 1.0
         if running:
-            drafts = sum(job.drafts_per_step for job in running)
-            gained = sum(job.tokens_per_step for job in running) / len(running)
-            decode = DecodeMean(len(running), sum(job.context for job in running), drafts, 0.0)
+            decode = DecodeMean(len(running), sum(job.context for job in running), drafts * len(running), 0.0)
         return EngineStatus(
             slot.place,
             tuple(samples),

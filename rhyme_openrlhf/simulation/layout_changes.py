@@ -80,8 +80,8 @@ class LayoutChanges:
             return
         sizes = self._sizes
         current = sizes.index(self._layout.get(slot.node, run.cluster.tensor_parallel))
-        gained = sum(job.tokens_per_step for job in jobs) / len(jobs)
-        drafts = sum(job.drafts_per_step for job in jobs) / len(jobs)
+        fullest = max(slots, key=lambda s: s.engine.load)
+        gained, drafts = fullest.engine.speculation()
         layouts = [
             tp_switch.Layout(size, run.cluster.devices // size, run.predictors[size].step_seconds, gained, drafts)
             for size in sizes
@@ -94,7 +94,7 @@ class LayoutChanges:
             run.workload.longest,
             lambda source, target, contexts: self._switch_seconds(sizes[source], sizes[target], contexts),
             run.features.switching == "history",
-            max(s.engine.load for s in slots),
+            fullest.engine.load,
         )
         if order is not None:
             self._switch(slot.node, slots, sizes[current], sizes[order.target])

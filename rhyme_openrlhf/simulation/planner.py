@@ -76,18 +76,22 @@ def plan(
     history: History,
     features: Features,
     rates: Rates,
+    verified: Speculation,
     predictor: Predictor,
     most_running: int,
     training_seconds: float,
 ) -> StepPlan:
-    """The jobs of step `number` (from 1) for each of `engines` engines."""
+    """The jobs of step `number` (from 1) for each of `engines` engines.
+
+    `rates`: of whole drafts; `verified`: what of them is expected to be verified, and what it gives.
+    """
     known = [history.of(load) for load in step.prompts]
     placement: StepPlacement | None = None
     most = features.rank_groups or usual_rank_groups(engines)
     if features.trainer == "pipeline" and most > 1 and engines > 1:
 
         def shares_of(groups: Sequence[RankGroup]) -> Sequence[int] | None:
-            return _shares(step, groups, engines, features, rates, predictor, most_running, training_seconds)
+            return _shares(step, groups, engines, features, verified, predictor, most_running, training_seconds)
 
         placement = by_rank(number, known, engines, most, shares_of)
     recorded = tuple(load.engine for load in step.prompts)
@@ -109,7 +113,7 @@ def _shares(
     groups: Sequence[RankGroup],
     engines: int,
     features: Features,
-    rates: Rates,
+    speculation: Speculation,
     predictor: Predictor,
     most_running: int,
     training_seconds: float,
@@ -121,7 +125,7 @@ def _shares(
         samples=round(sum(len(load.lengths) for load in step.prompts) / len(groups)),
         prompt_tokens=statistics.fmean(load.prompt_tokens for load in step.prompts),
         most_running=most_running,
-        speculation=Speculation(rates.tokens_per_step, rates.drafts_per_step),
+        speculation=speculation,
     )
     return plan_shares([group.mean_length for group in groups], engines, time_of, training_seconds).engines
 

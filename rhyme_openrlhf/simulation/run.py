@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import heapq
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
+from rhyme_openrlhf.scheduling.group_time import Speculation
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.simulation.accounts import State
 from rhyme_openrlhf.simulation.engine import Engine, Job, Pace
@@ -37,6 +39,7 @@ from rhyme_openrlhf.simulation.speculation_rates import (
     Rates,
     budgeted,
     full_windows,
+    proposal_rates,
     window_rates,
 )
 from rhyme_openrlhf.simulation.workload import PromptLoad, StepLoad, Workload
@@ -250,6 +253,7 @@ class Run:
             self.history,
             self.features,
             self.rates,
+            self._verified(load),
             self.predictors[size],
             self.cluster.running,
             self.training_seconds,
@@ -268,6 +272,9 @@ class Run:
             if plan.rank_groups:
                 plan.unfinished[plan.group_of[job.prompt]] -= 1
         self.deferred.discard(job.sample)
+        # Engines that are looked at go to the end of their steps: one may be past another's last sample.
+        times = self.result.steps[step - 1]
+        times.completed = max(times.completed, now)
         self._samples[group] -= 1
         if self._samples[group]:
             return
@@ -290,7 +297,8 @@ class Run:
     def _completed(self, step: int, now: float) -> None:
         self.complete.add(step)
         self.plans.pop(step, None)
-        self.result.steps[step - 1].completed = now
+        times = self.result.steps[step - 1]
+        times.completed = now = max(now, times.completed)
         self._train(now)
         if self.barrier:
             for slot in self.slots:
@@ -342,11 +350,25 @@ class Run:
             return
         acceptance = _acceptance(features, epoch)
         settings = HistoSpecSettings(window_max=features.window_max)
-        self.rates = window_rates(settings, acceptance)
+        budget = features.speculation == "budget"
+        self.rates = proposal_rates(settings, acceptance) if budget else window_rates(settings, acceptance)
         self.paces = {
-            size: budgeted(kind.times, self.rates, acceptance) if features.speculation == "budget" else full_windows
+            size: budgeted(kind.times, self.rates, acceptance) if budget else full_windows
             for size, kind in self.kinds.items()
         }
+
+    def _verified(self, load: StepLoad) -> Speculation:
+        """What the step's drafts will give and cost in the middle of it, by the lengths that were last seen."""
+        rates = self.rates
+        if not rates.drafts_per_step:
+            return Speculation()
+        samples = sum(len(prompt.lengths) for prompt in load.prompts)
+        running = max(min(round(samples / len(self.slots)), self.cluster.running), 1)
+        lengths = [length for prompt in load.prompts for length in self.history.lengths(prompt.prompt)]
+        each = statistics.fmean(prompt.prompt_tokens for prompt in load.prompts)
+        each += statistics.fmean(lengths) / 2 if lengths else 0.0
+        pace = self.paces[self.cluster.tensor_parallel](running, running * each, running * rates.drafts_per_step)
+        return Speculation(rates.tokens_per_step * pace.part, pace.drafts / running)
 
     def _slot(self, place: int, node: int, size: int) -> Slot:
         return Slot(place, node, size, self.engine(size))
