@@ -45,7 +45,7 @@ THOROUGH = Walk(FULL, rounds=3, steps=6, carrying=True)
 # For a run that has no profile and waits for its start: half a minute.
 QUICKLY = Walk(QUICK, rounds=2, steps=4, limit_s=30.0)
 # For who asks for a quick one: the same few points, all of them.
-SPARSE = Walk(QUICK, rounds=3, steps=6, carrying=True)
+SPARSE = Walk(QUICK, rounds=2, steps=6, carrying=True)
 
 
 class Engine(Protocol):

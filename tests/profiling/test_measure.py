@@ -159,3 +159,13 @@ def test_a_quick_walk_ends_in_time_and_has_seen_every_number_of_samples(monkeypa
     assert {point.running for point in hurried.steps} == {shape.running for shape in shapes}
     with pytest.raises(MeasureError):
         measure(plan(walk=dataclasses.replace(QUICKLY, limit_s=0.0)), FormulaEngine())
+
+
+def test_how_many_engines_were_beside_is_in_the_profile_and_in_the_journal(tmp_path: Path) -> None:
+    journal = tmp_path / "p.points"
+    with pytest.raises(MeasureError, match="killed"):
+        measure(plan(), FormulaEngine(dies_after=20), journal)
+    beside = FormulaEngine()
+    profile = measure(plan(beside=2), beside, journal)
+    # What was measured alone is no part of it.
+    assert profile.beside == 2 and len(beside.asked) == plan().bursts()
