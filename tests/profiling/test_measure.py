@@ -165,7 +165,8 @@ def test_how_many_engines_were_beside_is_in_the_profile_and_in_the_journal(tmp_p
     journal = tmp_path / "p.points"
     with pytest.raises(MeasureError, match="killed"):
         measure(plan(), FormulaEngine(dies_after=20), journal)
-    beside = FormulaEngine()
+    alone, beside = FormulaEngine(), FormulaEngine()
     profile = measure(plan(beside=2), beside, journal)
-    # What was measured alone is no part of it.
-    assert profile.beside == 2 and len(beside.asked) == plan().bursts()
+    assert measure(plan(), alone).beside == 0 and profile.beside == 2
+    # What was measured alone before is no part of it.
+    assert len(beside.asked) == len(alone.asked)
