@@ -71,7 +71,7 @@ def simulate(load: Workload, chosen: Features, cluster: Cluster = CLUSTER) -> Re
     return Run(load, cluster, chosen, PROFILES).go()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=60)
 @given(features, st.integers(0, 1000), st.integers(1, 20))
 def test_what_every_run_keeps(chosen: Features, seed: int, prompts: int) -> None:
     load = workload(prompts=prompts, seed=seed)
