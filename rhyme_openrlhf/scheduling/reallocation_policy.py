@@ -8,7 +8,7 @@ keeps corrected by their steps; without either nothing moves.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
@@ -23,9 +23,13 @@ from rhyme_openrlhf.scheduling.reallocation import (
 
 
 class ReallocationPolicy:
-    """That of one run. `threshold`: samples, 0 for the knee; `cooldown`: decode steps between two decisions."""
+    """That of one run. `threshold`: samples, 0 for the knee; `cooldown`: decode steps between two decisions.
 
-    def __init__(self, threshold: int, cooldown: int) -> None:
+    `knee_of`: `reallocation.speculative_knee`, or that with its answers kept, where step times are never corrected.
+    """
+
+    def __init__(self, threshold: int, cooldown: int, knee_of: Callable[..., int] = speculative_knee) -> None:
+        self._knee_of = knee_of
         self._given = threshold
         self._cooldown = Cooldown(cooldown)
         self._steps = 0
@@ -80,7 +84,7 @@ class ReallocationPolicy:
         gained = sum(mean.running * tokens for mean, tokens in steps) / decoding if decoding else 1.0
         context = sum(sample.context for sample in samples) / len(samples)
         seats = max(sum(not s.waiting for s in status.samples) + status.free_seats for status in statuses)
-        return speculative_knee(self.predictor.step_seconds, context, gained, drafts, max(seats, running, 1))
+        return self._knee_of(self.predictor.step_seconds, context, gained, drafts, max(seats, running, 1))
 
 
 def _load(status: EngineStatus, numbers: Mapping[str, int]) -> EngineLoad:

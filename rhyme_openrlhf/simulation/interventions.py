@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rhyme_openrlhf.scheduling import outliers
+from rhyme_openrlhf.latency.predictor import context_bucket
+from rhyme_openrlhf.scheduling import outliers, reallocation
 from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, SampleStatus
+from rhyme_openrlhf.scheduling.group_time import StepSeconds
 from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
 from rhyme_openrlhf.simulation.engine import Job
 from rhyme_openrlhf.simulation.layout_changes import LayoutChanges
@@ -30,7 +32,8 @@ class Interventions:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._policy = ReallocationPolicy(run.features.threshold, run.features.cooldown)
+        self._policy = ReallocationPolicy(run.features.threshold, run.features.cooldown, self._knee)
+        self._knees: dict[tuple[int, int, int, int], int] = {}
         self._policy.predictor = run.predictors[run.cluster.tensor_parallel]
         self._moved: set[int] = set()
         # Of (step, rank group): before, none of its samples can be an outlier.
@@ -92,6 +95,16 @@ class Interventions:
             return
         for order in self._policy.orders([self._status(slot, running[slot.place]) for slot in slots], numbers):
             self._move(run.slots[order.source], run.slots[order.destination], order.samples, "reallocation")
+
+    def _knee(self, step_seconds: StepSeconds, context: float, tokens_per_step: float, drafts: float, most: int) -> int:
+        """The knee, asked once for contexts that step times do not tell apart: these never change here."""
+        bucket = context_bucket(round(context))
+        key = (bucket, round(100 * tokens_per_step), round(100 * drafts), most)
+        if key not in self._knees:
+            self._knees[key] = reallocation.speculative_knee(
+                step_seconds, bucket, round(tokens_per_step, 2), round(drafts, 2), most
+            )
+        return self._knees[key]
 
     def _status(self, slot: Slot, running: Sequence[Job]) -> EngineStatus:
         """As a live engine reports itself."""

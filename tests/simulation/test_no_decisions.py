@@ -60,7 +60,7 @@ CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
     (tp_switch, "decide", lambda *_: None, Features("pipeline", switching="maximum")),
     (reallocation_policy, "reallocate", lambda *_: [], Features("pipeline", reallocation=True, interval=0.3)),
     (ReallocationPolicy, "due", lambda *_: False, MOVING),
-    (reallocation_policy, "speculative_knee", lambda *_: 1, MOVING),
+    (reallocation, "speculative_knee", lambda *_: 1, MOVING),
     (layout_changes, "cheaper", lambda *_: Carrier("transfer", 9.0), Features(switching="history")),
     (interventions, "cheaper", lambda *_: Carrier("transfer", 9.0), MOVING),
     (SpeculationWindow, "record", lambda *_: None, Features(speculation="window")),
