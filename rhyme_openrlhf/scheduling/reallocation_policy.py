@@ -77,14 +77,13 @@ class ReallocationPolicy:
         samples = [sample for status in statuses for sample in status.samples]
         if self.predictor is None or not samples:
             return 0
-        running = sum(not sample.waiting for sample in samples)
         steps = [(status.decode, status.tokens_per_step) for status in statuses if status.decode is not None]
         decoding = sum(mean.running for mean, _ in steps)
         drafts = sum(mean.drafts for mean, _ in steps) / decoding if decoding else 0.0
         gained = sum(mean.running * tokens for mean, tokens in steps) / decoding if decoding else 1.0
         context = sum(sample.context for sample in samples) / len(samples)
         seats = max(sum(not s.waiting for s in status.samples) + status.free_seats for status in statuses)
-        return self._knee_of(self.predictor.step_seconds, context, gained, drafts, max(seats, running, 1))
+        return self._knee_of(self.predictor.step_seconds, context, gained, drafts, max(seats, 1))
 
 
 def _load(status: EngineStatus, numbers: Mapping[str, int]) -> EngineLoad:
