@@ -19,6 +19,7 @@ from rhyme_openrlhf.telemetry.run_directory import versions
 BAD_INPUT = 2
 # One point: some steps of as many samples as fit.
 POINT_SECONDS = 300
+MOST_BESIDE = 64
 # A person reads a table of this many rows.
 TABLE_ROWS = 40
 
@@ -49,7 +50,11 @@ def main(argv: list[str]) -> int:
         return _refuse(str(error))
     if not checked.settings.histospec.enable:
         return _refuse("--no-histospec.enable: an engine without speculation has no verifying steps to measure")
-    return _measure(checked, options.out)
+    if options.beside and options.out is None:
+        return _refuse("--beside: a profile of engines that share a machine is no run's own: say where it goes (--out)")
+    if not 0 <= options.beside <= MOST_BESIDE:
+        return _refuse(f"--beside must be from 0 to {MOST_BESIDE}, got {options.beside}")
+    return _measure(checked, options.out, options.beside, options.sparse)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,24 +67,33 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--out", metavar="FILE", type=Path, help="where the profile goes (default: the user's cache)")
+    parser.add_argument(
+        "--beside",
+        metavar="N",
+        type=int,
+        default=0,
+        help="engines that do the same meanwhile: for rhyme simulate, where engines of a run share cores (%(default)s)",
+    )
+    parser.add_argument("--sparse", action="store_true", help="fewer points: a minute instead of minutes")
     return parser
 
 
-def _measure(checked: TrainArguments, out: Path | None) -> int:
+def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: bool) -> int:
     import ray
 
     from rhyme_openrlhf.profiling import subject as subjects
     from rhyme_openrlhf.profiling.engine_actor import ProfileEngine
-    from rhyme_openrlhf.profiling.measure import MeasureError, Plan, measure
+    from rhyme_openrlhf.profiling.measure import SPARSE, THOROUGH, MeasureError, Plan, measure
     from rhyme_openrlhf.profiling.remote_engine import EngineCallError, RemoteEngine
     from rhyme_openrlhf.verify.engines import EnginePool
     from rhyme_openrlhf.verify.outcome import VerifyError
 
     pool = EnginePool(checked.args, checked.settings, checked.on_gpus, ray.remote(ProfileEngine))
     try:
-        print("starting an engine", flush=True)
-        engine = RemoteEngine(pool.single(), POINT_SECONDS)
-        plan = Plan.of(engine, versions())
+        print(f"starting {beside + 1} engines" if beside else "starting an engine", flush=True)
+        measured, *others = pool.several(1 + beside)
+        engine = RemoteEngine(measured, POINT_SECONDS, others)
+        plan = Plan.of(engine, versions(), SPARSE if sparse else THOROUGH, beside)
         subject = plan.subject
         print(f"profile of {subject.model} on {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}")
         out = out or subjects.folder() / subjects.file_name(subject)

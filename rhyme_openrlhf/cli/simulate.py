@@ -12,14 +12,17 @@ from typing import NoReturn
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.transfer_model import NotMeasured
 from rhyme_openrlhf.simulation import report, shipped, study
+from rhyme_openrlhf.simulation.engine_kinds import gaps
 from rhyme_openrlhf.simulation.presets import PRESETS
+from rhyme_openrlhf.simulation.recommendation import recommend
 from rhyme_openrlhf.simulation.recorded_run import RecordedRun, compare, read_run, summary
 from rhyme_openrlhf.simulation.result import Result
-from rhyme_openrlhf.simulation.run import Run, gaps
+from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance
 from rhyme_openrlhf.simulation.study import Variant
-from rhyme_openrlhf.simulation.workload import Workload, WorkloadError, drawn, read_trace
+from rhyme_openrlhf.simulation.trace import read_trace
+from rhyme_openrlhf.simulation.workload import Workload, WorkloadError, drawn
 
 BAD_INPUT = 2
 
@@ -37,7 +40,8 @@ scheduling decisions of this package. Nothing runs on a device; every figure is 
 
 Features: sync or async (OpenRLHF's trainers; async if neither is named), pipeline, two-tier, outliers, defer (of
 outliers), dispatch, reallocation, tp-switch (by history), tp-switch-max (by longest response), speculation, budget.
-Reallocation and TP switches are simulated with sync and async only, two-tier and outliers with pipeline only."""
+Two-tier and outliers go with pipeline only. What rhyme train refuses together can be simulated, and is never among the
+settings to use that are printed at the end."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         metavar="NAME_OR_FILE",
         help=f"a file of rhyme profile, or of those that come along: {', '.join(shipped.SHIPPED)}; again for another "
-        "tensor-parallel size (what TP switches go to)",
+        "tensor-parallel size (what TP switches go to), or with engines beside (for engines that share cores)",
     )
     source = what.add_mutually_exclusive_group()
     source.add_argument(
@@ -134,7 +138,7 @@ def main(argv: list[str]) -> int:
     """0: simulated; 2: bad input."""
     options = _parser().parse_args(argv)
     try:
-        profiles = shipped.load(options.profile)
+        profiles, crowds = shipped.load_all(options.profile)
         cluster, base = _asked(options)
         run = read_run(options.from_run, cluster, base) if options.from_run else None
         workload = run.workload if run else _workload(options)
@@ -142,8 +146,8 @@ def main(argv: list[str]) -> int:
         measured = run.rates if run else ()
         if options.html:
             from rhyme_openrlhf.simulation.page import draw
-        results = study.simulate(variants, workload, profiles, options.jobs, measured)
-        replayed = _replayed(run, profiles, variants, results) if run else None
+        results = study.simulate(variants, workload, profiles, options.jobs, measured, crowds)
+        replayed = _replayed(run, profiles, crowds, variants, results) if run else None
     except ModuleNotFoundError as error:
         if error.name != "plotly":
             raise
@@ -157,11 +161,13 @@ def main(argv: list[str]) -> int:
         print(replayed)
     best = max(range(len(results)), key=lambda place: results[place].samples_per_second)
     print(f"most samples a second (simulated): {variants[best].name}")
+    advice = recommend(variants, results, _files(options.profile, profiles))
+    print("\n".join(advice.lines()))
     if options.json:
-        content = report.as_json(heading, notes, variants, results)
+        content = report.as_json(heading, notes, variants, results, advice)
         options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if options.html:
-        options.html.write_text(draw(heading, notes, variants, results), encoding="utf-8")
+        options.html.write_text(draw(heading, [*notes, *advice.lines()], variants, results), encoding="utf-8")
         print(f"page: {options.html}")
     return 0
 
@@ -178,13 +184,23 @@ def _workload(options: argparse.Namespace) -> Workload:
     return drawn(shape, options.steps, options.prompts, options.samples, options.steps_per_epoch, options.seed)
 
 
+def _files(names: Sequence[str], profiles: dict[int, Profile]) -> dict[int, str]:
+    """What a run would be given as its profiles: those that come along are of no engine of the user's."""
+    own = {size: name for name in names if name not in shipped.SHIPPED for size in shipped.load_all([name])[0]}
+    return {size: own.get(size, f"PROFILE_OF_TP_{size}") for size in profiles}
+
+
 def _replayed(
-    run: RecordedRun, profiles: dict[int, Profile], variants: Sequence[Variant], results: Sequence[Result]
+    run: RecordedRun,
+    profiles: dict[int, Profile],
+    crowds: dict[int, Profile],
+    variants: Sequence[Variant],
+    results: Sequence[Result],
 ) -> str:
     """How the simulator does on the run as it was, step by step; simulated for this where no variant is that."""
     asked = zip(variants, results, strict=True)
     known = (result for one, result in asked if (one.cluster, one.features) == (run.cluster, run.features))
-    result = next(known, None) or Run(run.workload, run.cluster, run.features, profiles, run.rates).go()
+    result = next(known, None) or Run(run.workload, run.cluster, run.features, profiles, run.rates, crowds).go()
     compared = compare(run, result)
     lines = ["step   rollout s, real   simulated    error"]
     lines += [f"{one.step:4d}  {one.real:16.2f}  {one.simulated:10.2f}  {one.error:+7.1%}" for one in compared]

@@ -2,8 +2,9 @@
 
 What grows with x and with its square, as a prefill does with its length, is nearly such a power over a factor of four,
 while a straight line between two points lies far above it (docs/benchmarks.md, "Moves and reallocation"). Invariants:
-at a measured x it gives the measured y; outside of them it goes on with the two outermost points' power, but never
-downwards away from the measured ones: that is noise, more work is not faster.
+at a measured x it gives the measured y; outside of them it goes on with the two outermost points' power, but at least
+level and at most with its square: what is beyond that is noise, for more work is not faster, and nothing in a prefill
+grows faster than attention does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+
+# Attention over a prompt takes the square of its length.
+MOST_POWER = 2.0
 
 
 class PowerCurve:
@@ -30,7 +34,8 @@ class PowerCurve:
             math.log(self._ys[right] / self._ys[right - 1]) / math.log(self._xs[right] / self._xs[right - 1])
             for right in range(1, len(ordered))
         ] or [0.0]
-        self._powers = [max(powers[0], 0.0), *powers, max(powers[-1], 0.0)]
+        first, last = (min(max(power, 0.0), MOST_POWER) for power in (powers[0], powers[-1]))
+        self._powers = [first, *powers, last]
 
     def at(self, x: float) -> float:
         """The curve's value at `x`, above 0."""

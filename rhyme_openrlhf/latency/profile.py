@@ -82,7 +82,8 @@ class Profile:
     `padded_rows`: token counts to which the engine pads a step (CUDA graph sizes; the CPU's few shapes), ascending;
     above the last it pads no more. `kv_bytes_per_token`: of all layers, keys and values, on one rank.
     `kv_bytes_per_second`: one way, per rank (PAT's B_net^uni); 0: not measured. `weight_load_seconds`: a weight version
-    into one engine; 0: not measured. `notes` say how the points came about.
+    into one engine; 0: not measured. `beside`: engines on the same machine that did the same while steps and prefills
+    were measured. `notes` say how the points came about.
     """
 
     subject: Subject
@@ -94,6 +95,7 @@ class Profile:
     kv_bytes_per_token: int = 0
     kv_bytes_per_second: float = 0.0
     weight_load_seconds: float = 0.0
+    beside: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -110,6 +112,8 @@ class Profile:
             raise ValueError("a prefill has at least one sequence and token and takes time")
         if list(self.padded_rows) != sorted(set(self.padded_rows)):
             raise ValueError("padded_rows must ascend")
+        if isinstance(self.beside, bool) or not isinstance(self.beside, int) or self.beside < 0:
+            raise ValueError(f"beside must be a whole number of engines, got {self.beside!r}")
 
     def check_fits(self, wanted: Subject, where: str) -> None:
         """Raises ProfileError unless this profile is of `wanted`; `where` is the file, for the message."""
@@ -191,6 +195,7 @@ def parse(text: str, what: str) -> Profile:
             # Not in profiles of version 0.1's first days.
             kv_bytes_per_second=_seconds_or_rate(content, "kv_bytes_per_second"),
             weight_load_seconds=_seconds_or_rate(content, "weight_load_seconds"),
+            beside=content.get("beside", 0),
             versions=content["versions"],
             notes=tuple(content["notes"]),
         )

@@ -44,6 +44,8 @@ class Walk:
 THOROUGH = Walk(FULL, rounds=3, steps=6, carrying=True)
 # For a run that has no profile and waits for its start: half a minute.
 QUICKLY = Walk(QUICK, rounds=2, steps=4, limit_s=30.0)
+# For who asks for a quick one: the same few points, all of them.
+SPARSE = Walk(QUICK, rounds=2, steps=6, carrying=True)
 
 
 class Engine(Protocol):
@@ -80,10 +82,11 @@ class Plan:
     padded_rows: tuple[int, ...]
     kv_bytes_per_token: int
     walk: Walk = THOROUGH
+    beside: int = 0
 
     @classmethod
-    def of(cls, engine: Engine, versions: dict[str, str], walk: Walk = THOROUGH) -> Plan:
-        """What there is to measure of an engine."""
+    def of(cls, engine: Engine, versions: dict[str, str], walk: Walk = THOROUGH, beside: int = 0) -> Plan:
+        """What there is to measure of an engine, with so many others that do the same beside it."""
         return cls(
             subject=engine.subject(),
             limits=engine.limits(),
@@ -91,6 +94,7 @@ class Plan:
             padded_rows=engine.padded_rows(),
             kv_bytes_per_token=engine.kv_bytes_per_token(),
             walk=walk,
+            beside=beside,
         )
 
     def steps(self) -> list[StepShape]:
@@ -144,6 +148,7 @@ def measure(
         kv_bytes_per_token=plan.kv_bytes_per_token,
         kv_bytes_per_second=carrying.kv_bytes_per_second,
         weight_load_seconds=carrying.weight_load_seconds,
+        beside=plan.beside,
         versions=plan.versions,
         notes=(
             f"{plan.walk.rounds} x {plan.walk.steps} steps a point",
@@ -216,7 +221,7 @@ class _Journal:
             return
         head = json.dumps(
             {"subject": asdict(plan.subject), "versions": plan.versions, "limits": asdict(plan.limits)}
-            | {"walk": asdict(plan.walk)}
+            | {"walk": asdict(plan.walk), "beside": plan.beside}
         )
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         kept = [head]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +19,11 @@ class EngineCallError(RuntimeError):
 class RemoteEngine:
     """Every method is the actor's method of that name; it raises EngineCallError."""
 
-    def __init__(self, actor: Any, limit_s: float) -> None:
-        """`limit_s`: seconds any call may take."""
+    def __init__(self, actor: Any, limit_s: float, beside: Sequence[Any] = ()) -> None:
+        """`limit_s`: seconds any call may take; `beside`: engines that do the same whenever this one is measured."""
         self._actor = actor
         self._limit_s = limit_s
+        self._beside = tuple(beside)
 
     def subject(self) -> Subject:
         """What a profile of it is of."""
@@ -43,12 +45,13 @@ class RemoteEngine:
 
     def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
         """(running, context, drafts, seconds) of decode steps of this shape."""
-        found: Sequence[tuple[int, int, int, float]] = self._call("decode_steps", shape, steps)
-        return found
+        rows: list[list[tuple[int, int, int, float]]] = self._together("decode_steps", shape, steps)
+        # All of them are alike, and one of them may have begun before the others or ended after them.
+        return [row for found in rows for row in found]
 
     def prefill(self, shape: PrefillShape) -> float:
         """Seconds of a prefill."""
-        return float(self._call("prefill", shape))
+        return statistics.fmean(float(seconds) for seconds in self._together("prefill", shape))
 
     def kv_bandwidth(self) -> tuple[float, str]:
         """Bytes of KV cache a second, one way, per rank; 0 and the reason where it cannot be measured."""
@@ -74,9 +77,17 @@ class RemoteEngine:
         return str(self._call("install_profile", text))
 
     def _call(self, method: str, *arguments: Any) -> Any:
+        return self._wait([self._actor], method, *arguments)[0]
+
+    def _together(self, method: str, *arguments: Any) -> list[Any]:
+        return self._wait([self._actor, *self._beside], method, *arguments)
+
+    def _wait(self, actors: Sequence[Any], method: str, *arguments: Any) -> list[Any]:
         words = " ".join([method.replace("_", " "), *(str(a) for a in arguments if not isinstance(a, str))])
         try:
-            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._limit_s)
+            asked = [getattr(actor, method).remote(*arguments) for actor in actors]
+            answers: list[Any] = ray.get(asked, timeout=self._limit_s)
+            return answers
         except ray.exceptions.GetTimeoutError:
             raise EngineCallError(f"waited {self._limit_s:g} s for an engine: {words}") from None
         except ray.exceptions.RayError as error:

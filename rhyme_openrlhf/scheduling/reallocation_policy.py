@@ -8,7 +8,7 @@ keeps corrected by their steps; without either nothing moves.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
@@ -23,9 +23,13 @@ from rhyme_openrlhf.scheduling.reallocation import (
 
 
 class ReallocationPolicy:
-    """That of one run. `threshold`: samples, 0 for the knee; `cooldown`: decode steps between two decisions."""
+    """That of one run. `threshold`: samples, 0 for the knee; `cooldown`: decode steps between two decisions.
 
-    def __init__(self, threshold: int, cooldown: int) -> None:
+    `knee_of`: `reallocation.speculative_knee`, or that with its answers kept, where step times are never corrected.
+    """
+
+    def __init__(self, threshold: int, cooldown: int, knee_of: Callable[..., int] = speculative_knee) -> None:
+        self._knee_of = knee_of
         self._given = threshold
         self._cooldown = Cooldown(cooldown)
         self._steps = 0
@@ -39,10 +43,21 @@ class ReallocationPolicy:
         `numbers`: the samples that can be moved, by their place at an engine; others only count as load.
         """
         taking_part = [status for status in statuses if status.open]
-        self._steps = max(self._steps, *(status.decode_steps for status in statuses)) if statuses else self._steps
-        counts = [len(status.samples) for status in taking_part]
-        if not counts or max(counts) - min(counts) < 2 or not self._cooldown.due(self._steps):
+        steps = max((status.decode_steps for status in statuses), default=0)
+        if not self.due([len(status.samples) for status in taking_part], steps):
             return []
+        return self.orders(taking_part, numbers)
+
+    def due(self, counts: Sequence[int], steps: int) -> bool:
+        """Whether to decide now; begins the cooldown if so.
+
+        `counts`: samples of each engine that takes part; `steps`: decode steps of the engine that made most.
+        """
+        self._steps = max(self._steps, steps)
+        return bool(counts) and max(counts) - min(counts) >= 2 and self._cooldown.due(self._steps)
+
+    def orders(self, taking_part: Sequence[EngineStatus], numbers: Mapping[str, int]) -> list[Reallocation]:
+        """What to move, once a decision is due; arguments as `decide`, of engines that take part."""
         self.threshold = self._given or self._knee(taking_part)
         if not self.threshold:
             return []
@@ -62,14 +77,13 @@ class ReallocationPolicy:
         samples = [sample for status in statuses for sample in status.samples]
         if self.predictor is None or not samples:
             return 0
-        running = sum(not sample.waiting for sample in samples)
         steps = [(status.decode, status.tokens_per_step) for status in statuses if status.decode is not None]
         decoding = sum(mean.running for mean, _ in steps)
         drafts = sum(mean.drafts for mean, _ in steps) / decoding if decoding else 0.0
         gained = sum(mean.running * tokens for mean, tokens in steps) / decoding if decoding else 1.0
         context = sum(sample.context for sample in samples) / len(samples)
         seats = max(sum(not s.waiting for s in status.samples) + status.free_seats for status in statuses)
-        return speculative_knee(self.predictor.step_seconds, context, gained, drafts, max(seats, running, 1))
+        return self._knee_of(self.predictor.step_seconds, context, gained, drafts, max(seats, 1))
 
 
 def _load(status: EngineStatus, numbers: Mapping[str, int]) -> EngineLoad:

@@ -52,7 +52,8 @@ class EngineKind:
 class Job:
     """A sample on its way. `length`: tokens its response will have; `generated`: so far.
 
-    `tokens_per_step`, `drafts_per_step`: what speculation gives it with a full window.
+    `tokens_per_step`, `drafts_per_step`: what speculation gives it with a full window. `later`: from which token of the
+    response on it gives something else, ascending; (token, tokens per step, drafts per step) each.
     """
 
     sample: int
@@ -62,12 +63,26 @@ class Job:
     tokens_per_step: float = 1.0
     drafts_per_step: float = 0.0
     generated: float = 0.0
+    later: tuple[tuple[float, float, float], ...] = ()
     # A sample that is moved or was preempted is computed again with all its tokens; one that is sent is not.
     computed: bool = False
 
     @property
     def context(self) -> float:
         return self.prompt_tokens + self.generated
+
+    @property
+    def pause(self) -> float:
+        """The token with which its end, or another pace, comes."""
+        return self.later[0][0] if self.later else float(self.length)
+
+    def next_pace(self) -> bool:
+        """Go on as it does behind its pause; False: there is nothing behind it."""
+        if not self.later or self.generated >= self.length:
+            return False
+        (_, self.tokens_per_step, self.drafts_per_step), *rest = self.later
+        self.later = tuple(rest)
+        return True
 
 
 @dataclass(slots=True)
@@ -150,6 +165,18 @@ class Engine:
             item.job.generated = self._generated(item)
         return [item.job for item in self.running.values()]
 
+    def speculation(self) -> tuple[float, float]:
+        """Tokens and draft tokens of a sample's decode step, in the mean of those that run now; (1, 0) if none does."""
+        count = len(self.running)
+        if not count:
+            return 1.0, 0.0
+        pace = self.pace(count, self._context, self._drafts)
+        return self._growth * pace.part / count, pace.drafts / count
+
+    def jobs_waiting(self) -> list[Job]:
+        """Those without a step so far: in prefill, or before it."""
+        return [*(self._prefill.jobs if self._prefill else ()), *self.waiting]
+
     def next_change(self) -> float:
         """When something changes; infinity if there is nothing to run. Begins what can begin."""
         if self._plan is None:
@@ -168,6 +195,11 @@ class Engine:
                 self._run(job)
             else:
                 self.waiting.append(job)
+        self._plan = None
+
+    def become(self, kind: EngineKind) -> None:
+        """Go on with the step times of `kind`; its place between two steps does not change."""
+        self.kind = kind
         self._plan = None
 
     def take(self, samples: set[int]) -> list[Job]:
@@ -223,9 +255,13 @@ class Engine:
             item = self.running.get(sample)
             if item is None or item.came != came:
                 continue
-            item.job.generated = item.job.length
+            item.job.generated = self._generated(item) if item.job.later else item.job.length
             self._stop(item)
-            ended.append(item.job)
+            if item.job.next_pace():
+                self._run(item.job, item.came)
+            else:
+                item.job.generated = item.job.length
+                ended.append(item.job)
         if not self.running and not self._prefill:
             self._context = self._growth = self._drafts = 0.0
         return ended
@@ -235,12 +271,14 @@ class Engine:
     def _generated(self, item: _Running) -> float:
         return min(item.had + (self._place - item.begin) * item.job.tokens_per_step, float(item.job.length))
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job, came: int = 0) -> None:
+        """It runs from now on; `came`: if it did before, as which one."""
         job.computed = True
-        self._came += 1
-        self.running[job.sample] = _Running(job, self._place, self._came, job.generated)
-        steps = math.ceil((job.length - job.generated) / job.tokens_per_step - _ROUNDING)
-        heapq.heappush(self._ends, (self._place + steps, self._came, job.sample))
+        if not came:
+            came = self._came = self._came + 1
+        self.running[job.sample] = _Running(job, self._place, came, job.generated)
+        steps = max(math.ceil((job.pause - job.generated) / job.tokens_per_step - _ROUNDING), 0)
+        heapq.heappush(self._ends, (self._place + steps, came, job.sample))
         self._context += job.context
         self._growth += job.tokens_per_step
         self._drafts += job.drafts_per_step

@@ -17,7 +17,7 @@ from rhyme_openrlhf.scheduling import outliers
 from rhyme_openrlhf.scheduling.engine_shares import plan_shares
 from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
-from rhyme_openrlhf.scheduling.step_plan import by_load, by_rank
+from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank, usual_rank_groups
 from rhyme_openrlhf.simulation.engine import Job
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.speculation_rates import Rates
@@ -26,11 +26,20 @@ from rhyme_openrlhf.simulation.workload import PromptLoad, StepLoad
 
 @dataclass(frozen=True)
 class StepPlan:
-    """`jobs`: of each engine; `rank_groups`: empty when dispatched by load; `rank_group_of`: of each engine, or -1."""
+    """`jobs`: of each engine; `rank_groups`: empty when dispatched by load; `rank_group_of`: of each engine, or -1.
+
+    `group_of`: the rank group of each prompt. `samples` of each rank group, and those of them that have neither ended
+    nor been deferred: `unfinished`, which falls while the step is generated. `fastest`: the most tokens that any of its
+    samples ever makes in a decode step.
+    """
 
     jobs: tuple[tuple[Job, ...], ...]
     rank_groups: tuple[RankGroup, ...]
     rank_group_of: tuple[int, ...]
+    group_of: dict[int, int]
+    samples: tuple[int, ...]
+    unfinished: list[int]
+    fastest: float
 
 
 class History:
@@ -67,24 +76,36 @@ def plan(
     history: History,
     features: Features,
     rates: Rates,
+    verified: Speculation,
     predictor: Predictor,
     most_running: int,
     training_seconds: float,
 ) -> StepPlan:
-    """The jobs of step `number` (from 1) for each of `engines` engines."""
+    """The jobs of step `number` (from 1) for each of `engines` engines.
+
+    `rates`: of whole drafts; `verified`: what of them is expected to be verified, and what it gives.
+    """
     known = [history.of(load) for load in step.prompts]
-    placement = None
-    if features.trainer == "pipeline":
+    placement: StepPlacement | None = None
+    most = features.rank_groups or usual_rank_groups(engines)
+    if features.trainer == "pipeline" and most > 1 and engines > 1:
 
         def shares_of(groups: Sequence[RankGroup]) -> Sequence[int] | None:
-            return _shares(step, groups, engines, features, rates, predictor, most_running, training_seconds)
+            return _shares(step, groups, engines, features, verified, predictor, most_running, training_seconds)
 
-        placement = by_rank(number, known, engines, features.rank_groups, shares_of)
+        placement = by_rank(number, known, engines, most, shares_of)
+    recorded = tuple(load.engine for load in step.prompts)
+    if features.as_placed and min(recorded) >= 0 and max(recorded) < engines:
+        placement = StepPlacement(recorded, (), (), (-1,) * engines)
     if placement is None:
         # Upstream's order looks at no history.
         placement = by_load([h.median if h and features.dispatch else None for h in known], engines)
-    jobs = _jobs(number, step, placement.engine_of, engines, rates)
-    return StepPlan(jobs, placement.rank_groups, placement.rank_group_of)
+    jobs = _jobs(number, step, placement.engine_of, engines, rates, features.speculation == "measured")
+    groups = placement.rank_groups
+    samples = tuple(sum(len(step.prompts[place].lengths) for place in group.prompts) for group in groups)
+    group_of = {step.prompts[place].prompt: rank for rank, group in enumerate(groups) for place in group.prompts}
+    fastest = max(pace for part in jobs for job in part for pace in (job.tokens_per_step, *(p[1] for p in job.later)))
+    return StepPlan(jobs, groups, placement.rank_group_of, group_of, samples, list(samples), fastest)
 
 
 def _shares(
@@ -92,32 +113,33 @@ def _shares(
     groups: Sequence[RankGroup],
     engines: int,
     features: Features,
-    rates: Rates,
+    speculation: Speculation,
     predictor: Predictor,
     most_running: int,
     training_seconds: float,
 ) -> tuple[int, ...] | None:
-    if not features.two_tier:
+    if not features.two_tier or len(groups) == engines:
         return None
     time_of = GroupTime(
         predictor.step_seconds,
         samples=round(sum(len(load.lengths) for load in step.prompts) / len(groups)),
         prompt_tokens=statistics.fmean(load.prompt_tokens for load in step.prompts),
         most_running=most_running,
-        speculation=Speculation(rates.tokens_per_step, rates.drafts_per_step),
+        speculation=speculation,
     )
     return plan_shares([group.mean_length for group in groups], engines, time_of, training_seconds).engines
 
 
 def _jobs(
-    number: int, step: StepLoad, chosen: Sequence[int], engines: int, rates: Rates
+    number: int, step: StepLoad, chosen: Sequence[int], engines: int, rates: Rates, recorded: bool
 ) -> tuple[tuple[Job, ...], ...]:
+    """`recorded`: samples whose own drafts are known draft as these did."""
     jobs: list[list[Job]] = [[] for _ in range(engines)]
     sample = number << 32  # no sample of any step has another's number
     for load, engine in zip(step.prompts, chosen, strict=True):
-        for length in load.lengths:
-            jobs[engine].append(
-                Job(sample, load.prompt, load.prompt_tokens, length, rates.tokens_per_step, rates.drafts_per_step)
-            )
+        for place, length in enumerate(load.lengths):
+            own = load.drafting[place] if recorded and load.drafting else ()
+            first, later = (own[0], own[1:]) if own else ((0.0, rates.tokens_per_step, rates.drafts_per_step), ())
+            jobs[engine].append(Job(sample, load.prompt, load.prompt_tokens, length, first[1], first[2], later=later))
             sample += 1
     return tuple(tuple(part) for part in jobs)

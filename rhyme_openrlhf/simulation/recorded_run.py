@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rhyme_openrlhf.simulation.recorded_drafts import drafting_of_step, kept_responses
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.settings import Cluster, Features, Trainer
 from rhyme_openrlhf.simulation.speculation_rates import NO_SPECULATION, Rates
-from rhyme_openrlhf.simulation.workload import Workload, WorkloadError, parse_trace
+from rhyme_openrlhf.simulation.trace import parse_trace
+from rhyme_openrlhf.simulation.workload import Workload, WorkloadError
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import (
     EngineInterval,
@@ -77,6 +79,7 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
     if not parts:
         raise WorkloadError(f"{directory} has no finished training step: how fast its trainer is, is not known")
     rates = _rates(events)
+    workload = _with_drafts(workload, rows, numbers, rates, kept_responses(directory))
     started = next(one.event for one in events if isinstance(one.event, RunStarted))
     drafted = any(rates[step].drafts_per_step for step in steps)
     pipeline = any(isinstance(one.event, RankGroups) for one in events)
@@ -91,10 +94,34 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
             trainer_tokens_per_second=_trained_per_second(parts, workload),
             publish_seconds=statistics.fmean(one.get(SYNC_PART, 0.0) for one in parts),
         ),
-        replace(features, trainer=trainer, dispatch=True, speculation="measured" if drafted else features.speculation),
+        replace(
+            features,
+            trainer=trainer,
+            dispatch=True,
+            # The pipeline's rank groups are planned, not read.
+            as_placed=not pipeline,
+            speculation="measured" if drafted else features.speculation,
+        ),
         tuple(rates[step] for step in steps),
         tuple(stages[step] for step in steps),
     )
+
+
+def _with_drafts(
+    workload: Workload,
+    rows: Sequence[Mapping[str, Any]],
+    numbers: Mapping[int, int],
+    rates: Mapping[int, Rates],
+    kept: Mapping[tuple[int, str], list[dict[str, Any]]],
+) -> Workload:
+    """Every sample drafts as it did, as far as that was kept; `numbers`: of the run's steps in the workload."""
+    found = []
+    for step, number in numbers.items():
+        load = workload.steps[number - 1]
+        keys = list(dict.fromkeys(str(row["prompt"]) for row in rows if row["step"] == step))
+        own = {key: kept[step, key] for key in keys if (step, key) in kept}
+        found.append(replace(load, prompts=drafting_of_step(load.prompts, keys, own, rates[step])))
+    return replace(workload, steps=tuple(found))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

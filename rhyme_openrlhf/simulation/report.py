@@ -7,6 +7,7 @@ from typing import Any
 
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.simulation.accounts import STATES
+from rhyme_openrlhf.simulation.recommendation import Recommendation
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.study import Variant
 from rhyme_openrlhf.simulation.workload import Workload
@@ -52,13 +53,18 @@ def rows(variants: Sequence[Variant], results: Sequence[Result]) -> list[tuple[s
 
 
 def as_json(
-    heading: str, notes: Sequence[str], variants: Sequence[Variant], results: Sequence[Result]
+    heading: str,
+    notes: Sequence[str],
+    variants: Sequence[Variant],
+    results: Sequence[Result],
+    advice: Recommendation,
 ) -> dict[str, Any]:
     """Everything, for programs. Fractions are of all device time; times in seconds."""
     return {
         "kind": "simulated",
         "title": heading,
         "notes": list(notes),
+        "recommendation": {"run": advice.name, "flags": list(advice.flags), "notes": list(advice.notes)},
         "runs": [
             {
                 "name": variant.name,

@@ -40,6 +40,11 @@ class Result:
     tokens_generated: float = 0.0
     sample_steps: float = 0.0
 
+    def count_moves(self, cause: str, samples: int) -> None:
+        """So many samples were moved, for this cause."""
+        if samples:
+            self.moves[cause] = self.moves.get(cause, 0) + samples
+
     @property
     def tokens_per_sample_step(self) -> float:
         """Response tokens of a sample's decode step, in the mean: 1 without speculation."""

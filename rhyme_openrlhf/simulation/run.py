@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
+from rhyme_openrlhf.scheduling.group_time import Speculation
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.simulation.accounts import State
-from rhyme_openrlhf.simulation.engine import Engine, EngineKind, Job, Pace
+from rhyme_openrlhf.simulation.engine import Engine, Job, Pace
+from rhyme_openrlhf.simulation.engine_kinds import engine_kind
 from rhyme_openrlhf.simulation.interventions import Interventions
 from rhyme_openrlhf.simulation.planner import History, StepPlan, plan
 from rhyme_openrlhf.simulation.result import Result, StepTimesOf
 from rhyme_openrlhf.simulation.settings import Cluster, Features
+from rhyme_openrlhf.simulation.sharing import Sharing
 from rhyme_openrlhf.simulation.slot import Slot
 from rhyme_openrlhf.simulation.speculation_rates import (
     NO_SPECULATION,
@@ -36,9 +39,9 @@ from rhyme_openrlhf.simulation.speculation_rates import (
     Rates,
     budgeted,
     full_windows,
+    proposal_rates,
     window_rates,
 )
-from rhyme_openrlhf.simulation.step_times import StepTimes
 from rhyme_openrlhf.simulation.workload import PromptLoad, StepLoad, Workload
 
 PromptGroup = tuple[int, int]
@@ -54,17 +57,24 @@ class Run:
         features: Features,
         profiles: Mapping[int, Profile],
         measured: Sequence[Rates] = (),
+        crowds: Mapping[int, Profile] | None = None,
     ) -> None:
-        """`measured`: what drafts gave in each step of a real run, for `features.speculation` "measured"."""
-        if features.speculation == "measured" and len(measured) != len(workload.steps):
-            raise ValueError("what drafts gave is known of a run that is replayed only: --from-run")
+        """`measured`: what drafts gave in each step of a real run, for `features.speculation` "measured".
+
+        `crowds`: profiles by the number of engines of a node at work at once, where they share what computes.
+        """
+        noted = all(prompt.drafting for step in workload.steps for prompt in step.prompts)
+        if features.speculation == "measured" and len(measured) != len(workload.steps) and not noted:
+            raise ValueError(
+                "what drafts gave is known of a run that is replayed (--from-run) and of traces with hits only"
+            )
         if cluster.tensor_parallel not in profiles:
             raise ValueError(
                 f"there is no profile of --tp {cluster.tensor_parallel}; those given are of {sorted(profiles)}"
             )
         self.workload, self.cluster, self.features = workload, cluster, features
         self.profiles = profiles
-        self.kinds = {size: _kind(profile, cluster) for size, profile in profiles.items()}
+        self.kinds = {size: engine_kind(profile, cluster) for size, profile in profiles.items()}
         self.predictors = {size: Predictor(self.kinds[size].times.model) for size in profiles}
         self.history = History()
         self.result = Result(
@@ -79,6 +89,7 @@ class Run:
         self.plans: dict[int, StepPlan] = {}
         self.ledger: BatchLedger[PromptGroup] = BatchLedger(len(workload.steps))
         self.carried: dict[int, list[Job]] = {}
+        self.deferred: set[int] = set()
         self._planned = 0
         # Of each prompt group, (step, prompt): what it is, and its samples that have not ended.
         self._loads: dict[PromptGroup, PromptLoad] = {}
@@ -92,6 +103,7 @@ class Run:
         self._order = 0
         per_node = cluster.devices // cluster.tensor_parallel
         self.slots = [self._slot(place, place // per_node, cluster.tensor_parallel) for place in range(cluster.engines)]
+        self._sharing = Sharing(self, crowds or {})
         self.interventions = Interventions(self)
 
     @property
@@ -109,7 +121,7 @@ class Run:
             happen(time)
         # In the pipeline an engine may be done with the last step before another is with the one before.
         end = max(step.completed for step in self.result.steps)
-        for slot in [*self.slots, *self.interventions.tail_slots()]:
+        for slot in [*self.slots, *self.interventions.layouts.tail_slots()]:
             self.idle_ends(slot, end)
             self.result.preemptions += slot.engine.counts.preemptions
             self.result.decode_steps += slot.engine.counts.steps
@@ -142,13 +154,21 @@ class Run:
         now = slot.engine.now
         if slot.engine.idle and slot.idle_since is None and not slot.beginning:
             slot.idle_since = now
+        if slot.engine.idle:
+            self._sharing.work_changed(slot, now)
         self.watch(slot)
         for job in jobs:
+            slot.below.discard(job.sample)
             self._sample_ended(job, now)
         if jobs:
-            self.interventions.after_ends(slot, now)
-        if slot.engine.idle:
-            self.try_begin(slot, now)
+            self.interventions.layouts.after_ends(slot, now)
+        self.try_begin(slot, now)
+
+    def stop_at(self, slots: Iterable[Slot], now: float) -> None:
+        """Engines go to the end of the step that is going on, wherever one is."""
+        for slot in slots:
+            if not slot.engine.idle:
+                self.ended(slot, slot.engine.run_until(now))
 
     def give(self, slot: Slot, jobs: list[Job], now: float) -> None:
         """Jobs come to an engine; one that is loading weights takes them with its next step."""
@@ -159,32 +179,51 @@ class Run:
         if slot.engine.idle:
             self.idle_ends(slot, now)
         slot.engine.give(jobs, now)
+        self._sharing.work_changed(slot, now)
         self.watch(slot)
 
     # Steps
 
     def try_begin(self, slot: Slot, now: float) -> None:
-        """The engine begins its next step if it is idle and may."""
+        """The engine begins its next step if it is done with its own and may."""
+        if slot.place < 0:
+            # A layout that was switched to begins no step.
+            self.interventions.layouts.drained(slot, now)
+            return
+        if not self._may_begin(slot):
+            return
         step = slot.step + 1
-        # A layout that was switched to begins no step.
-        if slot.place < 0 or slot.beginning or not slot.engine.idle or step > len(self.workload.steps):
-            return
-        needed = step - 1 if self.features.trainer == "sync" else training_turn(step, 0).oldest
-        if self.published < needed or (self.barrier and step - 1 not in self.complete):
-            return
+        slot.beginning = True
+        # What was deferred may still run.
+        ended = slot.engine.run_until(now)
         # It may be past `now`: who looks at an engine lets it end its step.
         now = max(now, slot.engine.now)
-        self.interventions.back_to_aligned(slot, now)
         self.idle_ends(slot, now)
+        for job in slot.engine.take_all():
+            # Deferred: with other weights it is computed again.
+            job.computed = False
+            self.carried.setdefault(slot.place, []).append(job)
+        slot.below.clear()
+        self.watch(slot)
         if step > self._planned:
             self._plan(step, now)
-        slot.beginning = True
         load = 0.0
         if slot.version < self.published:
             load = self.profiles[self.cluster.tensor_parallel].weight_load_seconds
             slot.version = self.published
         self.result.accounts.add("sync", slot.devices, now, now + load)
         self.at(now + load, lambda time: self._begin(slot, step, time))
+        for job in ended:
+            self._sample_ended(job, now)
+
+    def _may_begin(self, slot: Slot) -> bool:
+        step = slot.step + 1
+        if slot.beginning or not slot.done or step > len(self.workload.steps):
+            return False
+        needed = step - 1 if self.features.trainer == "sync" else training_turn(step, 0).oldest
+        if self.published < needed or (self.barrier and step - 1 not in self.complete):
+            return False
+        return self.interventions.layouts.aligned(slot.node)
 
     def _begin(self, slot: Slot, step: int, now: float) -> None:
         slot.beginning = False
@@ -202,7 +241,7 @@ class Run:
     def _plan(self, step: int, now: float) -> None:
         load = self.workload.steps[step - 1]
         if self.features.speculation == "measured":
-            self.rates = self._measured[step - 1]
+            self.rates = self._measured[step - 1] if self._measured else NO_SPECULATION
         else:
             self._speculate(load.epoch)
         self.result.steps[step - 1].begun = now
@@ -214,6 +253,7 @@ class Run:
             self.history,
             self.features,
             self.rates,
+            self._verified(load),
             self.predictors[size],
             self.cluster.running,
             self.training_seconds,
@@ -227,6 +267,14 @@ class Run:
         """Its prompt group may be done with it, and a step with that."""
         step = job.sample >> 32
         group = (step, job.prompt)
+        if step in self.plans and job.sample not in self.deferred:
+            plan = self.plans[step]
+            if plan.rank_groups:
+                plan.unfinished[plan.group_of[job.prompt]] -= 1
+        self.deferred.discard(job.sample)
+        # Engines that are looked at go to the end of their steps: one may be past another's last sample.
+        times = self.result.steps[step - 1]
+        times.completed = max(times.completed, now)
         self._samples[group] -= 1
         if self._samples[group]:
             return
@@ -249,7 +297,8 @@ class Run:
     def _completed(self, step: int, now: float) -> None:
         self.complete.add(step)
         self.plans.pop(step, None)
-        self.result.steps[step - 1].completed = now
+        times = self.result.steps[step - 1]
+        times.completed = now = max(now, times.completed)
         self._train(now)
         if self.barrier:
             for slot in self.slots:
@@ -280,7 +329,10 @@ class Run:
             return
         cause: State = "weights"
         last = slot.step >= len(self.workload.steps)
-        if self.barrier or last:
+        if slot.place < 0:
+            # The others of its layout still run: after that the devices are not its.
+            cause = "tail"
+        elif self.barrier or last:
             times = self.result.steps[slot.step - 1] if slot.step else None
             complete = min(now, max(begin, times.completed)) if times and slot.step in self.complete else now
             if times is None:
@@ -298,11 +350,25 @@ class Run:
             return
         acceptance = _acceptance(features, epoch)
         settings = HistoSpecSettings(window_max=features.window_max)
-        self.rates = window_rates(settings, acceptance)
+        budget = features.speculation == "budget"
+        self.rates = proposal_rates(settings, acceptance) if budget else window_rates(settings, acceptance)
         self.paces = {
-            size: budgeted(kind.times, self.rates, acceptance) if features.speculation == "budget" else full_windows
+            size: budgeted(kind.times, self.rates, acceptance) if budget else full_windows
             for size, kind in self.kinds.items()
         }
+
+    def _verified(self, load: StepLoad) -> Speculation:
+        """What the step's drafts will give and cost in the middle of it, by the lengths that were last seen."""
+        rates = self.rates
+        if not rates.drafts_per_step:
+            return Speculation()
+        samples = sum(len(prompt.lengths) for prompt in load.prompts)
+        running = max(min(round(samples / len(self.slots)), self.cluster.running), 1)
+        lengths = [length for prompt in load.prompts for length in self.history.lengths(prompt.prompt)]
+        each = statistics.fmean(prompt.prompt_tokens for prompt in load.prompts)
+        each += statistics.fmean(lengths) / 2 if lengths else 0.0
+        pace = self.paces[self.cluster.tensor_parallel](running, running * each, running * rates.drafts_per_step)
+        return Speculation(rates.tokens_per_step * pace.part, pace.drafts / running)
 
     def _slot(self, place: int, node: int, size: int) -> Slot:
         return Slot(place, node, size, self.engine(size))
@@ -319,32 +385,6 @@ def _acceptance(features: Features, epoch: int) -> Acceptance:
         first.coverage + way * (last.coverage - first.coverage),
         first.probability + way * (last.probability - first.probability),
     )
-
-
-def _kind(profile: Profile, cluster: Cluster) -> EngineKind:
-    transfer = TransferModel(profile)
-    return EngineKind(
-        StepTimes(profile),
-        transfer,
-        # Without measured prefills they take no time; `gaps` says so beside every result.
-        transfer.prefill_seconds if profile.prefills else lambda lengths: 0.0,
-        profile.kv_cache_tokens,
-        cluster.running,
-        cluster.step_tokens,
-    )
-
-
-def gaps(profiles: Mapping[int, Profile]) -> list[str]:
-    """What the profiles do not have and a simulation with them therefore counts as free, or cannot use."""
-    found = []
-    for size, profile in sorted(profiles.items()):
-        if not profile.prefills:
-            found.append(f"TP {size}: prefills are not profiled and take no time here")
-        if not profile.weight_load_seconds:
-            found.append(f"TP {size}: weight loads are not profiled and take no time here")
-        if not profile.kv_bytes_per_second:
-            found.append(f"TP {size}: KV transfers are not profiled; moved samples are computed again")
-    return found
 
 
 def _tokens(step: StepLoad) -> int:

@@ -8,8 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.scheduling.histopipe_settings import HistoPipeSettings
 from rhyme_openrlhf.scheduling.outliers import ALPHA, BETA_FLOOR
+from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance
+
+# What a run uses if nobody says otherwise.
+HISTOPIPE, REALLOCATION, HISTOSPEC = HistoPipeSettings(), ReallocationSettings(), HistoSpecSettings()
 
 Trainer = Literal["sync", "async", "pipeline"]
 SpeculationKind = Literal["off", "window", "budget", "measured"]
@@ -62,31 +68,33 @@ class Features:
 
     `trainer`: OpenRLHF's synchronous or asynchronous one, or the streaming pipeline (HistoPipe's tier 1). `two_tier`:
     shares of engines by figure 12. `outliers`: moved within the step, with `defer` to the next one too. `dispatch`:
-    prompts by predicted work. `reallocation`, `switching`: only with the sync and async trainers. `interval`: seconds
-    between looks at the engines. `speculation` "measured": as in the run that is replayed.
+    prompts by predicted work. `interval`: seconds between looks at the engines. `speculation` "measured": as in the run
+    that is replayed. `rank_groups`: 0 for the usual number. `as_placed`: prompts go to the engines that they went to in
+    the run that is replayed.
     """
 
     trainer: Trainer = "async"
-    rank_groups: int = 16
+    rank_groups: int = HISTOPIPE.rank_groups
     two_tier: bool = False
     outliers: bool = False
     defer: bool = False
     alpha: float = ALPHA
     beta_floor: float = BETA_FLOOR
     dispatch: bool = False
+    as_placed: bool = False
     reallocation: bool = False
-    cooldown: int = 50
-    threshold: int = 0
+    cooldown: int = REALLOCATION.cooldown_steps
+    threshold: int = REALLOCATION.threshold
     switching: Switching = "off"
     speculation: SpeculationKind = "off"
-    window_max: int = 32
+    window_max: int = HISTOSPEC.window_max
     first_acceptance: Acceptance = Acceptance(0.3, 0.65)
     last_acceptance: Acceptance = Acceptance(0.7, 0.79)
     acceptance_epochs: int = 10
     interval: float = 5.0
 
     def __post_init__(self) -> None:
-        _check("rank-groups", self.rank_groups, 1, 65536)
+        _check("rank-groups", self.rank_groups, 0, 65536)
         _check("alpha", self.alpha, 0, 1)
         _check("beta", self.beta_floor, 1, 100)
         _check("cooldown", self.cooldown, 1, 1 << 31)
@@ -98,8 +106,3 @@ class Features:
             raise ValueError("deferring is of outliers: add the feature 'outliers'")
         if self.trainer != "pipeline" and (self.two_tier or self.outliers):
             raise ValueError("two-tier shares and outliers are of the streaming pipeline: add the feature 'pipeline'")
-        if self.trainer == "pipeline" and (self.reallocation or self.switching != "off"):
-            raise ValueError(
-                "reallocation and TP switching are simulated with the sync and async trainers only: "
-                "leave out 'pipeline', or these"
-            )

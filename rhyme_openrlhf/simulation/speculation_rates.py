@@ -2,8 +2,9 @@
 
 The window of a sample is a Markov chain: `SpeculationWindow` itself says where it goes after a draft that was accepted
 whole and after one that was not. With each draft token accepted with the same probability, given those before it, the
-chain's stationary distribution gives tokens and draft tokens per step. The batch's budget is chosen by
-`speculation/budget.py` from the same probabilities and the step times.
+chain's stationary distribution gives tokens and draft tokens per step. Under a budget the window is not asked, as in
+the live system: every draft is proposed as far as there is room, and `speculation/budget.py` chooses from the same
+probabilities and the step times how much of it is verified.
 
 Invariants: never less than one token a step; nothing is drafted where no history matches.
 """
@@ -23,7 +24,7 @@ from rhyme_openrlhf.speculation import budget
 from rhyme_openrlhf.speculation.window import SpeculationWindow
 
 # Draft tokens in all for which step times are looked up: beyond, no budget of a measured engine ever went.
-MOST_DRAFTS = 1024
+MOST_DRAFTS = 4096
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,13 @@ def window_rates(settings: HistoSpecSettings, acceptance: Acceptance) -> Rates:
     return Rates(1 + acceptance.coverage * accepted, acceptance.coverage * window, window)
 
 
+def proposal_rates(settings: HistoSpecSettings, acceptance: Acceptance) -> Rates:
+    """What drafts as long as there is room would give: what a budget chooses from."""
+    room = settings.window_max
+    accepted = _accepted(acceptance.probability, room)
+    return Rates(1 + acceptance.coverage * accepted, acceptance.coverage * room, float(room))
+
+
 def _after(settings: HistoSpecSettings, size: int, accepted: bool) -> int:
     window = SpeculationWindow(settings, size)
     window.record(size, size if accepted else 0)
@@ -91,7 +99,10 @@ def full_windows(running: int, context: float, drafts: float) -> Pace:
 
 
 def budgeted(times: StepTimes, rates: Rates, acceptance: Acceptance) -> Callable[[int, float, float], Pace]:
-    """The pace under `speculation/budget.py`: as many draft tokens as yield most tokens a second."""
+    """The pace under `speculation/budget.py`: as many draft tokens as yield most tokens a second.
+
+    `rates`: of `proposal_rates`.
+    """
     known: dict[tuple[int, int], Pace] = {}
 
     def pace(running: int, context: float, drafts: float) -> Pace:

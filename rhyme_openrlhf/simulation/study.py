@@ -54,7 +54,8 @@ def with_features(names: Sequence[str], base: Features) -> Features:
         if name not in FEATURES:
             raise ValueError(f"there is no feature {name!r}; there are {', '.join(FEATURES)}")
         changes |= FEATURES[name]
-    return dataclasses.replace(base, **changes)
+    # What is asked for beside a run as it was is planned anew.
+    return dataclasses.replace(base, as_placed=base.as_placed and not names, **changes)
 
 
 def ablation(names: Sequence[str], cluster: Cluster, base: Features) -> list[Variant]:
@@ -102,19 +103,26 @@ def simulate(
     profiles: Mapping[int, Profile],
     jobs: int = 1,
     measured: Sequence[Rates] = (),
+    crowds: Mapping[int, Profile] | None = None,
 ) -> list[Result]:
-    """The results, in order; `measured`: as `Run` takes it.
+    """The results, in order; `measured` and `crowds`: as `Run` takes them.
 
     Raises what a run raises (ValueError: it cannot be run as asked).
     """
     if jobs == 1 or len(variants) == 1:
-        return [_one(variant, workload, profiles, measured) for variant in variants]
+        return [_one(variant, workload, profiles, measured, crowds) for variant in variants]
     # Not forked: whoever calls may have threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(variants)), mp_context=context) as pool:
-        same = ([one] * len(variants) for one in (workload, dict(profiles), measured))
+        same = ([one] * len(variants) for one in (workload, dict(profiles), measured, crowds))
         return list(pool.map(_one, variants, *same))
 
 
-def _one(variant: Variant, workload: Workload, profiles: Mapping[int, Profile], measured: Sequence[Rates]) -> Result:
-    return Run(workload, variant.cluster, variant.features, profiles, measured).go()
+def _one(
+    variant: Variant,
+    workload: Workload,
+    profiles: Mapping[int, Profile],
+    measured: Sequence[Rates],
+    crowds: Mapping[int, Profile] | None,
+) -> Result:
+    return Run(workload, variant.cluster, variant.features, profiles, measured, crowds).go()

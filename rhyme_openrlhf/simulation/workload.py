@@ -1,15 +1,8 @@
 """What is generated: for every step its prompts, and how long each of their responses will be.
 
-A trace is JSON lines, one a sample, in any order of the samples within a step:
-
-    {"step": 1, "epoch": 1, "prompt": "a1b2", "sample": 0, "prompt_tokens": 180, "length": 2210}
-
-`prompt` is any string that is the same whenever the prompt comes again; other keys (a reward, say) are allowed and not
-read. Steps are numbered from 1 without gaps. A line may also be a prompt with `"lengths"` of several samples instead of
-`"length"`, as a run's `lengths.jsonl` has them.
-
-Parametric workloads draw log-normal lengths: a prompt has a level of its own, which moves a little from epoch to epoch,
-and its samples vary around it; all levels grow by the same factor an epoch. Lengths end at the longest allowed.
+Recorded ones come from `trace.py` and `recorded_run.py`. Parametric ones draw log-normal lengths: a prompt has a level
+of its own, which moves a little from epoch to epoch, and its samples vary around it; all levels grow by the same factor
+an epoch. Lengths end at the longest allowed.
 
 Invariants: the same parameters and seed give the same workload; every response has at least one token and at most the
 longest allowed; every epoch has each prompt once.
@@ -17,12 +10,8 @@ longest allowed; every epoch has each prompt once.
 
 from __future__ import annotations
 
-import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -31,13 +20,21 @@ class WorkloadError(ValueError):
     """A trace cannot be read; the message says where and why."""
 
 
+# How one sample drafts along its response: (from token, tokens per step, draft tokens per step), ascending from 0.
+Drafting = tuple[tuple[float, float, float], ...]
+
+
 @dataclass(frozen=True)
 class PromptLoad:
-    """A prompt of a step. `prompt`: its number, the same in every epoch; `lengths`: of its responses, in tokens."""
+    """A prompt of a step. `prompt`: its number, the same in every epoch; `lengths`: of its responses, in tokens;
+    `drafting`: of each response where it was recorded (empty: not of that one), or empty; `engine`: the one that it
+    was generated on, where that was recorded, or -1."""
 
     prompt: int
     prompt_tokens: int
     lengths: tuple[int, ...]
+    drafting: tuple[Drafting, ...] = ()
+    engine: int = -1
 
 
 @dataclass(frozen=True)
@@ -112,55 +109,3 @@ def drawn(shape: Shape, steps: int, prompts: int, samples: int, steps_per_epoch:
             )
             found.append(StepLoad(epoch, tuple(loads)))
     return Workload(shape.name, f"{shape.source}; seed {seed}", tuple(found), shape.longest)
-
-
-def read_trace(path: Path) -> Workload:
-    """The workload of a trace file. Raises WorkloadError."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"the trace {path} cannot be read: {error}") from error
-    return parse_trace(lines, str(path))
-
-
-def parse_trace(lines: Iterable[str], name: str) -> Workload:
-    """The workload of a trace's lines; `name` for messages. Raises WorkloadError."""
-    steps: dict[int, dict[str, tuple[int, list[int]]]] = defaultdict(dict)
-    epochs: dict[int, int] = {}
-    numbers: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            step, epoch = _whole(row, "step"), _whole(row, "epoch")
-            lengths = [_whole({"lengths": one}, "lengths") for one in row.get("lengths", ())] or [_whole(row, "length")]
-            prompt, tokens = str(row["prompt"]), _whole(row, "prompt_tokens")
-        except json.JSONDecodeError as error:
-            raise WorkloadError(f"the trace {name}, line {number}: no JSON: {error.msg}") from error
-        except (KeyError, TypeError) as error:
-            raise WorkloadError(f"the trace {name}, line {number}: lacks {error}") from error
-        except ValueError as error:
-            raise WorkloadError(f"the trace {name}, line {number}: {error}") from error
-        if epochs.setdefault(step, epoch) != epoch:
-            raise WorkloadError(f"the trace {name}, line {number}: step {step} is in two epochs")
-        numbers.setdefault(prompt, len(numbers))
-        steps[step].setdefault(prompt, (tokens, []))[1].extend(lengths)
-    if sorted(steps) != list(range(1, len(steps) + 1)) or not steps:
-        raise WorkloadError(f"the trace {name} must have steps numbered from 1 without gaps")
-    loads = tuple(
-        StepLoad(
-            epochs[step],
-            tuple(PromptLoad(numbers[p], tokens, tuple(lengths)) for p, (tokens, lengths) in steps[step].items()),
-        )
-        for step in sorted(steps)
-    )
-    longest = max(length for load in loads for prompt in load.prompts for length in prompt.lengths)
-    return Workload(name, "a trace", loads, longest)
-
-
-def _whole(row: dict[str, object], key: str) -> int:
-    value = row[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key} must be a whole number from 1, got {value!r}")
-    return value

@@ -123,8 +123,8 @@ class EnginePool:
         """GPUs of one engine."""
         return self._args.vllm.tensor_parallel_size
 
-    def start_ray(self) -> None:
-        """Connect to Ray, or start it, with room for two engines."""
+    def start_ray(self, engines: int = 2) -> None:
+        """Connect to Ray, or start it, with room for so many engines."""
         if ray.is_initialized():
             return
         if self._on_gpus:
@@ -132,7 +132,7 @@ class EnginePool:
             return
         from rhyme_openrlhf.platform.local_ray import start_local_ray
 
-        slots = 2 * self.tensor_parallel_size
+        slots = engines * self.tensor_parallel_size
         start_local_ray(slots, slots + SPARE_CPUS, {"TOKENIZERS_PARALLELISM": "true"}, log_to_driver=False)
 
     def object_store_bytes(self) -> int:
@@ -159,11 +159,16 @@ class EnginePool:
 
     def single(self) -> Any:
         """One speculating engine in the run's number format: its actor. Raises VerifyError when it does not start."""
+        return self.several(1)[0]
+
+    def several(self, engines: int) -> list[Any]:
+        """As `single`, so many of them, each with devices of its own."""
         self.stop_engines()
-        self.start_ray()
-        actor = self._start(self.run_dtype, True, self._place(), False)
-        wait(actor.ready.remote(), START_SECONDS, f"an engine in {self.run_dtype} to start")
-        return actor
+        self.start_ray(max(engines, 2))
+        actors = [self._start(self.run_dtype, True, self._place(), False) for _ in range(engines)]
+        for actor in actors:
+            wait(actor.ready.remote(), START_SECONDS, f"an engine in {self.run_dtype} to start")
+        return actors
 
     def _shares_gpus(self) -> bool:
         return ray.cluster_resources().get("GPU", 0) < 2 * self.tensor_parallel_size

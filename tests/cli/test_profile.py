@@ -38,3 +38,17 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytes
 def test_without_speculation_there_is_nothing_to_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([*demo.arguments("unused"), "--no-histospec.enable"]) == command.BAD_INPUT
     assert "no verifying steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--beside", "1"], "say where it goes (--out)"),
+        (["--beside", "-1", "--out", "p.json"], "--beside must be from 0"),
+    ],
+)
+def test_engines_beside_need_a_file_and_a_number(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([*argv, *demo.arguments("unused")]) == command.BAD_INPUT
+    assert words in capsys.readouterr().err.splitlines()[-1]

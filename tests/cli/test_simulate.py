@@ -46,6 +46,12 @@ def test_an_ablation_prints_a_table_and_writes_page_and_json(
         "+ tp-switch",
     ]
     assert content["runs"][2]["samples_per_second"] >= content["runs"][1]["samples_per_second"]
+    # No profile of the user's own is there to be named.
+    advice = content["recommendation"]
+    assert advice["run"] == "+ tp-switch" and "PROFILE_OF_TP_8" in advice["flags"]
+    words = f"settings to use (simulated, + tp-switch): rhyme train ... {' '.join(advice['flags'])}"
+    assert words in printed and words in text
+    assert "TP switches run without GPUs only" in printed
 
 
 def test_a_sweep_is_the_same_in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +69,7 @@ def test_a_sweep_is_the_same_in_two_processes(tmp_path: Path, monkeypatch: pytes
     ("argv", "words"),
     [
         (["--features", "warp"], "no feature 'warp'"),
-        (["--features", "pipeline,tp-switch"], "sync and async trainers only"),
+        (["--features", "async,two-tier"], "of the streaming pipeline"),
         (["--sweep", "colour=1,2"], "no setting 'colour' to sweep"),
         (["--sweep", "alpha"], "--sweep takes SETTING=A,B"),
         (["--sweep", "alpha=x"], "'x' is no value of alpha"),

@@ -92,3 +92,11 @@ def test_points_that_make_no_model_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="profile|takes time"):
             formula.profile(steps=steps)
+
+
+def test_engines_beside_are_kept_and_checked() -> None:
+    shared = formula.profile(beside=2)
+    assert profiles.parse(profiles.to_text(shared), "it") == shared
+    assert profiles.parse(profiles.to_text(shared).replace('  "beside": 2,\n', ""), "it").beside == 0
+    with pytest.raises(ProfileError, match="beside must be a whole number of engines, got 1.5"):
+        profiles.parse(profiles.to_text(shared).replace('"beside": 2', '"beside": 1.5'), "it")

@@ -159,3 +159,14 @@ def test_a_quick_walk_ends_in_time_and_has_seen_every_number_of_samples(monkeypa
     assert {point.running for point in hurried.steps} == {shape.running for shape in shapes}
     with pytest.raises(MeasureError):
         measure(plan(walk=dataclasses.replace(QUICKLY, limit_s=0.0)), FormulaEngine())
+
+
+def test_how_many_engines_were_beside_is_in_the_profile_and_in_the_journal(tmp_path: Path) -> None:
+    journal = tmp_path / "p.points"
+    with pytest.raises(MeasureError, match="killed"):
+        measure(plan(), FormulaEngine(dies_after=20), journal)
+    alone, beside = FormulaEngine(), FormulaEngine()
+    profile = measure(plan(beside=2), beside, journal)
+    assert measure(plan(), alone).beside == 0 and profile.beside == 2
+    # What was measured alone before is no part of it.
+    assert len(beside.asked) == len(alone.asked)

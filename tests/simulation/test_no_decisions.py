@@ -18,6 +18,7 @@ from rhyme_openrlhf.scheduling import (
     outliers,
     rank_groups,
     reallocation,
+    reallocation_policy,
     step_plan,
     tp_switch,
 )
@@ -26,7 +27,8 @@ from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.engine_shares import EngineShares
 from rhyme_openrlhf.scheduling.outliers import Destination
 from rhyme_openrlhf.scheduling.rank_groups import RankGroup
-from rhyme_openrlhf.simulation import interventions, planner, speculation_rates
+from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
+from rhyme_openrlhf.simulation import interventions, layout_changes, planner, recorded_drafts, speculation_rates
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.workload import drawn
@@ -51,10 +53,15 @@ CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
     (BatchLedger, "defer", lambda *_: False, DEFERRING),
     (outliers, "beta", lambda *_: 100.0, PIPELINE),
     (outliers, "last_count", lambda *_: 0, PIPELINE),
-    (reallocation, "reallocate", lambda *_: [], MOVING),
+    (reallocation_policy, "reallocate", lambda *_: [], MOVING),
     (reallocation, "knee", lambda *_: 1, MOVING),
     (reallocation.Cooldown, "due", lambda *_: False, MOVING),
     (tp_switch, "decide", lambda *_: None, Features(switching="history")),
+    (tp_switch, "decide", lambda *_: None, Features("pipeline", switching="maximum")),
+    (reallocation_policy, "reallocate", lambda *_: [], Features("pipeline", reallocation=True, interval=0.3)),
+    (ReallocationPolicy, "due", lambda *_: False, MOVING),
+    (reallocation, "speculative_knee", lambda *_: 1, MOVING),
+    (layout_changes, "cheaper", lambda *_: Carrier("transfer", 9.0), Features(switching="history")),
     (interventions, "cheaper", lambda *_: Carrier("transfer", 9.0), MOVING),
     (SpeculationWindow, "record", lambda *_: None, Features(speculation="window")),
     (
@@ -93,3 +100,33 @@ def test_nothing_in_the_simulator_has_a_decisions_name() -> None:
     # They are found where the simulator looks them up.
     assert planner.plan_shares is engine_shares.plan_shares and planner.GroupTime is group_time.GroupTime
     assert speculation_rates.SpeculationWindow is SpeculationWindow and RankGroup is rank_groups.RankGroup
+    assert recorded_drafts.SpeculationWindow is SpeculationWindow
+
+
+def test_decisions_are_the_live_systems_own_objects() -> None:
+    """What a run holds and asks is of `scheduling/`, and nothing in between has a say."""
+    run = Run(drawn(SHAPE, 2, 4, 2, 1, 0), CLUSTER, MOVING, PROFILES)
+    assert type(run.ledger) is BatchLedger and type(run.interventions._policy) is ReallocationPolicy
+    assert run.interventions._policy.predictor is run.predictors[1]
+
+
+def test_every_module_takes_its_decisions_from_the_live_systems() -> None:
+    wanted = {
+        "planner": {"plan_shares", "by_load", "by_rank", "usual_rank_groups"},
+        "interventions": {"ReallocationPolicy", "cheaper", "outliers"},
+        "layout_changes": {"assign", "cheaper", "tp_switch"},
+        "run": {"BatchLedger", "training_turn"},
+        "speculation_rates": {"SpeculationWindow", "budget"},
+        "recorded_drafts": {"SpeculationWindow"},
+        "recommendation": {"usual_rank_groups"},
+    }
+    for module, names in wanted.items():
+        tree = ast.parse((PACKAGE / "simulation" / f"{module}.py").read_text(encoding="utf-8"))
+        imported = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            and (node.module or "").startswith(("rhyme_openrlhf.scheduling", "rhyme_openrlhf.speculation"))
+            for alias in node.names
+        }
+        assert names <= imported, module

@@ -24,7 +24,7 @@ from tests.latency import formula
 SHAPE = Shape("test", "drawn", median=100.0, sigma=0.8, longest=1000, prompt_tokens=40)
 PROFILE = formula.profile()
 CLUSTER = Cluster(devices=2, running=64, trainer_tokens_per_second=5000.0, publish_seconds=0.5)
-FEATURES = Features(trainer="sync", dispatch=True, speculation="measured")
+FEATURES = Features(trainer="sync", dispatch=True, as_placed=True, speculation="measured")
 # Each step drafts a little more than the one before; the first nothing.
 RATES = [Rates(1 + step / 2, float(step), 4.0 * bool(step)) for step in range(4)]
 
@@ -39,7 +39,9 @@ def record(path: Path, workload: Workload, result: Result) -> None:
             step, seconds = 7 + number, times.completed - times.generating
             for prompt in load.prompts:
                 row = {"step": step, "epoch": load.epoch, "prompt": str(prompt.prompt), "prompt_tokens": 40}
-                lines.append(json.dumps({**row, "lengths": prompt.lengths, "engines": [0] * len(prompt.lengths)}))
+                lines.append(
+                    json.dumps({**row, "lengths": prompt.lengths, "engines": [prompt.engine] * len(prompt.lengths)})
+                )
             rates = RATES[number]
             decoded, drafted = round(100 * rates.tokens_per_step), round(100 * rates.drafts_per_step)
             counters = EngineCounters(decode_tokens=decoded, sample_steps=100, drafts=drafted // 4, drafted=drafted)
@@ -63,9 +65,22 @@ def record(path: Path, workload: Workload, result: Result) -> None:
     (path / "lengths.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def placed(workload: Workload) -> Workload:
+    """Every prompt on the next engine, whatever a policy would say."""
+    return dataclasses.replace(
+        workload,
+        steps=tuple(
+            dataclasses.replace(
+                step, prompts=tuple(dataclasses.replace(p, engine=n % 2) for n, p in enumerate(step.prompts))
+            )
+            for step in workload.steps
+        ),
+    )
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    workload = drawn(SHAPE, 4, 6, 4, 2, seed=3)
+    workload = placed(drawn(SHAPE, 4, 6, 4, 2, seed=3))
     record(tmp_path / "run", workload, Run(workload, CLUSTER, FEATURES, {1: PROFILE}, RATES).go())
     return tmp_path / "run"
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
+from rhyme_openrlhf.simulation.engine_kinds import gaps
 from rhyme_openrlhf.simulation.presets import PRESETS
 from rhyme_openrlhf.simulation.result import Result
-from rhyme_openrlhf.simulation.run import Run, gaps
+from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.workload import Shape, Workload, drawn
 from tests.latency import formula
@@ -47,12 +49,16 @@ features = st.one_of(
     st.builds(
         Features,
         trainer=st.just("pipeline"),
-        rank_groups=st.integers(1, 12),
+        rank_groups=st.integers(0, 12),
         two_tier=st.booleans(),
         outliers=st.just(True),
         defer=st.booleans(),
+        reallocation=st.booleans(),
+        cooldown=st.just(5),
+        threshold=st.sampled_from([0, 2]),
+        switching=st.sampled_from(["off", "maximum", "history"]),
         speculation=st.sampled_from(["off", "window", "budget"]),
-        interval=st.just(0.5),
+        interval=st.sampled_from([0.1, 0.5]),
     ),
 )
 
@@ -126,13 +132,55 @@ def test_features_do_what_they_are_for() -> None:
     assert switched.switches > 0 and switched.seconds < plain.seconds
 
 
-def test_outliers_move_only_where_they_are_too_long() -> None:
-    load = drawn(dataclasses.replace(SHAPE, within=0.6, stability=0.5), 8, 32, 4, 2, 5)
-    result = simulate(load, Features("pipeline", rank_groups=8, outliers=True, interval=0.2))
-    assert 0 < result.moves["outlier_intra"] < 0.2 * 8 * 32 * 4 and "outlier_inter" not in result.moves
-    chosen = Features("pipeline", rank_groups=8, outliers=True, defer=True, interval=0.2)
-    deferred = simulate(load, chosen)
-    assert deferred.moves["outlier_inter"] > 0 and deferred.seconds < 1.02 * result.seconds
+def test_outliers_move_only_where_they_are_too_long_and_deferring_them_pays() -> None:
+    """A run can be unlucky with what it defers; three of them together are not."""
+    gains = []
+    for seed in range(3):
+        load = drawn(dataclasses.replace(SHAPE, within=0.6, stability=0.5), 8, 32, 4, 2, seed)
+        result = simulate(load, Features("pipeline", rank_groups=8, outliers=True, interval=0.2))
+        assert 0 < result.moves["outlier_intra"] < 0.1 * 8 * 32 * 4 and "outlier_inter" not in result.moves
+        deferred = simulate(load, Features("pipeline", rank_groups=8, outliers=True, defer=True, interval=0.2))
+        assert deferred.moves["outlier_inter"] > 0
+        gains.append(deferred.seconds / result.seconds)
+    assert statistics.fmean(gains) < 1.0
+
+
+def test_nothing_is_deferred_out_of_its_epoch() -> None:
+    load = drawn(dataclasses.replace(SHAPE, within=0.6, stability=0.5), 8, 32, 4, 1, 0)
+    result = simulate(load, Features("pipeline", rank_groups=8, outliers=True, defer=True, interval=0.2))
+    assert "outlier_inter" not in result.moves
+
+
+def test_the_pipeline_goes_with_reallocation_and_switches() -> None:
+    """Both have something to do where engines wait for weights; what a run keeps is above. Reallocation gains nothing:
+    that engines of one step have unequal loads is the pipeline's plan."""
+    load = drawn(SHAPE, 8, 32, 8, 2, 5)
+    plain = simulate(load, Features("pipeline", rank_groups=4))
+    chosen = Features("pipeline", rank_groups=4, reallocation=True, threshold=2, cooldown=5, interval=0.2)
+    moved = simulate(load, chosen)
+    switched = simulate(load, Features("pipeline", rank_groups=4, switching="history"))
+    assert moved.moves["reallocation"] > 0 and moved.seconds < 1.05 * plain.seconds
+    assert switched.switches > 0
+
+
+def test_engines_that_share_a_machine_are_slower_together() -> None:
+    """With others beside twice as slow: less than twice as long, because the last sample runs alone."""
+    crowd = dataclasses.replace(
+        PROFILE,
+        beside=1,
+        steps=tuple(dataclasses.replace(point, seconds=2 * point.seconds) for point in PROFILE.steps),
+        prefills=tuple(dataclasses.replace(point, seconds=2 * point.seconds) for point in PROFILE.prefills),
+    )
+    load, pair = workload(prompts=8), dataclasses.replace(CLUSTER, nodes=1, devices=2)
+    alone = Run(load, pair, Features("sync"), PROFILES).go()
+    shared = Run(load, pair, Features("sync"), PROFILES, crowds={2: crowd}).go()
+    assert 1.3 * alone.rollout_seconds < shared.rollout_seconds < 2 * alone.rollout_seconds
+    assert shared.tokens_generated == pytest.approx(alone.tokens_generated)
+    single = dataclasses.replace(pair, devices=1)
+    assert (
+        Run(load, single, Features("sync"), PROFILES, crowds={2: crowd}).go()
+        == Run(load, single, Features("sync"), PROFILES).go()
+    )
 
 
 def test_a_profile_that_is_not_there_is_named() -> None:
@@ -164,8 +212,6 @@ def test_impossible_clusters_are_refused(change: dict[str, int], words: str) -> 
 
 
 def test_features_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(ValueError, match="sync and async trainers only"):
-        Features("pipeline", reallocation=True)
     with pytest.raises(ValueError, match="of the streaming pipeline"):
         Features(two_tier=True)
 

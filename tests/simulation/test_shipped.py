@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.profile import ProfileError
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.simulation import shipped
+from tests.latency import formula
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "derive_profiles.py"
 
@@ -37,3 +39,14 @@ def test_the_files_are_what_the_script_derives() -> None:
     spec.loader.exec_module(script)
     for size in script.STEP_SECONDS:
         assert profiles.read(script.FOLDER / f"pat-a40-tp{size}.json") == script.derive(size)
+
+
+def test_profiles_with_engines_beside_are_told_apart(tmp_path: Path) -> None:
+    names = []
+    for beside in (0, 1, 2):
+        names.append(str(tmp_path / f"{beside}.json"))
+        profiles.write(formula.profile(beside=beside), Path(names[-1]))
+    alone, crowds = shipped.load_all(names)
+    assert sorted(alone) == [1] and sorted(crowds) == [2, 3] and shipped.load(names) == alone
+    with pytest.raises(ProfileError, match="second profile with 1 engines beside"):
+        shipped.load_all([names[1], names[1]])

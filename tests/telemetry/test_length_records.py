@@ -6,7 +6,7 @@ import json
 
 from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.rollout.sample_turns import Turn
-from rhyme_openrlhf.simulation.workload import parse_trace
+from rhyme_openrlhf.simulation.trace import parse_trace
 from rhyme_openrlhf.telemetry.length_records import length_records
 
 

@@ -1,0 +1,80 @@
+"""How long does a simulation itself take, and how much memory? Measured, one core.
+
+    python benchmarks/simulator_speed.py [--only NAME ...] [--out simulator_speed.json]
+
+Responses of up to 16K tokens (preset pat-deepscaler, profile pat-a40 at TP 2, KV cache as there), 64 samples an engine
+and step. Each case runs in a process of its own, whose peak resident memory is reported; drawing the lengths is in the
+time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf.simulation import shipped
+from rhyme_openrlhf.simulation.presets import PRESETS
+from rhyme_openrlhf.simulation.run import Run
+from rhyme_openrlhf.simulation.settings import Cluster, Features
+from rhyme_openrlhf.simulation.workload import drawn
+
+SAMPLES = 16
+PER_ENGINE = 64
+PIPELINE = Features("pipeline", two_tier=True, outliers=True, defer=True, speculation="budget")
+# Name -> engines, steps, features.
+CASES: dict[str, tuple[int, int, Features]] = {
+    "128 engines, 100 steps, async": (128, 100, Features()),
+    "128 engines, 100 steps, pipeline, two-tier, outliers, defer, budget": (128, 100, PIPELINE),
+    "128 engines, 100 steps, async, reallocation": (128, 100, Features(reallocation=True)),
+    "128 engines, 100 steps, sync, tp-switch": (128, 100, Features("sync", switching="history")),
+    "4096 engines, 8 steps, async": (4096, 8, Features()),
+    "4096 engines, 8 steps, pipeline, two-tier, outliers, defer, budget": (4096, 8, PIPELINE),
+}
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Seconds and peak memory of one case, in this process."""
+    engines, steps, features = CASES[name]
+    begun = time.perf_counter()
+    load = drawn(PRESETS["pat-deepscaler"], steps, engines * PER_ENGINE // SAMPLES, SAMPLES, 4, seed=1)
+    result = Run(
+        load, Cluster(nodes=engines // 4, devices=8, tensor_parallel=2), features, shipped.load(["pat-a40"])
+    ).go()
+    return {
+        "case": name,
+        "seconds": time.perf_counter() - begun,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "samples": sum(step.samples for step in result.steps),
+        "tokens": result.tokens_generated,
+        "simulated_hours": result.seconds / 3600,
+    }
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=list(CASES), action="append", help="one case; again for another")
+    parser.add_argument("--out", type=Path, default=Path("simulator_speed.json"))
+    chosen = parser.parse_args()
+    found = []
+    for name in chosen.only or CASES:
+        # Its own process: peak memory never falls.
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found.append(pool.apply(measured, (name,)))
+        last = found[-1]
+        print(
+            f"{name}: {last['seconds']:.1f} s, {last['peak_mb']:.0f} MB, {last['samples']:,} samples, "
+            f"{last['tokens']:.3g} tokens, {last['simulated_hours']:.0f} h simulated",
+            flush=True,
+        )
+    chosen.out.write_text(json.dumps({"kind": "measured", "cpus": os.cpu_count(), "cases": found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

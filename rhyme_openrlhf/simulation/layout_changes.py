@@ -1,0 +1,160 @@
+"""TP switches: a node's samples go on at engines of more devices each, as `scheduling/tp_switch.py` orders it.
+
+Considered whenever samples of a node have ended, if all of its engines are at the same step with the same weights: a
+sample's weights never change on the way. In the pipeline that is where engines of the node that are done wait for
+weights. While the other layout has samples, none of the node's engines begins its next step; the rule, which knows of
+one step only, does not count what that costs.
+
+Invariants: no decision is made here; a node's devices belong to one layout at a time; what is switched is every sample
+of the node.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rhyme_openrlhf.scheduling import tp_switch
+from rhyme_openrlhf.scheduling.carriers import cheaper
+from rhyme_openrlhf.scheduling.dispatch import assign
+from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
+from rhyme_openrlhf.simulation.engine import Job
+from rhyme_openrlhf.simulation.slot import Slot
+
+if TYPE_CHECKING:
+    from rhyme_openrlhf.simulation.run import Run
+
+# A node is asked about a TP switch again when this part of its samples has ended since it was last asked.
+ASK_AGAIN = 1 / 8
+
+
+class LayoutChanges:
+    """Those of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        sizes = sorted(run.profiles) if run.features.switching != "off" else []
+        self._sizes = [size for size in sizes if size >= run.cluster.tensor_parallel and not run.cluster.devices % size]
+        if run.features.switching != "off" and len(self._sizes) < 2:
+            raise ValueError(
+                f"TP switching needs a profile of a larger tensor-parallel size than {run.cluster.tensor_parallel}, "
+                f"one that divides the {run.cluster.devices} devices of a node; those given are of {sizes}"
+            )
+        self._tails: dict[int, dict[int, list[Slot]]] = defaultdict(dict)
+        self._layout: dict[int, int] = {}
+        self._asked: dict[int, int] = {}
+        self._nodes: dict[int, list[Slot]] = defaultdict(list)
+        for slot in run.slots:
+            self._nodes[slot.node].append(slot)
+
+    def aligned(self, node: int) -> bool:
+        """Whether the node's devices belong to the engines that steps begin on."""
+        return node not in self._layout
+
+    def tail_slots(self) -> list[Slot]:
+        """The engines of layouts that were switched to."""
+        return [slot for layouts in self._tails.values() for slots in layouts.values() for slot in slots]
+
+    def after_ends(self, slot: Slot, now: float) -> None:
+        """Samples of the engine have ended: is it time for another layout of its node?"""
+        run = self._run
+        if len(self._sizes) < 2:
+            return
+        slots = self._active(slot.node)
+        if any(s.beginning or s.arriving or s.below or s.engine.waiting or s.step != slot.step for s in slots):
+            return
+        count = sum(s.engine.load for s in slots)
+        asked = self._asked.get(slot.node)
+        if not count or (asked is not None and asked > count > asked * (1 - ASK_AGAIN)):
+            return
+        if len({s.version for s in slots if s.engine.load}) > 1:
+            return
+        self._asked[slot.node] = count
+        run.stop_at(slots, now)
+        # Engines that ended there may have begun their next step.
+        if slots != self._active(slot.node) or any(s.beginning or s.step != slot.step for s in slots):
+            return
+        placed = [(place, job) for place, s in enumerate(slots) for job in s.engine.jobs_running()]
+        jobs = [job for _, job in placed]
+        if not jobs or len(jobs) != sum(s.engine.load for s in slots):
+            return
+        sizes = self._sizes
+        current = sizes.index(self._layout.get(slot.node, run.cluster.tensor_parallel))
+        fullest = max(slots, key=lambda s: s.engine.load)
+        gained, drafts = fullest.engine.speculation()
+        layouts = [
+            tp_switch.Layout(size, run.cluster.devices // size, run.predictors[size].step_seconds, gained, drafts)
+            for size in sizes
+        ]
+        samples = [Unfinished(int(job.generated), round(job.context), run.history.lengths(job.prompt)) for job in jobs]
+        order = tp_switch.decide(
+            current,
+            layouts,
+            samples,
+            run.workload.longest,
+            lambda source, target, contexts: self._switch_seconds(sizes[source], sizes[target], contexts),
+            run.features.switching == "history",
+            fullest.engine.load,
+        )
+        if order is not None:
+            self._switch(slot.node, slots, sizes[current], sizes[order.target])
+
+    def _active(self, node: int) -> list[Slot]:
+        layout = self._layout.get(node)
+        return self._nodes[node] if layout is None else self._tails[node][layout]
+
+    def _switch_seconds(self, source: int, target: int, contexts: Sequence[int]) -> float:
+        run = self._run
+        moved = cheaper(contexts, run.kinds[source].transfer, run.kinds[target].transfer).seconds
+        return moved + run.cluster.switch_seconds
+
+    def _switch(self, node: int, slots: Sequence[Slot], size: int, target: int) -> None:
+        run = self._run
+        self._layout[node] = target
+        step = max(slot.step for slot in slots)
+        version = max(slot.version for slot in slots if slot.engine.load)
+        if target not in self._tails[node]:
+            count = run.cluster.devices // target
+            self._tails[node][target] = [Slot(-1, node, target, run.engine(target)) for _ in range(count)]
+        jobs: list[Job] = []
+        begin = max(slot.engine.now for slot in slots)
+        for slot in slots:
+            if slot.idle_since is None:
+                slot.idle_since = slot.engine.now
+            jobs += slot.engine.take_all()
+            slot.stamp += 1
+            # Until the last of them has ended the step it was in.
+            run.idle_ends(slot, begin)
+        contexts = [round(job.context) for job in jobs]
+        ready = begin + self._switch_seconds(size, target, contexts)
+        run.result.accounts.add("switch", run.cluster.devices, begin, ready)
+        run.result.switches += 1
+        run.result.count_moves("tp_switch", len(jobs))
+        tails = self._tails[node][target]
+        chosen = assign([1.0] * len(jobs), [0.0] * len(tails))
+        for place, tail in enumerate(tails):
+            own = [job for job, at in zip(jobs, chosen, strict=True) if at == place]
+            for job in own:
+                job.computed = True
+            tail.step, tail.version, tail.idle_since = step, version, ready
+            tail.engine.now = max(tail.engine.now, ready)
+            if own:
+                run.give(tail, own, ready)
+
+    def drained(self, tail: Slot, now: float) -> None:
+        """An engine of another layout has nothing left: if none of the node's has, its devices go back, at no cost."""
+        layout = self._layout.get(tail.node)
+        if layout is None or not all(slot.engine.idle for slot in self._tails[tail.node][layout]):
+            return
+        del self._layout[tail.node]
+        self._asked.pop(tail.node, None)
+        # Engines go to the end of their steps: the last one may lie behind `now`.
+        now = max(now, *(slot.engine.now for slot in self._tails[tail.node][layout]))
+        for slot in self._tails[tail.node][layout]:
+            self._run.idle_ends(slot, now)
+        for own in self._nodes[tail.node]:
+            own.idle_since = now
+            own.engine.now = max(own.engine.now, now)
+        for own in self._nodes[tail.node]:
+            self._run.try_begin(own, now)

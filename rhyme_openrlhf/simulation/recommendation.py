@@ -1,0 +1,130 @@
+"""The settings to use, as options of `rhyme train`: the quickest of the simulated runs that can be run today.
+
+Invariants: only options that `rhyme train` takes; a combination that it refuses is not recommended (a test holds both
+against its own parser and checks); what a simulated run has and no option gives is said beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rhyme_openrlhf.latency.settings import AUTO, NONE, LatencySettings
+from rhyme_openrlhf.scheduling.dispatch_settings import DispatchSettings
+from rhyme_openrlhf.scheduling.histopipe_settings import HistoPipeSettings
+from rhyme_openrlhf.scheduling.move_settings import MoveSettings
+from rhyme_openrlhf.scheduling.outliers import ALPHA, BETA_FLOOR
+from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
+from rhyme_openrlhf.scheduling.step_plan import usual_rank_groups
+from rhyme_openrlhf.scheduling.tp_switch_settings import BY_HISTORY, BY_MAXIMUM, TpSwitchSettings
+from rhyme_openrlhf.simulation.result import Result
+from rhyme_openrlhf.simulation.settings import Cluster, Features
+from rhyme_openrlhf.simulation.study import Variant
+from rhyme_openrlhf.speculation.settings import HistoSpecSettings
+
+# A run reports its engines at least this often (--reallocation.status_s).
+SLOWEST_STATUS = 60.0
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """`flags`: of `rhyme train`, for the variant `name`; `notes`: what to know, one sentence each. Without flags: none
+    of the runs can be run today."""
+
+    name: str
+    flags: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """In words, for a terminal or a page."""
+        if not self.flags:
+            return list(self.notes)
+        return [f"settings to use (simulated, {self.name}): rhyme train ... {' '.join(self.flags)}", *self.notes]
+
+
+def recommend(variants: Sequence[Variant], results: Sequence[Result], files: Mapping[int, str]) -> Recommendation:
+    """The quickest variant that can be run; `files`: the profile of each tensor-parallel size."""
+    order = sorted(range(len(results)), key=lambda place: -results[place].samples_per_second)
+    notes = []
+    for place in order:
+        variant = variants[place]
+        reason = refused(variant.features)
+        if not reason:
+            notes += unsettable(variant.features)
+            return Recommendation(variant.name, flags(variant.cluster, variant.features, files), tuple(notes))
+        notes.append(f"{variant.name} is simulated only: rhyme train refuses {reason}")
+    return Recommendation("", (), tuple(notes))
+
+
+def refused(features: Features) -> str:
+    """What of these features `rhyme train` does not run together; "" if it does."""
+    moving = features.reallocation or features.switching != "off"
+    if features.trainer == "pipeline" and moving:
+        return "--histopipe.enable with --reallocation.enable or --tp_switch.enable"
+    if features.trainer == "async" and features.switching != "off":
+        return "--tp_switch.enable with --train.async_enable"
+    return ""
+
+
+def unsettable(features: Features) -> list[str]:
+    """What was simulated and is fixed in a run."""
+    found = []
+    if features.outliers and (features.alpha, features.beta_floor) != (ALPHA, BETA_FLOOR):
+        found.append(f"a run has alpha {ALPHA:g} and beta {BETA_FLOOR:g} at least: they are no options")
+    if features.speculation == "measured":
+        found.append("drafts are as in the recorded run")
+    if features.switching != "off":
+        found.append("TP switches run without GPUs only so far")
+    if needs_profile(features) and features.speculation == "window":
+        found.append("with a profile, a run cuts drafts by step times too: simulated as the feature 'budget'")
+    return found
+
+
+def needs_profile(features: Features) -> bool:
+    """Whether a run has to know step times: for the number of samples from which they move, or layouts switch."""
+    return features.switching != "off" or (features.reallocation and not features.threshold)
+
+
+def flags(cluster: Cluster, features: Features, files: Mapping[int, str]) -> tuple[str, ...]:
+    """Options that make a run what was simulated; those at their defaults are left out where a default decides."""
+    found = ["--vllm.num_engines", str(cluster.engines), "--vllm.tensor_parallel_size", str(cluster.tensor_parallel)]
+    if features.trainer != "sync":
+        found.append("--train.async_enable")
+    if features.trainer == "pipeline":
+        found += _pipeline(cluster, features)
+    else:
+        found.append(_switch(DispatchSettings.flag("by_history"), features.dispatch))
+    if features.reallocation:
+        flag = ReallocationSettings.flag
+        status = min(features.interval, SLOWEST_STATUS)
+        found += [flag("enable"), flag("threshold"), str(features.threshold)]
+        found += [flag("cooldown_steps"), str(features.cooldown), flag("status_s"), f"{status:g}"]
+    if features.switching != "off":
+        flag = TpSwitchSettings.flag
+        larger = min(size for size in files if size > cluster.tensor_parallel and not cluster.devices % size)
+        rule = BY_HISTORY if features.switching == "history" else BY_MAXIMUM
+        found += [flag("enable"), flag("size"), str(larger), flag("rule"), rule, flag("profile"), files[larger]]
+    found.append(_switch(HistoSpecSettings.flag("enable"), features.speculation != "off"))
+    if features.speculation in ("window", "budget"):
+        found += [HistoSpecSettings.flag("window_max"), str(features.window_max)]
+    if needs_profile(features):
+        found += [LatencySettings.flag("profile"), files[cluster.tensor_parallel]]
+    elif features.speculation in ("window", "budget"):
+        found += [LatencySettings.flag("profile"), AUTO if features.speculation == "budget" else NONE]
+    return tuple(found)
+
+
+def _pipeline(cluster: Cluster, features: Features) -> list[str]:
+    flag = HistoPipeSettings.flag
+    groups = min(features.rank_groups or usual_rank_groups(cluster.engines), cluster.engines)
+    found = [flag("enable"), flag("rank_groups"), str(groups), _switch(flag("two_tier"), features.two_tier)]
+    if features.outliers:
+        found.append(MoveSettings.flag("enable"))
+    if features.defer:
+        found.append(flag("defer"))
+    return found
+
+
+def _switch(flag: str, on: bool) -> str:
+    """A flag that has a `--no-` form."""
+    return flag if on else f"--no-{flag.removeprefix('--')}"

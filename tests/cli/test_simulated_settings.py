@@ -1,0 +1,67 @@
+"""What `rhyme simulate` recommends, `rhyme train` takes: held against its own parser and its own checks."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openrlhf")
+
+from rhyme_openrlhf.cli import preflight, preflight_layouts, upstream
+from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.simulation.recommendation import flags, refused
+from rhyme_openrlhf.simulation.settings import Cluster, Features, Switching, Trainer
+
+CLUSTER = Cluster(devices=4)
+FILES = {1: "one.json", 2: "two.json"}
+TRAINERS: tuple[Trainer, ...] = ("sync", "async", "pipeline")
+SWITCHES: tuple[Switching, ...] = ("off", "maximum", "history")
+
+
+def combinations() -> list[Features]:
+    found = []
+    for trainer, switching, reallocation, more in itertools.product(TRAINERS, SWITCHES, (False, True), (False, True)):
+        piped = more and trainer == "pipeline"
+        found.append(
+            Features(
+                trainer,
+                rank_groups=2 if piped else 0,
+                two_tier=piped,
+                outliers=piped,
+                defer=piped,
+                dispatch=more,
+                reallocation=reallocation,
+                switching=switching,
+                speculation="budget" if more else "off",
+            )
+        )
+    return found
+
+
+def test_every_combination_is_taken_or_known_to_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where a GPU is, every TP switch is refused: which is said beside the recommendation.
+    monkeypatch.setattr(preflight_layouts, "gpu_present", lambda: False)
+    for features in combinations():
+        args = upstream.parse([*arguments(str(tmp_path)), *flags(CLUSTER, features, FILES)])
+        RhymeSettings.from_namespace(args)
+        rules = preflight._NOT_PIPELINED if args.histopipe.enable else ()
+        reasons = [reason for asked, reason in rules if asked(args)]
+        rules = preflight_layouts._NOT_SWITCHED if args.tp_switch.enable else ()
+        reasons += [reason for asked, reason in rules if asked(args)]
+        assert bool(reasons) == bool(refused(features)), (features, reasons)
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        Features("pipeline", two_tier=True, outliers=True, defer=True, speculation="budget"),
+        Features("sync", dispatch=True, reallocation=True, threshold=4, speculation="window"),
+        Features("async", reallocation=True, speculation="measured"),
+    ],
+    ids=["pipeline", "sync", "async"],
+)
+def test_a_recommended_run_passes_all_checks(features: Features, tmp_path: Path) -> None:
+    preflight.check(upstream.parse([*arguments(str(tmp_path)), *flags(CLUSTER, features, FILES)]))
