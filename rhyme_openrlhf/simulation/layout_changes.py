@@ -95,7 +95,7 @@ class LayoutChanges:
             run.workload.longest,
             lambda source, target, contexts: self._switch_seconds(sizes[source], sizes[target], contexts),
             run.features.switching == "history",
-            fullest.engine.load,
+            [place for place, _ in placed],
         )
         if order is not None:
             self._switch(slot.node, slots, sizes[current], sizes[order.target])
