@@ -122,5 +122,5 @@ def _tile(form: TileForm, value: float | None, change: Change | None) -> Tile:
     if not moved.startswith("±"):
         trend = "better" if (change.by > 0) == form.more_is_better else "worse"
     return Tile(
-        form.title, form.hint, written, moved, f"than {text.counted(change.steps, 'step')} before", trend, form.unit
+        form.title, form.hint, written, moved, f"vs. {text.counted(change.steps, 'step')} before", trend, form.unit
     )
