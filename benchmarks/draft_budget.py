@@ -144,14 +144,16 @@ def measure(
     save: Callable[[], None],
     temperature: float,
     rows: Sequence[str] = ROWS,
+    first: Sequence[str] = FIRST,
 ) -> None:
     """Add to `found`, row -> arm -> tokens per second of each repeat; the arms in turn, in another order each time.
 
-    `arms`: of each name what the scheduler's `use` takes; `save` is called after each repeat.
+    `arms`: of each name what the scheduler's `use` takes; `save` is called after each row; `first`: loads of the turns
+    that are not counted.
     """
     chance = random.Random(sum(len(speeds) for by_arm in found.values() for speeds in by_arm.values()))
     for repeat in range(repeats + 1):
-        for row in rows if repeat else FIRST:
+        for row in rows if repeat else first:
             turns = {}
             for arm in chance.sample(sorted(arms), len(arms)):
                 engine.scheduler("use", *arms[arm])
