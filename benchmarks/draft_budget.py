@@ -258,7 +258,9 @@ def main() -> None:
         arms = {str(n): (n, False) for n in FIXED}
         arms |= {arm: (window, True) for arm, window in zip((BUDGET, LONGER), WINDOWS, strict=True)}
         save = functools.partial(write, chosen.out, found)
-        measure(engine, prompts, chosen.repeats, arms, found, save, chosen.temperature, chosen.rows)
+        # Of few loads all that is to be learnt is learnt there.
+        first = FIRST if len(chosen.rows) > 2 else chosen.rows
+        measure(engine, prompts, chosen.repeats, arms, found, save, chosen.temperature, chosen.rows, first)
     finally:
         engine.stop()
     if all(len(by_arm[BUDGET]) > 1 for by_arm in found.values()):
