@@ -144,14 +144,16 @@ def measure(
     save: Callable[[], None],
     temperature: float,
     rows: Sequence[str] = ROWS,
+    first: Sequence[str] = FIRST,
 ) -> None:
     """Add to `found`, row -> arm -> tokens per second of each repeat; the arms in turn, in another order each time.
 
-    `arms`: of each name what the scheduler's `use` takes; `save` is called after each repeat.
+    `arms`: of each name what the scheduler's `use` takes; `save` is called after each row; `first`: loads of the turns
+    that are not counted.
     """
     chance = random.Random(sum(len(speeds) for by_arm in found.values() for speeds in by_arm.values()))
     for repeat in range(repeats + 1):
-        for row in rows if repeat else FIRST:
+        for row in rows if repeat else first:
             turns = {}
             for arm in chance.sample(sorted(arms), len(arms)):
                 engine.scheduler("use", *arms[arm])
@@ -256,7 +258,9 @@ def main() -> None:
         arms = {str(n): (n, False) for n in FIXED}
         arms |= {arm: (window, True) for arm, window in zip((BUDGET, LONGER), WINDOWS, strict=True)}
         save = functools.partial(write, chosen.out, found)
-        measure(engine, prompts, chosen.repeats, arms, found, save, chosen.temperature, chosen.rows)
+        # Of few loads all that is to be learnt is learnt there.
+        first = FIRST if len(chosen.rows) > 2 else chosen.rows
+        measure(engine, prompts, chosen.repeats, arms, found, save, chosen.temperature, chosen.rows, first)
     finally:
         engine.stop()
     if all(len(by_arm[BUDGET]) > 1 for by_arm in found.values()):

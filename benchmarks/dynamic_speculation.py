@@ -108,7 +108,9 @@ def main() -> None:
         fixed = {str(length): (every(length),) for length in LENGTHS}
         save = functools.partial(write, chosen.out, found, lengths=speeds)
         if missing := [row for row in ROWS if row != DRAIN and row not in speeds]:
-            measure(engine, prompts, chosen.table_repeats, fixed, speeds, save, TEMPERATURE, missing)
+            # Fixed lengths have nothing to learn.
+            first = [str(max(RUNNING))]
+            measure(engine, prompts, chosen.table_repeats, fixed, speeds, save, TEMPERATURE, missing, first)
         table = best_table(speeds)
         print(f"vLLM's table: {table}", flush=True)
         arms: dict[str, Any] = {BUDGET: (None,), DYNAMIC: (table,)}

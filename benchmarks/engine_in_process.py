@@ -37,7 +37,7 @@ class PolicyScheduler(HistoryScheduler):
 
     def prepare(self, lengths: list[int], windows: list[int], profile: str) -> None:
         """Make a drafter of each fixed length, and one for each largest window that plans by `profile`."""
-        self._planned = {}
+        self._planned: dict[int, tuple[HistoryDrafter, Any, GainMeter]] = {}
         for window in windows:
             self.drafter = HistoryDrafter(dataclasses.replace(self.histospec, window_max=window))
             self.install_profile(profile)

@@ -60,7 +60,10 @@ class ProposalScheduler(HistoryScheduler):
             self.drafter.leave_out()
             return [[]] * len(decoding)
         running = [
-            Proposed(request.request_id, self._proposed[request.request_id], self._room_of(request))
+            # vLLM's own list: `all_token_ids` is a view of it, and asking it costs a call more for each sample.
+            Proposed(
+                request.request_id, self._proposed[request.request_id], self._room_of(request), request._all_token_ids
+            )
             for request in decoding
         ]
         context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0

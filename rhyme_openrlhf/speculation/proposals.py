@@ -4,8 +4,12 @@ They propose a draft for every sample, in the worker, and say nothing of their c
 history (`speculation/budget.py`) takes tokens of all samples in the order of their probability, which here is by place
 (`speculation/position_acceptance.py`).
 
+What is not verified is judged too: the token that was sampled behind the verified part is the one that was proposed
+there with just the probability with which it would have been accepted. So a sample whose proposals become right is
+noticed while nothing of it is verified.
+
 Invariants: a draft is only ever cut, never lengthened or changed; without a planner it is verified as it was proposed,
-as far as the step has room; `drafted` counts what the engine verified, which may be less.
+as far as the step has room.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import numpy as np
 from numba import njit
 
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, next_recent
+from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_SHARE
 from rhyme_openrlhf.speculation.budget import choose_lengths
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.live_texts import Came
@@ -30,20 +34,29 @@ CALLED_SOURCES = 3335270332
 
 
 class Proposed(NamedTuple):
-    """A sample that decodes, the tokens proposed for it, and the most draft tokens it can take."""
+    """A sample that decodes, the tokens proposed for it, the most draft tokens it can take, and its text so far."""
 
     request_id: str
     tokens: list[int]
     room: int
+    text: Sequence[int]
+
+
+class Waiting(NamedTuple):
+    """A proposal for what follows the first `count` tokens of a sample's text, and how much of it is to be verified."""
+
+    tokens: list[int]
+    verified: int
+    count: int
 
 
 class Fates(NamedTuple):
-    """What became of some drafts: their samples' recent acceptance before them (thousandths), tokens verified and
-    accepted."""
+    """What became of some proposals: their samples' recent acceptance before them (thousandths), tokens that can be
+    judged, and how many of those were right before the first wrong one."""
 
     recents: list[int]
-    verified: list[int]
-    accepted: list[int]
+    judged: list[int]
+    right: list[int]
 
 
 class ProposalPlanner(Planner[PositionAcceptance]):
@@ -73,9 +86,9 @@ class ProposalPlanner(Planner[PositionAcceptance]):
 
     def learn(self, fates: Fates) -> None:
         """What became of the drafts of one step."""
-        recents, verified, accepted = (np.array(one, np.int64) for one in fates)
-        self._acceptance.learn(recents, verified, accepted)
-        self._refit_after(sum(fates.verified))
+        recents, judged, right = (np.array(one, np.int64) for one in fates)
+        self._acceptance.learn(recents, judged, right)
+        self._refit_after(sum(fates.judged))
 
 
 @njit(cache=True)
@@ -89,9 +102,9 @@ class ProposalDrafter:
 
     def __init__(self) -> None:
         self._planner: ProposalPlanner | None = None
-        # How each sample's drafts fared lately, in thousandths.
+        # How each sample's proposals fared lately, in thousandths; and its last one, until it can be judged.
         self._recents: dict[str, int] = {}
-        self._fates = Fates([], [], [])
+        self._waiting: dict[str, Waiting] = {}
         self.decision: Decision | None = None
         """What the planner decided for the next step; None without a planner."""
 
@@ -108,51 +121,54 @@ class ProposalDrafter:
     def finish(self, request_id: str) -> None:
         """A sample ended or was aborted. Raises KeyError for one that has not started."""
         del self._recents[request_id]
+        self._waiting.pop(request_id, None)
 
     def draft(self, running: Sequence[Proposed], context: int, most: int) -> list[list[int]]:
         """Draft tokens to verify in the next decode step, for each sample. Raises KeyError as `finish`."""
-        self._learn()
         self.decision = None
-        lengths = [max(min(len(tokens), room), 0) for _, tokens, room in running]
+        lengths = [max(min(len(sample.tokens), sample.room), 0) for sample in running]
         if not running:
             return []
         if self._planner is not None:
+            self._learn(self._planner, running)
             recents = [self._recents[sample.request_id] for sample in running]
             lengths, self.decision = self._planner.cut(recents, lengths, len(running), context, most)
+            for sample, length in zip(running, lengths, strict=True):
+                self._waiting[sample.request_id] = Waiting(sample.tokens, length, len(sample.text))
         elif sum(lengths) > most:
             lengths = [min(length, most // len(running)) for length in lengths]
         return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
 
     def leave_out(self) -> None:
         """The next decode step has no drafts."""
-        self._learn()
+        self._waiting.clear()
         self.decision = None
 
     def verified(self, drafts: Verified) -> Came:
         """As `HistoryDrafter.verified`: all of them from the one source there is."""
-        for request_id, drafted, accepted in zip(*drafts, strict=True):
-            self.record(request_id, drafted, accepted)
         count = len(drafts.requests)
         by_source = [0] * COUNT_OF_SOURCES
         by_source[NO_SOURCE] = sum(drafts.accepted)
         return Came([NO_SOURCE] * count, np.full(count, -1), by_source)
 
-    def record(self, request_id: str, drafted: int, accepted: int) -> None:
-        """The engine verified `drafted` tokens of the last draft and accepted the first `accepted` of them.
-
-        Raises KeyError as `finish`, ValueError unless 0 <= accepted <= drafted.
-        """
-        if not 0 <= accepted <= drafted:
-            raise ValueError(f"need 0 <= accepted <= drafted, got {accepted} accepted of {drafted} drafted")
-        recent = self._recents[request_id]
-        if drafted:
-            self._recents[request_id] = next_recent(recent, drafted, accepted)
-            if self._planner is not None:
-                self._fates.recents.append(recent)
-                self._fates.verified.append(drafted)
-                self._fates.accepted.append(accepted)
-
-    def _learn(self) -> None:
-        if self._planner is not None and self._fates.verified:
-            self._planner.learn(self._fates)
-            self._fates = Fates([], [], [])
+    def _learn(self, planner: ProposalPlanner, running: Sequence[Proposed]) -> None:
+        """Judge the last proposals of these samples by what their texts have now."""
+        fates = Fates([], [], [])
+        for request_id, _, _, text in running:
+            waiting = self._waiting.get(request_id)
+            if waiting is None:
+                continue
+            tokens, verified, count = waiting
+            new = text[count : count + min(verified + 1, len(tokens))]
+            if not new:
+                continue
+            right = 0
+            while right < len(new) and new[right] == tokens[right]:
+                right += 1
+            recent = self._recents[request_id]
+            fates.recents.append(recent)
+            fates.judged.append(len(new))
+            fates.right.append(right)
+            self._recents[request_id] = recent + (1000 * right // len(new) - recent) // RECENT_SHARE
+        if fates.judged:
+            planner.learn(fates)

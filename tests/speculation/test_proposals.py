@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.speculation.proposals import ProposalDrafter, ProposalPlanner, Proposed
+from rhyme_openrlhf.speculation.proposals import Fates, ProposalDrafter, ProposalPlanner, Proposed
 from tests.latency import formula
 
 TOKENS = 4
@@ -38,7 +38,29 @@ def drafter(samples: int, ms_a_row: float | None = None) -> ProposalDrafter:
 
 
 def proposals(samples: int, room: int = MANY) -> list[Proposed]:
-    return [Proposed(str(number), DRAFT, room) for number in range(samples)]
+    return [Proposed(str(number), DRAFT, room, [1]) for number in range(samples)]
+
+
+class Samples:
+    """Samples for which DRAFT is always proposed, and that go on with its first tokens, and then another one."""
+
+    def __init__(self, made: ProposalDrafter, right: list[int]) -> None:
+        """`right`: of each sample, how many tokens of DRAFT it would go on with."""
+        self._made, self._right = made, right
+        self._texts: list[list[int]] = [[1] for _ in right]
+
+    def step(self, context: int = 100) -> list[list[int]]:
+        asked = [Proposed(str(number), DRAFT, MANY, text) for number, text in enumerate(self._texts)]
+        drafts = self._made.draft(asked, context, MANY)
+        for text, draft, right in zip(self._texts, drafts, self._right, strict=True):
+            # What is verified, and the token behind it.
+            text += (DRAFT[:right] + [0])[: min(len(draft), right) + 1]
+        return drafts
+
+    def steps(self, count: int) -> list[list[int]]:
+        for _ in range(count):
+            drafts = self.step()
+        return drafts
 
 
 def test_without_a_planner_what_fits_is_verified() -> None:
@@ -61,21 +83,43 @@ def test_drafts_that_cost_nothing_are_verified_whole_and_dear_ones_not_at_all() 
 
 def test_what_is_never_accepted_is_soon_not_verified() -> None:
     made = drafter(4, 1.0)
-    assert any(made.draft(proposals(4), 400, MANY))
-    for _ in range(300):
-        drafts = made.draft(proposals(4), 400, MANY)
-        for number, draft in enumerate(drafts):
-            made.record(str(number), len(draft), 0)
-    assert made.draft(proposals(4), 400, MANY) == [[]] * 4
+    samples = Samples(made, [0] * 4)
+    assert any(samples.step())
+    assert samples.steps(300) == [[]] * 4
 
 
 def test_samples_whose_drafts_are_accepted_get_more_of_the_budget() -> None:
-    made = drafter(2, 2.5)
-    for _ in range(300):
-        for number, draft in enumerate(made.draft(proposals(2), 200, MANY)):
-            made.record(str(number), len(draft), len(draft) if number == 0 else 0)
-    lengths = [len(draft) for draft in made.draft(proposals(2), 200, MANY)]
+    lengths = list(map(len, Samples(drafter(2, 2.5), [TOKENS, 0]).steps(300)))
     assert lengths[0] == TOKENS and lengths[1] < TOKENS
+
+
+def test_proposals_that_become_right_are_noticed_while_nothing_is_verified() -> None:
+    samples = Samples(drafter(4, 1.0), [0] * 4)
+    assert samples.steps(300) == [[]] * 4
+    samples._right[0] = TOKENS
+    drafts = samples.steps(40)
+    assert drafts[0] and drafts[1:] == [[]] * 3
+
+
+def test_a_proposal_is_judged_up_to_the_token_behind_what_was_verified() -> None:
+    plan = planner(0.0)
+    made = ProposalDrafter()
+    made.plan_with(plan)
+    made.start("0")
+    learnt: list[Fates] = []
+    plan.learn = learnt.append  # type: ignore[method-assign]
+    text = [1]
+    for most, sampled in ((2, [11, 12, 13]), (2, [11, 9]), (0, [9]), (0, [11]), (4, DRAFT + [9]), (0, [])):
+        made.draft([Proposed("0", DRAFT, most, text)], 100, MANY)
+        text += sampled
+    assert [(fates.judged, fates.right) for fates in learnt] == [
+        ([3], [3]), ([2], [1]), ([1], [0]), ([1], [1]), ([4], [4]),
+    ]  # fmt: skip
+    # Left out: nothing was proposed.
+    made.leave_out()
+    text += [11]
+    made.draft([Proposed("0", DRAFT, MANY, text)], 100, MANY)
+    assert len(learnt) == 5
 
 
 def test_new_weights_make_it_doubt() -> None:
@@ -83,9 +127,7 @@ def test_new_weights_make_it_doubt() -> None:
     made = ProposalDrafter()
     made.start("0")
     made.plan_with(plan)
-    for _ in range(200):
-        made.record("0", TOKENS, TOKENS)
-        made.draft(proposals(1), 100, MANY)
+    Samples(made, [TOKENS]).steps(200)
     sure = plan.cut([1000], [TOKENS], 1, 100, MANY)[1].expected_accepted
     for _ in range(6):
         plan.policy_updated()
@@ -96,8 +138,6 @@ def test_bad_questions() -> None:
     made = drafter(1)
     with pytest.raises(ValueError, match="has started already"):
         made.start("0")
-    with pytest.raises(ValueError, match="need 0 <= accepted <= drafted"):
-        made.record("0", 2, 3)
     made.finish("0")
     with pytest.raises(KeyError):
         made.finish("0")
@@ -113,7 +153,7 @@ def test_a_draft_is_a_beginning_of_its_proposal_and_fits(
     samples: list[tuple[int, int]], most: int, ms_a_row: float | None
 ) -> None:
     made = drafter(len(samples), ms_a_row)
-    asked = [Proposed(str(number), DRAFT[:size], room) for number, (size, room) in enumerate(samples)]
+    asked = [Proposed(str(number), DRAFT[:size], room, [1]) for number, (size, room) in enumerate(samples)]
     drafts = made.draft(asked, 50 * len(samples), most)
     assert len(drafts) == len(samples) and sum(map(len, drafts)) <= most
     for draft, sample in zip(drafts, asked, strict=True):
