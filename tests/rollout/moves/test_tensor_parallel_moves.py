@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.config import HistoSpecSettings, RhymeSettings
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import PREFIX
 from rhyme_openrlhf.rollout.moves.mover import Mover
@@ -62,15 +62,16 @@ def test_a_sample_goes_from_one_rank_to_two_and_back(unlike: Engines, tmp_path: 
 
 
 class OfManyLengths:
-    """An agent that only asks; each sample of a prompt for another length, with drafts from its own text."""
+    """An agent that only asks; each sample of a prompt for `more` tokens more than the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: int) -> None:
+        self._more = more
         self._of: Counter[str] = Counter()
 
     async def execute(self, prompt: str, sampling_params: Any, llm_engine: Any, **_: Any) -> dict[str, Any]:
         self._of[prompt] += 1
         parameters = sampling_params.clone()
-        parameters.max_tokens = 60 * self._of[prompt]
+        parameters.max_tokens = self._more * self._of[prompt]
         output = await llm_engine.generate([*range(10, 30), self._of[prompt]], parameters)
         return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answer": list(output.outputs[0].token_ids)}
 
@@ -97,7 +98,7 @@ def test_the_last_samples_go_on_with_more_tensor_parallelism(unlike: Engines) ->
         await home.open()
         answers = []
         for step in (1, 2):
-            home.executor = OfManyLengths()
+            home.executor = OfManyLengths(60)
             home.begin_step(step, samples)
             answers += await home.generate_responses(0, "p", "", parameters, 600, None, num_samples=samples)
         home.close()
@@ -148,14 +149,16 @@ def test_an_engine_killed_in_the_middle_of_a_switch_takes_no_sample_with_it(
     async def generate(enable: bool) -> tuple[list[Any], list[Event]]:
         settings = dataclasses.replace(
             RhymeSettings(),
+            # No drafts, so that there is time for a look between one sample's end and the next one's.
+            histospec=HistoSpecSettings(enable=False),
             move=MoveSettings(news_s=0.02),
-            tp_switch=TpSwitchSettings(enable=enable, samples=samples // 2, status_s=0.05),
+            tp_switch=TpSwitchSettings(enable=enable, samples=samples // 2, status_s=0.1),
         )
         events: list[Event] = []
         home = SampleHome(dict(enumerate(engines)), settings, 1, None, None, events.append, plan)
         await home.open()
         home.begin_step(1, samples)
-        home.executor = OfManyLengths()
+        home.executor = OfManyLengths(95)
         answers = await asyncio.gather(
             *(
                 home.generate_responses(engine, f"p{engine}", "", parameters, 600, None, num_samples=6)
