@@ -36,6 +36,8 @@ class Interventions:
         self._knees: dict[tuple[int, int, int, int], int] = {}
         self._policy.predictor = run.predictors[run.cluster.tensor_parallel]
         self._moved: set[int] = set()
+        # (step, rank group) of which a sample is elsewhere.
+        self._moved_from: set[tuple[int, int]] = set()
         # Of (step, rank group): before, none of its samples can be an outlier.
         self._not_before: dict[tuple[int, int], float] = {}
         self.layouts = LayoutChanges(run)
@@ -162,7 +164,16 @@ class Interventions:
         """Where samples of a rank group run, and how long they are; without those of deferred prompt groups."""
         where: dict[int, Slot] = {}
         lengths: dict[int, int] = {}
-        at_work = [s for s in self._run.slots if s.step == step and s.engine.load and not s.beginning]
+        # Where nothing of it was moved, its samples are on its own engines.
+        elsewhere = (step, place) in self._moved_from or self._run.features.reallocation
+        at_work = [
+            s
+            for s in self._run.slots
+            if (elsewhere or plan.rank_group_of[s.place] == place)
+            and s.step == step
+            and s.engine.load
+            and not s.beginning
+        ]
         self._run.stop_at(at_work, now)
         for slot in at_work:
             for job in slot.engine.jobs_running():
@@ -184,6 +195,7 @@ class Interventions:
             # Once in a step, as in a run.
             if sample not in self._moved:
                 self._moved.add(sample)
+                self._moved_from.add((step, rank_group))
                 self._move(source, run.slots[target.engine], [sample], "outlier_intra")
         elif self._may_defer(step) and run.ledger.defer(step, (step, job.prompt)):
             # All of the prompt group trains in the next step. They go on where they are, below the engines' next one.

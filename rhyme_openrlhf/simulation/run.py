@@ -94,6 +94,7 @@ class Run:
         # Of each prompt group, (step, prompt): what it is, and its samples that have not ended.
         self._loads: dict[PromptGroup, PromptLoad] = {}
         self._samples: dict[PromptGroup, int] = {}
+        self._ended_at: dict[PromptGroup, float] = {}
         self.complete = {0}
         self.published = 0
         self.training_seconds = 0.0
@@ -273,8 +274,7 @@ class Run:
                 plan.unfinished[plan.group_of[job.prompt]] -= 1
         self.deferred.discard(job.sample)
         # Engines that are looked at go to the end of their steps: one may be past another's last sample.
-        times = self.result.steps[step - 1]
-        times.completed = max(times.completed, now)
+        self._ended_at[group] = max(self._ended_at.get(group, 0.0), now)
         self._samples[group] -= 1
         if self._samples[group]:
             return
@@ -292,13 +292,12 @@ class Run:
                 loads = [self._loads.pop(group) for group in batch]
                 times.tokens = sum(sum(load.lengths) for load in loads)
                 times.samples = sum(len(load.lengths) for load in loads)
-                self._completed(step, now)
+                self._completed(step, max(now, *(self._ended_at.pop(group) for group in batch)))
 
     def _completed(self, step: int, now: float) -> None:
         self.complete.add(step)
         self.plans.pop(step, None)
-        times = self.result.steps[step - 1]
-        times.completed = now = max(now, times.completed)
+        self.result.steps[step - 1].completed = now
         self._train(now)
         if self.barrier:
             for slot in self.slots:

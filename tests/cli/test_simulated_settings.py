@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -9,11 +10,18 @@ import pytest
 
 pytest.importorskip("openrlhf")
 
+from transformers import AutoConfig
+
+from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import preflight, preflight_layouts, upstream
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.profiling.subject import model_name
 from rhyme_openrlhf.simulation.recommendation import flags, refused
 from rhyme_openrlhf.simulation.settings import Cluster, Features, Switching, Trainer
+from rhyme_openrlhf.speculation.settings import DraftingSettings
+from tests.latency import formula
 
 CLUSTER = Cluster(devices=4)
 FILES = {1: "one.json", 2: "two.json"}
@@ -64,4 +72,7 @@ def test_every_combination_is_taken_or_known_to_be_refused(tmp_path: Path, monke
     ids=["pipeline", "sync", "async"],
 )
 def test_a_recommended_run_passes_all_checks(features: Features, tmp_path: Path) -> None:
-    preflight.check(upstream.parse([*arguments(str(tmp_path)), *flags(CLUSTER, features, FILES)]))
+    files = {1: str(tmp_path / "one.json")}
+    model = model_name(AutoConfig.from_pretrained(embedded.MODEL), DraftingSettings())
+    profiles.write(formula.profile(subject=dataclasses.replace(formula.SUBJECT, model=model)), Path(files[1]))
+    preflight.check(upstream.parse([*arguments(str(tmp_path)), *flags(CLUSTER, features, files)]))
