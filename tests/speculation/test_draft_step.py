@@ -8,8 +8,19 @@ from types import ModuleType
 
 import pytest
 
-from rhyme_openrlhf.history import addresses, cursor, lookup
-from rhyme_openrlhf.speculation import acceptance, budget, draft_step, likely_next, planner, rows, text_tables, window
+from rhyme_openrlhf.history import addresses, cursor, lookup, walk
+from rhyme_openrlhf.speculation import (
+    acceptance,
+    append_step,
+    budget,
+    draft_step,
+    likely_next,
+    planner,
+    python_lists,
+    rows,
+    text_tables,
+    window,
+)
 
 INDEX = (addresses, lookup)
 TABLES = (addresses, likely_next, rows)
@@ -20,8 +31,11 @@ TABLES = (addresses, likely_next, rows)
     [
         (lookup, (addresses,)),
         (cursor, INDEX),
+        (walk, INDEX),
         (text_tables, TABLES),
-        (draft_step, (cursor, text_tables, acceptance, window)),
+        (likely_next, (addresses,)),
+        (append_step, (text_tables, python_lists)),
+        (draft_step, (append_step, cursor, walk, acceptance, window)),
         (planner, (acceptance, budget)),
     ],
 )
