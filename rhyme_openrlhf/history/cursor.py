@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.addresses import int32_of, prefetch, uint8_of
+from rhyme_openrlhf.history.addresses import TOGETHER, int32_of, prefetch, uint8_of
 from rhyme_openrlhf.history.lookup import (
     GRADES,
     PLACES,
@@ -162,7 +162,9 @@ def foresee_node(index: Int64s, cursor: Int64s, count: int, longest: int) -> Non
         start = cursor[AT] + new - min(longest, cursor[BOUND] + new)
         if start < index[TOKEN_COUNT]:
             place = int32_of(index[PLACES], start)
-            prefetch(index[SHARED] + place)
+            # Neighbours are looked at in both directions.
+            prefetch(index[SHARED] + place - TOGETHER + 1)
+            prefetch(index[SHARED] + place + TOGETHER)
             prefetch(index[SUFFIXES] + WORD * place)
 
 

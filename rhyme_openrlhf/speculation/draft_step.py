@@ -63,7 +63,7 @@ from rhyme_openrlhf.speculation.window import next_window
 
 # CRC-32 of the modules above whose compiled functions are called here. Numba's cache notices a change of this file
 # only, so a change of theirs has to change this one too (tests/speculation/test_draft_step.py says the number).
-CALLED_SOURCES = 1543260091
+CALLED_SOURCES = 2866531140
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -87,6 +87,7 @@ def append_and_draft(
     samples_at: int,
     prompts_at: int,
     asked: int,
+    known: bool,
     names: int,
     texts: int,
     first: int,
@@ -104,12 +105,13 @@ def append_and_draft(
 ) -> tuple[int, int]:
     """`append`, then `draft_step` for the same samples, unless a text or a table has to grow before.
 
-    `names`, `texts`: addresses of lists of the samples' rows and texts. Returns the number at which to go on when it
-    has (`asked`: only tables have to), and the tokens drafted; -1 tokens: something has to grow.
+    `names`, `texts`: addresses of lists of the samples' rows and texts. `known`: `rows` has the rows already. Returns
+    the number at which to go on when something has to grow (`asked`: only tables have to), and the tokens drafted, or
+    -1 then.
     """
     samples, prompts = int64s_at(samples_at, (MANY, SAMPLE_COLUMNS)), int64s_at(prompts_at, (MANY, PROMPT_COLUMNS))
     rows = rows[:asked]
-    if not first:
+    if not (known or first):
         for number in range(asked):
             rows[number] = int_of(item_of(names, number))
     number, crowded = append(samples, prompts, rows, texts, first, shortest, siblings)

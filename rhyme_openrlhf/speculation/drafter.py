@@ -56,6 +56,7 @@ class HistoryDrafter:
         # lists of the same strings is cheaper than to look each one up.
         self._asked: list[str] = []
         self._asked_rows: list[int] = []
+        self._some_never = False
         compile_step()
         self._texts = LiveTexts(settings)
         limits = settings.batch_limit_pairs()
@@ -90,7 +91,7 @@ class HistoryDrafter:
         if request_id in self._rows:
             raise ValueError(f"request {request_id} has started already")
         first = SpeculationWindow(self._settings, window).size
-        self._asked, self._asked_rows = [], []
+        self._asked, self._asked_rows, self._some_never = [], [], False
         self._rows[request_id] = (
             NEVER if prompt_key is None else self._texts.start(prompt_key, prompt_tokens, most_tokens, first)
         )
@@ -111,7 +112,7 @@ class HistoryDrafter:
         if self._planner is None and self._switch is not None and not self._switch.allows(len(rows)):
             return [[] for _ in rows]
         asking = rows
-        if NEVER in rows:
+        if self._some_never:
             asking = [row for row in rows if row != NEVER]
             texts = [text for row, text in zip(rows, texts, strict=True) if row != NEVER]
         if not asking:
@@ -173,7 +174,7 @@ class HistoryDrafter:
         """A sample ended, was aborted or moves away. Raises KeyError for a request that has not started."""
         row = self._rows_of([request_id])[0]
         del self._rows[request_id]
-        self._asked, self._asked_rows = [], []
+        self._asked, self._asked_rows, self._some_never = [], [], False
         if row != NEVER:
             self._texts.finish(row)
 
@@ -181,7 +182,7 @@ class HistoryDrafter:
         """As `_rows_of`."""
         if requests != self._asked:
             self._asked_rows = self._rows_of(requests)
-            self._asked = list(requests)
+            self._asked, self._some_never = list(requests), NEVER in self._asked_rows
         return self._asked_rows
 
     def _rows_of(self, requests: Sequence[str]) -> list[int]:

@@ -107,6 +107,7 @@ class LiveTexts:
         self._keys: dict[int, str] = {}
         # Samples of the last step.
         self._asked = 0
+        self._rows: list[int] | None = None
         self._new_results(FIRST_ROWS)
 
     def install(self, key: str, index: DraftIndex) -> None:
@@ -165,16 +166,19 @@ class LiveTexts:
         """Append to each sample of `rows` what is new in its text, then draft for all of them.
 
         `texts`: of each sample all tokens so far. A draft is as long as its sample's window, and longer where it is
-        certain enough. `whole`: as long as there is room and any hope, because somebody else cuts the drafts.
+        certain enough. `whole`: as long as there is room and any hope, because somebody else cuts the drafts. The same
+        list of `rows` as in the last step, which nobody may have changed, is not read again.
         """
         asked = len(rows)
         if asked > self._drafted.size:
             self._new_results(2 * asked)
+            self._rows = None
         extend, stop = (NO_HOPE, NO_HOPE) if whole else (self._extend_confidence, self._stop_confidence)
         number, total = 0, -1
+        known, self._rows = rows is self._rows, rows
         while total < 0:
             number, total = step.append_and_draft(
-                self._samples.ctypes.data, self._prompts.ctypes.data, asked, id(rows), id(texts), number,
+                self._samples.ctypes.data, self._prompts.ctypes.data, asked, known, id(rows), id(texts), number,
                 self._longest, self._shortest, self._siblings, self._window_rule[-1], whole, extend, stop,
                 self._drafted, self._out, self._confidences, self._found,
             )  # fmt: skip
