@@ -5,12 +5,13 @@
 Measured. Every sample repeats one of its prompt's 16 responses of 8192 tokens from a place of its own, and gains
 TOKENS_A_STEP tokens a step. Before each timed step FORWARD_BYTES of memory are read, as a forward pass does, so the
 caches hold nothing of ours; then the new tokens are appended to each sample's list, as vLLM's scheduler does right
-before it asks for drafts. Lists in and lists out, as vLLM has them; for vLLM's proposers without making their input
-batch. "each its own index": each prompt has an index of its own in memory, as in a run; "one index": all prompts' is
-the same, as the one tree of the suffix proposer is; "warm": without reading memory in between. "compiled" is the part
-of ours inside its one compiled call.
+before it asks for drafts; the last step's drafts are freed before, as there. Lists in and lists out, as vLLM has them;
+for vLLM's proposers without making their input batch. "each its own index": each prompt has an index of its own in
+memory, as in a run; "one index": all prompts' is the same, as the one tree of the suffix proposer is; "warm": without
+reading memory in between. "compiled" is the part of ours inside its one compiled call.
 
-`--against` measures another checkout of the repository too, in processes in turn. The peers: drafting.py.
+`--against` measures another checkout of the repository too, in processes in turn, and fails unless both draft the same
+tokens in every step. The peers: drafting.py.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -131,7 +133,7 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
     found = {}
     for name, drafter in drafters.items():
         texts = [text[:FIRST_TOKENS].tolist() for text in full]
-        taken, inside = [], []
+        taken, inside, digest = [], [], 0
         for number in range(WARM_UP + STEPS_TIMED):
             if not name.endswith("warm"):
                 weights.sum()
@@ -139,17 +141,26 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
             for text, whole in zip(texts, full, strict=True):
                 text += whole[len(text) : end].tolist()
             drafter.prepare(texts)
+            drafts = None
             began = time.perf_counter()
             drafts = drafter.ask()
             taken.append(1000 * (time.perf_counter() - began))
             inside.append(1000 * compiled.last)
             drafter.learn(drafts)
+            if name.startswith("ours"):
+                digest = zlib.crc32(json.dumps(drafts).encode(), digest)
         found[name] = {"ms_median": statistics.median(taken[WARM_UP:]), "ms_worst": max(taken[WARM_UP:])}
         if name.startswith("ours"):
             found[name]["compiled_ms"] = statistics.median(inside[WARM_UP:])
             found[name]["drafted"] = float(sum(map(len, drafts)))
+            found[name]["digest"] = float(digest)
     draft_step.append_and_draft = compiled._call
     return found
+
+
+def digests_of(by_data: dict[str, dict[str, Row]]) -> dict[str, float]:
+    """Of all tokens that were drafted, by data and drafter."""
+    return {f"{data}, {name}": row["digest"] for data, rows in by_data.items() for name, row in rows.items()}
 
 
 def step_text(by_checkout: dict[str, dict[str, dict[str, Row]]]) -> str:
@@ -158,7 +169,7 @@ def step_text(by_checkout: dict[str, dict[str, dict[str, Row]]]) -> str:
     for checkout, by_data in by_checkout.items():
         for data, rows in by_data.items():
             for name, row in rows.items():
-                shown = "  ".join(f"{key} {value:8.2f}" for key, value in row.items())
+                shown = "  ".join(f"{key} {value:8.2f}" for key, value in row.items() if key != "digest")
                 lines.append(f"{STEP_SAMPLES} samples, {checkout:7s} {data:10s} {name:31s} {shown}")
     return "\n".join(lines)
 
@@ -198,6 +209,9 @@ def main() -> None:
     for number in range(chosen.rounds):
         for name in sorted(checkouts, reverse=bool(number % 2)):
             rounds[name].append(measured(checkouts[name]))
+    digests = {json.dumps(digests_of(one)) for found in rounds.values() for one in found}
+    if len(digests) > 1:
+        raise SystemExit(f"not all drafted the same tokens: {digests}")
     medians = {
         name: {
             data: {

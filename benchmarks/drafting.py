@@ -39,14 +39,15 @@ from replay import ENGINES, TRACE, Drafter, Ours, read_trace, replay
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
-from rhyme_openrlhf.history.lookup import draft_from
 from rhyme_openrlhf.history.record import Record
+from rhyme_openrlhf.history.walk import draft_from
 
 SHORTEST = HistoSpecSettings().prefix_min
 LOOKUPS = 4000
 REPEATS = 8
 ROUNDS = 5
 TMPFS = Path("/dev/shm")
+PARTS = ["structure", "step", "hand_over", "acceptance"]
 Timed = dict[str, list[float]]
 
 
@@ -213,14 +214,16 @@ def figures(total: Counter[str]) -> dict[str, float]:
 def table(results: dict[str, Any]) -> str:
     """All results as text."""
     lines = []
-    for data, found in results["structure"].items():
+    for data, found in results.get("structure", {}).items():
         for name, row in found.items():
             shown = "  ".join(f"{key} {value:9.2f}" for key, value in row.items())
             lines.append(f"{data:10s} {name:14s} {shown}")
-    lines.append(step_text({"now": results["step"]}))
-    over = results["hand_over"]
-    lines.append(f"hand over {over['tokens']:,.0f} tokens: {over['hand_over_ms']:.2f} ms")
-    for epoch in ("epoch 1", "epochs 2 on"):
+    if "step" in results:
+        lines.append(step_text({"now": results["step"]}))
+    if "hand_over" in results:
+        over = results["hand_over"]
+        lines.append(f"hand over {over['tokens']:,.0f} tokens: {over['hand_over_ms']:.2f} ms")
+    for epoch in ("epoch 1", "epochs 2 on") if "acceptance" in results else ():
         lines.append(f"\n{epoch:44s} tok/step   steps  drafted  accepted  history  siblings  own")
         for name, rows in results["acceptance"].items():
             row = rows[epoch]
@@ -236,6 +239,9 @@ def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arctic", type=Path, help="folder with the package arctic_inference")
+    parser.add_argument(
+        "--parts", nargs="*", default=PARTS, choices=PARTS, help="what to measure; all of it by default"
+    )
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--out", type=Path, default=Path("drafting.json"))
     chosen = parser.parse_args()
@@ -244,13 +250,13 @@ def main() -> None:
         peers.use_arctic(chosen.arctic)
     steps = read_trace(chosen.trace)
     data = {"synthetic": synthetic(), "recorded": recorded(steps)}
-    results = {
-        "cpus": os.cpu_count(),
-        "structure": {name: structure(pieces, arctic) for name, pieces in data.items()},
-        "step": {name: whole_step(pieces, arctic) for name, pieces in data.items()},
-        "hand_over": hand_over(data["synthetic"]),
-        "acceptance": acceptance(steps, arctic),
+    measure: dict[str, Callable[[], Any]] = {
+        "structure": lambda: {name: structure(pieces, arctic) for name, pieces in data.items()},
+        "step": lambda: {name: whole_step(pieces, arctic) for name, pieces in data.items()},
+        "hand_over": lambda: hand_over(data["synthetic"]),
+        "acceptance": lambda: acceptance(steps, arctic),
     }
+    results = {"cpus": os.cpu_count()} | {part: measure[part]() for part in chosen.parts}
     chosen.out.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
 

@@ -14,6 +14,8 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+# Bytes that are looked at together.
+TOGETHER = 32
 # Arguments of LLVM's prefetch: to read, into all caches, data.
 READ, ALL_CACHES, DATA = 0, 3, 1
 
@@ -40,7 +42,7 @@ def int32s_at(address: int, size: int) -> Any:
 
 @njit(inline="always")
 def int64s_at(address: int, size: int) -> Any:
-    """The int64[size] at `address`."""
+    """The int64[size] at `address`; `size` may be a shape."""
     return carray(_int64_pointer(address), size)
 
 
@@ -81,6 +83,30 @@ def uint16_of(typing_context: Any, address: Any, place: Any) -> Any:
     return _element(16, False)
 
 
+def _put(bits: int) -> Any:
+    """What writes element `place` of the integers at `address`."""
+
+    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+        value = arguments[2] if bits == 64 else builder.trunc(arguments[2], ir.IntType(bits))
+        builder.store(value, builder.gep(pointer, [arguments[1]], source_etype=ir.IntType(bits)))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), write
+
+
+@intrinsic
+def put_int32(typing_context: Any, address: Any, place: Any, value: Any) -> Any:
+    """Write element `place` (not negative) of the int32 array at `address`."""
+    return _put(32)
+
+
+@intrinsic
+def put_int64(typing_context: Any, address: Any, place: Any, value: Any) -> Any:
+    """Write element `place` (not negative) of the int64 array at `address`."""
+    return _put(64)
+
+
 @intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
     """Bring what is at `address` into the caches, without waiting for it. Any address will do."""
@@ -94,3 +120,43 @@ def prefetch(typing_context: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), ask
+
+
+@intrinsic
+def bytes_at_least(typing_context: Any, address: Any, least: Any) -> Any:
+    """Which of the TOGETHER bytes from `address` on are at least `least` (0 to 255): bit i of the i-th."""
+
+    def compare(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8)
+        lanes = ir.VectorType(byte, TOGETHER)
+        there = builder.load(builder.inttoptr(arguments[0], lanes.as_pointer()), typ=lanes, align=1)
+        one = builder.insert_element(
+            ir.Constant(lanes, ir.Undefined), builder.trunc(arguments[1], byte), ir.IntType(32)(0)
+        )
+        all_same = builder.shuffle_vector(
+            one, ir.Constant(lanes, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), TOGETHER), None)
+        )
+        bits = builder.bitcast(builder.icmp_unsigned(">=", there, all_same), ir.IntType(TOGETHER))
+        return builder.zext(bits, ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), compare
+
+
+@intrinsic
+def trailing_zeros(typing_context: Any, bits: Any) -> Any:
+    """Zero bits below the lowest one of `bits`; 64 where there is none."""
+
+    def count(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(0))
+
+    return types.int64(types.int64), count
+
+
+@intrinsic
+def leading_zeros(typing_context: Any, bits: Any) -> Any:
+    """Zero bits above the highest one of `bits`; 64 where there is none."""
+
+    def count(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.IntType(1)(0))
+
+    return types.int64(types.int64), count

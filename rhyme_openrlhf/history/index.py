@@ -41,8 +41,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.lookup import INDEX_COLUMNS, SUM_EVERY, draft_from
+from rhyme_openrlhf.history.lookup import INDEX_COLUMNS, SUM_EVERY
 from rhyme_openrlhf.history.suffix_array import shared_tokens, suffix_array
+from rhyme_openrlhf.history.walk import draft_from
 
 Tokens = NDArray[np.integer[Any]] | Sequence[int]
 Int32s = NDArray[np.int32]

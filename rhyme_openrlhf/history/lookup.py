@@ -1,4 +1,4 @@
-"""The compiled half of a draft index: the longest match, and the best continuation of it (RhymeRL, sections 5.2, 5.3).
+"""The compiled half of a draft index: the longest match (RhymeRL, section 5.2); `history/walk.py` goes on from it.
 
 Works on the arrays of `history/index.py`, whose invariants it relies on, by a row of their addresses (columns below),
 and allocates nothing: `history/cursor.py` asks for one sample, `speculation/draft_step.py` for those of a whole step.
@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.addresses import int32_of, int64_of, uint8_of, uint16_of
+from rhyme_openrlhf.history.addresses import TOGETHER, bytes_at_least, int32_of, leading_zeros, trailing_zeros, uint8_of
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -22,7 +22,7 @@ Float32s = NDArray[np.float32]
 
 # CRC-32 of the module above whose compiled functions are called here. Numba's cache notices a change of this file only,
 # so a change of that one has to change this one too (tests/speculation/test_draft_step.py says the number).
-CALLED_SOURCES = 480367261
+CALLED_SOURCES = 3628847092
 
 # An index: the addresses of its arrays, and its tokens.
 TOKENS, SUFFIXES, PLACES, SHARED, GRADES, SUMS, REWARDS, TOKEN_COUNT = range(8)
@@ -34,31 +34,8 @@ MOST_SHARED = 255
 SUM_EVERY = 32
 # Neighbours that are looked at one by one before their node's end is searched for.
 LOOKED_AT = 64
-
-# A step's confidence is (count + A) / (node's count + B) for the child that is followed: A < B, so that a node with one
-# child is not certain, and one that was seen often is more certain than one seen once. From a recorded run of the
-# embedded task: a node seen once went on as before 19 times of 20, one seen four times or more 99 times of 100.
-CONFIDENCE_A = 0.5
-CONFIDENCE_B = 0.55
-# With fewer tokens before it a node goes on as before less often (there: 75 to 95 of 100 with 4 to 11); with more than
-# this, their number says nothing any more.
-SURE_MATCH = 12
-SHORT_MATCH_FACTOR = 0.92
-
-
-@njit(cache=True, nogil=True)
-def draft_from(
-    index: Int64s, text: Int32s, longest: int, shortest: int, out: Int32s, confidence: Float32s
-) -> tuple[int, int]:
-    """Fill `out` with what follows the longest end of `text` that occurs; returns (tokens found, tokens matched).
-
-    Matches from `longest` down to `shortest` tokens; both results are 0 without one. `confidence` as `walk` fills it.
-    """
-    low, high, length = longest_match(index, text, longest, shortest)
-    if not length:
-        return 0, 0
-    found, _ = walk(index, low, high, length, low, out.size, 0.0, 0.0, out, confidence)
-    return found, length
+# All bits of TOGETHER bytes' comparison.
+ALL = (1 << TOGETHER) - 1
 
 
 @njit(cache=True, nogil=True)
@@ -145,6 +122,11 @@ def node_end(index: Int64s, place: int, depth: int) -> int:
     end, count = place + 1, index[TOKEN_COUNT]
     if depth <= MOST_SHARED:
         near = min(count, end + LOOKED_AT)
+        while end + TOGETHER <= near:
+            alike = trailing_zeros(bytes_at_least(index[SHARED] + end, depth) ^ ALL)
+            if alike < TOGETHER:
+                return end + alike
+            end += TOGETHER
         while end < near and uint8_of(index[SHARED], end) >= depth:
             end += 1
         if end < near or end == count:
@@ -171,6 +153,12 @@ def node_begin(index: Int64s, place: int, depth: int) -> int:
     begin = place
     if depth <= MOST_SHARED:
         near = max(0, begin - LOOKED_AT)
+        while begin - TOGETHER >= near:
+            # The byte of `begin` itself is the highest.
+            alike = leading_zeros(bytes_at_least(index[SHARED] + begin - TOGETHER + 1, depth) ^ ALL) - (64 - TOGETHER)
+            if alike < TOGETHER:
+                return begin - alike
+            begin -= TOGETHER
         while begin > near and uint8_of(index[SHARED], begin) >= depth:
             begin -= 1
         if begin > near or begin == 0:
@@ -201,130 +189,16 @@ def _same(index: Int64s, model: int, place: int, depth: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def walk(
-    index: Int64s,
-    low: int,
-    high: int,
-    depth: int,
-    near: int,
-    window: int,
-    stop_confidence: float,
-    extend_confidence: float,
-    out: Int32s,
-    confidence: Float32s,
-) -> tuple[int, int]:
-    """Follow the best child from the node [low, high) at `depth`; returns how many of `out` were filled, and a place.
-
-    The suffix at that place begins with all that matched and was drafted. What all suffixes of a node have in common
-    is read from the one at `near`, as long as that is one of them: its tokens are in the caches. `confidence[i]`
-    becomes the estimated probability that the draft is right up to and including token i; behind the first token the
-    draft ends where that is below `stop_confidence`, and behind `window` tokens where it is below `extend_confidence`.
-    """
-    found = 0
-    sure = 1.0
-    while found < out.size:
-        count = high - low
-        common = depth + out.size - found
-        if count > 1:
-            common = _common(index, low, high, depth, common)
-            if common == depth:
-                low, high = _best_child(index, low, high, depth)
-                if low == high:
-                    break
-                common = depth + 1
-        factor = ((high - low) + CONFIDENCE_A) / (count + CONFIDENCE_B)
-        if not low <= near < high:
-            near = low
-        at = int32_of(index[SUFFIXES], near)
-        while depth < common and found < out.size:
-            token = int32_of(index[TOKENS], at + depth)
-            if token < 0:
-                return found, near
-            sure *= factor
-            if depth < SURE_MATCH:
-                sure *= SHORT_MATCH_FACTOR
-            kept = np.float32(sure)
-            if found and kept < (stop_confidence if found < window else extend_confidence):
-                return found, near
-            out[found] = token
-            confidence[found] = kept
-            found += 1
-            depth += 1
-    return found, near
-
-
-@njit(cache=True, nogil=True)
-def _common(index: Int64s, low: int, high: int, depth: int, most: int) -> int:
-    """How many first tokens (at least `depth`, at most `most`) all suffixes of the node [low, high) have in common."""
-    if high - low <= LOOKED_AT:
-        common = MOST_SHARED
-        for place in range(low + 1, high):
-            common = min(common, uint8_of(index[SHARED], place))
-        if common < MOST_SHARED:
-            return common
-    first, last = int32_of(index[SUFFIXES], low), int32_of(index[SUFFIXES], high - 1)
-    common = depth
-    while common < most and int32_of(index[TOKENS], first + common) == int32_of(index[TOKENS], last + common):
-        common += 1
-    return common
-
-
-@njit(cache=True, nogil=True)
-def _best_child(index: Int64s, low: int, high: int, depth: int) -> tuple[int, int]:
-    """The child with the greatest (max(priority, 0), count, recency), see `history/index.py`; empty: all end here."""
-    start = _first_at_least(index, low, high, depth, 0)
-    best_start, best_end, best_priority = start, start, -1
-    while start < high:
-        end = child_end(index, start, high, depth)
-        priority = max(_priority(index, start, end), 0)
-        better = priority > best_priority
-        if priority == best_priority:
-            gain = (end - start) - (best_end - best_start)
-            better = gain > 0
-            if gain == 0:
-                # Rare enough that scanning the two intervals is cheaper than keeping range maxima for all of them.
-                better = _latest(index, start, end) > _latest(index, best_start, best_end)
-        if better:
-            best_start, best_end, best_priority = start, end, priority
-        start = end
-    return best_start, best_end
-
-
-@njit(cache=True, nogil=True)
-def _latest(index: Int64s, low: int, high: int) -> int:
-    """The furthest position of the suffixes [low, high)."""
-    latest = 0
-    for place in range(low, high):
-        latest = max(latest, int32_of(index[SUFFIXES], place))
-    return latest
-
-
-@njit(cache=True, nogil=True)
-def _priority(index: Int64s, low: int, high: int) -> int:
-    """The sum of the rewards of the suffixes [low, high)."""
-    total = 0
-    if high - low > SUM_EVERY:
-        first, last = -(-low // SUM_EVERY), high // SUM_EVERY
-        total += int64_of(index[SUMS], last) - int64_of(index[SUMS], first)
-        for place in range(low, first * SUM_EVERY):
-            total += int64_of(index[REWARDS], uint16_of(index[GRADES], place))
-        low = last * SUM_EVERY
-    for place in range(low, high):
-        total += int64_of(index[REWARDS], uint16_of(index[GRADES], place))
-    return total
-
-
-@njit(cache=True, nogil=True)
 def child_of(index: Int64s, low: int, high: int, depth: int, token: int) -> tuple[int, int]:
     """The child of the node [low, high) that `token` leads to; empty where there is none."""
-    low = _first_at_least(index, low, high, depth, token)
+    low = first_at_least(index, low, high, depth, token)
     if low == high or token_at(index, low, depth) != token:
         return low, low
     return low, child_end(index, low, high, depth)
 
 
 @njit(cache=True, nogil=True)
-def _first_at_least(index: Int64s, low: int, high: int, depth: int, token: int) -> int:
+def first_at_least(index: Int64s, low: int, high: int, depth: int, token: int) -> int:
     """First place in [low, high) whose token at `depth` is at least `token`; `high` if there is none."""
     if low < high and token_at(index, low, depth) >= token:
         return low
@@ -343,6 +217,11 @@ def child_end(index: Int64s, low: int, high: int, depth: int) -> int:
     near = min(high, low + LOOKED_AT)
     if depth < MOST_SHARED:
         end = low + 1
+        while end + TOGETHER <= near:
+            alike = trailing_zeros(bytes_at_least(index[SHARED] + end, depth + 1) ^ ALL)
+            if alike < TOGETHER:
+                return end + alike
+            end += TOGETHER
         while end < near and uint8_of(index[SHARED], end) > depth:
             end += 1
         if end < near or end == high:
@@ -354,4 +233,4 @@ def child_end(index: Int64s, low: int, high: int, depth: int) -> int:
     while low + step < high and token_at(index, low + step, depth) == token:
         low += step
         step *= 2
-    return _first_at_least(index, low + 1, min(low + step, high), depth, token + 1)
+    return first_at_least(index, low + 1, min(low + step, high), depth, token + 1)

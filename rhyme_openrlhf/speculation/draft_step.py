@@ -18,13 +18,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.addresses import int32s_at, prefetch
-from rhyme_openrlhf.history.cursor import WORD, follow, foresee_branch, foresee_node, foresee_text, move_to
-from rhyme_openrlhf.history.lookup import SURE_MATCH, TOKEN_COUNT, walk
+from rhyme_openrlhf.history.addresses import int32s_at, int64s_at, prefetch
+from rhyme_openrlhf.history.cursor import AT, WORD, follow, foresee_branch, foresee_node, foresee_text, move_to
+from rhyme_openrlhf.history.lookup import TOKEN_COUNT
+from rhyme_openrlhf.history.walk import SURE_MATCH, walk
 from rhyme_openrlhf.speculation.acceptance import next_recent
+from rhyme_openrlhf.speculation.append_step import append
 from rhyme_openrlhf.speculation.likely_next import likely_next
+from rhyme_openrlhf.speculation.python_lists import int_of, item_of
 from rhyme_openrlhf.speculation.rows import (
-    CAPACITY,
     COUNT,
     CURSOR,
     FROM_HISTORY,
@@ -38,12 +40,11 @@ from rhyme_openrlhf.speculation.rows import (
     NUMBER,
     OWN_AT,
     OWN_LENGTH,
-    OWN_SLOTS,
-    OWN_TABLE,
     PROMPT,
-    PROMPT_TOKENS,
+    PROMPT_COLUMNS,
     RECENT,
     RECENTS,
+    SAMPLE_COLUMNS,
     SOURCE,
     SOURCES,
     TABLE,
@@ -53,19 +54,16 @@ from rhyme_openrlhf.speculation.rows import (
 from rhyme_openrlhf.speculation.text_tables import (
     copy_own,
     copy_sibling,
-    enter_siblings,
-    fetch_places,
-    follow_own,
     follow_sibling,
+    foresee_bucket,
     foresee_siblings,
-    is_crowded,
-    next_table,
+    next_slots,
 )
 from rhyme_openrlhf.speculation.window import next_window
 
 # CRC-32 of the modules above whose compiled functions are called here. Numba's cache notices a change of this file
 # only, so a change of theirs has to change this one too (tests/speculation/test_draft_step.py says the number).
-CALLED_SOURCES = 4035844762
+CALLED_SOURCES = 136068290
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -80,75 +78,18 @@ LIKELY_TOKEN = 0.25
 # Samples that are worked on together: so many that fetching takes no longer than working, and so few that what was
 # fetched is still in a core's first cache (about 20 lines of 64 bytes each).
 GROUP = 32
+# Rows that a table may have: what an address alone does not say.
+MANY = 1 << 40
 
 
-@njit(cache=True, nogil=True)
-def append(
-    samples: Int64s, prompts: Int64s, given: Int64s, asked: int, first: int, shortest: int, siblings: bool
-) -> tuple[int, bool]:
-    """Add to each of some samples its new tokens, from number `first` of the `asked` on.
-
-    `given`: rows of the samples, where each one's part of the new tokens ends, and the new tokens. Returns the first
-    number whose text has no room for its part (`asked`: all had), and whether a prompt's table has become crowded.
-    """
-    crowded = False
-    while first < asked:
-        last = min(asked, first + GROUP)
-        for number in range(first, last):
-            sample = samples[given[number]]
-            prefetch(sample[TEXT] + WORD * sample[COUNT])
-            prefetch(sample[TEXT] + WORD * sample[OWN_AT])
-        end = first
-        while end < last and _write(samples, prompts, given, asked, end, shortest, siblings):
-            end += 1
-        for number in range(first, end):
-            row = given[number]
-            sample = samples[row]
-            count = sample[COUNT]
-            before = count - (given[asked + number] - (given[asked + number - 1] if number else 0))
-            text = int32s_at(sample[TEXT], count)
-            if sample[OWN_SLOTS]:
-                table = int32s_at(sample[OWN_TABLE], sample[OWN_SLOTS])
-                sample[OWN_AT], sample[OWN_LENGTH] = follow_own(
-                    text, table, before, count, shortest, sample[OWN_AT], sample[OWN_LENGTH]
-                )
-            if siblings:
-                # What precedes the response's first token is entered; the rest of the prompt is the same in all.
-                start = max(before + 1, sample[PROMPT_TOKENS])
-                prompt = prompts[sample[PROMPT]]
-                enter_siblings(prompt, text, row, start, count, shortest)
-                crowded |= is_crowded(prompt)
-        first = end
-        if end < last:
-            break
-    return first, crowded
-
-
-@njit(cache=True, nogil=True)
-def _write(
-    samples: Int64s, prompts: Int64s, given: Int64s, asked: int, number: int, shortest: int, siblings: bool
-) -> bool:
-    """Write a sample's new tokens behind its text, and fetch their places in the tables; False: there is no room."""
-    sample = samples[given[number]]
-    begin = given[asked + number - 1] if number else 0
-    before = sample[COUNT]
-    count = before + given[asked + number] - begin
-    if count > sample[CAPACITY]:
-        return False
-    text = int32s_at(sample[TEXT], count)
-    for at in range(before, count):
-        text[at] = given[2 * asked + begin + at - before]
-    sample[COUNT] = count
-    fetch_places(prompts[sample[PROMPT]], sample, text, before, shortest, siblings)
-    return True
-
-
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def append_and_draft(
-    samples: Int64s,
-    prompts: Int64s,
-    given: Int64s,
+    samples_at: int,
+    prompts_at: int,
     asked: int,
+    known: bool,
+    names: int,
+    texts: int,
     first: int,
     longest: int,
     shortest: int,
@@ -157,20 +98,27 @@ def append_and_draft(
     whole: bool,
     extend_confidence: float,
     stop_confidence: float,
+    rows: Int64s,
     out: Int32s,
     confidences: Float32s,
     found: Int64s,
 ) -> tuple[int, int]:
     """`append`, then `draft_step` for the same samples, unless a text or a table has to grow before.
 
-    Returns the number at which to go on when it has (`asked`: only tables have to), and the tokens drafted; -1 tokens:
-    something has to grow.
+    `names`, `texts`: addresses of lists of the samples' rows and texts. `known`: `rows` has the rows already. Returns
+    the number at which to go on when something has to grow (`asked`: only tables have to), and the tokens drafted, or
+    -1 then.
     """
-    number, crowded = append(samples, prompts, given, asked, first, shortest, siblings)
+    samples, prompts = int64s_at(samples_at, (MANY, SAMPLE_COLUMNS)), int64s_at(prompts_at, (MANY, PROMPT_COLUMNS))
+    rows = rows[:asked]
+    if not (known or first):
+        for number in range(asked):
+            rows[number] = int_of(item_of(names, number))
+    number, crowded = append(samples, prompts, rows, texts, first, shortest, siblings)
     if crowded or number < asked:
         return number, -1
     return number, draft_step(
-        samples, prompts, given[:asked], longest, shortest, siblings, most, whole, extend_confidence, stop_confidence,
+        samples, prompts, rows, longest, shortest, siblings, most, whole, extend_confidence, stop_confidence,
         out, confidences, found,
     )  # fmt: skip
 
@@ -208,6 +156,8 @@ def draft_step(
             sample = samples[rows[number]]
             foresee_text(prompts[sample[PROMPT], INDEX:TABLE], sample[CURSOR:], sample[COUNT], longest)
             prefetch(sample[TEXT] + WORD * sample[OWN_AT])
+            if siblings:
+                foresee_bucket(sample, shortest, prompts[sample[PROMPT]])
         for number in range(first, last):
             sample = samples[rows[number]]
             if siblings:
@@ -267,12 +217,12 @@ def _draft(
         index, cursor = prompt[INDEX:TABLE], sample[CURSOR:]
         low, high, length, near = follow(index, cursor, text, longest, max(shortest, matched))
         if length:
-            size, near = walk(
-                index, low, high, length, near, window, stop_confidence, extend_confidence,
+            size, at = walk(
+                index, low, high, length, near, cursor[AT] - length, window, stop_confidence, extend_confidence,
                 out[: room if extend_confidence < 1 else window], confidence,
             )  # fmt: skip
             if size:
-                move_to(index, cursor, near)
+                move_to(cursor, at)
                 sure = np.float32(1)
                 for place in range(size):
                     confidences[place] = confidence[place] / sure
@@ -289,7 +239,8 @@ def _draft(
         confidences[:size] = SURE_TOKEN
         return source, size, matched
     if siblings and window > 0 and text.size:
-        token = likely_next(next_table(prompt), text[text.size - 1])
+        votes, slots = next_slots(prompt)
+        token = likely_next(votes, slots, text[text.size - 1])
         if token >= 0:
             out[0], confidences[0] = token, LIKELY_TOKEN
             return FROM_SIBLINGS, 1, matched

@@ -52,6 +52,11 @@ class HistoryDrafter:
         self._settings = settings
         # Of each request, NEVER or the row of its text.
         self._rows: dict[str, int] = {}
+        # The requests of the last step and their rows. Mostly they are those of the next one too, and to compare two
+        # lists of the same strings is cheaper than to look each one up.
+        self._asked: list[str] = []
+        self._asked_rows: list[int] = []
+        self._some_never = False
         compile_step()
         self._texts = LiveTexts(settings)
         limits = settings.batch_limit_pairs()
@@ -86,12 +91,13 @@ class HistoryDrafter:
         if request_id in self._rows:
             raise ValueError(f"request {request_id} has started already")
         first = SpeculationWindow(self._settings, window).size
+        self._asked, self._asked_rows, self._some_never = [], [], False
         self._rows[request_id] = (
             NEVER if prompt_key is None else self._texts.start(prompt_key, prompt_tokens, most_tokens, first)
         )
 
     def draft(
-        self, requests: Sequence[str], texts: Sequence[Sequence[int]], context: int = 0, most: int | None = None
+        self, requests: list[str], texts: list[list[int]], context: int = 0, most: int | None = None
     ) -> list[list[int]]:
         """Draft tokens to verify in the next decode step, for each sample; empty where nothing matches or fits.
 
@@ -102,21 +108,16 @@ class HistoryDrafter:
         Raises KeyError for a request that has not started.
         """
         self.leave_out()
-        rows = self._rows_of(requests)
+        rows = self._rows_of_step(requests)
         if self._planner is None and self._switch is not None and not self._switch.allows(len(rows)):
             return [[] for _ in rows]
         asking = rows
-        if NEVER in rows:
+        if self._some_never:
             asking = [row for row in rows if row != NEVER]
             texts = [text for row, text in zip(rows, texts, strict=True) if row != NEVER]
         if not asking:
             return [[] for _ in rows]
-        new: list[int] = []
-        ends = []
-        for text, seen in zip(texts, self._texts.counts(asking), strict=True):
-            new.extend(text[seen:])
-            ends.append(len(new))
-        drafted = self._texts.draft(asking, new, ends, whole=self._planner is not None)
+        drafted = self._texts.draft(asking, texts, whole=self._planner is not None)
         if self._planner is not None:
             fit = drafted.flat.size if most is None else most
             drafts, self.decision = self._planner.cut(drafted, len(rows), context, fit)
@@ -173,8 +174,16 @@ class HistoryDrafter:
         """A sample ended, was aborted or moves away. Raises KeyError for a request that has not started."""
         row = self._rows_of([request_id])[0]
         del self._rows[request_id]
+        self._asked, self._asked_rows, self._some_never = [], [], False
         if row != NEVER:
             self._texts.finish(row)
+
+    def _rows_of_step(self, requests: list[str]) -> list[int]:
+        """As `_rows_of`."""
+        if requests != self._asked:
+            self._asked_rows = self._rows_of(requests)
+            self._asked, self._some_never = list(requests), NEVER in self._asked_rows
+        return self._asked_rows
 
     def _rows_of(self, requests: Sequence[str]) -> list[int]:
         rows = self._rows

@@ -10,12 +10,12 @@ Invariant: `likely_next` never answers for another token than the one it is aske
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
+from rhyme_openrlhf.history.addresses import int64_of, put_int64
+
+# As CALLED_SOURCES of draft_step.py.
+CALLED_SOURCES = 3628847092
 
 # int64 of a slot: the pair + 1 (0: none yet; first token in the upper half, the one that followed in the lower), votes.
 SLOT = 2
@@ -26,30 +26,29 @@ GOLDEN = 2654435769
 
 
 @njit(cache=True, nogil=True)
-def slot_of(table: Int64s, token: int) -> int:
-    """Where the slot of `token` begins; `table` has a power of two of slots."""
+def slot_of(slots: int, token: int) -> int:
+    """Where the slot of `token` begins in a table of so many slots (a power of two)."""
     mixed = (token * GOLDEN) & TOKEN_MASK
-    return SLOT * ((mixed ^ (mixed >> 16)) & (table.size // SLOT - 1))
+    return SLOT * ((mixed ^ (mixed >> 16)) & (slots - 1))
 
 
 @njit(cache=True, nogil=True)
-def vote_next(table: Int64s, text: Int32s, start: int, end: int) -> None:
-    """Count, for the tokens of `text` from `start` (1 or more) to `end`, that each followed the one before it."""
-    for at in range(start, end):
-        slot = slot_of(table, text[at - 1])
-        pair = ((np.int64(text[at - 1]) << TOKEN_BITS) | np.int64(text[at])) + 1
-        if table[slot] == pair:
-            table[slot + 1] += 1
-        elif table[slot + 1] > 0:
-            table[slot + 1] -= 1
-        else:
-            table[slot], table[slot + 1] = pair, 1
+def vote(table: int, slots: int, token: int, then: int) -> None:
+    """Count that `then` followed `token`, in the table of so many slots at an address."""
+    slot = slot_of(slots, token)
+    pair = ((token << TOKEN_BITS) | then) + 1
+    seen, votes = int64_of(table, slot), int64_of(table, slot + 1)
+    # Without branches: which of the three it is, nobody can guess.
+    same = seen == pair
+    taken = (not same) & (votes <= 0)
+    put_int64(table, slot, pair if taken else seen)
+    put_int64(table, slot + 1, 1 if taken else votes + (1 if same else -1))
 
 
 @njit(cache=True, nogil=True)
-def likely_next(table: Int64s, token: int) -> int:
+def likely_next(table: int, slots: int, token: int) -> int:
     """The token that mostly followed `token`; -1 where that is not known."""
-    pair = table[slot_of(table, token)] - 1
+    pair = int64_of(table, slot_of(slots, token)) - 1
     if pair < 0 or pair >> TOKEN_BITS != token:
         return -1
     return int(pair & TOKEN_MASK)

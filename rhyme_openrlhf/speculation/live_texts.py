@@ -9,7 +9,6 @@ appended before the compiled call sees it; nothing is shared between prompts. On
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +22,8 @@ from rhyme_openrlhf.speculation import draft_step as step
 from rhyme_openrlhf.speculation import rows as columns
 from rhyme_openrlhf.speculation import text_tables as tables
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT
+from rhyme_openrlhf.speculation.python_lists import split
+from rhyme_openrlhf.speculation.slabs import Slabs
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -57,7 +58,7 @@ class Drafts:
 
     def tokens(self) -> list[list[int]]:
         """The tokens of each draft."""
-        return split(self.flat.tolist(), self.lengths.tolist())
+        return split(self.flat, self.lengths)
 
 
 class Came(NamedTuple):
@@ -70,15 +71,6 @@ class Came(NamedTuple):
     sources: list[int]
     numbers: Int64s
     accepted: list[int]
-
-
-def split(flat: list[int], lengths: list[int]) -> list[list[int]]:
-    """`flat` in parts of these lengths."""
-    parts, begin = [], 0
-    for length in lengths:
-        parts.append(flat[begin : begin + length])
-        begin += length
-    return parts
 
 
 @dataclass
@@ -104,7 +96,8 @@ class LiveTexts:
         self._window_rule = (settings.window_start, settings.window_step, settings.window_max)
         self._extend_confidence = float(settings.extend_confidence)
         self._stop_confidence = float(settings.stop_confidence)
-        self._samples: Int64s = np.zeros((FIRST_ROWS, columns.SAMPLE_COLUMNS), dtype=np.int64)
+        self._slabs = Slabs()
+        self._samples: Int64s = self._new_samples(FIRST_ROWS)
         self._prompts: Int64s = np.zeros((FIRST_ROWS, columns.PROMPT_COLUMNS), dtype=np.int64)
         self._texts: list[Int32s | None] = [None] * FIRST_ROWS
         self._own_tables: list[Int32s | None] = [None] * FIRST_ROWS
@@ -112,8 +105,9 @@ class LiveTexts:
         self._free_prompt_rows = list(range(FIRST_ROWS))[::-1]
         self._by_key: dict[str, _Prompt] = {}
         self._keys: dict[int, str] = {}
-        self._drafted: Int64s = np.empty(0, dtype=np.int64)
-        self._given: Int64s = np.empty(0, dtype=np.int64)
+        # Samples of the last step.
+        self._asked = 0
+        self._rows: list[int] | None = None
         self._new_results(FIRST_ROWS)
 
     def install(self, key: str, index: DraftIndex) -> None:
@@ -164,35 +158,33 @@ class LiveTexts:
             self._free(row)
         self._drop_if_unused(key, prompt)
 
-    def counts(self, rows: list[int]) -> list[int]:
-        """How many tokens each of these samples' texts has."""
-        counts: list[int] = self._samples[rows, columns.COUNT].tolist()
-        return counts
-
     def window(self, row: int) -> int:
         """Tokens that the sample's next draft may have."""
         return int(self._samples[row, columns.WINDOW])
 
-    def draft(self, rows: list[int], new: list[int], ends: list[int], whole: bool = False) -> Drafts:
-        """Append to each sample of `rows` its part of `new` (which ends at `ends`), then draft for all of them.
+    def draft(self, rows: list[int], texts: list[list[int]], whole: bool = False) -> Drafts:
+        """Append to each sample of `rows` what is new in its text, then draft for all of them.
 
-        A draft is as long as its sample's window, and longer where it is certain enough. `whole`: as long as there is
-        room and any hope, because somebody else cuts the drafts.
+        `texts`: of each sample all tokens so far. A draft is as long as its sample's window, and longer where it is
+        certain enough. `whole`: as long as there is room and any hope, because somebody else cuts the drafts. The same
+        list of `rows` as in the last step, which nobody may have changed, is not read again.
         """
         asked = len(rows)
-        if asked > self._found.shape[1]:
+        if asked > self._drafted.size:
             self._new_results(2 * asked)
-        given = self._packed(rows, ends, new)
-        self._drafted = given[:asked].copy()
+            self._rows = None
         extend, stop = (NO_HOPE, NO_HOPE) if whole else (self._extend_confidence, self._stop_confidence)
         number, total = 0, -1
+        known, self._rows = rows is self._rows, rows
         while total < 0:
             number, total = step.append_and_draft(
-                self._samples, self._prompts, given, asked, number, self._longest, self._shortest, self._siblings,
-                self._window_rule[-1], whole, extend, stop, self._out, self._confidences, self._found,
+                self._samples.ctypes.data, self._prompts.ctypes.data, asked, known, id(rows), id(texts), number,
+                self._longest, self._shortest, self._siblings, self._window_rule[-1], whole, extend, stop,
+                self._drafted, self._out, self._confidences, self._found,
             )  # fmt: skip
             if total < 0:
-                self._make_room(rows, ends, number)
+                self._make_room(rows, texts, number)
+        self._asked = asked
         lengths, sources, matches, recents = self._found[:, :asked]
         return Drafts(self._out[:total], self._confidences[:total], lengths, sources, matches, recents)
 
@@ -204,7 +196,9 @@ class LiveTexts:
         """
         drafts = judged.size // 3
         came = np.empty(2 * drafts + columns.COUNT_OF_SOURCES, dtype=np.int64)
-        if not step.note_verified(self._samples, judged, drafts, self._drafted, *self._window_rule, came):
+        if not step.note_verified(
+            self._samples, judged, drafts, self._drafted[: self._asked], *self._window_rule, came
+        ):
             raise ValueError(f"need 0 <= accepted <= verified and 1 <= verified, got {judged[drafts:].tolist()}")
         return Came(came[:drafts].tolist(), came[drafts : 2 * drafts], came[2 * drafts :].tolist())
 
@@ -226,7 +220,10 @@ class LiveTexts:
         return prompt
 
     def _new_table(self, prompt: _Prompt, buckets: int) -> None:
-        prompt.table = np.zeros(tables.table_size(buckets), dtype=np.int64)
+        if prompt.table.size:
+            self._slabs.give(prompt.table)
+        prompt.table = self._slabs.take(np.int64, tables.table_size(buckets))
+        prompt.table[:] = 0
         row = self._prompts[prompt.row]
         row[columns.TABLE : columns.TABLE_ENTERED + 1] = prompt.table.ctypes.data, buckets, 0
 
@@ -242,6 +239,8 @@ class LiveTexts:
             self._free(row)
         prompt.rows.clear()
         if prompt.index is None:
+            if prompt.table.size:
+                self._slabs.give(prompt.table)
             del self._by_key[key]
             self._free_prompt_rows.append(prompt.row)
         elif self._siblings:
@@ -249,29 +248,25 @@ class LiveTexts:
             self._new_table(prompt, FIRST_BUCKETS)
 
     def _free(self, row: int) -> None:
-        self._texts[row] = self._own_tables[row] = None
+        for arrays in (self._texts, self._own_tables):
+            array = arrays[row]
+            if array is not None:
+                self._slabs.give(array)
+            arrays[row] = None
         self._free_rows.append(row)
-
-    def _packed(self, rows: list[int], ends: list[int], new: list[int]) -> Int64s:
-        """All three, one after the other, in an array that is used again: at half the time that NumPy takes."""
-        numbers = len(rows) + len(ends) + len(new)
-        if numbers > self._given.size:
-            self._given = np.empty(2 * numbers, dtype=np.int64)
-        struct.pack_into(f"={numbers}q", self._given.data, 0, *rows, *ends, *new)
-        return self._given[:numbers]
 
     def _new_results(self, rows: int) -> None:
         """Room for the drafts of so many samples."""
+        self._drafted: Int64s = np.empty(rows, dtype=np.int64)
         self._out = np.empty(rows * self._window_rule[-1], dtype=np.int32)
         self._confidences = np.empty(self._out.size, dtype=np.float32)
         self._found = np.empty((columns.DRAFT_ROWS, rows), dtype=np.int64)
 
-    def _make_room(self, rows: list[int], ends: list[int], number: int) -> None:
-        """For the new tokens of sample `number` of a step, if there is one, and in tables that are crowded."""
-        if number < len(rows):
-            begin = ends[number - 1] if number else 0
-            row = rows[number]
-            self._grow(row, int(self._samples[row, columns.COUNT]) + ends[number] - begin)
+    def _make_room(self, rows: list[int], texts: list[list[int]], number: int) -> None:
+        """For the new tokens of the samples of a step from `number` on, and in tables that are crowded."""
+        for row, text in zip(rows[number:], texts[number:], strict=True):
+            if len(text) > self._samples[row, columns.CAPACITY]:
+                self._grow(row, len(text))
         for prompt in self._by_key.values():
             self._grow_table(prompt)
 
@@ -282,14 +277,18 @@ class LiveTexts:
         while capacity < needed:
             capacity *= 2
         count = int(sample[columns.COUNT])
-        text, earlier = np.empty(capacity, dtype=np.int32), self._texts[row]
+        text, earlier = self._slabs.take(np.int32, capacity), self._texts[row]
         if earlier is not None:
             text[:count] = earlier[:count]
+            self._slabs.give(earlier)
         self._texts[row] = text
         sample[columns.TEXT], sample[columns.CAPACITY] = text.ctypes.data, capacity
         if self._own:
-            table = np.zeros(capacity * SLOTS_PER_TOKEN, dtype=np.int32)
-            tables.follow_own(text, table, 0, count, self._shortest, 0, 0)
+            table, earlier = self._slabs.take(np.int32, capacity * SLOTS_PER_TOKEN), self._own_tables[row]
+            if earlier is not None:
+                self._slabs.give(earlier)
+            table[:] = 0
+            tables.follow_own(text, table.ctypes.data, table.size - 1, count, self._shortest)
             self._own_tables[row] = table
             sample[columns.OWN_TABLE], sample[columns.OWN_SLOTS] = table.ctypes.data, table.size
 
@@ -305,11 +304,21 @@ class LiveTexts:
             text = self._texts[sample]
             assert text is not None
             count, start = self._samples[sample, [columns.COUNT, columns.PROMPT_TOKENS]].tolist()
-            tables.enter_siblings(row, text[:count], sample, max(1, start), count, self._shortest)
+            tables.enter_siblings(row, text[:count], sample, max(1, start), self._shortest)
+
+    def _new_samples(self, rows: int) -> Int64s:
+        samples: Int64s = self._slabs.take(np.int64, rows * columns.SAMPLE_COLUMNS)
+        samples[:] = 0
+        return samples.reshape(rows, columns.SAMPLE_COLUMNS)
 
     def _more_rows(self) -> None:
         before = len(self._texts)
-        self._samples = np.concatenate([self._samples, np.zeros_like(self._samples)])
+        if 2 * before > tables.MOST_ROWS:
+            raise ValueError(f"an engine has at most {tables.MOST_ROWS} samples at once")
+        samples = self._new_samples(2 * before)
+        samples[:before] = self._samples
+        self._slabs.give(self._samples.ravel())
+        self._samples = samples
         self._texts += [None] * before
         self._own_tables += [None] * before
         self._free_rows += list(range(before, 2 * before))[::-1]
@@ -324,5 +333,5 @@ def compile_step() -> None:
     """Compile a step, or load it from Numba's cache: seconds that no decode step should have to wait."""
     texts = LiveTexts(HistoSpecSettings())
     row = texts.start("", 0, 2, 1)
-    texts.draft([row], [0], [1])
+    texts.draft([row], [[0]]).tokens()
     texts.verified(np.array([row, 1, 1]))

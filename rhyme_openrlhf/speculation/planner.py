@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.speculation.acceptance import AcceptanceModel, estimate
 from rhyme_openrlhf.speculation.budget import choose_lengths
-from rhyme_openrlhf.speculation.live_texts import Drafts, split
+from rhyme_openrlhf.speculation.live_texts import Drafts
+from rhyme_openrlhf.speculation.python_lists import split
 
 # CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
 CALLED_SOURCES = 3854265917
@@ -104,7 +105,7 @@ class DraftPlanner(Planner[AcceptanceModel]):
             drafts.confidences, seconds, running, self._cells, self._begins, kept, lengths,
         )  # fmt: skip
         decision = Decision(running, context, total, expected, float(seconds[total]))
-        return split(kept[:total].tolist(), lengths.tolist()), decision
+        return split(kept[:total], lengths), decision
 
     def learn(self, numbers: Ints, verified: Ints, accepted: Ints) -> None:
         """So many tokens were verified and accepted of the drafts of these numbers that the last `cut` saw.

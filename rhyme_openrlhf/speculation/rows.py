@@ -12,12 +12,12 @@ from rhyme_openrlhf.history.lookup import INDEX_COLUMNS
 # A sample: its text, how many tokens it has, and room for how many; the most it can come to have; tokens of its
 # prompt; the table of its own text; the sample's prompt; where the match in its own text goes on, and its length; up to
 # where the sibling was followed; that sibling, where the match in it goes on, and its length; its window; how its last
-# drafts fared (acceptance.py); the source of the last one, and its place among those of its step; and its cursor in the
-# prompt's index (history/cursor.py).
+# drafts fared (acceptance.py); the source of the last one, and its place among those of its step; the hash of its last
+# tokens; and its cursor in the prompt's index (history/cursor.py).
 (
     TEXT, COUNT, CAPACITY, LIMIT, PROMPT, OWN_TABLE, OWN_SLOTS, OWN_AT, OWN_LENGTH, FOLLOWED, SIBLING, SIBLING_AT,
-    SIBLING_LENGTH, WINDOW, RECENT, SOURCE, NUMBER, PROMPT_TOKENS, CURSOR,
-) = range(19)  # fmt: skip
+    SIBLING_LENGTH, WINDOW, RECENT, SOURCE, NUMBER, PROMPT_TOKENS, HASH, CURSOR,
+) = range(20)  # fmt: skip
 SAMPLE_COLUMNS = 24  # three cache lines
 assert CURSOR + CURSOR_COLUMNS <= SAMPLE_COLUMNS
 # A prompt: its draft index (history/lookup.py; no tokens: none); the siblings' table, and what was entered into it.

@@ -13,11 +13,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.addresses import int32s_at, int64s_at, prefetch
-from rhyme_openrlhf.speculation.likely_next import SLOT, slot_of, vote_next
+from rhyme_openrlhf.history.addresses import int32_of, int32s_at, int64_of, int64s_at, prefetch, put_int32, put_int64
+from rhyme_openrlhf.speculation.likely_next import SLOT, slot_of, vote
 from rhyme_openrlhf.speculation.rows import (
     COUNT,
     FOLLOWED,
+    HASH,
     OWN_AT,
     OWN_SLOTS,
     OWN_TABLE,
@@ -31,16 +32,25 @@ from rhyme_openrlhf.speculation.rows import (
 )
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 2525569065
+CALLED_SOURCES = 2771984143
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
 
 # How far back a new match is measured. Longer ones are all the same: certain enough.
 LONGEST_MEASURED = 32
-# An entry of the siblings' table: the sample's row + 1, and the number of its tokens up to the entry's end.
-ROW_SHIFT = 32
+# An entry of the siblings' table, from the lowest bit on: the number of the sample's tokens up to the entry's end; the
+# sample's row + 1; and a mark of the tokens, so that most entries of other tokens are known without reading texts.
+ROW_SHIFT, MARK_SHIFT = 32, 52
+MARK_BITS = 11
 POSITION_MASK = (1 << ROW_SHIFT) - 1
+ROWS = (1 << MARK_SHIFT) - (1 << ROW_SHIFT)
+MARKS = ((1 << MARK_BITS) - 1) << MARK_SHIFT
+# An entry of a sample's own table: the number of its tokens up to the entry's end (of those past 4M tokens the low
+# bits), and a mark.
+OWN_MARK_SHIFT, OWN_MARK_BITS = 22, 9
+MOST_ROWS = (1 << (MARK_SHIFT - ROW_SHIFT)) - 1
 # Entries of a bucket, of different samples: so there are others than the asking sample's own, to take the longest match
 # of. There are two to four times as many as were entered: 16 to 32 bytes for each token of a response.
 BUCKET = 4
@@ -70,55 +80,88 @@ def hash_before(text: Int32s, end: int, shortest: int) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def follow_own(
-    text: Int32s, table: Int32s, start: int, end: int, shortest: int, source: int, length: int
+def enter_own(
+    text: Int32s, table: int, mask: int, place: int, shortest: int, value: int, source: int, length: int
 ) -> tuple[int, int]:
-    """Enter the tokens from `start` to `end`; returns where the text after the match begins, and the match's length."""
-    mask = np.uint64(table.size - 1)
-    for at in range(start, end):
-        if length and text[source] == text[at]:
-            source += 1
-            length += 1
-        else:
-            length = 0
-        if at + 1 < shortest:
-            continue
-        place = np.int64(hash_before(text, at + 1, shortest) & mask)
-        earlier = int(table[place])
-        if not length and earlier:
+    """Enter the token before `place` into the sample's own table (at an address, with `mask` + 1 slots).
+
+    `value`: the hash of the `shortest` tokens before `place`, if there are so many. `source`, `length`: where the text
+    after the match began before that token, and its length; returns both after it.
+    """
+    at = place - 1
+    if length and text[source] == text[at]:
+        source += 1
+        length += 1
+    else:
+        length = 0
+    if place < shortest:
+        return source, length
+    slot = np.int64(value & np.uint64(mask))
+    mark = np.int64(value >> np.uint64(64 - OWN_MARK_BITS)) << OWN_MARK_SHIFT
+    if not length:
+        earlier = int32_of(table, slot) - mark
+        if 0 < earlier < 1 << OWN_MARK_SHIFT:
             while length < LONGEST_MEASURED and length < earlier and text[earlier - 1 - length] == text[at - length]:
                 length += 1
             if length < shortest:
                 length = 0
             source = earlier
-        table[place] = at + 1
+    put_int32(table, slot, mark + (place & ((1 << OWN_MARK_SHIFT) - 1)))
     return source, length
 
 
 @njit(cache=True, nogil=True)
-def enter_siblings(prompt: Int64s, text: Int32s, row: int, start: int, end: int, shortest: int) -> None:
-    """Enter into the prompt's table where the tokens before each place from `start` to `end` occurred last."""
-    table = int64s_at(prompt[TABLE], BUCKET * prompt[TABLE_BUCKETS])
-    mask = np.uint64(prompt[TABLE_BUCKETS] - 1)
-    first = max(start, shortest)
-    for place in range(first, end + 1):
-        bucket = BUCKET * np.int64(hash_before(text, place, shortest) & mask)
-        # The newest first; of one sample only the newest.
-        last = bucket
-        while last < bucket + BUCKET - 1 and (table[last] >> ROW_SHIFT) != row + 1:
-            last += 1
-        for at in range(last, bucket, -1):
-            table[at] = table[at - 1]
-        table[bucket] = ((row + 1) << ROW_SHIFT) | place
-    vote_next(next_table(prompt), text, max(1, start - 1), end)
-    prompt[TABLE_ENTERED] += max(0, end + 1 - first)
+def follow_own(text: Int32s, table: int, mask: int, count: int, shortest: int) -> None:
+    """Enter all `count` tokens into a sample's own table that is new."""
+    source, length = 0, 0
+    for place in range(1, count + 1):
+        value = hash_before(text, place, shortest) if place >= shortest else np.uint64(0)
+        source, length = enter_own(text, table, mask, place, shortest, value, source, length)
 
 
 @njit(cache=True, nogil=True)
-def next_table(prompt: Int64s) -> Int64s:
-    """The slots behind the buckets of the prompt's table."""
+def _mark(value: int) -> int:
+    """What an entry of the siblings' table keeps of a hash: bits that say nothing of its bucket."""
+    return int(np.int64(value >> np.uint64(64 - MARK_BITS)) << MARK_SHIFT)
+
+
+@njit(cache=True, nogil=True)
+def enter_sibling(table: int, mask: int, row: int, place: int, value: int) -> None:
+    """Enter into a siblings' table (`mask` + 1 buckets) that tokens with the hash `value` end before `place`.
+
+    The newest first; of one sample only the newest.
+    """
+    bucket = BUCKET * np.int64(value & np.uint64(mask))
+    whose = (row + 1) << ROW_SHIFT
+    first, second, third = int64_of(table, bucket), int64_of(table, bucket + 1), int64_of(table, bucket + 2)
+    # Without branches, as `vote`: whether what is newer than this sample's own last entry has to make room for it.
+    others = (first & ROWS) != whose
+    put_int64(table, bucket + 1, first if others else second)
+    others &= (second & ROWS) != whose
+    put_int64(table, bucket + 2, second if others else third)
+    others &= (third & ROWS) != whose
+    if others:
+        put_int64(table, bucket + 3, third)
+    put_int64(table, bucket, whose | place | _mark(value))
+
+
+@njit(cache=True, nogil=True)
+def enter_siblings(prompt: Int64s, text: Int32s, row: int, start: int, shortest: int) -> None:
+    """Enter a whole text, from `start` tokens on, into the prompt's table."""
+    votes, slots = next_slots(prompt)
+    first = max(start, shortest)
+    for place in range(first, text.size + 1):
+        enter_sibling(prompt[TABLE], prompt[TABLE_BUCKETS] - 1, row, place, hash_before(text, place, shortest))
+    for place in range(max(2, start), text.size + 1):
+        vote(votes, slots, text[place - 2], text[place - 1])
+    prompt[TABLE_ENTERED] += max(0, text.size + 1 - first)
+
+
+@njit(cache=True, nogil=True)
+def next_slots(prompt: Int64s) -> tuple[int, int]:
+    """The slots behind the buckets of the prompt's table: their address, and how many."""
     buckets = prompt[TABLE_BUCKETS]
-    return int64s_at(prompt[TABLE] + 8 * BUCKET * buckets, SLOT * (buckets // BUCKETS_PER_SLOT))
+    return prompt[TABLE] + BUCKET_BYTES * buckets, buckets // BUCKETS_PER_SLOT
 
 
 @njit(cache=True, nogil=True)
@@ -145,11 +188,15 @@ def follow_sibling(samples: Int64s, row: int, text: Int32s, longest: int, shorte
         ahead = length > 0 and at < theirs.size
     if (length < longest or not ahead) and count >= shortest:
         table = int64s_at(prompt[TABLE], BUCKET * prompt[TABLE_BUCKETS])
-        bucket = BUCKET * np.int64(hash_before(text, count, shortest) & np.uint64(prompt[TABLE_BUCKETS] - 1))
+        value = np.uint64(sample[HASH])
+        bucket, mark = BUCKET * np.int64(value & np.uint64(prompt[TABLE_BUCKETS] - 1)), _mark(value)
         for entry in table[bucket : bucket + BUCKET]:
-            found = (entry >> ROW_SHIFT) - 1
+            # What has another mark are other tokens. Nothing entered yet has no row.
+            if (entry & MARKS) != mark:
+                continue
+            found = ((entry & ROWS) >> ROW_SHIFT) - 1
             place = entry & POSITION_MASK
-            if entry == 0 or found == row or place >= samples[found, COUNT]:
+            if found < 0 or found == row or place >= samples[found, COUNT]:
                 continue
             theirs = int32s_at(samples[found, TEXT], samples[found, COUNT])
             matched = 0
@@ -170,12 +217,20 @@ def foresee_siblings(samples: Int64s, row: int, longest: int, shortest: int, pro
         prefetch(samples[sample[SIBLING], TEXT] + WORD * sample[SIBLING_AT])
     count = sample[COUNT]
     if sample[SIBLING_LENGTH] < longest and count >= shortest:
-        text = int32s_at(sample[TEXT], count)
         table = int64s_at(prompt[TABLE], BUCKET * prompt[TABLE_BUCKETS])
-        bucket = BUCKET * np.int64(hash_before(text, count, shortest) & np.uint64(prompt[TABLE_BUCKETS] - 1))
+        value = np.uint64(sample[HASH])
+        bucket, mark = BUCKET * np.int64(value & np.uint64(prompt[TABLE_BUCKETS] - 1)), _mark(value)
         for entry in table[bucket : bucket + BUCKET]:
-            if entry and (entry >> ROW_SHIFT) - 1 != row:
-                prefetch(samples[(entry >> ROW_SHIFT) - 1, TEXT] + WORD * ((entry & POSITION_MASK) - 1))
+            found = ((entry & ROWS) >> ROW_SHIFT) - 1
+            if (entry & MARKS) == mark and found >= 0 and found != row:
+                prefetch(samples[found, TEXT] + WORD * ((entry & POSITION_MASK) - 1))
+
+
+@njit(cache=True, nogil=True)
+def foresee_bucket(sample: Int64s, shortest: int, prompt: Int64s) -> None:
+    """Fetch what `foresee_siblings` will read."""
+    mask = np.uint64(prompt[TABLE_BUCKETS] - 1)
+    prefetch(prompt[TABLE] + BUCKET_BYTES * np.int64(np.uint64(sample[HASH]) & mask))
 
 
 @njit(cache=True, nogil=True)
@@ -204,16 +259,29 @@ def copy_own(sample: Int64s, text: Int32s, out: Int32s) -> None:
 
 
 @njit(cache=True, nogil=True)
-def fetch_places(prompt: Int64s, sample: Int64s, text: Int32s, before: int, shortest: int, siblings: bool) -> None:
-    """Fetch the places in the tables of the tokens of `text` behind the first `before`."""
+def fetch_places(
+    prompt: Int64s, sample: Int64s, before: int, shortest: int, siblings: bool, hashes: Hashes, kept: int
+) -> int:
+    """Fetch the places in the tables of a sample's tokens behind the first `before`.
+
+    The hashes are kept in `hashes` from `kept` on, as long as there is room; returns how many there are then.
+    """
+    count = sample[COUNT]
+    text = int32s_at(sample[TEXT], count)
+    own, table = sample[OWN_TABLE], prompt[TABLE]
     own_mask, mask = np.uint64(sample[OWN_SLOTS] - 1), np.uint64(prompt[TABLE_BUCKETS] - 1)
-    for place in range(before + 1, text.size + 1):
+    votes, slots = next_slots(prompt)
+    for place in range(before + 1, count + 1):
         if place >= shortest:
+            if kept == hashes.size:
+                break
             value = hash_before(text, place, shortest)
-            if sample[OWN_SLOTS]:
-                prefetch(sample[OWN_TABLE] + SLOT_BYTES * np.int64(value & own_mask))
+            hashes[kept] = value
+            kept += 1
+            if own:
+                prefetch(own + SLOT_BYTES * np.int64(value & own_mask))
             if siblings:
-                prefetch(prompt[TABLE] + BUCKET_BYTES * np.int64(value & mask))
+                prefetch(table + BUCKET_BYTES * np.int64(value & mask))
         if siblings:
-            votes = next_table(prompt)
-            prefetch(prompt[TABLE] + BUCKET_BYTES * prompt[TABLE_BUCKETS] + 8 * slot_of(votes, text[place - 1]))
+            prefetch(votes + 8 * slot_of(slots, text[place - 1]))
+    return kept

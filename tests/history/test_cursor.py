@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
+from numpy.typing import NDArray
 
+from rhyme_openrlhf.history.addresses import int32_of
 from rhyme_openrlhf.history.cursor import (
     AT,
     CURSOR_COLUMNS,
@@ -17,13 +20,19 @@ from rhyme_openrlhf.history.cursor import (
     move_to,
 )
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
-from rhyme_openrlhf.history.lookup import longest_match
+from rhyme_openrlhf.history.lookup import SUFFIXES, longest_match
 
 TOKENS = st.lists(st.integers(0, 2), max_size=30)
 PIECES = st.lists(st.builds(Piece, st.lists(st.integers(0, 2), max_size=3), TOKENS, st.just(1.0)), max_size=5)
 # What a sample says next: tokens of its own (-1: a placeholder), or so many as the history went on, and one more.
 OWN = st.lists(st.integers(-1, 3), max_size=4)
 PARTS = st.lists(st.tuples(OWN, st.integers(0, 6), st.integers(0, 3)), max_size=12)
+
+
+@njit
+def begin_of(index: NDArray[np.int64], place: int) -> int:
+    """Where the suffix at `place` begins."""
+    return int32_of(index[SUFFIXES], place)
 
 
 def check(pieces: list[Piece], parts: list[tuple[list[int], int, int]], longest: int, least: list[int]) -> int:
@@ -47,7 +56,7 @@ def check(pieces: list[Piece], parts: list[tuple[list[int], int, int]], longest:
         assert low <= place < high or not length
         if length:
             found += 1
-            move_to(index.row, cursor, low + where % (high - low))
+            move_to(cursor, begin_of(index.row, low + where % (high - low)))
     return found
 
 

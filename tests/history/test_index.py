@@ -14,14 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.history.index import VERSION, Draft, DraftIndex, IndexBufferError, Piece, build_index
-from rhyme_openrlhf.history.lookup import (
-    CONFIDENCE_A,
-    CONFIDENCE_B,
-    LOOKED_AT,
-    SHORT_MATCH_FACTOR,
-    SURE_MATCH,
-    TOKEN_COUNT,
-)
+from rhyme_openrlhf.history.lookup import LOOKED_AT, TOKEN_COUNT
+from rhyme_openrlhf.history.walk import CONFIDENCE_A, CONFIDENCE_B, SHORT_MATCH_FACTOR, SURE_MATCH
 
 # Few different tokens, so that random pieces share prefixes, branch and repeat themselves.
 TOKENS = st.lists(st.integers(0, 2), max_size=14)

@@ -8,15 +8,17 @@ from types import ModuleType
 
 import pytest
 
-from rhyme_openrlhf.history import addresses, cursor, lookup
+from rhyme_openrlhf.history import addresses, cursor, lookup, walk
 from rhyme_openrlhf.speculation import (
     acceptance,
+    append_step,
     budget,
     draft_step,
     likely_next,
     planner,
     position_acceptance,
     proposals,
+    python_lists,
     rows,
     text_tables,
     window,
@@ -31,8 +33,11 @@ TABLES = (addresses, likely_next, rows)
     [
         (lookup, (addresses,)),
         (cursor, INDEX),
+        (walk, INDEX),
         (text_tables, TABLES),
-        (draft_step, (cursor, text_tables, acceptance, window)),
+        (likely_next, (addresses,)),
+        (append_step, (text_tables, python_lists)),
+        (draft_step, (append_step, cursor, walk, acceptance, window)),
         (planner, (acceptance, budget)),
         (position_acceptance, (acceptance,)),
         (proposals, (budget, position_acceptance)),

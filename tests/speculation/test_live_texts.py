@@ -17,20 +17,34 @@ WINDOW = 5
 FAR = 10**6
 
 
-def live(**changes: Any) -> LiveTexts:
+class Growing(LiveTexts):
+    """Knows what each sample has said, so that a test says only what is new."""
+
+    def __init__(self, settings: HistoSpecSettings) -> None:
+        super().__init__(settings)
+        self.said: dict[int, list[int]] = {}
+
+    def start(self, key: str, prompt_tokens: int, most_tokens: int, window: int) -> int:
+        row = super().start(key, prompt_tokens, most_tokens, window)
+        self.said[row] = []
+        return row
+
+
+def live(**changes: Any) -> Growing:
     """The named sources alone; a draft is as long as its window."""
     plain: dict[str, Any] = {
         "prefix_min": 3, "own_output": False, "siblings": False, "extend_confidence": 1.0, "stop_confidence": 0.0
     }  # fmt: skip
-    return LiveTexts(HistoSpecSettings(**(plain | changes)))
+    return Growing(HistoSpecSettings(**(plain | changes)))
 
 
-def begin(texts: LiveTexts, key: str, prompt_tokens: int, window: int = WINDOW, most_tokens: int = FAR) -> int:
+def begin(texts: Growing, key: str, prompt_tokens: int, window: int = WINDOW, most_tokens: int = FAR) -> int:
     return texts.start(key, prompt_tokens, most_tokens, window)
 
 
-def grow(texts: LiveTexts, row: int, part: list[int]) -> tuple[list[int], int]:
-    drafts = texts.draft([row], part, [len(part)])
+def grow(texts: Growing, row: int, part: list[int]) -> tuple[list[int], int]:
+    texts.said[row] += part
+    drafts = texts.draft([row], [texts.said[row]])
     return drafts.tokens()[0], int(drafts.sources[0])
 
 
