@@ -44,11 +44,12 @@ def every(length: int) -> Table:
 
 
 def best_table(speeds: Speeds) -> Table:
-    """The best length of each load, as vLLM wants it: each holds up to the next load."""
+    """The best length of each load that was measured, as vLLM wants it: each holds up to the next load."""
     found = []
-    for number, running in enumerate(RUNNING):
+    loads = [running for running in RUNNING if str(running) in speeds]
+    for number, running in enumerate(loads):
         best = max(LENGTHS, key=lambda length: statistics.fmean(speeds[str(running)][str(length)]))
-        last = RUNNING[number + 1] - 1 if number + 1 < len(RUNNING) else running
+        last = loads[number + 1] - 1 if number + 1 < len(loads) else running
         found.append([running, last, best])
     return found
 
@@ -107,7 +108,7 @@ def main() -> None:
             raise SystemExit(refused)
         fixed = {str(length): (every(length),) for length in LENGTHS}
         save = functools.partial(write, chosen.out, found, lengths=speeds)
-        if missing := [row for row in ROWS if row != DRAIN and row not in speeds]:
+        if missing := [row for row in ROWS if row != DRAIN and row not in speeds and chosen.table_repeats]:
             # Fixed lengths have nothing to learn.
             first = [str(max(RUNNING))]
             measure(engine, prompts, chosen.table_repeats, fixed, speeds, save, TEMPERATURE, missing, first)
