@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import statistics
 from pathlib import Path
@@ -107,7 +106,13 @@ def main() -> None:
         if refused := engine.scheduler("install_profile", read_text(chosen.profile)):
             raise SystemExit(refused)
         fixed = {str(length): (every(length),) for length in LENGTHS}
-        save = functools.partial(write, chosen.out, found, lengths=speeds)
+
+        def save() -> None:
+            counters = engine.scheduler("read_counters")
+            # vLLM's own way counts neither.
+            share = counters["draft_seconds"] / max(counters["busy_seconds"], 1e-9)
+            write(chosen.out, found, lengths=speeds, selection_share=share)
+
         if missing := [row for row in ROWS if row != DRAIN and row not in speeds and chosen.table_repeats]:
             # Fixed lengths have nothing to learn.
             first = [str(max(RUNNING))]
@@ -121,6 +126,8 @@ def main() -> None:
         engine.stop()
     if found:
         print(table_of(found))
+        share = json.loads(chosen.out.read_text())["selection_share"]
+        print(f"selection, of the budget's step time in the last part of the repeats: {share:.2%}")
 
 
 if __name__ == "__main__":
