@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import statistics
 from pathlib import Path
@@ -44,11 +43,12 @@ def every(length: int) -> Table:
 
 
 def best_table(speeds: Speeds) -> Table:
-    """The best length of each load, as vLLM wants it: each holds up to the next load."""
+    """The best length of each load that was measured, as vLLM wants it: each holds up to the next load."""
     found = []
-    for number, running in enumerate(RUNNING):
+    loads = [running for running in RUNNING if str(running) in speeds]
+    for number, running in enumerate(loads):
         best = max(LENGTHS, key=lambda length: statistics.fmean(speeds[str(running)][str(length)]))
-        last = RUNNING[number + 1] - 1 if number + 1 < len(RUNNING) else running
+        last = loads[number + 1] - 1 if number + 1 < len(loads) else running
         found.append([running, last, best])
     return found
 
@@ -106,8 +106,14 @@ def main() -> None:
         if refused := engine.scheduler("install_profile", read_text(chosen.profile)):
             raise SystemExit(refused)
         fixed = {str(length): (every(length),) for length in LENGTHS}
-        save = functools.partial(write, chosen.out, found, lengths=speeds)
-        if missing := [row for row in ROWS if row != DRAIN and row not in speeds]:
+
+        def save() -> None:
+            counters = engine.scheduler("read_counters")
+            # vLLM's own way counts neither.
+            share = counters["draft_seconds"] / max(counters["busy_seconds"], 1e-9)
+            write(chosen.out, found, lengths=speeds, selection_share=share)
+
+        if missing := [row for row in ROWS if row != DRAIN and row not in speeds and chosen.table_repeats]:
             # Fixed lengths have nothing to learn.
             first = [str(max(RUNNING))]
             measure(engine, prompts, chosen.table_repeats, fixed, speeds, save, TEMPERATURE, missing, first)
@@ -120,6 +126,8 @@ def main() -> None:
         engine.stop()
     if found:
         print(table_of(found))
+        share = json.loads(chosen.out.read_text())["selection_share"]
+        print(f"selection, of the budget's step time in the last part of the repeats: {share:.2%}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python benchmarks/selection.py --profile PROFILE
 
 The choice is what `speculation/planner.py` does with a step's proposals: how likely each token is, the table of step
-times with its correction, the cut, and the lists for vLLM. Its context grows as in a run, so that some of the tables
-are made anew. Beside each figure the profile's own time of a step of that size, with as many draft tokens as were
-taken.
+times with its correction, and the cut; beside it the lists for vLLM, which whoever drafts has to make. Its context
+grows as in a run, so that some of the tables are made anew. Beside each figure the profile's own time of a step of that
+size, with as many draft tokens as were taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import read
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES
-from rhyme_openrlhf.speculation.live_texts import Drafts
+from rhyme_openrlhf.speculation.live_texts import Drafts, split
 from rhyme_openrlhf.speculation.planner import DraftPlanner
 
 SAMPLES = (1, 8, 64, 512)
@@ -31,7 +31,8 @@ SOURCES = len(SOURCE_NAMES)
 # Proposed for each sample, and how many tokens all of them grow by in a step.
 PROPOSED, GROWTH = 16, 4
 FIRST_CONTEXT = 150
-STEPS = 400
+# Contexts end where the embedded task's do.
+STEPS = 100
 CALLS = 20_000
 
 
@@ -59,8 +60,9 @@ def answers(model: StepModel) -> tuple[float, float]:
     return cached, (time.perf_counter() - began) / len(asked) * 1e6
 
 
-def choices(model: StepModel, samples: int) -> tuple[list[float], float]:
-    """Microseconds of each of STEPS choices for so many samples, and the profile's milliseconds of such a step."""
+def choices(model: StepModel, samples: int) -> tuple[list[float], float, float]:
+    """Microseconds of each of STEPS choices for so many samples, those of their lists (median), and the profile's
+    milliseconds of such a step."""
     planner = DraftPlanner(Predictor(model), SOURCES)
     chance = np.random.default_rng(0)
     lengths = chance.integers(0, PROPOSED + 1, samples)
@@ -73,17 +75,23 @@ def choices(model: StepModel, samples: int) -> tuple[list[float], float]:
         matches=chance.integers(2, 30, samples),
         recents=chance.integers(0, 1000, samples),
     )
-    took, seconds, context = [], [], samples * FIRST_CONTEXT
+    took, lists, seconds, context = [], [], [], samples * FIRST_CONTEXT
     for step in range(STEPS + 20):
         context += GROWTH * samples
         began = time.perf_counter()
-        _, decision = planner.cut(drafts, samples, context, tokens)
+        kept, decision = planner.cut(drafts, samples, context, tokens)
         ended = time.perf_counter()
-        planner.took(samples, context, decision.drafts, decision.seconds * 1.1)
+        profiled = planner.predictor.profiled_seconds(samples, context, decision.drafts)
+        planner.took(samples, context, decision.drafts, profiled * 1.1)
+        flat, sizes = np.array([token for draft in kept for token in draft], np.int32), np.array(list(map(len, kept)))
+        split_began = time.perf_counter()
+        split(flat.tolist(), sizes.tolist())
+        made = time.perf_counter() - split_began
         if step >= 20:
-            took.append((ended - began) * 1e6)
-            seconds.append(decision.seconds)
-    return took, statistics.fmean(seconds) * 1000
+            took.append((ended - began - made) * 1e6)
+            lists.append(made * 1e6)
+            seconds.append(profiled)
+    return took, statistics.median(lists), statistics.fmean(seconds) * 1000
 
 
 def main() -> None:
@@ -93,12 +101,14 @@ def main() -> None:
     model = StepModel(read(parser.parse_args().profile))
     cached, missed = answers(model)
     print(f"a predicted step time: {cached:.2f} us cached, {missed:.1f} us not")
-    print("samples   choice us, median   95 %   longest   step ms   share of the step")
+    print("samples   choice us, median   95 %   longest   lists us   step ms   both of the step")
     for samples in SAMPLES:
-        took, step_ms = choices(model, samples)
+        took, lists, step_ms = choices(model, samples)
         median, high = statistics.median(took), statistics.quantiles(took, n=20)[-1]
-        share = median / 1000 / step_ms
-        print(f"{samples:7d}  {median:18.1f}  {high:5.1f}  {max(took):8.1f}  {step_ms:8.2f}  {share:18.2%}")
+        share = (median + lists) / 1000 / step_ms
+        print(
+            f"{samples:7d}  {median:18.1f}  {high:5.1f}  {max(took):8.1f}  {lists:9.1f}  {step_ms:8.2f}  {share:16.2%}"
+        )
 
 
 if __name__ == "__main__":

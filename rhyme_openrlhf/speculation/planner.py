@@ -86,6 +86,7 @@ class DraftPlanner(Planner[AcceptanceModel]):
         # Of the drafts of the last step: each token's cell, and where each draft begins among them, and the last ends.
         self._cells = np.empty(0, dtype=np.int32)
         self._begins: Ints = np.empty(0, dtype=np.int64)
+        self._compile()
 
     def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[list[list[int]], Decision]:
         """What of each draft to verify in a step of `running` samples, and why.
@@ -113,6 +114,15 @@ class DraftPlanner(Planner[AcceptanceModel]):
         -1: it did not see the draft.
         """
         self._refit_after(self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted))
+
+    def _compile(self) -> None:
+        """Compile what a step calls, or load it from Numba's cache: seconds that no decode step should have to wait."""
+        none, nothing = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        _plan(
+            self._acceptance.table, none, none, none, none, nothing, np.zeros(0, np.float32), np.ones(1), 1, nothing,
+            np.zeros(1, np.int64), nothing, none,
+        )  # fmt: skip
+        self._acceptance.learn(nothing, np.zeros(1, np.int64), none, none, none)
 
 
 @njit(cache=True)
