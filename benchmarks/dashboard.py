@@ -9,8 +9,9 @@ A run of synthetic events (telemetry/synthetic_run.py) is stored as if it had be
 drawn, with nothing kept by the browser (new profile) and with what it keeps, in turns. Updates: the missing steps are
 reported one after the other, each makes the page fetch and draw what changed, and the page's clock is wound forward by
 12 seconds, so that an hour's 300 updates fit into minutes. An update's cost is all main-thread time (the browser's own
-TaskDuration) of these 12 seconds; that of 12 seconds without news is given beside it. Memory is what is left after a
-garbage collection.
+TaskDuration) of these 12 seconds; that of 12 seconds without news, which is mostly winding the clock forward, is given
+beside it. It is measured twice: as processor time, and as the time between a task's begin and end, in which the service
+may have had the processor, for both run on the same cores. Memory is what is left after a garbage collection.
 """
 
 from __future__ import annotations
@@ -204,19 +205,21 @@ def measure_updates(browser: Any, url: str, store: Store, updates: int) -> dict[
     _load(page, url)
     _wait(page, "document.querySelector('[data-connection]').dataset.state === 'live'")
     devtools = context.new_cdp_session(page)
-    devtools.send("Performance.enable")
     devtools.send("HeapProfiler.enable")
-    begun = _metrics(devtools)["TaskDuration"]
+    clocks = {"processor": context.new_cdp_session(page), "wall": context.new_cdp_session(page)}
+    clocks["processor"].send("Performance.enable", {"timeDomain": "threadTicks"})
+    clocks["wall"].send("Performance.enable")
+    begun = _main_thread_ms(clocks)
     for _ in range(IDLE_STEPS):
         _pass(page)
-    idle_ms = (_metrics(devtools)["TaskDuration"] - begun) * 1000 / IDLE_STEPS
-    costs: list[float] = []
+    idle = {name: (now - begun[name]) / IDLE_STEPS for name, now in _main_thread_ms(clocks).items()}
+    costs: dict[str, list[float]] = {name: [] for name in clocks}
     drawn: list[int] = []
     page.evaluate("window.longTasks.length = 0")
-    memory: list[dict[str, float]] = [_memory(devtools, 0)]
+    memory: list[dict[str, float]] = [_memory(devtools, clocks["wall"], 0)]
     for number, rows in enumerate(islice(store.later, updates), start=1):
         draws, refreshes = page.evaluate("[window.draws, window.refreshes]")
-        begun = _metrics(devtools)["TaskDuration"]
+        begun = _main_thread_ms(clocks)
         _report(url, store.token, rows)
         _pass(page)
         shown = f"{rows[-1]['step']:,} / "
@@ -227,13 +230,14 @@ def measure_updates(browser: Any, url: str, store: Store, updates: int) -> dict[
             page.wait_for_timeout(ANSWER_MS)
         else:
             raise SystemExit(f"dashboard: update {number} was not shown")
-        costs.append((_metrics(devtools)["TaskDuration"] - begun) * 1000)
+        for name, now in _main_thread_ms(clocks).items():
+            costs[name].append(now - begun[name])
         drawn.append(page.evaluate("window.draws") - draws)
         if number % MEMORY_EVERY == 0:
-            memory.append(_memory(devtools, number))
+            memory.append(_memory(devtools, clocks["wall"], number))
     long_tasks = page.evaluate("window.longTasks")
     context.close()
-    return {"idle_ms": idle_ms, "update_ms": costs, "drawn": drawn, "long_tasks_ms": long_tasks, "memory": memory}
+    return {"idle_ms": idle, "update_ms": costs, "drawn": drawn, "long_tasks_ms": long_tasks, "memory": memory}
 
 
 def _pass(page: Any) -> None:
@@ -247,9 +251,14 @@ def _metrics(devtools: Any) -> dict[str, float]:
     return {one["name"]: one["value"] for one in devtools.send("Performance.getMetrics")["metrics"]}
 
 
-def _memory(devtools: Any, updates: int) -> dict[str, float]:
+def _main_thread_ms(clocks: dict[str, Any]) -> dict[str, float]:
+    """What the page's main thread has worked so far, by each clock."""
+    return {name: _metrics(devtools)["TaskDuration"] * 1000 for name, devtools in clocks.items()}
+
+
+def _memory(devtools: Any, counters: Any, updates: int) -> dict[str, float]:
     devtools.send("HeapProfiler.collectGarbage")
-    found = _metrics(devtools)
+    found = _metrics(counters)
     return {
         "updates": updates,
         "heap_mb": found["JSHeapUsedSize"] / 1024**2,
@@ -274,25 +283,32 @@ def print_tables(found: dict[str, Any]) -> None:
     for name, values in found["load_s"].items():
         print(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} | {TARGET_LOAD_S} |")
     updates = found["updates"]
-    both = list(zip(updates["update_ms"], updates["drawn"], strict=True))
-    print("\n| main thread, ms an update | mean | median | 95 % | highest | target |\n|---|---|---|---|---|---|")
-    for name, costs in (
-        ("all", [ms for ms, _ in both]),
-        ("figures drawn", [ms for ms, figures in both if figures]),
-        ("none drawn, because nothing new could be seen in them", [ms for ms, figures in both if not figures]),
-    ):
-        if ordered := sorted(costs):
-            last = ordered[min(len(ordered) - 1, round(0.95 * len(ordered)))]
-            print(
-                f"| {name}: {len(ordered)} | {statistics.fmean(ordered):.1f} | {statistics.median(ordered):.1f} | "
-                f"{last:.1f} | {ordered[-1]:.1f} | {TARGET_UPDATE_MS:g} |"
-            )
+    for clock, measured in updates["update_ms"].items():
+        idle = updates["idle_ms"][clock]
+        print(f"\n| main thread, ms an update, {clock} | mean | median | 95 % | highest | over {TARGET_UPDATE_MS:g} |")
+        print("|---|---|---|---|---|---|")
+        both = list(zip(measured, updates["drawn"], strict=True))
+        for name, costs in (
+            ("all", measured),
+            (f"less {idle:.1f} of {STEP_S} s without news", [ms - idle for ms in measured]),
+            ("figures drawn, less that", [ms - idle for ms, figures in both if figures]),
+            (
+                "none drawn, because nothing new could be seen, less that",
+                [ms - idle for ms, figures in both if not figures],
+            ),
+        ):
+            if ordered := sorted(costs):
+                last = ordered[min(len(ordered) - 1, round(0.95 * len(ordered)))]
+                over = sum(ms > TARGET_UPDATE_MS for ms in ordered)
+                print(
+                    f"| {name}: {len(ordered)} | {statistics.fmean(ordered):.1f} | {statistics.median(ordered):.1f} | "
+                    f"{last:.1f} | {ordered[-1]:.1f} | {over} |"
+                )
     figures = sum(updates["drawn"]) / max(1, sum(1 for one in updates["drawn"] if one))
     long_tasks = updates["long_tasks_ms"]
     print(
-        f"\n{figures:.1f} figures drawn where any are; {STEP_S} s without news: {updates['idle_ms']:.1f} ms; ", end=""
+        f"\n{figures:.1f} figures drawn where any are. Tasks of more than 50 ms: {len(long_tasks)}, the longest {max(long_tasks, default=0):.0f} ms"
     )
-    print(f"Tasks of more than 50 ms: {len(long_tasks)}, the longest {max(long_tasks, default=0):.0f} ms")
     print("\n| after updates | heap MB | DOM nodes | listeners |\n|---|---|---|---|")
     for one in updates["memory"]:
         print(f"| {one['updates']} | {one['heap_mb']:.1f} | {one['nodes']:.0f} | {one['listeners']:.0f} |")
