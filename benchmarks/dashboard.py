@@ -306,9 +306,8 @@ def print_tables(found: dict[str, Any]) -> None:
                 )
     figures = sum(updates["drawn"]) / max(1, sum(1 for one in updates["drawn"] if one))
     long_tasks = updates["long_tasks_ms"]
-    print(
-        f"\n{figures:.1f} figures drawn where any are. Tasks of more than 50 ms: {len(long_tasks)}, the longest {max(long_tasks, default=0):.0f} ms"
-    )
+    print(f"\n{figures:.1f} figures drawn where any are. ", end="")
+    print(f"Tasks of more than 50 ms: {len(long_tasks)}, the longest {max(long_tasks, default=0):.0f} ms")
     print("\n| after updates | heap MB | DOM nodes | listeners |\n|---|---|---|---|")
     for one in updates["memory"]:
         print(f"| {one['updates']} | {one['heap_mb']:.1f} | {one['nodes']:.0f} | {one['listeners']:.0f} |")
