@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.simulation.engine import EngineKind
-from rhyme_openrlhf.simulation.settings import Cluster
+from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.step_times import StepTimes
 
 
-def engine_kind(profile: Profile, cluster: Cluster) -> EngineKind:
+def engine_kind(profile: Profile, cluster: Cluster, features: Features) -> EngineKind:
     """An engine of this profile."""
     transfer = TransferModel(profile)
     return EngineKind(
-        StepTimes(profile),
+        StepTimes(profile, cluster.lookup_seconds if features.speculation != "off" else 0.0),
         transfer,
         # Without measured prefills they take no time; `gaps` says so beside every result.
         transfer.prefill_seconds if profile.prefills else lambda lengths: 0.0,

@@ -2,7 +2,8 @@
 
 Read from the run directory (telemetry/run_directory.py). What a run did is beside what the simulator makes of it, so
 that the two can be compared step by step. Invariants: steps are those whose rollout stage is recorded whole, numbered
-anew from 1; nothing is taken from the run's own rollout times, with which the simulated ones are compared.
+anew from 1; of the run's own rollout times, with which the simulated ones are compared, only what looking drafts up
+took in a decode step is taken.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
             devices=started.engines * started.tensor_parallel_size,
             tensor_parallel=started.tensor_parallel_size,
             trainer_tokens_per_second=_trained_per_second(parts, workload),
+            lookup_seconds=_lookup_seconds(events),
             publish_seconds=statistics.fmean(one.get(SYNC_PART, 0.0) for one in parts),
         ),
         replace(
@@ -168,6 +170,13 @@ def _rates(events: Iterable[Recorded]) -> dict[int, Rates]:
             window = sums.drafted / sums.drafts if sums.drafts else 0.0
             found[step] = Rates(sums.decode_tokens / sums.sample_steps, sums.drafted / sums.sample_steps, window)
     return found
+
+
+def _lookup_seconds(events: Iterable[Recorded]) -> float:
+    """Of looking drafts up in a decode step; the median of engines and steps, because the first one compiles."""
+    counters = [one.event.counters for one in events if isinstance(one.event, EngineStep)]
+    found = [one.draft_seconds / one.decode_steps for one in counters if one.decode_steps]
+    return statistics.median(found) if found else 0.0
 
 
 def _trained_per_second(parts: Sequence[Mapping[str, float]], workload: Workload) -> float:

@@ -74,7 +74,7 @@ class Run:
             )
         self.workload, self.cluster, self.features = workload, cluster, features
         self.profiles = profiles
-        self.kinds = {size: engine_kind(profile, cluster) for size, profile in profiles.items()}
+        self.kinds = {size: engine_kind(profile, cluster, features) for size, profile in profiles.items()}
         self.predictors = {size: Predictor(self.kinds[size].times.model) for size in profiles}
         self.history = History()
         self.result = Result(

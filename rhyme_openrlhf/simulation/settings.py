@@ -33,7 +33,8 @@ class Cluster:
 
     `running`: samples that an engine runs at once (vLLM's max_num_seqs); `step_tokens`: its max_num_batched_tokens;
     `trainer_tokens_per_second`: response tokens trained per second; `publish_seconds`: from trained weights to their
-    being ready on every node; `switch_seconds`: of a TP switch beside moving the samples (0: resident engines).
+    being ready on every node; `switch_seconds`: of a TP switch beside moving the samples (0: resident engines);
+    `lookup_seconds`: of looking drafts up, in every decode step with speculation: no profile has it.
     """
 
     nodes: int = 1
@@ -44,6 +45,7 @@ class Cluster:
     trainer_tokens_per_second: float = 50_000.0
     publish_seconds: float = 0.0
     switch_seconds: float = 0.0
+    lookup_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _check("nodes", self.nodes, 1, 65536)
@@ -54,6 +56,7 @@ class Cluster:
         _check("trainer-tokens-per-second", self.trainer_tokens_per_second, 1e-3, 1e12)
         _check("publish-seconds", self.publish_seconds, 0, 86400)
         _check("switch-seconds", self.switch_seconds, 0, 86400)
+        _check("lookup-seconds", self.lookup_seconds, 0, 60)
         if self.devices % self.tensor_parallel:
             raise ValueError(f"--tp {self.tensor_parallel} does not divide the {self.devices} devices of a node")
 

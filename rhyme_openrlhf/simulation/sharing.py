@@ -27,10 +27,10 @@ class Sharing:
     def __init__(self, run: Run, crowds: Mapping[int, Profile]) -> None:
         self._run = run
         alone = run.kinds[run.cluster.tensor_parallel]
-        self._kinds = {1: alone} | {
-            number: replace(engine_kind(profile, run.cluster), kv_tokens=alone.kv_tokens, transfer=alone.transfer)
-            for number, profile in crowds.items()
-        }
+        self._kinds = {1: alone}
+        for number, profile in crowds.items():
+            kind = engine_kind(profile, run.cluster, run.features)
+            self._kinds[number] = replace(kind, kv_tokens=alone.kv_tokens, transfer=alone.transfer)
         self._crowd: dict[int, int] = {}
 
     def work_changed(self, slot: Slot, now: float) -> None:

@@ -18,9 +18,10 @@ from rhyme_openrlhf.latency.step_model import StepModel
 
 
 class StepTimes:
-    """The step times of one profile."""
+    """The step times of one profile; `beside`: seconds of every step that the profile does not have."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, beside: float = 0.0) -> None:
+        self._beside = beside
         self.model = StepModel(profile)
         # The model bends where a profiled point is, for whatever number of samples.
         contexts = sorted({0, *(point.context for point in profile.steps)})
@@ -33,7 +34,7 @@ class StepTimes:
         known = self._curves.get((running, drafts))
         if known is None:
             xs = self._contexts
-            values = [self.model.seconds(running, int(x), drafts) for x in xs]
+            values = [self.model.seconds(running, int(x), drafts) + self._beside for x in xs]
             slopes = [(values[i + 1] - values[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
             known = self._curves[running, drafts] = (values, [*slopes, slopes[-1]])
         return known
