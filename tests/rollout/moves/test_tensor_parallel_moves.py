@@ -144,6 +144,8 @@ def test_an_engine_killed_in_the_middle_of_a_switch_takes_no_sample_with_it(
         plan, engines = LayoutPlan(1, 1, 1, 2), [one, LocalEngine(1, 2, DyingEngine)]
     else:
         plan, engines = LayoutPlan(2, 1, 1, 2), [one, LocalEngine(1, 1, DyingEngine), two]
+        # It reports by its number, which is another one here.
+        monkeypatch.setattr(two.raw, "index", 2)
     victim, samples = engines[1], 6 * plan.engines
 
     async def generate(enable: bool) -> tuple[list[Any], list[Event]]:
