@@ -35,7 +35,7 @@ from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.scheduling.tp_switch import Layout, decide
 from rhyme_openrlhf.scheduling.tp_switch_settings import BY_HISTORY, BY_MAXIMUM, TpSwitchSettings
 from rhyme_openrlhf.simulation.shipped import load
-from rhyme_openrlhf.simulation.workload import read_trace as read_lengths
+from rhyme_openrlhf.simulation.trace import read_trace as read_lengths
 
 DATA = Path(__file__).parent / "data"
 RECORDED = ("embedded-4-epochs", "embedded-6-epochs", "embedded-6-epochs-seed-3")

@@ -43,11 +43,11 @@ class Proposed(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A proposal for what follows the first `count` tokens of a sample's text, and how much of it is to be verified."""
+    """A proposal for what follows the first `text_tokens` of a sample's text, and how much of it is to be verified."""
 
     tokens: list[int]
     verified: int
-    count: int
+    text_tokens: int
 
 
 class Fates(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note, OffPolicyness, RolloutFinished, TrainStep
 
 from .conftest import RUN_TIMEOUT_S
@@ -42,6 +43,17 @@ def options_for(small_prompts: Path, folder: Path, epochs: int) -> tuple[str, ..
     )  # fmt: skip
 
 
+def check_epochs(by_epoch: dict[int, list[str]], small_prompts: Path, epochs: int, events: list[Any]) -> None:
+    """Each epoch trained on its useful prompts once, and on no other one but as a note says: of a step that would have
+    had none."""
+    useful = {prompt_key(json.loads(line)["input"]) for line in small_prompts.read_text().splitlines()[2:]}
+    assert set(by_epoch) == set(range(1, epochs + 1)) and len(useful) == 6
+    kept = sum(isinstance(event, Note) and "although it is filtered out" in event.text for event in events)
+    for prompts in by_epoch.values():
+        assert len(prompts) == len(set(prompts)) and useful <= set(prompts)
+    assert sum(len(set(prompts) - useful) for prompts in by_epoch.values()) <= kept
+
+
 def trained_by_epoch(runs: list[tuple[Path, list[Any], range]]) -> dict[int, list[str]]:
     """The prompts that each epoch trained on; of each run (directory, events) the steps that count."""
     found: dict[int, list[str]] = defaultdict(list)
@@ -62,8 +74,7 @@ def test_every_prompt_that_is_not_filtered_out_trains_once_an_epoch(
     last = trained[-1].step
     assert [event.step for event in trained] == list(range(1, last + 1))
     by_epoch = trained_by_epoch([(run.path, run.events, range(1, last + 1))])
-    assert set(by_epoch) == {1, 2} and set(by_epoch[1]) == set(by_epoch[2])
-    assert all(len(prompts) == len(set(prompts)) == 6 for prompts in by_epoch.values())
+    check_epochs(by_epoch, small_prompts, 2, run.events)
     # Two of eight, whichever steps drew them; an epoch's steps are full as long as it has prompts.
     rates = [event.metrics["dynamic_filtering_pass_rate"] for event in trained]
     assert min(rates) < 100 and all(0 < rate <= 100 for rate in rates)
@@ -93,5 +104,4 @@ def test_a_killed_run_trains_every_prompt_that_is_not_filtered_out_once(
             (resumed.path, resumed.events, range(steps[0], steps[-1] + 1)),
         ]
     )
-    assert set(by_epoch) == {1, 2, 3}
-    assert all(len(prompts) == len(set(prompts)) == 6 for prompts in by_epoch.values())
+    check_epochs(by_epoch, small_prompts, 3, [*killed.events(), *resumed.events])

@@ -88,16 +88,17 @@ def test_the_destination_reads_what_was_carried(pair: Engines, tmp_path: Path) -
         record = await mover.move(await grown_to(keeper, 120), 1, "reallocation")
         assert record.move.phase is Phase.RUNNING and 0 < record.downtime <= record.seconds
         assert record.tokens >= len(PROMPT) + 120
-        return await running, record.tokens - len(asked.prompt)
+        return await running
 
     pair.engines[1].before = wipe
     try:
-        output, seam = pair.run(test, tmp_path)
+        output = pair.run(test, tmp_path)
     finally:
         pair.engines[1].before = None
         pair.engines[1].now("reset_prefix_cache")
     tokens = answer(output)[0]
-    assert tokens[:seam] == expected[0][:seam] and tokens != expected[0]
+    # Where exactly it moved is not in the record: when that is made, the destination may have gone on.
+    assert tokens[:120] == expected[0][:120] and tokens != expected[0]
 
 
 STEPS_AT = {
