@@ -11,6 +11,7 @@ is not known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +39,7 @@ def leave_out_lost(engines: list[Any]) -> list[LostEngine]:
 
     Raises RuntimeError if none is left.
     """
-    asked = {number: engine.alive.remote() for number, engine in enumerate(engines) if not _is_lost(engine)}
+    asked = {number: engines[number].alive.remote() for number in engines_left(engines)}
     answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ALIVE_SECONDS) if asked else ([], [])
     found = []
     for number, question in asked.items():
@@ -53,10 +54,11 @@ def leave_out_lost(engines: list[Any]) -> list[LostEngine]:
             reason = (str(error).strip().splitlines() or ["no message"])[-1].strip()
             found.append(LostEngine(number, reason))
             engines[number] = found[-1]
-    if engines and all(map(_is_lost, engines)):
+    if engines and not engines_left(engines):
         raise RuntimeError(f"all {len(engines)} engines are gone: {'; '.join(engine.reason for engine in engines)}")
     return found
 
 
-def _is_lost(engine: Any) -> bool:
-    return isinstance(engine, LostEngine)
+def engines_left(engines: Sequence[Any]) -> list[int]:
+    """The numbers of the engines that were not replaced."""
+    return [number for number, engine in enumerate(engines) if not isinstance(engine, LostEngine)]

@@ -10,6 +10,7 @@ the next prompt whatever was drawn or generated since.
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,13 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.history.worker import ask_last_lengths
-from rhyme_openrlhf.rollout.lost_engines import LostEngine
-from rhyme_openrlhf.rollout.prompt_stream import Prompts, PromptStream, state_of
+from rhyme_openrlhf.rollout.lost_engines import engines_left
+from rhyme_openrlhf.rollout.prompt_stream import Prompts, PromptStream
 from rhyme_openrlhf.rollout.samples_generator import (
     REPORT_TIMEOUT_SECONDS,
     GeneratorState,
     RhymeSamplesGenerator,
+    Swapped,
     announce,
     leave_out,
 )
@@ -67,10 +69,10 @@ class DrawnStep:
         all_of = Prompts(self.prompts, self.labels, self.images, self.places) + more
         return replace(self, **vars(all_of))
 
-    def generator_after(self, swapped: Sequence[tuple[int, tuple[str, Any, Any]]]) -> GeneratorState:
+    def generator_after(self, swapped: Swapped) -> GeneratorState:
         """The state after the step is trained on; `swapped`: as in that state."""
         used = self.stream.used(self.step, self.drawn) if self.stream else ()
-        return replace(self.generator, swapped=tuple(swapped), used=used)
+        return replace(self.generator, swapped=swapped, used=used)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
     """`step` is the last training step that prompts were drawn for."""
 
     # Of a resumed run's first step.
-    _swapped: tuple[tuple[int, tuple[str, Any, Any]], ...] = ()
+    _swapped: Swapped = ()
     _used: tuple[int, ...] = ()
 
     def restore(self, state: GeneratorState) -> None:
@@ -137,7 +139,8 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
                 states = {
                     "episode": number,
                     "total_consumed_prompts": consumed,
-                    "data_loader_state_dict": state_of(self.prompts_dataloader),
+                    # It may hold what the loader goes on changing.
+                    "data_loader_state_dict": copy.deepcopy(self.prompts_dataloader.state_dict()),
                 }
                 yield DrawnStep(
                     self.step,
@@ -228,7 +231,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         """Within it, prompts that are sent wait for the turn of the evaluation of weight version `version`."""
         turn = evaluation_turn(version)
         leave_out(self.vllm_engines, self.services)
-        engines = [engine for engine in self.vllm_engines if not isinstance(engine, LostEngine)]
+        engines = [self.vllm_engines[number] for number in engines_left(self.vllm_engines)]
         self._acknowledged([engine.hand_turn.remote(turn, None, []) for engine in engines])
         try:
             with self._doors([turn_door(engine, turn.number) for engine in engines]):

@@ -10,7 +10,6 @@ behind its own that it or an earlier step used, so a resumed run gives each othe
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +53,10 @@ class PromptStream:
         while len(taken.prompts) < count and not self.exhausted:
             prompts, labels, images, self.exhausted = _collect_prompt_batch(self._loader, 1)
             if prompts and self.place not in self._used:
-                taken += Prompts(prompts, labels, images, [self.place])
+                taken.prompts.extend(prompts)
+                taken.labels.extend(labels)
+                taken.images.extend(images)
+                taken.places.append(self.place)
             self.place += len(prompts)
         return taken
 
@@ -66,8 +68,3 @@ class PromptStream:
     def used(self, step: int, place: int) -> tuple[int, ...]:
         """The places, counted from `place` on, of the prompts that `step` and those before it used out of turn."""
         return tuple(sorted(at - place for at, by in self._used.items() if by <= step and at >= place))
-
-
-def state_of(dataloader: Any) -> Any:
-    """The data loader's state now; it may hold what the loader goes on changing."""
-    return copy.deepcopy(dataloader.state_dict())

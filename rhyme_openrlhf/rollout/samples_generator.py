@@ -24,7 +24,7 @@ from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.rollout.dispatch import choose, routed
 from rhyme_openrlhf.rollout.engine_events import engine_events, interval_events
 from rhyme_openrlhf.rollout.engine_samples import EngineSampler
-from rhyme_openrlhf.rollout.lost_engines import LostEngine, leave_out_lost
+from rhyme_openrlhf.rollout.lost_engines import engines_left, leave_out_lost
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import (
     Note,
@@ -50,6 +50,10 @@ LENGTHS_TIMEOUT_SECONDS = 2.0
 LOADER_FINISHED = "_iterator_finished"
 
 
+# Places of a step, each with the prompt (with label and image) that it has instead of its own.
+Swapped = tuple[tuple[int, tuple[str, Any, Any]], ...]
+
+
 @dataclass(frozen=True)
 class GeneratorState:
     """Where a generator stands after it gave out the samples of training step `step`; only plain objects.
@@ -66,7 +70,7 @@ class GeneratorState:
     visits: dict[str, int] = field(default_factory=dict)
     random: dict[str, Any] | None = None
     pending: tuple[tuple[str, Any, Any], ...] = ()
-    swapped: tuple[tuple[int, tuple[str, Any, Any]], ...] = ()
+    swapped: Swapped = ()
     used: tuple[int, ...] = ()
 
 
@@ -179,7 +183,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         known = {prompt_key(prompt): list(of_prompt) for prompt, of_prompt in zip(prompts, lengths, strict=False)}
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         self._home.begin_step.remote(self.step + 1, len(prompts) * samples, known or None)
-        there = [number for number, engine in enumerate(engines) if not isinstance(engine, LostEngine)]
+        there = engines_left(engines)
         if self.services.layouts is not None:
             # Tail engines get samples from the others only, while there are others.
             there = [number for number in there if number < self.services.layouts.engines] or there

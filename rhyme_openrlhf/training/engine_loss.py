@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from rhyme_openrlhf.rollout.engine import EngineCoreError
-from rhyme_openrlhf.rollout.lost_engines import LostEngine
+from rhyme_openrlhf.rollout.lost_engines import engines_left
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost
 from rhyme_openrlhf.rollout.pipeline_generator import PipelineSamplesGenerator
 from rhyme_openrlhf.rollout.samples_generator import leave_out
@@ -40,7 +40,7 @@ class EngineLoss:
 
     def left(self) -> list[int]:
         """The engines that are there, as far as is known."""
-        return [number for number, engine in enumerate(self._engines) if not isinstance(engine, LostEngine)]
+        return engines_left(self._engines)
 
     def look(self) -> list[int]:
         """The engines that are there; those that are gone are left out from now on. Raises RuntimeError if all are."""

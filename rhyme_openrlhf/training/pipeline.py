@@ -27,7 +27,7 @@ from rhyme_openrlhf.rollout.pipeline_engine import TurnReport
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, PipelineSamplesGenerator
 from rhyme_openrlhf.rollout.pipeline_watch import PipelineWatch
 from rhyme_openrlhf.rollout.sample_turns import TURNS
-from rhyme_openrlhf.rollout.samples_generator import rollout_finished
+from rhyme_openrlhf.rollout.samples_generator import Swapped, rollout_finished
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
@@ -37,7 +37,7 @@ from rhyme_openrlhf.training.outlier_watch import LOOK_SECONDS, Outlier, Outlier
 from rhyme_openrlhf.training.pipeline_events import ENGINE_TIMEOUT_SECONDS, stage_intervals, turn_events
 from rhyme_openrlhf.training.prompt_filter import score_range, teaches_nothing
 from rhyme_openrlhf.training.recorder import RunServices
-from rhyme_openrlhf.training.step_in_flight import Key, StepEnd, StepInFlight, Swapped
+from rhyme_openrlhf.training.step_in_flight import Key, StepEnd, StepInFlight
 from rhyme_openrlhf.training.step_planner import StepPlanner, rank_groups_event
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 

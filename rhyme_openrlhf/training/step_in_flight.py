@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep
+from rhyme_openrlhf.rollout.samples_generator import Swapped
 from rhyme_openrlhf.scheduling.step_plan import StepPlacement
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 # A prompt group: the step it was drawn for, and its place in that step.
 Key = tuple[int, int]
-# Places of a step, each with the prompt (with label and image) that it has instead of its own.
-Swapped = tuple[tuple[int, tuple[str, Any, Any]], ...]
 
 
 @dataclass(frozen=True)
