@@ -58,6 +58,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Workload:
             row = json.loads(line)
             step, epoch = _whole(row, "step"), _whole(row, "epoch")
             prompt, tokens = str(row["prompt"]), _whole(row, "prompt_tokens")
+            sample = _whole(row, "sample", 0) if "length" in row and "sample" in row else None
             lengths = _lengths(row)
             drafting = _drafting(row, lengths)
             _check_reward(row)
@@ -71,10 +72,10 @@ def parse_trace(lines: Iterable[str], name: str) -> Workload:
             raise WorkloadError(f"{where}: {error}") from error
         if epochs.setdefault(step, epoch) != epoch:
             raise WorkloadError(f"{where}: step {step} is in two epochs")
-        if "length" in row and "sample" in row:
-            before = seen.setdefault((step, prompt, _sample(row, where)), number)
+        if sample is not None:
+            before = seen.setdefault((step, prompt, sample), number)
             if before != number:
-                raise WorkloadError(f"{where}: sample {row['sample']} of {prompt!r} in step {step} is in line {before}")
+                raise WorkloadError(f"{where}: sample {sample} of {prompt!r} in step {step} is in line {before}")
         numbers.setdefault(prompt, len(numbers))
         load = steps[step].setdefault(prompt, _Prompt(tokens, _engine(row)))
         load.lengths += lengths
@@ -94,17 +95,10 @@ def _load(number: int, load: _Prompt) -> PromptLoad:
     return PromptLoad(number, load.tokens, tuple(load.lengths), drafting, load.engine)
 
 
-def _whole(row: dict[str, Any], key: str) -> int:
+def _whole(row: dict[str, Any], key: str, least: int = 1) -> int:
     value = row[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key} must be a whole number from 1, got {value!r}")
-    return value
-
-
-def _sample(row: dict[str, Any], where: str) -> int:
-    value = row["sample"]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise WorkloadError(f"{where}: sample must be a whole number from 0, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{key} must be a whole number from {least}, got {value!r}")
     return value
 
 
