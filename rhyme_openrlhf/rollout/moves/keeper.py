@@ -28,7 +28,7 @@ from rhyme_openrlhf.rollout.moves.travel import Grown, News, Progress, SampleReq
 class KeptSample:
     """One sample. `engine` and `place`: where it is; None, "": nowhere at the moment; `incoming`: where it may be soon.
 
-    `known`: what it has generated, as far as was heard.
+    `known`: what it has generated, as far as was heard; `ahead`: what was heard from where it may be soon.
     """
 
     name: str
@@ -38,6 +38,7 @@ class KeptSample:
     engine: int | None = None
     place: str = ""
     incoming: str = ""
+    ahead: list[Grown] = field(default_factory=list)
     moving: bool = False
     stays: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -47,7 +48,11 @@ class KeptSample:
 
     def settle(self, engine: int | None, place: str) -> None:
         """It is there now, and nowhere else."""
-        self.engine, self.place, self.incoming = engine, place, ""
+        # News is told once: what its new engine told before its move was known to be over is not told again.
+        grown = self.ahead if place and place == self.incoming else ()
+        self.engine, self.place, self.incoming, self.ahead = engine, place, "", []
+        for news in grown:
+            self.known = longer(self.known, news)
 
 
 @dataclass
@@ -196,8 +201,12 @@ class SampleKeeper:
         places = {place: s for s in self._samples.values() for place in (s.place, s.incoming) if place}
         for place, grown in news.grown.items():
             sample = places.get(place)
-            if sample is not None and place == sample.place:
+            if sample is None:
+                continue
+            if place == sample.place:
                 sample.known = longer(sample.known, grown)
+            else:
+                sample.ahead.append(grown)
         for place, outcome in news.finished.items():
             sample = places.get(place)
             if sample is None or sample.answer.done():

@@ -137,9 +137,10 @@ class Mover:
     def _settle(self, move: Move, way: _Way) -> None:
         """Where the sample is now, for its keeper."""
         sample = way.sample
-        sample.incoming = ""
         if move.phase in (Phase.RUNNING, Phase.RECOMPUTED):
             sample.settle(move.destination, way.room)
+        else:
+            sample.settle(sample.engine, sample.place)
         if sample.answer.done():
             return
         here = sample.engine
@@ -275,6 +276,8 @@ class Mover:
 
     async def _withdraw(self, move: Move, way: _Way) -> tuple[Reply, str]:
         withdrawn = await self._call(move.destination, "withdraw_sample", way.room)
+        if withdrawn:
+            way.sample.ahead.clear()
         return (Reply.DONE, "") if withdrawn else (Reply.REFUSED, "it has finished there")
 
     async def _resume(self, move: Move, way: _Way) -> tuple[Reply, str]:

@@ -150,11 +150,13 @@ class Engines:
 
 async def grown_to(keeper: SampleKeeper, tokens: int, number: int = 0) -> KeptSample:
     """The `number`-th sample, once that many response tokens of it are known."""
-    while True:
-        samples = list(keeper._samples.values())
-        if len(samples) > number and len(samples[number].known.tokens) >= tokens:
-            return samples[number]
+    while len(keeper._samples) <= number:
         await asyncio.sleep(0.005)
+    sample = list(keeper._samples.values())[number]
+    while len(sample.known.tokens) < tokens:
+        assert not sample.answer.done(), f"it ended, and only {len(sample.known.tokens)} tokens of it were known"
+        await asyncio.sleep(0.005)
+    return sample
 
 
 def answer(output: Any) -> tuple[list[int], list[float], str, str]:

@@ -215,6 +215,7 @@ async def scenario(chance: random.Random, folder: Path, ended: Counter[Phase]) -
     while not all(task.done() for task in running):
         samples = list(keeper._samples.values())
         if samples:
+            assert all(one.known.tokens == expected(one.request)[: len(one.known.tokens)] for one in samples)
             sample = chance.choice(samples)
             moves.append(asyncio.create_task(mover.move(sample, chance.randrange(4), "reallocation")))
         if chance.random() < 0.01:
@@ -270,6 +271,38 @@ def test_an_order_whose_engine_dies_with_it_is_not_waited_for(tmp_path: Path, me
         record = await move
         assert record.move.phase is (Phase.RECOMPUTED if at_source else Phase.CANCELLED)
         assert (await running)[0] == expected(asked) and not list(tmp_path.iterdir())
+        keeper.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@pytest.mark.parametrize("carrier", [KV_TRANSFER, RECOMPUTE])
+def test_what_is_told_before_a_move_is_known_to_be_over_is_not_lost(tmp_path: Path, carrier: str) -> None:
+    """News is told once: a gap would never close, and all that came after it would stay unknown."""
+
+    async def main() -> None:
+        class SlowToSay(FakeEngine):
+            async def call(self, called: str, *arguments: Any) -> Any:
+                answer = await super().call(called, *arguments)
+                if called == "start_sample":
+                    await asyncio.sleep(0.02)
+                return answer
+
+        keeper = SampleKeeper(dict(enumerate([FakeEngine(lambda _: ""), SlowToSay(lambda _: "")])), 0.001)
+        mover = Mover(keeper, KvBufferStore(tmp_path), lambda *_: Choice(carrier), 10.0)
+        keeper.start()
+        asked = SampleRequest((1,), SimpleNamespace(max_tokens=400, seed=None))
+        running = asyncio.create_task(keeper.generate(asked, 0))
+        await asyncio.sleep(0.02)
+        sample = keeper.sample("0")
+        record = await mover.move(sample, 1, "reallocation")
+        assert record.move.phase is Phase.RUNNING
+        known = record.tokens
+        while len(sample.known.tokens) < known + 50:
+            assert not running.done(), f"{len(sample.known.tokens)} tokens are known of a sample that has ended"
+            await asyncio.sleep(0.001)
+        assert sample.known.tokens == expected(asked)[: len(sample.known.tokens)]
+        assert (await running)[0] == expected(asked)
         keeper.stop()
 
     asyncio.run(asyncio.wait_for(main(), 30))
