@@ -79,7 +79,8 @@ class Step(StrEnum):
     STOP = "stop"
     """Source: generate no more for it, keep it whole, say its tokens, and copy the rest of its blocks out."""
     TRANSFER = "transfer"
-    """Look at what the source copied of the rest when it stopped. (No order of its own: that would take a step.)"""
+    """Look at what the source copied of the rest when it stopped. (No order of its own: that would take a step.) Where
+    it does not hand over by itself (between nodes), bring that to the destination."""
     START = "start"
     """Destination: copy the rest in, and go on with it."""
     WITHDRAW = "withdraw"

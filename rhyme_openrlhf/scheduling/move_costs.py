@@ -2,10 +2,11 @@
 
 KV transfer (PAT 4.3, equation 2, in two stages as RLHFSpec 6.2): all but the last blocks are copied while the sample
 runs on, so what it waits for does not depend on its context: the end of the destination's step under way, and the
-destination's first step with it. Recompute (PAT equations 3 and 4): the destination's step under way, and a prefill of
-the whole context beside its decoding samples. Each has a part that no model knows (messages, copies, an engine that
-prefills slower beside others): learnt from the moves that were made, apart for contexts of each power of two, because
-attention over a long context is off by another factor than a short one's products.
+destination's first step with it; between two nodes also the way of the last blocks. Recompute (PAT equations 3 and 4):
+the destination's step under way, and a prefill of the whole context beside its decoding samples. Each has a part that
+no model knows (messages, copies, an engine that prefills slower beside others): learnt from the moves that were made,
+apart for contexts of each power of two, because attention over a long context is off by another factor than a short
+one's products.
 
 Invariants: what was never measured is not predicted (None); a move that met a stall (a garbage collection, a kernel
 that is built, another job) is one observation of several, of which the middle one counts; the carrier chosen is the
@@ -32,12 +33,13 @@ UNDER_WAY = 0.5
 @dataclass(frozen=True)
 class Destination:
     """The engine a sample goes to: seconds of its decode steps, 0 if it runs nothing; of one with the sample; and the
-    tokens that one step computes at most.
+    tokens that one step computes at most. `near`: it is on the node that the sample leaves.
     """
 
     step_s: float
     next_step_s: float
     step_tokens: int
+    near: bool = True
 
 
 class MoveCosts:
@@ -45,14 +47,15 @@ class MoveCosts:
 
     def __init__(self, transfer: TransferModel | None = None) -> None:
         self.transfer = transfer
-        # By size of context: seconds beyond the steps of a KV transfer; the logarithm of real over profiled prefill.
-        self._extra_s: dict[int, deque[float]] = {}
+        # By size of context: seconds beyond the steps of a KV transfer, within a node (True) and between two; the
+        # logarithm of real over profiled prefill.
+        self._extra_s: dict[bool, dict[int, deque[float]]] = {True: {}, False: {}}
         self._slower: dict[int, deque[float]] = {}
 
     def predicted(self, carrier: str, context: int, destination: Destination) -> float | None:
         """Seconds without a token, of a sample with `context` tokens; None if that is not known."""
         if carrier == KV_TRANSFER:
-            extra = nearest(self._extra_s, context)
+            extra = nearest(self._extra_s[destination.near], context)
             return None if extra is None else extra + self._steps(destination)
         profiled = self._prefill(context, destination)
         if profiled is None:
@@ -73,7 +76,7 @@ class MoveCosts:
         """A move by this carrier, as it was in the end, took so many seconds without a token."""
         if carrier == KV_TRANSFER:
             # A sample can meet a step's end at once: never below nothing.
-            _remember(self._extra_s, context, max(seconds - self._steps(destination), 0.0))
+            _remember(self._extra_s[destination.near], context, max(seconds - self._steps(destination), 0.0))
             return
         profiled = self._prefill(context, destination)
         if profiled is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
@@ -38,6 +40,16 @@ def test_a_transfer_costs_steps_and_what_moves_have_shown() -> None:
     costs.learn(KV_TRANSFER, 4000, IDLE, 5.0)
     # One that met a stall counts as one that took a few times as long.
     assert costs.predicted(KV_TRANSFER, 100, IDLE) < 0.04
+
+
+def test_between_nodes_a_transfer_costs_what_it_has_cost_between_nodes() -> None:
+    costs, far = MoveCosts(transfer()), dataclasses.replace(BUSY, near=False)
+    costs.learn(KV_TRANSFER, 400, BUSY, 0.031)
+    assert costs.predicted(KV_TRANSFER, 400, far) is None
+    # A prefill of 400 tokens takes 40 ms, beside a step of 20: tried once, then dearer than that.
+    assert costs.cheaper(400, far) == KV_TRANSFER
+    costs.learn(KV_TRANSFER, 400, far, 0.5)
+    assert costs.cheaper(400, far) == RECOMPUTE and costs.cheaper(400, BUSY) == KV_TRANSFER
 
 
 def test_a_recompute_costs_a_prefill_beside_those_that_decode() -> None:

@@ -38,7 +38,8 @@ class PlainHomeActor(SampleHome):
         def record(event: Event) -> None:
             recorder.write.remote(event, SOURCE, time.time())
 
-        super().__init__(ports, rhyme, run_seed, agent, reward, record, plan)
+        node = ray.get_runtime_context().get_node_id()
+        super().__init__(ports, rhyme, run_seed, agent, reward, record, plan, node)
 
 
 # On the caller's node, and not counted: it waits for engines and reward functions.

@@ -121,8 +121,11 @@ class EngineReports:
         if self.costs.transfer is None or layout == 0:
             self.costs.transfer = TransferModel(profile)
 
-    def destination(self, number: int, context: int) -> Destination | None:
-        """What its last report says an engine's next steps take, with one sample more; None before there is one."""
+    def destination(self, number: int, context: int, near: bool = True) -> Destination | None:
+        """What its last report says an engine's next steps take, with one sample more; None before there is one.
+
+        `near`: it is on the node that the sample is to leave.
+        """
         status = self.statuses.get(number)
         if status is None:
             return None
@@ -133,10 +136,10 @@ class EngineReports:
             each = mean.drafts / mean.running if mean is not None and mean.running else 0.0
             now = predictor.step_seconds(running, there, round(running * each)) if running else 0.0
             after = predictor.step_seconds(running + 1, there + context, round((running + 1) * each))
-            return Destination(now, after, status.step_tokens)
+            return Destination(now, after, status.step_tokens, near)
         if mean is None:
             return None
-        return Destination(mean.seconds if running else 0.0, mean.seconds, status.step_tokens)
+        return Destination(mean.seconds if running else 0.0, mean.seconds, status.step_tokens, near)
 
     def tell(self, sentence: str) -> None:
         """Tell a person once a sentence of its kind: of refused moves, each names its sample."""

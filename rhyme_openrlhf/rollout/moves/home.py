@@ -65,7 +65,7 @@ class SampleHome:
     """All samples of a run.
 
     `record(event)`: where events go. `agent`, `reward`: OpenRLHF's --train.agent_func_path and --reward.remote_url.
-    `plan`: the engines' layouts, None if there is one.
+    `plan`: the engines' layouts, None if there is one. `node`: where this is, as engines say where they are.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class SampleHome:
         reward: Any,
         record: Any,
         plan: LayoutPlan | None = None,
+        node: str = "",
     ) -> None:
         self.rhyme = rhyme
         self._run_seed = run_seed
@@ -91,10 +92,17 @@ class SampleHome:
         # In a pipelined run the controller has prompt groups of an engine that is gone generated again, as a whole.
         restarts = not rhyme.histopipe.enable
         self._keeper = SampleKeeper(ports, rhyme.move.news_s, self._restarted, restarts, spare)
-        self._mover = Mover(
-            self._keeper, KvBufferStore(), self._choose, rhyme.move.timeout_s, self._moved, ASK_AFTER_SECONDS
-        )
         self._nodes: dict[int, str] = {}
+        self._mover = Mover(
+            self._keeper,
+            KvBufferStore(),
+            self._choose,
+            rhyme.move.timeout_s,
+            self._moved,
+            ASK_AFTER_SECONDS,
+            self._nodes,
+            node,
+        )
         # Samples of the step that are still to come.
         self._awaited = 0
         self._watch: HomeWatch | None = None
@@ -232,12 +240,11 @@ class SampleHome:
     def _choose(self, context: int, source: int, destination: int) -> Choice:
         carrier, known, costs = self.rhyme.move.carrier, None, None
         if self.reports is not None:
-            known, costs = self.reports.destination(destination, context), self.reports.costs
-        if carrier == AUTO:
-            # A buffer is on one node.
             near = self._nodes.get(source) == self._nodes.get(destination)
-            carrier = KV_TRANSFER if near else RECOMPUTE
-            if carrier == KV_TRANSFER and known is not None and costs is not None:
+            known, costs = self.reports.destination(destination, context, near), self.reports.costs
+        if carrier == AUTO:
+            carrier = KV_TRANSFER
+            if known is not None and costs is not None:
                 carrier = costs.cheaper(context, known) or carrier
         if known is None or costs is None:
             return Choice(carrier)

@@ -2,8 +2,8 @@
 
 A buffer is for one sample, and has room for its handover behind the blocks. It holds all KV heads, so engines of any
 tensor-parallel size write and read their own (`heads.py`): resharding is which heads a rank copies. A worker opens it
-by its plain description. `shared_memory` is what there is: a file on tmpfs, for engines of one node. CUDA IPC, NCCL and
-Ray's object store are other openers of a tensor of the same shape; none is written yet.
+by its plain description. It is a file on tmpfs, for engines of one node; between two nodes each has one, and rows go
+from one to the other (node_buffers.py).
 
 Invariants: a buffer's owner makes and removes it, workers only open it; no room on the tmpfs is an OSError of the
 worker that writes, not a bus error; a buffer whose owner is gone is removed when the next store starts.
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rhyme_openrlhf.rollout.moves import handover
@@ -116,6 +117,31 @@ class KvBufferStore:
     def remove(self, buffer: KvBuffer) -> None:
         """Remove a buffer; who has it open may go on reading. Safe to do twice."""
         Path(buffer.path).unlink(missing_ok=True)
+
+
+def read_rows(buffer: KvBuffer, first: int, end: int) -> np.ndarray:
+    """Blocks `first` to `end` of every layer, bytes [layers, (end - first) * block_bytes]. Raises OSError."""
+    layout = buffer.layout
+    rows = np.empty((layout.layers, (end - first) * layout.block_bytes), np.uint8)
+    descriptor = os.open(buffer.path, os.O_RDONLY)
+    try:
+        for layer, row in enumerate(rows):
+            if os.preadv(descriptor, [row], (layer * buffer.rows + first) * layout.block_bytes) != row.nbytes:
+                raise OSError(f"{buffer.path} ends before block {end} of layer {layer}")
+    finally:
+        os.close(descriptor)
+    return rows
+
+
+def write_rows(buffer: KvBuffer, first: int, rows: np.ndarray) -> None:
+    """The inverse, from block `first` on. Raises OSError if the buffer is gone or there is no room."""
+    descriptor = os.open(buffer.path, os.O_WRONLY)
+    try:
+        for layer, row in enumerate(rows):
+            if os.pwrite(descriptor, row, (layer * buffer.rows + first) * buffer.layout.block_bytes) != row.nbytes:
+                raise OSError(f"{buffer.path} has no room for the blocks of layer {layer}")
+    finally:
+        os.close(descriptor)
 
 
 def write_handover(buffer: KvBuffer, handed: Handover) -> str:

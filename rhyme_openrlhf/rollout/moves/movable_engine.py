@@ -27,6 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rhyme_openrlhf.rollout.moves.expecting_engine import ExpectingEngine
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvLayout
+from rhyme_openrlhf.rollout.moves.node_buffers import NodeBuffers
 from rhyme_openrlhf.rollout.moves.resumed_outputs import ResumedOutputs, generated
 from rhyme_openrlhf.rollout.moves.travel import (
     ARRIVED,
@@ -61,7 +62,7 @@ class _Here:
     task: asyncio.Task[Any] | None = None
 
 
-class MovableEngine(ExpectingEngine, RhymeRolloutActor):
+class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
     """One vLLM engine whose samples can move."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]

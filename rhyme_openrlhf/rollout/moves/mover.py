@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
@@ -50,13 +51,14 @@ class MoveRecord:
 class _Way:
     """What one move has in hand: `left` is the sample's place at the source, `room` the one at the destination.
 
+    `buffers`: by engine, what the source writes and the destination reads; of one node they have one together.
     `staged`: blocks that were copied while it ran; `computed`: tokens whose KV cache has arrived.
     """
 
     sample: KeptSample
     left: str
     room: str
-    buffer: KvBuffer | None = None
+    buffers: dict[int, KvBuffer] = field(default_factory=dict)
     staged: int = 0
     stopped: Stopped | None = None
     computed: int = 0
@@ -69,7 +71,8 @@ class Mover:
     is carried.
 
     `limit_s`: seconds that one call to an engine may take. `record`: told of each move that is over. `ask_after_s`:
-    seconds after which an engine is asked whether it has gone on with what was handed over to it.
+    seconds after which an engine is asked whether it has gone on with what was handed over to it. `nodes`: where
+    engines are, as far as that is known, and `here`, where the store is; who is not among them is here.
     """
 
     def __init__(
@@ -80,6 +83,8 @@ class Mover:
         limit_s: float,
         record: Callable[[MoveRecord], None] = lambda record: None,
         ask_after_s: float = 0.0,
+        nodes: Mapping[int, str] = MappingProxyType({}),
+        here: str = "",
     ) -> None:
         self._keeper = keeper
         self._store = store
@@ -87,6 +92,8 @@ class Mover:
         self._limit_s = limit_s
         self._record = record
         self._ask_after_s = ask_after_s
+        self._nodes = nodes
+        self._here = here
         self._layouts: dict[int, KvLayout | str] = {}
 
     async def move(
@@ -106,7 +113,7 @@ class Mover:
             choice.carrier,
             moving=sample.moving,
             across_versions=across_versions,
-            hands_over=True,
+            hands_over=self._node(engine) == self._node(destination),
         )
         sample.moving, sample.incoming = True, sample.new_place()
         way = _Way(sample, sample.place, sample.incoming, across_versions=across_versions)
@@ -115,8 +122,9 @@ class Mover:
             while not move.over:
                 move = move.after(*await self._take(move, way))
         finally:
-            if way.buffer is not None:
-                self._store.remove(way.buffer)
+            for where, buffer in way.buffers.items():
+                if self._node(where) == self._here:
+                    self._store.remove(buffer)
             if not move.over:
                 # Cancelled with whoever asked for it.
                 move = move.after(Reply.ENDED, "the mover was stopped")
@@ -129,6 +137,9 @@ class Mover:
         done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice)
         self._record(done)
         return done
+
+    def _node(self, engine: int) -> str:
+        return self._nodes.get(engine, self._here)
 
     def _place(self, engine: int) -> Place:
         known = self._keeper.engines[engine]
@@ -207,7 +218,12 @@ class Mover:
         assert isinstance(layout, KvLayout)
         if layout != layouts[1]:
             return Reply.FAILED, f"the KV caches differ: {layout} and {layouts[1]}"
-        way.buffer = self._store.make(layout, -(-way.sample.request.longest // layout.block_size))
+        rows = -(-way.sample.request.longest // layout.block_size)
+        way.buffers[move.source] = await self._make_buffer(move.source, layout, rows)
+        if move.hands_over:
+            way.buffers[move.destination] = way.buffers[move.source]
+        else:
+            way.buffers[move.destination] = await self._make_buffer(move.destination, layout, rows)
         full = await self._call(move.source, "full_blocks", way.left)
         if full is None:
             return Reply.GONE, "the sample ended"
@@ -222,22 +238,36 @@ class Mover:
             self._layouts[engine] = await self._call(engine, "kv_layout")
         return self._layouts[engine]
 
+    async def _make_buffer(self, engine: int, layout: KvLayout, rows: int) -> KvBuffer:
+        if self._node(engine) == self._here:
+            return self._store.make(layout, rows)
+        return await self._call(engine, "make_kv_buffer", layout, rows)
+
     async def _carry(self, move: Move, way: _Way, kv: FullBlocks) -> str:
         """Copy full blocks while the source generates on; "" or why not."""
         if not kv.blocks:
             return ""
-        problem = await self._call(move.source, "export_kv", way.left, kv, way.buffer, 0)
-        return problem or await self._call(move.destination, "import_kv", way.room, way.buffer, 0, len(kv.blocks))
+        problem = await self._call(move.source, "export_kv", way.left, kv, way.buffers[move.source], 0)
+        problem = problem or await self._bring(move, way, 0, len(kv.blocks))
+        there = way.buffers[move.destination]
+        return problem or await self._call(move.destination, "import_kv", way.room, there, 0, len(kv.blocks))
+
+    async def _bring(self, move: Move, way: _Way, first: int, end: int) -> str:
+        """Between nodes: what the source has written of blocks `first` to `end` to the destination; "" or why not."""
+        if move.hands_over or end <= first:
+            return ""
+        source, buffers = self._keeper.engines[move.source].port, way.buffers
+        theirs, ours = buffers[move.source], buffers[move.destination]
+        return await self._call(move.destination, "fetch_kv_rows", source, theirs, ours, first, end)
 
     async def _expect(self, move: Move, way: _Way) -> tuple[Reply, str]:
         version = self._keeper.engines[move.source].weight_version
-        refused = await self._call(
-            move.destination, "expect_sample", way.room, way.sample.request, way.buffer, way.staged, version
-        )
+        request, buffer = way.sample.request, way.buffers[move.source]
+        refused = await self._call(move.destination, "expect_sample", way.room, request, buffer, way.staged, version)
         return (Reply.REFUSED if refused else Reply.DONE), refused
 
     async def _stop(self, move: Move, way: _Way) -> tuple[Reply, str]:
-        carried = (way.buffer, way.staged, move.expected) if move.carrier == KV_TRANSFER else ()
+        carried = (way.buffers[move.source], way.staged, move.expected) if move.carrier == KV_TRANSFER else ()
         way.stopped = await self._call(move.source, "stop_sample", way.left, *carried)
         if way.stopped is None:
             return Reply.GONE, "the sample ended"
@@ -251,6 +281,8 @@ class Mover:
             return Reply.FAILED, "nothing of its KV cache is computed"
         if stopped.problem:
             return Reply.FAILED, stopped.problem
+        if problem := await self._bring(move, way, way.staged, stopped.blocks):
+            return Reply.FAILED, problem
         way.computed = stopped.computed
         return Reply.DONE, ""
 
@@ -266,7 +298,7 @@ class Mover:
             progress = dataclasses.replace(progress, weight_version=None)
         rest = None
         if computed and way.stopped is not None and way.stopped.blocks > way.staged:
-            rest = Rest(way.buffer, way.staged, way.stopped.blocks)
+            rest = Rest(way.buffers[move.destination], way.staged, way.stopped.blocks)
         started = await self._call(
             move.destination, "start_sample", way.room, sample.request, progress, way.room, computed, rest
         )
@@ -300,14 +332,17 @@ class Mover:
             Cleanup.RELEASE: (move.destination, "release_room", way.room),
             Cleanup.DISCARD: (move.source, "discard_sample", way.left),
         }
-        todo = [orders[cleanup] for cleanup in move.cleanup]
+        todo: list[tuple[int, str, Any]] = [orders[cleanup] for cleanup in move.cleanup]
+        for engine, buffer in way.buffers.items():
+            if self._node(engine) != self._here:
+                todo.append((engine, "remove_kv_buffer", buffer))
         if way.sample.answer.cancelled() and move.may_generate == move.destination:
             # Aborted with the last order on its way: whoever aborted it looked for it at the source.
             todo.append((move.destination, "discard_sample", way.room))
-        for engine, method, place in todo:
+        for engine, method, argument in todo:
             try:
                 async with asyncio.timeout(self._limit_s):
-                    await self._call(engine, method, place)
+                    await self._call(engine, method, argument)
             except (TimeoutError, OrderFailed, _Lost):
                 # It is gone, or counts as that: nothing of what it says of this place is heard.
                 continue

@@ -51,6 +51,7 @@ class LocalEngine:
         # Awaited before each call, with the method's name; what it raises the caller gets.
         self.before: Callable[[str], Awaitable[None]] | None = None
         self.gone = False
+        self.node = ""
         # The first call of this method is followed, and not answered.
         self.hangs_after = ""
         self._starting = self._submit(self._start(index, tensor_parallel_size, kind))
@@ -83,7 +84,7 @@ class LocalEngine:
     async def call(self, method: str, *arguments: Any) -> Any:
         """As a port."""
         if method == "node_id":
-            return "here"
+            return self.node
         if self.before is not None:
             await self.before(method)
         if self.gone:
@@ -138,7 +139,15 @@ class Engines:
 
         async def main() -> Any:
             keeper = SampleKeeper(dict(enumerate(self.engines)), 0.02)
-            mover = Mover(keeper, KvBufferStore(folder), lambda *_: Choice(self.carrier), limit_s, self.records.append)
+            nodes = {number: engine.node for number, engine in enumerate(self.engines)}
+            mover = Mover(
+                keeper,
+                KvBufferStore(folder),
+                lambda *_: Choice(self.carrier),
+                limit_s,
+                self.records.append,
+                nodes=nodes,
+            )
             keeper.start()
             try:
                 return await asyncio.wait_for(test(keeper, mover), TIMEOUT_S)
