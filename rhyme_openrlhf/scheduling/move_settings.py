@@ -9,6 +9,8 @@ from rhyme_openrlhf.options import Settings, option
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
 
 AUTO = "auto"
+HOST = "host"
+DEVICE = "device"
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,15 @@ class MoveSettings(Settings):
     )
     carrier: str = option(
         AUTO,
-        "How the KV cache gets to the other engine: 'kv_transfer' copies it while the sample runs on (engines of one "
-        "node), 'recompute' computes it again; 'auto' transfers where it can.",
+        "How the KV cache gets to the other engine: 'kv_transfer' copies it while the sample runs on, 'recompute' "
+        "computes it again; 'auto' takes what costs the sample less time, as far as that is known.",
         choices=(AUTO, KV_TRANSFER, RECOMPUTE),
+    )
+    memory: str = option(
+        HOST,
+        "Where KV blocks lie on their way within a node: in the host's shared memory, or, with 'device', in memory of "
+        "the source's GPUs (CUDA IPC; takes as much there as the sample's KV cache; not tried on a GPU yet).",
+        choices=(HOST, DEVICE),
     )
     timeout_s: float = option(
         30.0, "Seconds one order to an engine may take in a move; after that it is taken back.", low=0.5, high=3600

@@ -34,7 +34,7 @@ from rhyme_openrlhf.rollout.moves.travel import LOADS, SampleRequest
 from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
-from rhyme_openrlhf.scheduling.move_settings import AUTO
+from rhyme_openrlhf.scheduling.move_settings import AUTO, DEVICE
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
 from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 
@@ -102,6 +102,7 @@ class SampleHome:
             ASK_AFTER_SECONDS,
             self._nodes,
             node,
+            rhyme.move.memory == DEVICE,
         )
         # Samples of the step that are still to come.
         self._awaited = 0

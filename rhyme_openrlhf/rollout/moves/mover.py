@@ -72,7 +72,8 @@ class Mover:
 
     `limit_s`: seconds that one call to an engine may take. `record`: told of each move that is over. `ask_after_s`:
     seconds after which an engine is asked whether it has gone on with what was handed over to it. `nodes`: where
-    engines are, as far as that is known, and `here`, where the store is; who is not among them is here.
+    engines are, as far as that is known, and `here`, where the store is; who is not among them is here. `on_device`:
+    within a node KV blocks stay on the devices.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Mover:
         ask_after_s: float = 0.0,
         nodes: Mapping[int, str] = MappingProxyType({}),
         here: str = "",
+        on_device: bool = False,
     ) -> None:
         self._keeper = keeper
         self._store = store
@@ -94,6 +96,7 @@ class Mover:
         self._ask_after_s = ask_after_s
         self._nodes = nodes
         self._here = here
+        self._on_device = on_device
         self._layouts: dict[int, KvLayout | str] = {}
 
     async def move(
@@ -219,11 +222,12 @@ class Mover:
         if layout != layouts[1]:
             return Reply.FAILED, f"the KV caches differ: {layout} and {layouts[1]}"
         rows = -(-way.sample.request.longest // layout.block_size)
-        way.buffers[move.source] = await self._make_buffer(move.source, layout, rows)
+        on_device = self._on_device and move.hands_over
+        way.buffers[move.source] = await self._make_buffer(move.source, layout, rows, on_device)
         if move.hands_over:
             way.buffers[move.destination] = way.buffers[move.source]
         else:
-            way.buffers[move.destination] = await self._make_buffer(move.destination, layout, rows)
+            way.buffers[move.destination] = await self._make_buffer(move.destination, layout, rows, on_device)
         full = await self._call(move.source, "full_blocks", way.left)
         if full is None:
             return Reply.GONE, "the sample ended"
@@ -238,10 +242,10 @@ class Mover:
             self._layouts[engine] = await self._call(engine, "kv_layout")
         return self._layouts[engine]
 
-    async def _make_buffer(self, engine: int, layout: KvLayout, rows: int) -> KvBuffer:
+    async def _make_buffer(self, engine: int, layout: KvLayout, rows: int, on_device: bool) -> KvBuffer:
         if self._node(engine) == self._here:
-            return self._store.make(layout, rows)
-        return await self._call(engine, "make_kv_buffer", layout, rows)
+            return self._store.make(layout, rows, on_device)
+        return await self._call(engine, "make_kv_buffer", layout, rows, on_device)
 
     async def _carry(self, move: Move, way: _Way, kv: FullBlocks) -> str:
         """Copy full blocks while the source generates on; "" or why not."""
@@ -336,6 +340,8 @@ class Mover:
         for engine, buffer in way.buffers.items():
             if self._node(engine) != self._here:
                 todo.append((engine, "remove_kv_buffer", buffer))
+            if buffer.on_device and engine == move.source:
+                todo.append((engine, "drop_kv", buffer))
         if way.sample.answer.cancelled() and move.may_generate == move.destination:
             # Aborted with the last order on its way: whoever aborted it looked for it at the source.
             todo.append((move.destination, "discard_sample", way.room))

@@ -8,6 +8,7 @@ same stream.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,19 +16,19 @@ from typing import Any
 import torch
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
-from rhyme_openrlhf.rollout.moves.heads import head_share
+from rhyme_openrlhf.rollout.moves.device_rows import DeviceRows, import_pieces
+from rhyme_openrlhf.rollout.moves.heads import HeadShare, head_share
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvLayout
 from rhyme_openrlhf.rollout.moves.resumed_requests import generator_bytes
 
 
 def export_blocks(
-    caches: Sequence[torch.Tensor], blocks: Sequence[int], buffer: KvBuffer, first: int, rank: int, ranks: int
+    caches: Sequence[torch.Tensor], blocks: Sequence[int], buffer: KvBuffer, first: int, share: HeadShare
 ) -> None:
     """Copy blocks to rows `first`... of the buffer; `caches` are a rank's layers, [blocks, heads, block size, width].
 
-    Raises OSError if the buffer is gone or has no room.
+    `share`: the rank's heads. Raises OSError if the buffer is gone or has no room.
     """
-    share = head_share(rank, ranks, buffer.layout.heads)
     if not share.writes or not blocks:
         return
     end = first + len(blocks)
@@ -38,10 +39,9 @@ def export_blocks(
 
 
 def import_blocks(
-    caches: Sequence[torch.Tensor], blocks: Sequence[int], buffer: KvBuffer, first: int, rank: int, ranks: int
+    caches: Sequence[torch.Tensor], blocks: Sequence[int], buffer: KvBuffer, first: int, share: HeadShare
 ) -> None:
     """The inverse: rows `first`... of the buffer into blocks. Raises OSError if the buffer is gone."""
-    share = head_share(rank, ranks, buffer.layout.heads)
     rows, chosen = buffer.open(), torch.tensor(blocks)
     for layer, cache in enumerate(caches):
         came = rows[layer, first : first + len(blocks), share.first : share.end]
@@ -52,6 +52,10 @@ class MovingWorker:
     """Mixed into the worker extension (`model_runner` is vLLM's)."""
 
     model_runner: Any
+
+    @functools.cached_property
+    def _device_rows(self) -> DeviceRows:
+        return DeviceRows()
 
     def rhyme_kv_layout(self) -> dict[str, Any] | str:
         """The layout of this engine's KV cache (fields of KvLayout), or one sentence why its blocks cannot be moved."""
@@ -69,18 +73,24 @@ class MovingWorker:
 
     def rhyme_export_kv(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
         """Copy blocks of this rank to rows `first`... of the buffer; "" or why not."""
-        return self.rhyme_copy_kv(export_blocks, blocks, buffer, first)
+        return self.rhyme_copy_kv(export_blocks, self._device_rows.export, blocks, buffer, first)
 
     def rhyme_import_kv(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
         """Copy rows `first`... of the buffer to blocks of this rank; "" or why not."""
-        return self.rhyme_copy_kv(import_blocks, blocks, buffer, first)
+        return self.rhyme_copy_kv(import_blocks, import_pieces, blocks, buffer, first)
 
-    def rhyme_copy_kv(self, copy: Any, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
-        """Either of the two."""
+    def rhyme_drop_kv(self, path: str) -> None:
+        """Keep nothing of a buffer whose sample's move is over."""
+        self._device_rows.drop(path)
+
+    def rhyme_copy_kv(self, copy: Any, on_device: Any, blocks: list[int], plain: dict[str, Any], first: int) -> str:
+        """Either of the two, through the host's memory or on the devices."""
+        buffer, caches = KvBuffer.from_plain(plain), self.model_runner.kv_caches
         rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+        share = head_share(rank, ranks, buffer.layout.heads)
         try:
-            copy(self.model_runner.kv_caches, blocks, KvBuffer.from_plain(buffer), first, rank, ranks)
-        except OSError as error:
+            (on_device if buffer.on_device else copy)(caches, blocks, buffer, first, share)
+        except (OSError, torch.OutOfMemoryError) as error:
             # Raised in a worker it would end the engine.
             return f"KV blocks were not copied: {error}"
         return ""

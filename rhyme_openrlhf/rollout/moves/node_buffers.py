@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +21,23 @@ from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvBufferStore, KvLa
 class NodeBuffers:
     """Mixed into an engine whose samples can move."""
 
+    llm: Any
+
     @functools.cached_property
     def _kv_buffers(self) -> KvBufferStore:
         return KvBufferStore()
 
-    async def make_kv_buffer(self, layout: KvLayout, rows: int) -> KvBuffer:
+    async def make_kv_buffer(self, layout: KvLayout, rows: int, on_device: bool = False) -> KvBuffer:
         """A new buffer on this node. Raises OSError."""
-        return self._kv_buffers.make(layout, rows)
+        return self._kv_buffers.make(layout, rows, on_device)
 
     async def remove_kv_buffer(self, buffer: KvBuffer) -> None:
         """Remove a buffer of this node; safe to do twice, and by another engine of the node."""
         self._kv_buffers.remove(buffer)
+
+    async def drop_kv(self, buffer: KvBuffer) -> None:
+        """Free what this engine's devices keep of a buffer whose sample's move is over."""
+        await self.llm.collective_rpc("rhyme_drop_kv", args=(buffer.path,))
 
     async def read_kv_rows(self, buffer: KvBuffer, first: int, end: int) -> np.ndarray:
         """Blocks `first` to `end` of a buffer of this node, as `read_rows`. Raises OSError if it is gone."""

@@ -130,6 +130,7 @@ class Engines:
     def __init__(self, engines: list[LocalEngine]) -> None:
         self.engines = engines
         self.carrier = "kv_transfer"
+        self.on_device = False
         self.records: list[MoveRecord] = []
         # Answers of samples that were not moved, by request: many tests move the same one.
         self.unmoved: dict[str, Any] = {}
@@ -140,14 +141,8 @@ class Engines:
         async def main() -> Any:
             keeper = SampleKeeper(dict(enumerate(self.engines)), 0.02)
             nodes = {number: engine.node for number, engine in enumerate(self.engines)}
-            mover = Mover(
-                keeper,
-                KvBufferStore(folder),
-                lambda *_: Choice(self.carrier),
-                limit_s,
-                self.records.append,
-                nodes=nodes,
-            )
+            store, choice, told = KvBufferStore(folder), Choice(self.carrier), self.records.append
+            mover = Mover(keeper, store, lambda *_: choice, limit_s, told, nodes=nodes, on_device=self.on_device)
             keeper.start()
             try:
                 return await asyncio.wait_for(test(keeper, mover), TIMEOUT_S)

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from rhyme_openrlhf.rollout.moves.device_rows import DeviceRows, import_pieces
 from rhyme_openrlhf.rollout.moves.heads import head_share
 from rhyme_openrlhf.rollout.moves.kv_buffer import PREFIX, KvBuffer, KvBufferStore, KvLayout
 from rhyme_openrlhf.rollout.moves.moving_worker import export_blocks, import_blocks
 from rhyme_openrlhf.rollout.shared_files import remove_stale
 
 LAYERS, HEADS, BLOCK, WIDTH = 3, 4, 8, 6
+ALL = head_share(0, 1, HEADS)
 LAYOUT = KvLayout(LAYERS, HEADS, BLOCK, WIDTH, "bfloat16")
 
 
@@ -31,19 +33,23 @@ def whole(ranks: list[list[torch.Tensor]]) -> torch.Tensor:
 
 @pytest.mark.parametrize("source", [1, 2, 4, 8])
 @pytest.mark.parametrize("destination", [1, 2, 4, 8])
-def test_blocks_arrive_whole_whatever_the_ranks(tmp_path: Path, source: int, destination: int) -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_blocks_arrive_whole_whatever_the_ranks(tmp_path: Path, source: int, destination: int, on_device: bool) -> None:
     """In two stages, into blocks of other numbers; every other block stays as it was."""
     torch.manual_seed(0)
     here = torch.randn(LAYERS, 10, HEADS, BLOCK, WIDTH).to(torch.bfloat16)
     there = torch.randn(LAYERS, 10, HEADS, BLOCK, WIDTH).to(torch.bfloat16)
     store = KvBufferStore(tmp_path)
-    buffer = KvBuffer.from_plain(store.make(LAYOUT, 6).to_plain())
+    buffer = KvBuffer.from_plain(store.make(LAYOUT, 6, on_device).to_plain())
+    kept = [DeviceRows() for _ in range(source)]
     senders, receivers = caches(here, source), caches(there, destination)
     for blocks, into, first in (([7, 2, 5], [1, 9, 4], 0), ([0], [6], 3)):
         for rank, cache in enumerate(senders):
-            export_blocks(cache, blocks, buffer, first, rank, source)
+            export = kept[rank].export if on_device else export_blocks
+            export(cache, blocks, buffer, first, head_share(rank, source, HEADS))
         for rank, cache in enumerate(receivers):
-            import_blocks(cache, into, buffer, first, rank, destination)
+            bring_in = import_pieces if on_device else import_blocks
+            bring_in(cache, into, buffer, first, head_share(rank, destination, HEADS))
     store.remove(buffer)
     store.remove(buffer)
     expected = there.clone()
@@ -67,10 +73,33 @@ def test_a_buffer_that_is_gone_or_torn_is_an_error(tmp_path: Path) -> None:
     os.truncate(buffer.path, 10)
     cache = caches(torch.zeros(LAYERS, 3, HEADS, BLOCK, WIDTH, dtype=torch.bfloat16), 1)[0]
     with pytest.raises(OSError, match="is not of"):
-        import_blocks(cache, [0], buffer, 0, 0, 1)
+        import_blocks(cache, [0], buffer, 0, ALL)
     store.remove(buffer)
     with pytest.raises(FileNotFoundError):
-        export_blocks(cache, [0], buffer, 0, 0, 1)
+        export_blocks(cache, [0], buffer, 0, ALL)
+
+
+def test_pieces_on_devices_are_there_whole_or_an_error(tmp_path: Path) -> None:
+    store, rows = KvBufferStore(tmp_path), DeviceRows()
+    buffer, other = store.make(LAYOUT, 2, on_device=True), store.make(LAYOUT, 2, on_device=True)
+    cache = caches(torch.ones(LAYERS, 3, HEADS, BLOCK, WIDTH, dtype=torch.bfloat16), 1)[0]
+    halves = [[layer[:, :2] for layer in cache], [layer[:, 2:] for layer in cache]]
+    with pytest.raises(OSError, match=r"heads \[0, 1, 2, 3\] of the blocks from 0 on"):
+        import_pieces(cache, [0], buffer, 0, ALL)
+    rows.export(halves[0], [0], buffer, 0, head_share(0, 2, HEADS))
+    with pytest.raises(OSError, match=r"heads \[2, 3\] of the blocks from 0 on"):
+        import_pieces(cache, [0], buffer, 0, ALL)
+    rows.export(halves[1], [0], other, 0, head_share(1, 2, HEADS))
+    assert rows.kept == {buffer.path, other.path}
+    store.remove(buffer)
+    # No buffer of this name any more: nothing is left in its place, and its memory is given back.
+    with pytest.raises(FileNotFoundError):
+        rows.export(cache, [0], buffer, 0, ALL)
+    assert rows.kept == {other.path}
+    rows.drop(other.path)
+    rows.drop(other.path)
+    store.remove(other)
+    assert not rows.kept and not list(tmp_path.iterdir())
 
 
 def test_buffers_of_a_dead_process_are_removed_and_no_others(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""KV blocks between two engines of a node that do not leave the devices: CUDA IPC, by torch's own sharing of tensors.
+
+What one order copies out is a piece: the source's rank keeps its heads of those blocks in its device's memory, and a
+file beside the sample's buffer says how to open them. The destination's ranks open the pieces that have their heads.
+
+Invariants: a piece whose file is there is whole; its memory is held until its sample's move is over, or until the next
+export after the buffer was removed. A device without memory for a piece is an error of that copy, not of the engine.
+
+Run on CPU, where torch shares memory by files. Not run on a GPU; there the one thing beside torch's documented sharing
+is the device a piece is opened on: the opener's own, as vLLM 0.29.0 does (distributed/weight_transfer/ipc_engine.py),
+because each engine counts the devices it sees from 0.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import pickle
+from collections.abc import Sequence
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.multiprocessing
+from torch.multiprocessing import reductions
+
+from rhyme_openrlhf.rollout.moves.heads import HeadShare
+from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer
+
+# Where torch's arguments for opening a CUDA tensor have the device it was made on (torch 2.x, rebuild_cuda_tensor).
+_DEVICE_ARGUMENT = 6
+
+
+class _Piece(NamedTuple):
+    """What a piece's file says: the heads of all that are in it, and how to open it."""
+
+    first_head: int
+    end_head: int
+    handle: bytes
+
+
+class DeviceRows:
+    """The pieces that one worker keeps, by the path of their buffer."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[torch.Tensor]] = {}
+
+    def export(
+        self, caches: Sequence[torch.Tensor], blocks: Sequence[int], buffer: KvBuffer, first: int, share: HeadShare
+    ) -> None:
+        """As `moving_worker.export_blocks`. Raises OSError, or torch.OutOfMemoryError."""
+        for path in [path for path in self._kept if not os.path.exists(path)]:
+            del self._kept[path]
+        if not share.writes or not blocks:
+            return
+        os.stat(buffer.path)
+        chosen = torch.tensor(blocks, device=caches[0].device)
+        piece = torch.stack([cache.index_select(0, chosen) for cache in caches])
+        if piece.is_cuda:
+            # Who opens it is on another stream.
+            torch.cuda.synchronize(piece.device)
+        self._kept.setdefault(buffer.path, []).append(piece)
+        path = Path(f"{buffer.path}.{first}.{share.first}")
+        told = path.with_name(path.name + ".part")
+        told.write_bytes(pickle.dumps(tuple(_Piece(share.first, share.end, _handle(piece)))))
+        told.rename(path)
+
+    @property
+    def kept(self) -> set[str]:
+        """The buffers that memory is held for."""
+        return set(self._kept)
+
+    def drop(self, path: str) -> None:
+        """Keep nothing of a buffer any more."""
+        self._kept.pop(path, None)
+
+
+def import_pieces(
+    caches: Sequence[torch.Tensor], blocks: Sequence[int], buffer: KvBuffer, first: int, share: HeadShare
+) -> None:
+    """As `moving_worker.import_blocks`. Raises OSError if not all of this rank's heads are there."""
+    chosen, missing = torch.tensor(blocks, device=caches[0].device), set(range(share.first, share.end))
+    for path in glob.glob(f"{glob.escape(buffer.path)}.{first}.*[0-9]"):
+        piece = _Piece(*pickle.loads(Path(path).read_bytes()))
+        here = range(max(piece.first_head, share.first), min(piece.end_head, share.end))
+        if not here:
+            continue
+        missing.difference_update(here)
+        theirs = slice(here.start - piece.first_head, here.stop - piece.first_head)
+        ours = slice(here.start - share.first, here.stop - share.first)
+        for cache, came in zip(caches, _open(piece.handle, caches[0].device), strict=True):
+            cache[chosen, ours] = came[:, theirs].to(cache.device)
+    if missing:
+        raise OSError(f"heads {sorted(missing)} of the blocks from {first} on are not there")
+
+
+def _handle(piece: torch.Tensor) -> bytes:
+    if piece.is_cuda:
+        return pickle.dumps(reductions.reduce_tensor(piece)[1])
+    # By a name: the default shares an open file, which only a process's children can have.
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    try:
+        return bytes(ForkingPickler.dumps(piece))
+    finally:
+        torch.multiprocessing.set_sharing_strategy(before)
+
+
+def _open(handle: bytes, device: torch.device) -> torch.Tensor:
+    """A piece, [layers, blocks, heads, block size, width]. Raises OSError if who made it is gone."""
+    try:
+        if device.type != "cuda":
+            piece: torch.Tensor = pickle.loads(handle)
+            return piece
+        arguments = list(pickle.loads(handle))
+        arguments[_DEVICE_ARGUMENT] = torch.cuda.current_device()
+        opened: torch.Tensor = reductions.rebuild_cuda_tensor(*arguments)
+        return opened
+    except RuntimeError as error:
+        raise OSError(f"KV blocks in another process's memory cannot be opened: {error}") from error
