@@ -141,8 +141,10 @@ class Engines:
         async def main() -> Any:
             keeper = SampleKeeper(dict(enumerate(self.engines)), 0.02)
             nodes = {number: engine.node for number, engine in enumerate(self.engines)}
-            store, choice, told = KvBufferStore(folder), Choice(self.carrier), self.records.append
-            mover = Mover(keeper, store, lambda *_: choice, limit_s, told, nodes=nodes, on_device=self.on_device)
+            store, told = KvBufferStore(folder), self.records.append
+            mover = Mover(
+                keeper, store, lambda *_: Choice(self.carrier), limit_s, told, nodes=nodes, on_device=self.on_device
+            )
             keeper.start()
             try:
                 return await asyncio.wait_for(test(keeper, mover), TIMEOUT_S)
