@@ -5,7 +5,9 @@
 
 Arms: `sync` and `async` are OpenRLHF's own loops and dispatch on our engines, without drafts (only there is every
 engine's time recorded); `pipeline` is --histopipe.enable without drafts, `drafts` with them, and `async_drafts`
-OpenRLHF's asynchronous loop with drafts. The order of the arms turns with every seed.
+OpenRLHF's asynchronous loop with drafts. `outliers` is `drafts` with --move.enable, so that a sample much longer than its
+rank group moves. The order of the arms turns with every seed. Written, not printed: RhymeRL's table 2 by epoch (`ranks`)
+and the share of an epoch's samples that moved (`moved`).
 
 Without --emulate: two engines, measured on this machine's clock. With it: four engines, each on the clock of a pair of
 A40 (the shipped profile derived from PAT's prints) slowed down by --clock, and a trainer paced to --train-s a step in
@@ -32,7 +34,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,8 +51,10 @@ from rhyme_openrlhf.telemetry.events import (
     RolloutFinished,
     RolloutStarted,
     RunStarted,
+    SampleMoved,
     TrainStep,
 )
+from rhyme_openrlhf.telemetry.history_events import RankStability
 
 ASYNC = ("--train.async_enable", "--no-histospec.enable")
 ARMS: dict[str, tuple[str, ...]] = {
@@ -59,6 +63,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "pipeline": (*ASYNC, "--histopipe.enable"),
     "drafts": ("--train.async_enable", "--histopipe.enable"),
     "async_drafts": ("--train.async_enable",),
+    "outliers": ("--train.async_enable", "--histopipe.enable", "--move.enable"),
 }
 # Two steps an epoch. Many prompts with few samples each: what an engine's part takes then depends on their lengths, not
 # on which engine has the longest prompt of all. A small learning rate: the lengths stay those of the prompts (with the
@@ -159,6 +164,11 @@ def figures(record: Sequence[Recorded]) -> dict[str, Any]:
         if isinstance(event, OffPolicyness):
             for age, count in zip(event.values, event.samples, strict=True):
                 ages[age] += count
+    epoch_of = {step: one.epoch for step, one in finished.items()}
+    moved = Counter(epoch_of[event.step] for event in events if isinstance(event, SampleMoved))
+    generated: Counter[int] = Counter()
+    for stage in finished.values():
+        generated[stage.epoch] += stage.samples
     ends = [recorded.time for recorded in trained]
     parts = [recorded.event.seconds_by_part for recorded in trained]
     return {
@@ -171,6 +181,8 @@ def figures(record: Sequence[Recorded]) -> dict[str, Any]:
         "bubble_stage": idle / staged,
         "bubble_wall": 1 - states["rollout"] / wall,
         "states": {name: one / wall for name, one in sorted(states.items())},
+        "ranks": [dataclasses.asdict(event) for event in events if isinstance(event, RankStability)],
+        "moved": {epoch: moved[epoch] / count for epoch, count in sorted(generated.items())},
         "off_policyness": dict(sorted(ages.items())),
         "reward": [event.metrics["reward"] for event in events if isinstance(event, TrainStep)][-1],
     }
