@@ -165,6 +165,20 @@ async def grown_to(keeper: SampleKeeper, tokens: int, number: int = 0) -> KeptSa
     return sample
 
 
+def moved_at(
+    engines: Engines, folder: Path, asked: SampleRequest, *moves: tuple[int, int]
+) -> tuple[list[MoveRecord], Any]:
+    """A sample that begins at engine 0 and, with so many tokens, moves to such an engine: its moves, and its output."""
+
+    async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        running = asyncio.create_task(keeper.generate(asked, 0))
+        records = [await mover.move(await grown_to(keeper, tokens), to, "reallocation") for tokens, to in moves]
+        return records, await running
+
+    records, output = engines.run(test, folder)
+    return records, output
+
+
 def answer(output: Any) -> tuple[list[int], list[float], str, str]:
     """What a caller sees: tokens, log-probabilities, text, why it ended."""
     done = output[0].outputs[0]

@@ -13,7 +13,7 @@ import pytest
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
-from tests.rollout.moves.engines import SEATS, Engines, answer, grown_to, request
+from tests.rollout.moves.engines import SEATS, Engines, answer, grown_to, moved_at, request
 
 pytestmark = pytest.mark.engine
 
@@ -35,14 +35,7 @@ def test_a_greedy_sample_goes_there_and_back(pair: Engines, tmp_path: Path, carr
     expected = unmoved(pair, tmp_path, asked)
     pair.carrier = carrier
 
-    async def test(keeper: SampleKeeper, mover: Mover) -> Any:
-        running = asyncio.create_task(keeper.generate(asked, 0))
-        records = []
-        for tokens, to in ((40, 1), (150, 0), (250, 1)):
-            records.append(await mover.move(await grown_to(keeper, tokens), to, "reallocation"))
-        return records, await running
-
-    records, output = pair.run(test, tmp_path)
+    records, output = moved_at(pair, tmp_path, asked, (40, 1), (150, 0), (250, 1))
     assert [record.move.phase for record in records] == [Phase.RUNNING] * 3, [r.move.reason for r in records]
     tokens, log_probs, text, reason = answer(output)
     assert tokens == expected[0] and (text, reason) == expected[2:]

@@ -18,7 +18,7 @@ from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.moves.node_buffers import NodeBuffers
 from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
-from tests.rollout.moves.engines import Engines, answer, grown_to, request
+from tests.rollout.moves.engines import Engines, answer, grown_to, moved_at, request
 
 PROMPT = list(range(10, 60)) * 2
 LAYOUT = KvLayout(3, 2, 8, 6, "bfloat16")
@@ -45,14 +45,7 @@ def test_a_sample_goes_to_another_node_and_back(apart: Engines, tmp_path: Path) 
     asked = request(PROMPT, max_tokens=400)
     expected = answer(apart.run(lambda keeper, mover: keeper.generate(asked, 0), tmp_path))
 
-    async def test(keeper: SampleKeeper, mover: Mover) -> Any:
-        running = asyncio.create_task(keeper.generate(asked, 0))
-        records = [
-            await mover.move(await grown_to(keeper, tokens), to, "reallocation") for tokens, to in ((40, 1), (150, 0))
-        ]
-        return records, await running
-
-    records, output = apart.run(test, tmp_path)
+    records, output = moved_at(apart, tmp_path, asked, (40, 1), (150, 0))
     assert [record.move.phase for record in records] == [Phase.RUNNING] * 2, [r.move.reason for r in records]
     tokens, log_probs, text, reason = answer(output)
     assert tokens == expected[0] and (text, reason) == expected[2:]

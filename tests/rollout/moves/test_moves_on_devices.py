@@ -12,7 +12,7 @@ import pytest
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
-from tests.rollout.moves.engines import Engines, answer, grown_to, request
+from tests.rollout.moves.engines import Engines, answer, grown_to, moved_at, request
 
 pytestmark = pytest.mark.engine
 
@@ -31,14 +31,7 @@ def test_a_sample_goes_there_and_back(sharing: Engines, tmp_path: Path) -> None:
     asked = request(PROMPT, max_tokens=400)
     expected = answer(sharing.run(lambda keeper, mover: keeper.generate(asked, 0), tmp_path))
 
-    async def test(keeper: SampleKeeper, mover: Mover) -> Any:
-        running = asyncio.create_task(keeper.generate(asked, 0))
-        records = [
-            await mover.move(await grown_to(keeper, tokens), to, "reallocation") for tokens, to in ((40, 1), (150, 0))
-        ]
-        return records, await running
-
-    records, output = sharing.run(test, tmp_path)
+    records, output = moved_at(sharing, tmp_path, asked, (40, 1), (150, 0))
     assert [record.move.phase for record in records] == [Phase.RUNNING] * 2, [r.move.reason for r in records]
     assert answer(output)[0] == expected[0] and not list(tmp_path.iterdir())
 
