@@ -50,8 +50,8 @@ class DeviceRows:
         self, caches: Sequence[torch.Tensor], blocks: Sequence[int], buffer: KvBuffer, first: int, share: HeadShare
     ) -> None:
         """As `moving_worker.export_blocks`. Raises OSError, or torch.OutOfMemoryError."""
-        for path in [path for path in self._kept if not os.path.exists(path)]:
-            del self._kept[path]
+        for gone in [kept for kept in self._kept if not os.path.exists(kept)]:
+            del self._kept[gone]
         if not share.writes or not blocks:
             return
         os.stat(buffer.path)

@@ -131,7 +131,7 @@ def read_rows(buffer: KvBuffer, first: int, end: int) -> np.ndarray:
     descriptor = os.open(buffer.path, os.O_RDONLY)
     try:
         for layer, row in enumerate(rows):
-            if os.preadv(descriptor, [row], (layer * buffer.rows + first) * layout.block_bytes) != row.nbytes:
+            if os.preadv(descriptor, [row.data], (layer * buffer.rows + first) * layout.block_bytes) != row.nbytes:
                 raise OSError(f"{buffer.path} ends before block {end} of layer {layer}")
     finally:
         os.close(descriptor)

@@ -42,7 +42,7 @@ def apart(pair: Engines) -> Iterator[Engines]:
 
 @pytest.mark.engine
 def test_a_sample_goes_to_another_node_and_back(apart: Engines, tmp_path: Path) -> None:
-    asked = request(PROMPT, max_tokens=400)
+    asked = request(PROMPT, max_tokens=500)
     expected = answer(apart.run(lambda keeper, mover: keeper.generate(asked, 0), tmp_path))
 
     records, output = moved_at(apart, tmp_path, asked, (40, 1), (150, 0))
@@ -55,14 +55,15 @@ def test_a_sample_goes_to_another_node_and_back(apart: Engines, tmp_path: Path) 
 
 @pytest.mark.engine
 def test_the_destination_reads_what_came_from_the_other_node(apart: Engines, tmp_path: Path) -> None:
-    """A KV cache that is wiped where it lands makes other tokens: so none of it is computed again."""
-    asked = request([*PROMPT, 98], max_tokens=300)
+    """A KV cache that is spoilt where it lands makes other tokens: so none of it is computed again."""
+    asked = request([*PROMPT, 98], max_tokens=500)
     expected = answer(apart.run(lambda keeper, mover: keeper.generate(asked, 0), tmp_path))
 
-    async def wipe(method: str) -> None:
+    async def spoil(method: str) -> None:
         if method == "import_kv":
             (path,) = buffers()
-            path.write_bytes(bytes(path.stat().st_size))
+            # Every number is 3.0: far from any key or value.
+            path.write_bytes(b"\x40" * path.stat().st_size)
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
         running = asyncio.create_task(keeper.generate(asked, 0))
@@ -70,7 +71,7 @@ def test_the_destination_reads_what_came_from_the_other_node(apart: Engines, tmp
         assert record.move.phase is Phase.RUNNING
         return await running
 
-    apart.engines[1].before = wipe
+    apart.engines[1].before = spoil
     tokens = answer(apart.run(test, tmp_path))[0]
     apart.engines[1].now("reset_prefix_cache")
     assert tokens[:120] == expected[0][:120] and tokens != expected[0]
@@ -82,7 +83,7 @@ def test_a_source_that_is_gone_when_its_rows_are_asked_for_loses_no_sample(
     apart: Engines, tmp_path: Path, time: int
 ) -> None:
     """The first time it generates on, the second time it has stopped."""
-    asked = request(PROMPT, max_tokens=200)
+    asked = request(PROMPT, max_tokens=400)
     expected = answer(apart.run(lambda keeper, mover: keeper.generate(asked, 0), tmp_path))
     times = 0
 

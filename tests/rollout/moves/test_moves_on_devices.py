@@ -28,7 +28,7 @@ def sharing(pair: Engines) -> Iterator[Engines]:
 
 
 def test_a_sample_goes_there_and_back(sharing: Engines, tmp_path: Path) -> None:
-    asked = request(PROMPT, max_tokens=400)
+    asked = request(PROMPT, max_tokens=500)
     expected = answer(sharing.run(lambda keeper, mover: keeper.generate(asked, 0), tmp_path))
 
     records, output = moved_at(sharing, tmp_path, asked, (40, 1), (150, 0))
@@ -37,7 +37,7 @@ def test_a_sample_goes_there_and_back(sharing: Engines, tmp_path: Path) -> None:
 
 
 def test_pieces_that_are_not_there_are_computed_again(sharing: Engines, tmp_path: Path) -> None:
-    asked = request([*PROMPT, 97], max_tokens=300)
+    asked = request([*PROMPT, 97], max_tokens=500)
     expected = answer(sharing.run(lambda keeper, mover: keeper.generate(asked, 0), tmp_path))
     removed = []
 
