@@ -6,7 +6,7 @@
 Arms: `sync` and `async` are OpenRLHF's own loops and dispatch on our engines, without drafts (only there is every
 engine's time recorded); `pipeline` is --histopipe.enable without drafts, `drafts` with them, and `async_drafts`
 OpenRLHF's asynchronous loop with drafts. `outliers` is `drafts` with --move.enable, so that a sample much longer than
-its rank group moves. The order of the arms turns with every seed. Written, not printed: RhymeRL's table 2 by epoch
+its rank group moves; `reallocation` is `sync` with --reallocation.enable. The order of the arms turns with every seed. Written, not printed: RhymeRL's table 2 by epoch
 (`ranks`) and the share of an epoch's samples that moved (`moved`).
 
 Without --emulate: two engines, measured on this machine's clock. With it: four engines, each on the clock of a pair of
@@ -63,8 +63,17 @@ ARMS: dict[str, tuple[str, ...]] = {
     "pipeline": (*ASYNC, "--histopipe.enable"),
     "drafts": ("--train.async_enable", "--histopipe.enable"),
     "async_drafts": ("--train.async_enable",),
+    "reallocation": ("--no-histospec.enable", "--reallocation.enable"),
     "outliers": ("--train.async_enable", "--histopipe.enable", "--move.enable"),
 }
+COMPARED = (
+    ("pipeline", "async"),
+    ("pipeline", "sync"),
+    ("drafts", "async"),
+    ("drafts", "async_drafts"),
+    ("outliers", "drafts"),
+    ("reallocation", "sync"),
+)
 # Two steps an epoch. Many prompts with few samples each: what an engine's part takes then depends on their lengths, not
 # on which engine has the longest prompt of all. A small learning rate: the lengths stay those of the prompts (with the
 # demo's own, a policy that is trained on two samples a prompt soon runs into the limit of length).
@@ -207,7 +216,7 @@ def table(runs: list[dict[str, Any]]) -> str:
             f" {of(arm, 'bubble_stage'):18.1%}"
             f" {of(arm, 'bubble_wall'):13.1%}   " + ", ".join(f"{c} {share:.1%}" for c, share in shares.items())
         )
-    for arm, peer in (("pipeline", "async"), ("pipeline", "sync"), ("drafts", "async"), ("drafts", "async_drafts")):
+    for arm, peer in COMPARED:
         if arm in by_arm and peer in by_arm:
             speed = of(arm, "samples_per_s") / of(peer, "samples_per_s")
             bubbles = of(arm, "bubble_stage") / of(peer, "bubble_stage")
