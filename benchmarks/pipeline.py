@@ -6,8 +6,8 @@
 Arms: `sync` and `async` are OpenRLHF's own loops and dispatch on our engines, without drafts (only there is every
 engine's time recorded); `pipeline` is --histopipe.enable without drafts, `drafts` with them, and `async_drafts`
 OpenRLHF's asynchronous loop with drafts. `outliers` is `drafts` with --move.enable, so that a sample much longer than
-its rank group moves; `reallocation` is `sync` with --reallocation.enable. The order of the arms turns with every seed. Written, not printed: RhymeRL's table 2 by epoch
-(`ranks`) and the share of an epoch's samples that moved (`moved`).
+its rank group moves; `reallocation` is `sync` with --reallocation.enable. The order of the arms turns with every seed.
+Written, not printed: RhymeRL's table 2 by epoch (`ranks`) and the share of an epoch's samples that moved (`moved`).
 
 Without --emulate: two engines, measured on this machine's clock. With it: four engines, each on the clock of a pair of
 A40 (the shipped profile derived from PAT's prints) slowed down by --clock, and a trainer paced to --train-s a step in
