@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
+from rhyme_openrlhf.rollout.moves.convoy import Convoy
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.layout_switcher import LayoutSwitcher, has_room, speculation
-from rhyme_openrlhf.rollout.moves.mover import Choice, Mover
+from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
@@ -74,9 +75,8 @@ async def generate(
     mover = Mover(keeper, KvBufferStore(folder), lambda *_: Choice(KV_TRANSFER), 1.0, moved.append)
     came = 0
 
-    async def move(sample: int, destination: int, cause: str) -> str:
-        await mover.move(keeper.sample(str(sample)), destination, cause)
-        return {"running": "moved"}.get(moved[-1].move.phase.value, "failed")
+    async def move(sample: int, destination: int, cause: str, convoy: Convoy) -> MoveRecord:
+        return await mover.move(keeper.sample(str(sample)), destination, cause, convoy=convoy)
 
     events: list[LayoutSwitched] = []
     reports = EngineReports(keeper, settings.status_s, lambda text: None, PLAN.layouts())
@@ -152,7 +152,7 @@ def test_a_tail_engine_that_dies_in_the_switch_takes_no_sample_with_it(tmp_path:
     assert not any(engine.here or engine.rooms for engine in engines[:2])
 
 
-@pytest.mark.parametrize("method", ["full_blocks", "export_kv", "stop_sample", "discard_sample"])
+@pytest.mark.parametrize("method", ["export_kv", "stop_sample", "discard_sample"])
 def test_an_aligned_engine_that_dies_in_the_switch_takes_no_sample_with_it(tmp_path: Path, method: str) -> None:
     _, _, engines, _ = run(tmp_path, [900, 900, 900], faults={0: (method, "dies")}, samples=3)
     assert not engines[0].alive and not any(engine.here or engine.rooms for engine in engines[1:])
