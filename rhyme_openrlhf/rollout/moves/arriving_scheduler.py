@@ -155,20 +155,21 @@ class ArrivingScheduler(Metering, Scheduler):
 
     def _take_handovers(self, asked: str = "") -> None:
         """Go on with what was handed over: the destination's part of the stop at the source."""
-        expected = {name: Arrival.of(request.sampling_params) for name, request in self._expected.items()}
-        came = {name: read_handover(KvBuffer.from_plain(arrival.buffer)) for name, arrival in expected.items()}
-        waits = {expected[name].convoy for name, handed in came.items() if handed is None} - {""}
+        expected: dict[str, tuple[Arrival, dict[str, Any], Handover | None]] = {}
+        for name, request in self._expected.items():
+            arrival = Arrival.of(request.sampling_params)
+            assert arrival is not None and arrival.buffer is not None
+            expected[name] = arrival, arrival.buffer, read_handover(KvBuffer.from_plain(arrival.buffer))
+        waits = {arrival.convoy for arrival, _, handed in expected.values() if handed is None} - {""}
         if asked in expected:
-            waits.discard(expected[asked].convoy)
+            waits.discard(expected[asked][0].convoy)
         ready = [
-            (name, expected[name], handed)
-            for name, handed in came.items()
-            if handed is not None and expected[name].convoy not in waits
+            (name, arrival, buffer, handed)
+            for name, (arrival, buffer, handed) in expected.items()
+            if handed is not None and arrival.convoy not in waits
         ]
-        problems = self.import_all(
-            [(arrival.room, arrival.buffer, arrival.first, handed.blocks) for _, arrival, handed in ready]
-        )
-        for (name, arrival, handed), problem in zip(ready, problems, strict=True):
+        rows = [(arrival.room, buffer, arrival.first, handed.blocks) for _, arrival, buffer, handed in ready]
+        for (name, arrival, _, handed), problem in zip(ready, self.import_all(rows), strict=True):
             self._take_handover(name, arrival, handed, problem)
 
     def _take_handover(self, request_id: str, expected: Arrival, came: Handover, problem: str) -> None:
