@@ -26,7 +26,7 @@ from rhyme_openrlhf.rollout.moves.moving_scheduler import MovingHistoryScheduler
 
 TIMEOUT_S = 300
 # Calls that hold the engine up between two steps.
-ADDED = ("status", "import_rows", "stop_sample", "hold_room", "full_blocks")
+ADDED = ("status", "import_all", "stop_sample", "hold_room", "export_full")
 
 
 class TimedScheduler(MovingHistoryScheduler):

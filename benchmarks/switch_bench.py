@@ -13,6 +13,7 @@ from typing import Any
 from movable_engines import LocalEngine
 
 from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.rollout.moves.convoy import Convoy
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.home import ASK_AFTER_SECONDS
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
@@ -21,7 +22,7 @@ from rhyme_openrlhf.rollout.moves.layout_switcher import LayoutSwitcher
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 
 LIMIT_S = 60.0
@@ -81,10 +82,9 @@ class Stage:
         self.came = False
         self._interval_s = asked.status_s if asked.enable else 0.0
 
-    async def move(self, sample: int, destination: int, cause: str) -> str:
+    async def move(self, sample: int, destination: int, cause: str, convoy: Convoy) -> MoveRecord:
         """As the samples' home."""
-        done = await self.mover.move(self.keeper.sample(str(sample)), destination, cause)
-        return {Phase.RUNNING: "moved", Phase.RECOMPUTED: "recomputed"}.get(done.move.phase, "failed")
+        return await self.mover.move(self.keeper.sample(str(sample)), destination, cause, convoy=convoy)
 
     async def watch(self) -> None:
         """As the samples' home."""
@@ -96,6 +96,7 @@ class Stage:
     async def run(self, requests: list[SampleRequest], before: dict[str, tuple[int, ...]]) -> dict[str, Any]:
         """Generate all; seconds and switches."""
         self.keeper.start()
+        await self.mover.open()
         self.switcher.know_lengths(before)
         self.switcher.allowed = 2 * max(length for known in before.values() for length in known)
         loop = asyncio.create_task(self.watch())

@@ -24,6 +24,10 @@ def _call_scheduler(self: EngineCore, method: str, arguments: list) -> Any:
     if hasattr(scheduler, "call_workers"):
         # What schedules a request's blocks can so have them copied within one call, between the same two steps.
         scheduler.call_workers = self.model_executor.collective_rpc
+    # Only an engine core in a process of its own has calls waiting.
+    waiting = getattr(self, "input_queue", None)
+    if hasattr(scheduler, "is_called") and waiting is not None:
+        scheduler.is_called = lambda: not waiting.empty()
     return getattr(scheduler, method)(*arguments)
 
 

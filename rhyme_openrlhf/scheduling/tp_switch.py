@@ -10,7 +10,9 @@ the way, and to switch now is also compared with switching later, when fewer are
 
 How the rest of a stage is timed: decode steps until the next sample ends, as many samples as then run. In the current
 layout each engine goes on by itself with the samples it has, and the stage waits for the last one; after a switch they
-are spread evenly over the layout's engines.
+are spread evenly over the layout's engines. What a later switch would find is what each engine has left by then: the
+longest samples are often together, on the engine that is slowest because of them, and so are further from their ends
+than the mean. A rule that forgets this always finds later better than now.
 
 Invariants: a switch is only ordered if its predicted total, its cost included, is smaller than staying; never to the
 current layout; without samples nothing is ordered.
@@ -78,13 +80,13 @@ def decide(
     if from_history:
         return _by_stopping(current, layouts, samples, longest_allowed, switch_seconds, engines)
     remaining = by_maximum(samples, longest_allowed)
-    stay = float(_ends(layouts[current], samples, remaining, engines)[:, -1].mean())
-    contexts = [sample.context for sample in samples]
+    contexts = np.array([sample.context for sample in samples])
+    stay = float(_Course(layouts[current], contexts, remaining, engines).ends.max(axis=1).mean())
     best: Switch | None = None
     for place, layout in enumerate(layouts):
         if place == current:
             continue
-        total = _rest(layout, samples, remaining).whole() + switch_seconds(current, place, contexts)
+        total = _spread(layout, contexts[None], remaining) + switch_seconds(current, place, contexts.tolist())
         if total < (best.seconds_switched if best else stay):
             best = Switch(place, stay, total)
     return best
@@ -99,95 +101,99 @@ def _by_stopping(
     engines: Sequence[int],
 ) -> Switch | None:
     remaining = by_history(samples, longest_allowed)
-    ends = _ends(layouts[current], samples, remaining, engines).mean(axis=0)
-    stay = float(ends[-1])
-    contexts = sorted(sample.context for sample in samples)
+    contexts = np.array([sample.context for sample in samples])
+    course = _Course(layouts[current], contexts, remaining, engines)
+    stay = float(course.ends.max(axis=1).mean())
     best: Switch | None = None
     for place, layout in enumerate(layouts):
         if place == current:
             continue
-        there = _rest(layout, samples, remaining)
-        now = there.whole() + switch_seconds(current, place, contexts)
-        if now >= stay:
+        now = _spread(layout, contexts[None], remaining) + switch_seconds(current, place, contexts.tolist())
+        if now >= stay or (best is not None and now >= best.seconds_switched):
             continue
-        # Switching when `left` samples are left: those that ran longest so far stand for them.
-        later = min(
-            (
-                float(ends[-left - 1]) + switch_seconds(current, place, contexts[-left:]) + there.after(cut)
-                for cut, left in enumerate(there.left[1:], start=1)
-            ),
-            default=float("inf"),
-        )
-        if now <= later and (best is None or now < best.seconds_switched):
+
+        def later(left: int, place: int = place, layout: Layout = layout) -> float:
+            """Switching when `left` samples are left."""
+            moment, found, rest = course.when(left)
+            moved = np.sort(found, axis=1).mean(axis=0).round().astype(int).tolist()
+            return moment + switch_seconds(current, place, moved) + _spread(layout, found, rest)
+
+        if all(now <= later(left) for left in _classes(len(samples))[1:]):
             best = Switch(place, stay, now)
     return best
 
 
-@dataclass(frozen=True)
-class _Rest:
-    """The rest of a stage in one layout, cut where the number of running samples falls to a next class.
+class _Course:
+    """How the rest of a stage goes if nothing is switched. `ends`: when each sample ends in each scenario, seconds."""
 
-    `left`: running samples at each cut's beginning, falling; `seconds`: of each cut, in the mean of the scenarios.
-    """
+    def __init__(
+        self, layout: Layout, contexts: NDArray[np.int64], remaining: NDArray[np.int64], engines: Sequence[int]
+    ) -> None:
+        self._contexts = contexts
+        self._remaining = remaining
+        self.ends = np.empty(remaining.shape)
+        # Of each engine its samples, and in each scenario how many tokens each of them has by when.
+        self._engines: list[tuple[list[int], NDArray[np.float64], NDArray[np.float64]]] = []
+        on: dict[int, list[int]] = {}
+        for place, engine in enumerate(engines):
+            on.setdefault(engine, []).append(place)
+        for places in on.values():
+            ends, seconds = _timed(layout, contexts[None, places], remaining[:, places], 1)
+            begin = np.zeros((len(ends), 1))
+            tokens = np.concatenate([begin, ends], axis=1)
+            clock = np.concatenate([begin, seconds.cumsum(axis=1)], axis=1)
+            self._engines.append((places, tokens, clock))
+            for scenario in range(len(ends)):
+                self.ends[scenario, places] = np.interp(remaining[scenario, places], tokens[scenario], clock[scenario])
+        self._order = np.argsort(self.ends, axis=1)
 
-    left: tuple[int, ...]
-    seconds: NDArray[np.float64]
-
-    def whole(self) -> float:
-        return float(self.seconds.sum())
-
-    def after(self, cut: int) -> float:
-        return float(self.seconds[cut:].sum())
+    def when(self, left: int) -> tuple[float, NDArray[np.int64], NDArray[np.int64]]:
+        """Seconds until so many samples are left, fewer than now, in the mean; in each scenario their contexts then,
+        and what is then left of each.
+        """
+        scenarios = range(len(self.ends))
+        moments = self.ends[scenarios, self._order[:, -left - 1]]
+        done = np.empty(self.ends.shape)
+        for places, tokens, clock in self._engines:
+            for scenario in scenarios:
+                done[scenario, places] = np.interp(moments[scenario], clock[scenario], tokens[scenario])
+        whole = np.minimum(done.round().astype(np.int64), self._remaining - 1)
+        last = self._order[:, -left:]
+        rest = np.take_along_axis(self._remaining - whole, last, axis=1)
+        return float(moments.mean()), np.take_along_axis(self._contexts + whole, last, axis=1), rest
 
 
 def _classes(samples: int) -> tuple[int, ...]:
-    """Numbers of running samples at which the rest is cut, from `samples` down to 1."""
+    """Numbers of running samples that are told apart, from `samples` down to 1."""
     found = [samples]
     while found[-1] > 1:
         found.append(found[-1] - max(1, found[-1] // _FINE))
     return tuple(found)
 
 
-def _ends(
-    layout: Layout, samples: Sequence[Unfinished], remaining: NDArray[np.int64], engines: Sequence[int]
-) -> NDArray[np.float64]:
-    """When samples end if nothing is switched, seconds from now, ascending in each scenario."""
-    on: dict[int, list[int]] = {}
-    for place, engine in enumerate(engines):
-        on.setdefault(engine, []).append(place)
-    found = np.empty(remaining.shape)
-    for places in on.values():
-        own = [samples[place] for place in places]
-        left, ends, seconds = _timed(layout, own, remaining[:, places], len(own), 1)
-        tokens = np.concatenate([np.zeros((len(ends), 1)), ends], axis=1)
-        clock = np.concatenate([np.zeros((len(ends), 1)), seconds.cumsum(axis=1)], axis=1)
-        for scenario in range(len(ends)):
-            found[scenario, places] = np.interp(remaining[scenario, places], tokens[scenario], clock[scenario])
-    return np.sort(found, axis=1)
-
-
-def _rest(layout: Layout, samples: Sequence[Unfinished], remaining: NDArray[np.int64]) -> _Rest:
-    """In a layout over whose engines the samples are spread evenly, all going on at the same pace."""
-    left, _, seconds = _timed(layout, samples, remaining, len(samples), layout.engines)
-    return _Rest(left, seconds.mean(axis=0))
+def _spread(layout: Layout, contexts: NDArray[np.int64], remaining: NDArray[np.int64]) -> float:
+    """Seconds of samples that are spread evenly over a layout's engines, all going on at the same pace; the mean of the
+    scenarios.
+    """
+    return float(_timed(layout, contexts, remaining, layout.engines)[1].sum(axis=1).mean())
 
 
 def _timed(
-    layout: Layout, samples: Sequence[Unfinished], remaining: NDArray[np.int64], count: int, engines: int
-) -> tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.float64]]:
-    """Samples left at the beginning of each cut; and of each scenario tokens at its end, and its seconds."""
+    layout: Layout, contexts: NDArray[np.int64], remaining: NDArray[np.int64], engines: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The rest of a stage, cut where the number of running samples falls to a next class: of each scenario tokens at
+    the end of each cut, and its seconds. `contexts`: of each scenario, or one for all.
+    """
+    count = remaining.shape[1]
     left = _classes(count)
     # Tokens after which the sample ends that brings the number down to each class; the last one's end is the stage's.
-    ordered = np.sort(remaining, axis=1)
-    ends = ordered[:, [count - then - 1 for then in left[1:]] + [count - 1]]
-    begins = np.concatenate([np.zeros((len(ordered), 1), dtype=ends.dtype), ends[:, :-1]], axis=1)
-    mean_context = sum(sample.context for sample in samples) / count
-    seconds = np.empty(ends.shape)
-    for scenario in range(len(ends)):
-        for cut, then in enumerate(left):
-            tokens = float(ends[scenario, cut] - begins[scenario, cut])
-            running = -(-then // engines)
-            context = running * (mean_context + float(begins[scenario, cut]) + tokens / 2)
-            each = layout.step_seconds(running, round(context), round(running * layout.drafts_per_step))
-            seconds[scenario, cut] = tokens / layout.tokens_per_step * each
-    return left, ends, seconds
+    ends = np.sort(remaining, axis=1)[:, [count - then - 1 for then in left[1:]] + [count - 1]]
+    tokens = np.diff(ends, axis=1, prepend=0)
+    middles = contexts.mean(axis=1, keepdims=True) + ends - tokens / 2
+    running = [-(-then // engines) for then in left]
+    drafts = [round(each * layout.drafts_per_step) for each in running]
+    steps = [
+        [layout.step_seconds(*step) for step in zip(running, of_scenario, drafts, strict=True)]
+        for of_scenario in (middles * running).round().astype(np.int64).tolist()
+    ]
+    return ends, tokens / layout.tokens_per_step * np.array(steps)

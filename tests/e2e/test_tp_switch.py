@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * RUN_TIM
 
 def test_tails_go_on_with_more_tensor_parallelism(train: Callable[..., FinishedRun]) -> None:
     run = train(
-        "--vllm.num_engines", "2", "--tp_switch.enable", "--tp_switch.samples", "5", "--tp_switch.status_s", "0.05",
+        "--vllm.num_engines", "2", "--tp_switch.enable", "--tp_switch.samples", "12", "--tp_switch.status_s", "0.05",
         "--move.news_s", "0.05", "--train.num_episodes", "1", "--cpu.kv_cache_mb", "32",
     )  # fmt: skip
     assert run.code == 0, run.output

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
 from rhyme_openrlhf.scheduling.carriers import cheaper
@@ -161,4 +163,38 @@ def test_a_full_engine_that_is_soon_done_is_no_reason_to_switch() -> None:
         assert (
             decide(0, layouts, samples, 1600, lambda *_: 0.3, from_history, [0] * 6 + [1]) is None or not from_history
         )
-    assert decide(0, layouts, samples, 1600, lambda *_: 0.01, True, [0] * 6 + [1]) is not None
+    # While the six end, it is quicker alone; asked again then, it is worth it.
+    assert decide(0, layouts, samples, 1600, lambda *_: 0.01, True, [0] * 6 + [1]) is None
+    alone = [Unfinished(1029, 1129, (1600,))]
+    assert decide(0, layouts, alone, 1600, lambda *_: 0.01, True, [1]) is not None
+
+
+def clock(lengths: list[int]) -> NDArray[np.float64]:
+    """When an engine by itself has so many tokens of each of its samples."""
+    left = [sum(length > done for length in lengths) for done in range(max(lengths))]
+    return np.cumsum([0.0, *(narrow(count, count * done, 0) for done, count in enumerate(left))])
+
+
+def test_with_every_length_known_it_is_the_best_switch_of_all() -> None:
+    """Samples of a prompt are on one engine, so the longest are together, and behind the others."""
+    layouts = (Layout(2, 4, narrow), Layout(8, 1, lambda running, context, _: wide(2 * running, context, 0)))
+    draw = random.Random(5)
+    for _ in range(4):
+        means = [draw.lognormvariate(6.0, 1.0) for _ in range(16)]
+        groups = [[min(int(mean * draw.lognormvariate(0, 0.15)) + 1, 6000) for _ in range(4)] for mean in means]
+        engines = [[length for group in groups[engine::4] for length in group] for engine in range(4)]
+        clocks = [clock(own) for own in engines]
+        ends = sorted({0.0, *(float(at[length]) for own, at in zip(engines, clocks, strict=True) for length in own)})
+        seconds, ordered = {}, False
+        for moment in ends[:-1]:
+            done = [bisect_right(at, moment) - 1 for at in clocks]
+            left = [(place, length) for place, own in enumerate(engines) for length in own if length > done[place]]
+            rest = [length - done[place] for place, length in left]
+            begun = sum(done[place] for place, _ in left) / len(left)
+            running = [sum(one > token for one in rest) for token in range(max(rest))]
+            there = sum(layouts[1].step_seconds(n, round(n * (begun + t)), 0) for t, n in enumerate(running))
+            seconds[moment] = moment + cost(0, 1, [done[place] for place, _ in left]) + there
+            samples = [Unfinished(done[place], done[place], (length,)) for place, length in left]
+            if not ordered and decide(0, layouts, samples, MOST, cost, True, [place for place, _ in left]):
+                ordered, ours = True, seconds[moment]
+        assert ordered and ours <= 1.001 * min(seconds.values()) and min(seconds.values()) < 0.95 * ends[-1]

@@ -24,6 +24,7 @@ from rhyme_openrlhf.rollout.engine import leave_out_unread  # first: installs th
 import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
 
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
+from rhyme_openrlhf.rollout.moves.convoy import Convoy
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, EnginePort
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.home_watch import HomeWatch
@@ -109,7 +110,7 @@ class SampleHome:
         self._watch: HomeWatch | None = None
         if HomeWatch.is_needed(rhyme):
             self._watch = HomeWatch(
-                rhyme, plan, self._keeper, self.move, record, lambda: self._step, lambda: self._awaited <= 0
+                rhyme, plan, self._keeper, self._carry, record, lambda: self._step, lambda: self._awaited <= 0
             )
 
     @property
@@ -126,6 +127,7 @@ class SampleHome:
             with contextlib.suppress(EngineLost):
                 self._nodes[number] = await engine.port.call("node_id")
         self._keeper.start()
+        await self._mover.open()
         if self._watch is not None:
             await self._watch.open(self._nodes)
 
@@ -159,7 +161,10 @@ class SampleHome:
 
     async def move(self, sample: int, destination: int, cause: str) -> MoveOutcome:
         """Move a sample by its number. Raises MoveRefused, or KeyError for a sample that has ended."""
-        return OUTCOMES[(await self._mover.move(self._keeper.sample(str(sample)), destination, cause)).move.phase]
+        return OUTCOMES[(await self._carry(sample, destination, cause)).move.phase]
+
+    async def _carry(self, sample: int, destination: int, cause: str, convoy: Convoy | None = None) -> MoveRecord:
+        return await self._mover.move(self._keeper.sample(str(sample)), destination, cause, convoy=convoy)
 
     async def generate_in_turn(self, engine: int, number: int, place: int, **arguments: Any) -> list[dict[str, Any]]:
         """`generate_responses` of prompt `place` of a step, once the engine's turn `number` has begun.

@@ -13,15 +13,17 @@ import asyncio
 import contextlib
 import functools
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
+from rhyme_openrlhf.rollout.moves.convoy import Convoy
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
+from rhyme_openrlhf.rollout.moves.mover import MoveRecord
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.scheduling.move import MoveRefused
+from rhyme_openrlhf.scheduling.move import MoveRefused, Phase
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.scheduling.tp_switch import Layout, decide
 from rhyme_openrlhf.scheduling.tp_switch_settings import BY_HISTORY, TpSwitchSettings
@@ -33,11 +35,12 @@ ALIGNED, TAIL = 0, 1
 EACH_SECONDS = 0.02
 # Weight of one switch in what a sample's move is taken to cost.
 RATE = 0.5
+MOVED = (Phase.RUNNING, Phase.RECOMPUTED)
 
 
 class LayoutSwitcher:
-    """That of one home. `move(sample, destination, cause)` orders a move and says how it ended; `record(event)`;
-    `step()`: the training step; `admitted()`: whether all prompts of it have come.
+    """That of one home. `move(sample, destination, cause, convoy)` orders a move and says how it ended;
+    `record(event)`; `step()`: the training step; `admitted()`: whether all prompts of it have come.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class LayoutSwitcher:
         plan: LayoutPlan,
         keeper: SampleKeeper,
         reports: EngineReports,
-        move: Callable[[int, int, str], Awaitable[Any]],
+        move: Callable[[int, int, str, Convoy], Awaitable[MoveRecord]],
         record: Callable[[LayoutSwitched], None],
         step: Callable[[], int],
         admitted: Callable[[], bool],
@@ -142,34 +145,39 @@ class LayoutSwitcher:
 
     async def _switch(self, node: str, samples: Sequence[KeptSample], tail: Sequence[int]) -> None:
         began = time.monotonic()
-        await self._tell(tail, "begin_switch")
+        convoy = Convoy(uuid.uuid4().hex, [sample.name for sample in samples])
         ways = [
-            self._carry(sample, tail[turn % len(tail)])
+            self._carry(sample, tail[turn % len(tail)], convoy)
             for turn, sample in enumerate(sorted(samples, key=lambda sample: -len(sample.known.tokens)))
         ]
-        moved = sum(await asyncio.gather(*ways))
+        _, *records = await asyncio.gather(self._tell(tail, "begin_switch"), *ways)
+        moved = [record for record in records if record is not None and record.move.phase in MOVED]
         took = time.monotonic() - began
         await self._tell(tail, "end_switch")
         if not moved:
             return
-        self._each_s += RATE * (took / moved - self._each_s)
+        # Others ran on while the first of them were prepared: what is lost is the time without a token.
+        lost = max((record.downtime for record in moved if record.downtime is not None), default=None)
+        if lost is not None:
+            self._each_s += RATE * (lost / len(moved) - self._each_s)
         emptied = [engine for engine in self._nodes[node][ALIGNED] if not self._keeper.samples(engine)]
         await self._tell(emptied, "lend_devices")
-        self._record(LayoutSwitched(self._step(), node, self._plan.size, self._plan.tail_size, moved, took))
+        self._record(LayoutSwitched(self._step(), node, self._plan.size, self._plan.tail_size, len(moved), took))
 
-    async def _carry(self, sample: KeptSample, destination: int) -> bool:
+    async def _carry(self, sample: KeptSample, destination: int, convoy: Convoy) -> MoveRecord | None:
+        record = None
         try:
-            outcome = await self._move(int(sample.name), destination, CAUSE)
+            record = await self._move(int(sample.name), destination, CAUSE, convoy)
         except KeyError:
             # It has ended since.
-            return False
+            return None
         except MoveRefused as refused:
             self._reports.tell(f"adaptive tensor parallelism: {refused}")
-            outcome = "refused"
-        if outcome in ("moved", "recomputed"):
-            return True
-        self._stuck.add(sample.name)
-        return False
+        finally:
+            convoy.leave(sample.name)
+        if record is None or record.move.phase not in MOVED:
+            self._stuck.add(sample.name)
+        return record
 
     async def _tell(self, engines: Sequence[int], method: str) -> None:
         for engine in engines:

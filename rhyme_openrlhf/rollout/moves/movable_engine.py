@@ -5,8 +5,8 @@ the KV cache and the latest tokens dies with an engine. A sample has another nam
 place; all calls name places, and every order may be given twice.
 
 Invariants: blocks of a reservation are written only while nothing can take them away (within one call of the scheduler,
-which voids them all at a weight load; one lock over releasing, moving in and weight loads); a sample that is stopped is
-told of with every token its engine has made.
+which voids them all at a weight load; of one sample, releasing and moving in exclude each other, and of all of them
+weight loads do); a sample that is stopped is told of with every token its engine has made.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from rhyme_openrlhf.rollout.moves.expecting_engine import ExpectingEngine
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvLayout
 from rhyme_openrlhf.rollout.moves.node_buffers import NodeBuffers
+from rhyme_openrlhf.rollout.moves.orders_lock import OrdersLock
 from rhyme_openrlhf.rollout.moves.resumed_outputs import ResumedOutputs, generated
 from rhyme_openrlhf.rollout.moves.travel import (
     ARRIVED,
     Arrival,
-    FullBlocks,
+    Exported,
     Grown,
     News,
     Progress,
@@ -71,7 +72,7 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
         self._news = asyncio.Event()
         self._dead = False
         self._step_times = ""
-        self._rooms_lock = asyncio.Lock()
+        self._orders = OrdersLock()
         self._expected: dict[str, str] = {}
         await super().__init__(*args, **kwargs)
         self._outputs = ResumedOutputs(self.llm)
@@ -110,7 +111,7 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
         if refused := self._refuses(progress):
             return Started(refused)
         here = self._here[place] = _Here(request, len(progress.tokens) if progress else 0)
-        async with self._rooms_lock:
+        async with self._orders.of(place):
             # A load may have come meanwhile.
             if refused := self._refuses(progress):
                 del self._here[place]
@@ -132,20 +133,20 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
         return task
 
     async def expect_sample(
-        self, place: str, request: SampleRequest, buffer: KvBuffer, first: int, weight_version: int
+        self, place: str, request: SampleRequest, buffer: KvBuffer, first: int, weight_version: int, convoy: str = ""
     ) -> str:
         """Begin this sample when it is handed over in `buffer`, whose rows from `first` on are then copied into the
-        reservation of its name; "" or why not.
+        reservation of its name; "" or why not. Those of a `convoy` begin together.
         """
         if place in self._here:
             return ""
         here = self._here[place] = _Here(request, 0)
-        async with self._rooms_lock:
+        async with self._orders.of(place):
             progress = Progress(weight_version=weight_version)
             if refused := self._refuses(progress):
                 del self._here[place]
                 return refused
-            arrival = Arrival((), place, buffer=buffer.to_plain(), first=first)
+            arrival = Arrival((), place, buffer=buffer.to_plain(), first=first, convoy=convoy)
             self._outputs.hold(place)
             here.task = self._begin_sample(place, request, progress, arrival)
             return await self.expect(place)
@@ -333,26 +334,16 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
         plain = (await self.llm.collective_rpc("rhyme_kv_layout"))[0]
         return plain if isinstance(plain, str) else KvLayout(**plain)
 
-    async def full_blocks(self, place: str) -> FullBlocks | None:
-        """The blocks of a running sample that change no more; None if it is not here, or has finished."""
-        state = await self._when_known(place)
-        answer = await self.call_scheduler("full_blocks", state.request_id) if state is not None else None
-        return None if answer is None else FullBlocks(tuple(answer["blocks"]), answer["preemptions"])
+    async def export_kv(self, place: str, buffer: KvBuffer) -> Exported | None:
+        """Copy those blocks of a running sample that change no more to the first rows of a buffer, between two steps.
 
-    async def export_kv(self, place: str, kv: FullBlocks, buffer: KvBuffer, first: int) -> str:
-        """Copy a sample's blocks from number `first` on to the same rows of the buffer; "" or why not.
-
-        What was copied is the sample's only if it has not been preempted until then: it may have lost its blocks before
-        they were read.
+        None if it is not here, or has finished.
         """
-        answers = await self.llm.collective_rpc(
-            "rhyme_export_kv", args=(list(kv.blocks[first:]), buffer.to_plain(), first)
-        )
-        problem = next((answer for answer in answers if answer), "")
-        now = await self.full_blocks(place)
-        if now is None or now.preemptions != kv.preemptions:
-            return f"sample {place} ended or was preempted while its KV blocks were copied"
-        return problem
+        state = await self._when_known(place)
+        if state is None:
+            return None
+        answer = await self.call_scheduler("export_full", state.request_id, buffer.to_plain())
+        return None if answer is None else Exported(*answer)
 
     async def import_kv(self, room: str, buffer: KvBuffer, first: int, end: int) -> str:
         """Copy rows `first` to `end` of the buffer into the blocks of a reservation; "" or why not."""
@@ -367,7 +358,7 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
     async def release_room(self, room: str) -> None:
         """Give a reservation up, if there is one; and end the sample that took it up, if there is one."""
         await self.discard_sample(room)
-        async with self._rooms_lock:
+        async with self._orders.of(room):
             await self.call_scheduler("release_room", room)
 
     async def withdraw_sample(self, place: str) -> bool:
@@ -381,10 +372,10 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
 
     async def load_weights(self, segment: Segment) -> float:
         """As its base, while no KV block is being moved in."""
-        async with self._rooms_lock:
+        async with self._orders.all():
             return await super().load_weights(segment)
 
     async def pause_generation(self) -> None:
         """As its base, while no KV block is being moved in."""
-        async with self._rooms_lock:
+        async with self._orders.all():
             await super().pause_generation()

@@ -7,6 +7,7 @@ buffer nor stopped sample at an engine that answers, however it ends; a sample i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -14,10 +15,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from rhyme_openrlhf.rollout.moves.convoy import Convoy
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvBufferStore, KvLayout
-from rhyme_openrlhf.rollout.moves.travel import FullBlocks, Rest, Stopped
+from rhyme_openrlhf.rollout.moves.travel import Rest, Stopped
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Cleanup, Move, MoveRefused, Phase, Place, Reply, Step, ask
 from rhyme_openrlhf.scheduling.move_costs import Destination
 
@@ -64,6 +66,7 @@ class _Way:
     computed: int = 0
     downtime: float | None = None
     across_versions: bool = False
+    convoy: Convoy | None = None
 
 
 class Mover:
@@ -99,10 +102,30 @@ class Mover:
         self._on_device = on_device
         self._layouts: dict[int, KvLayout | str] = {}
 
+    async def open(self) -> None:
+        """Ask engines beforehand what their KV caches are made of: in its first move that would cost a step of each."""
+
+        async def ask(engine: int) -> None:
+            # One that does not answer is asked again when a sample moves.
+            with contextlib.suppress(TimeoutError, OrderFailed, _Lost):
+                async with asyncio.timeout(self._limit_s):
+                    await self._layout(engine)
+
+        await asyncio.gather(*(ask(engine) for engine in self._keeper.engines))
+
     async def move(
-        self, sample: KeptSample, destination: int, cause: str, *, across_versions: bool = False
+        self,
+        sample: KeptSample,
+        destination: int,
+        cause: str,
+        *,
+        across_versions: bool = False,
+        convoy: Convoy | None = None,
     ) -> MoveRecord:
-        """Move a sample; returns when that is over, well or not. Raises MoveRefused when it must not begin."""
+        """Move a sample, with a `convoy` together with others; returns when that is over, well or not.
+
+        Raises MoveRefused when it must not begin.
+        """
         engine = sample.engine
         if engine is None:
             raise MoveRefused(f"sample {sample.name} is on no engine")
@@ -119,12 +142,16 @@ class Mover:
             hands_over=self._node(engine) == self._node(destination),
         )
         sample.moving, sample.incoming = True, sample.new_place()
-        way = _Way(sample, sample.place, sample.incoming, across_versions=across_versions)
+        way = _Way(sample, sample.place, sample.incoming, across_versions=across_versions, convoy=convoy)
         began = time.monotonic()
         try:
             while not move.over:
+                if convoy is not None:
+                    await convoy.before(move)
                 move = move.after(*await self._take(move, way))
         finally:
+            if convoy is not None:
+                convoy.leave(sample.name)
             for where, buffer in way.buffers.items():
                 if self._node(where) == self._here:
                     self._store.remove(buffer)
@@ -228,13 +255,17 @@ class Mover:
             way.buffers[move.destination] = way.buffers[move.source]
         else:
             way.buffers[move.destination] = await self._make_buffer(move.destination, layout, rows, on_device)
-        full = await self._call(move.source, "full_blocks", way.left)
-        if full is None:
+        # Those that are full and final, while the source generates on.
+        exported = await self._call(move.source, "export_kv", way.left, way.buffers[move.source])
+        if exported is None:
             return Reply.GONE, "the sample ended"
-        problem = await self._carry(move, way, full)
+        problem = exported.problem or await self._bring(move, way, 0, exported.blocks)
+        if exported.blocks and not problem:
+            there = way.buffers[move.destination]
+            problem = await self._call(move.destination, "import_kv", way.room, there, 0, exported.blocks)
         if problem:
             return Reply.FAILED, problem
-        way.staged = len(full.blocks)
+        way.staged = exported.blocks
         return Reply.DONE, ""
 
     async def _layout(self, engine: int) -> KvLayout | str:
@@ -247,15 +278,6 @@ class Mover:
             return self._store.make(layout, rows, on_device)
         return await self._call(engine, "make_kv_buffer", layout, rows, on_device)
 
-    async def _carry(self, move: Move, way: _Way, kv: FullBlocks) -> str:
-        """Copy full blocks while the source generates on; "" or why not."""
-        if not kv.blocks:
-            return ""
-        problem = await self._call(move.source, "export_kv", way.left, kv, way.buffers[move.source], 0)
-        problem = problem or await self._bring(move, way, 0, len(kv.blocks))
-        there = way.buffers[move.destination]
-        return problem or await self._call(move.destination, "import_kv", way.room, there, 0, len(kv.blocks))
-
     async def _bring(self, move: Move, way: _Way, first: int, end: int) -> str:
         """Between nodes: what the source has written of blocks `first` to `end` to the destination; "" or why not."""
         if move.hands_over or end <= first:
@@ -267,7 +289,10 @@ class Mover:
     async def _expect(self, move: Move, way: _Way) -> tuple[Reply, str]:
         version = self._keeper.engines[move.source].weight_version
         request, buffer = way.sample.request, way.buffers[move.source]
-        refused = await self._call(move.destination, "expect_sample", way.room, request, buffer, way.staged, version)
+        convoy = "" if way.convoy is None else way.convoy.name
+        refused = await self._call(
+            move.destination, "expect_sample", way.room, request, buffer, way.staged, version, convoy
+        )
         return (Reply.REFUSED if refused else Reply.DONE), refused
 
     async def _stop(self, move: Move, way: _Way) -> tuple[Reply, str]:

@@ -79,6 +79,10 @@ class MovingWorker:
         """Copy rows `first`... of the buffer to blocks of this rank; "" or why not."""
         return self.rhyme_copy_kv(import_blocks, import_pieces, blocks, buffer, first)
 
+    def rhyme_import_all(self, copies: list[tuple[list[int], dict[str, Any], int]]) -> list[str]:
+        """`rhyme_import_kv` of each of them."""
+        return [self.rhyme_import_kv(*copy) for copy in copies]
+
     def rhyme_drop_kv(self, path: str) -> None:
         """Keep nothing of a buffer whose sample's move is over."""
         self._device_rows.drop(path)

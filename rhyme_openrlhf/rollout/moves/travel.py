@@ -59,6 +59,7 @@ class Arrival:
 
     `room`: the reservation it takes up ("": none); `computed`: of how many tokens the KV cache is in it. `buffer`: it
     is to come by a handover in this buffer, whose rows from `first` on are then to be copied in; None: it has come.
+    `convoy`: it goes on together with all that are expected under this name, "": by itself.
     """
 
     tokens: tuple[int, ...]
@@ -67,6 +68,7 @@ class Arrival:
     generator: bytes | None = None
     buffer: dict[str, Any] | None = None
     first: int = 0
+    convoy: str = ""
 
     def to_plain(self) -> dict[str, Any]:
         """For `extra_args`, which travel as msgpack."""
@@ -80,11 +82,11 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class FullBlocks:
-    """Numbers of KV blocks, in order, that change no more until their sample has been preempted more often."""
+class Exported:
+    """How many blocks of a running sample were copied: those that were full and final. `problem`: why not, or ""."""
 
-    blocks: tuple[int, ...] = ()
-    preemptions: int = 0
+    blocks: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,10 @@ class DyingScheduler(MovingHistoryScheduler):
 
     # --- as a source
 
-    def full_blocks(self, request_id: str) -> dict[str, Any] | None:
-        full = super().full_blocks(request_id)
-        self._moment("blocks are named")
-        return full
+    def export_full(self, request_id: str, buffer: dict[str, Any]) -> tuple[int, str] | None:
+        exported = super().export_full(request_id, buffer)
+        self._moment("blocks are copied out")
+        return exported
 
     def stop_sample(
         self, request_id: str, buffer: dict[str, Any] | None = None, first: int = 0, hand_over: bool = False

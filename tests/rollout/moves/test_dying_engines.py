@@ -32,7 +32,7 @@ OF_DESTINATIONS = [
 ]
 # Once room is held, the destination goes on from what was heard of the sample.
 OF_SOURCES = [
-    pytest.param("blocks are named", Phase.RECOMPUTED, marks=SLOW),
+    pytest.param("blocks are copied out", Phase.RECOMPUTED, marks=SLOW),
     pytest.param("sample is to stop", Phase.RECOMPUTED, marks=SLOW),
     ("sample is handed over", Phase.RECOMPUTED),
 ]

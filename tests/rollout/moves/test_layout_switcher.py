@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
+from rhyme_openrlhf.rollout.moves.convoy import Convoy
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
-from rhyme_openrlhf.rollout.moves.layout_switcher import LayoutSwitcher, has_room, speculation
-from rhyme_openrlhf.rollout.moves.mover import Choice, Mover
+from rhyme_openrlhf.rollout.moves.layout_switcher import EACH_SECONDS, LayoutSwitcher, has_room, speculation
+from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.scheduling.move import KV_TRANSFER
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Move, Phase
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 from tests.rollout.moves.test_mover_on_fakes import expected
@@ -74,9 +75,8 @@ async def generate(
     mover = Mover(keeper, KvBufferStore(folder), lambda *_: Choice(KV_TRANSFER), 1.0, moved.append)
     came = 0
 
-    async def move(sample: int, destination: int, cause: str) -> str:
-        await mover.move(keeper.sample(str(sample)), destination, cause)
-        return {"running": "moved"}.get(moved[-1].move.phase.value, "failed")
+    async def move(sample: int, destination: int, cause: str, convoy: Convoy) -> MoveRecord:
+        return await mover.move(keeper.sample(str(sample)), destination, cause, convoy=convoy)
 
     events: list[LayoutSwitched] = []
     reports = EngineReports(keeper, settings.status_s, lambda text: None, PLAN.layouts())
@@ -152,10 +152,52 @@ def test_a_tail_engine_that_dies_in_the_switch_takes_no_sample_with_it(tmp_path:
     assert not any(engine.here or engine.rooms for engine in engines[:2])
 
 
-@pytest.mark.parametrize("method", ["full_blocks", "export_kv", "stop_sample", "discard_sample"])
+@pytest.mark.parametrize("method", ["export_kv", "stop_sample", "discard_sample"])
 def test_an_aligned_engine_that_dies_in_the_switch_takes_no_sample_with_it(tmp_path: Path, method: str) -> None:
     _, _, engines, _ = run(tmp_path, [900, 900, 900], faults={0: (method, "dies")}, samples=3)
     assert not engines[0].alive and not any(engine.here or engine.rooms for engine in engines[1:])
+
+
+def test_what_a_switch_costs_is_the_time_without_a_token(tmp_path: Path) -> None:
+    """Not that in which samples were prepared to go, and ran on: else no node would switch a second time."""
+    costs: list[float] = []
+
+    class Noting(LayoutSwitcher):
+        def _over(self, node: str, task: asyncio.Task[None]) -> None:
+            super()._over(node, task)
+            costs.append(self._switch_seconds(0, 1, [100, 100]))
+
+    async def main() -> None:
+        downtimes = {0: 0.4, 1: 0.1}
+        engines = {number: OnDevices(lambda method: "") for number in range(3)}
+        for number, engine in engines.items():
+            engine.number, engine.told = number, []
+        keeper = SampleKeeper(engines, 0.001, spare=[2])
+        reports = EngineReports(keeper, 0.02, print, PLAN.layouts())
+
+        async def move(sample: int, destination: int, cause: str, convoy: Convoy) -> MoveRecord:
+            await asyncio.sleep(0.2)
+            move = Move(str(sample), 0, 2, KV_TRANSFER, KV_TRANSFER, phase=Phase.RUNNING, step=None)
+            return MoveRecord(move, cause, 1.0, downtimes[sample], 100, Choice(KV_TRANSFER))
+
+        switcher = Noting(
+            TpSwitchSettings(enable=True, samples=2), PLAN, keeper, reports, move, print, lambda: 1, lambda: True
+        )
+        switcher.place(dict.fromkeys(engines, "here"))
+        asked = SampleRequest((1,), SimpleNamespace(max_tokens=9, seed=None))
+        tasks = [asyncio.create_task(keeper.generate(asked, number)) for number in (0, 1)]
+        await asyncio.sleep(0.01)
+        await reports.hear()
+        switcher.look()
+        while not costs:
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    # Half of it is what was thought before.
+    assert costs == [pytest.approx(2 * EACH_SECONDS / 2 + 0.4 / 2)]
 
 
 def status(engine: int, seats: int, tokens: int, decode: DecodeMean | None = None, gained: float = 1.0) -> EngineStatus:

@@ -18,7 +18,7 @@ from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper, longer
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore, KvLayout
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover
-from rhyme_openrlhf.rollout.moves.travel import FullBlocks, Grown, News, Progress, Rest, SampleRequest, Started, Stopped
+from rhyme_openrlhf.rollout.moves.travel import Exported, Grown, News, Progress, Rest, SampleRequest, Started, Stopped
 from rhyme_openrlhf.scheduling.move import ENDED, KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
 
 LAYOUT = KvLayout(1, 1, 4, 2, "float32")
@@ -146,12 +146,9 @@ class FakeEngine:
         self.discard_sample(place)
         return True
 
-    def full_blocks(self, place: str) -> FullBlocks | None:
-        if place not in self.here:
-            return None
-        return FullBlocks(tuple(range(len(self.here[place].tokens) // LAYOUT.block_size)))
-
-    def expect_sample(self, place: str, request: SampleRequest, buffer: Any, first: int, weight_version: int) -> str:
+    def expect_sample(
+        self, place: str, request: SampleRequest, buffer: Any, first: int, weight_version: int, convoy: str
+    ) -> str:
         if place not in self.here:
             self.here[place] = _Running(request, [], 0, expected=buffer, held=True)
             self.rooms.pop(place, None)
@@ -176,8 +173,11 @@ class FakeEngine:
     def kv_layout(self) -> KvLayout:
         return LAYOUT
 
-    def export_kv(self, place: str, kv: FullBlocks, buffer: Any, first: int) -> str:
-        return "" if place in self.here and Path(buffer.path).exists() else "the buffer is gone"
+    def export_kv(self, place: str, buffer: Any) -> Exported | None:
+        if place not in self.here:
+            return None
+        gone = "" if Path(buffer.path).exists() else "the buffer is gone"
+        return Exported(len(self.here[place].tokens) // LAYOUT.block_size, gone)
 
     def import_kv(self, room: str, buffer: Any, first: int, end: int) -> str:
         return "" if room in self.rooms and Path(buffer.path).exists() else "nothing to copy into"
@@ -242,7 +242,7 @@ def test_every_sample_is_answered_once_and_rightly(tmp_path: Path) -> None:
     assert set(ended) == ENDED and ended[Phase.RUNNING] >= SCENARIOS, ended
 
 
-@pytest.mark.parametrize("method", ["full_blocks", "stop_sample", "expect_sample", "start_sample"])
+@pytest.mark.parametrize("method", ["export_kv", "stop_sample", "expect_sample", "start_sample"])
 def test_an_order_whose_engine_dies_with_it_is_not_waited_for(tmp_path: Path, method: str) -> None:
     """vLLM never answers it. The limit is far off: what ends the wait is that its keeper hears of the engine's end."""
 
@@ -257,7 +257,7 @@ def test_an_order_whose_engine_dies_with_it_is_not_waited_for(tmp_path: Path, me
                 return await super().call(called, *arguments)
 
         lives, dies = FakeEngine(lambda _: ""), Silent(lambda _: "")
-        at_source = method in ("full_blocks", "stop_sample")
+        at_source = method in ("export_kv", "stop_sample")
         engines = [dies, lives] if at_source else [lives, dies]
         keeper = SampleKeeper(dict(enumerate(engines)), 0.001)
         mover = Mover(keeper, KvBufferStore(tmp_path), lambda *_: Choice(KV_TRANSFER), 3600.0)

@@ -1,0 +1,56 @@
+"""Orders beside each other, and what excludes them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rhyme_openrlhf.rollout.moves.orders_lock import OrdersLock
+
+
+def test_only_orders_about_the_same_sample_exclude_each_other() -> None:
+    async def main() -> None:
+        lock, told, go = OrdersLock(), [], asyncio.Event()
+
+        async def order(place: str) -> None:
+            async with lock.of(place):
+                told.append(place)
+                await go.wait()
+
+        orders = [asyncio.create_task(order(place)) for place in "abab"]
+        await asyncio.sleep(0.01)
+        assert told == ["a", "b"]
+        go.set()
+        await asyncio.gather(*orders)
+        assert told == ["a", "b", "a", "b"]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_weight_load_waits_for_orders_and_keeps_others_out() -> None:
+    async def main() -> None:
+        lock, told, go = OrdersLock(), [], asyncio.Event()
+
+        async def order(place: str) -> None:
+            async with lock.of(place):
+                told.append(place)
+                await go.wait()
+
+        async def load() -> None:
+            async with lock.all():
+                told.append("load")
+
+        tasks = [asyncio.create_task(order("a"))]
+        await asyncio.sleep(0.01)
+        given_up, *loads = [asyncio.create_task(load()) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        tasks += [asyncio.create_task(order("b")), *loads]
+        await asyncio.sleep(0.01)
+        assert told == ["a"]
+        given_up.cancel()
+        await asyncio.sleep(0.01)
+        assert told == ["a"]
+        go.set()
+        await asyncio.gather(*tasks)
+        assert sorted(told) == ["a", "b", "load", "load"] and told[1] == "load"
+
+    asyncio.run(asyncio.wait_for(main(), 10))
