@@ -23,7 +23,7 @@ MODULES = (
     'var world=W((a,b)=>{"use strict";b.exports="}"});function helper(){return size}var size,'
     'parts=Ea(()=>{"use strict";size=tools()});'
     'var handed=W((a,b)=>{"use strict";b.exports=globe()});'
-    'var all=W((a,b)=>{var c=core();c.register([bar(),handed()]);b.exports=c});return all();})();/*! a licence */'
+    "var all=W((a,b)=>{var c=core();c.register([bar(),handed()]);b.exports=c});return all();})();/*! a licence */"
 )
 
 
