@@ -6,7 +6,7 @@ each run when another one asks for it (`name()`), and at its end one asks for ev
 `TRACES` are left, and then the modules that nothing asks for any more are left out.
 
 Invariants: nothing inside a module is changed, nor the order of modules; licences stay. Only files that were tried
-(`TRIED`) are touched: that of any other version is given as it is shipped, and the pages work as before.
+(`TRIED`) are touched: that of any other version is given as it is shipped, and pages work, but load more slowly.
 """
 
 from __future__ import annotations
