@@ -56,6 +56,8 @@ STEP_S = 12
 ANSWER_MS = 25
 # Updates between two looks at memory.
 MEMORY_EVERY = 25
+# Updates after which all that updates run has been compiled.
+SETTLED = 100
 # Times between two steps without a step, before the first one.
 IDLE_STEPS = 10
 TARGET_LOAD_S = 1.5
@@ -310,7 +312,12 @@ def print_tables(found: dict[str, Any]) -> None:
     print(f"Tasks of more than 50 ms: {len(long_tasks)}, the longest {max(long_tasks, default=0):.0f} ms")
     print("\n| after updates | heap MB | DOM nodes | listeners |\n|---|---|---|---|")
     for one in updates["memory"]:
-        print(f"| {one['updates']} | {one['heap_mb']:.1f} | {one['nodes']:.0f} | {one['listeners']:.0f} |")
+        print(f"| {one['updates']} | {one['heap_mb']:.2f} | {one['nodes']:.0f} | {one['listeners']:.0f} |")
+    # The first updates compile what the others run.
+    settled = [one["heap_mb"] for one in updates["memory"] if one["updates"] >= SETTLED]
+    if len(settled) > 1:
+        slope = statistics.linear_regression(range(len(settled)), settled).slope
+        print(f"From {SETTLED} updates on: {1024 * slope / MEMORY_EVERY:+.1f} KB of heap an update")
 
 
 def main(argv: list[str]) -> int:

@@ -20,7 +20,7 @@ def test_curves_without_values_are_a_sentence() -> None:
 
 def test_a_logarithmic_scale_needs_something_above_zero() -> None:
     assert base.lines([curve("a", 0.1, 10)], Options(scale="log"), "y", "d", "e").layout.yaxis.type == "log"
-    assert base.lines([curve("a", -1, 0)], Options(scale="log"), "y", "d", "e").layout.yaxis.type is None
+    assert base.lines([curve("a", -1, 0)], Options(scale="log"), "y", "d", "e").layout.yaxis.type == "linear"
 
 
 @pytest.mark.parametrize(("value", "form"), [(8e3, ",~f"), (8e8, None), (8e-6, None), (0.5, None)])

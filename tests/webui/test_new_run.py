@@ -171,3 +171,28 @@ def test_a_run_is_pasted_corrected_and_started_once(launching_dashboard: Any, br
     clone = client.get(f"/api/v1/runs/{page.url.rpartition('/')[2]}").json()
     assert clone["parent"] == uid and clone["spec"]["arguments"]["vllm"]["num_engines"] == 3
     assert clone["spec"]["arguments"]["histospec"] == {"own_output": False}
+
+
+# The upper edges of the inputs side by side with this field's, and those of its name and its default.
+EDGES = """
+(key) => {
+  const top = (element) => Math.round(element.getBoundingClientRect().top);
+  const field = document.querySelector(`[data-field][data-key="${key}"]`);
+  const row = [...field.parentElement.querySelectorAll("[data-field]")].filter((one) => top(one) === top(field));
+  return [row.map((one) => top(one.querySelector("[data-input]"))), field.querySelector(".field-head").clientHeight];
+}
+"""
+
+
+def test_fields_side_by_side_stand_in_one_line(launching_dashboard: Any, browser_page: Any) -> None:
+    page = browser_page
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(launching_dashboard.link(path="/runs/new"))
+    expect(page.get_by_label("rollout.n_samples_per_prompt", exact=True)).to_be_visible()
+    line = page.locator("[data-reset]:visible").first.bounding_box()["height"]
+    # Its name and its default fill the line; those of the other take two.
+    for key, lines in (("rollout.n_samples_per_prompt", 1), ("algo.advantage.is_correction_threshold", 2)):
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        edges, height = page.evaluate(EDGES, key)
+        assert len(edges) > 1 and len(set(edges)) == 1
+        assert lines == (1 if height < 1.5 * line else 2)

@@ -2,7 +2,8 @@
 
 `layout.meta` carries what is shown beside the drawing: `description`, a sentence for those who do not see it, and
 `empty`, the sentence that stands in its place when there is nothing to draw (None otherwise). `growing` says that its x
-axis has all of the run's steps: then a page draws it again only when what is new can be seen (`grows`).
+axis has all of the run's steps: then a page draws it again only when what is new can be seen (`grows`). `framed` says
+that the layout alone tells where both axes end (`frame`): where it is the same as before, only curves are drawn again.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def lines(
         showlegend=len(drawn) > 1,
         hovermode="x unified",
     )
+    frame_values(figure)
     return figure
 
 
@@ -118,16 +120,51 @@ def grows(figure: go.Figure, end: float) -> None:
     label anew wherever it has not stood before, makes the browser lay out the page for that, and keeps what it found.
     """
     figure.layout.meta["growing"] = True
+    # Numbers: plotly.js need not find that out at every drawing.
+    figure.update_layout(xaxis={"type": "linear"})
     if end > 0:
         figure.update_layout(xaxis={"autorangeoptions": {"include": round_end(end)}})
 
 
+def frame(figure: go.Figure, low: float, high: float) -> None:
+    """Let the y axis of a figure that `grows` end at round numbers too; `low` to `high` is all that is drawn.
+
+    Not of a logarithmic axis, nor of one with a range. Marks need room of their own, so few points have no frame.
+    """
+    x, y = figure.layout.xaxis, figure.layout.yaxis
+    if not figure.data or y.type == "log" or y.range is not None:
+        return
+    figure.update_layout(yaxis={"type": "linear"})
+    if y.rangemode == "tozero":
+        low, high = min(0.0, low), max(0.0, high)
+    ends = x.autorangeoptions.include
+    if ends is None or high <= low or min(len(one.x) for one in figure.data) < MARKED_POINTS:
+        return
+    begin, end = min(one.x[0] for one in figure.data), max(ends) if isinstance(ends, tuple) else ends
+    figure.update_layout(
+        xaxis={"autorangeoptions": {"include": [begin, end]}},
+        yaxis={"autorangeoptions": {"include": [0.0 - _up(-low, high - low), _up(high, high - low)]}},
+    )
+    figure.layout.meta["framed"] = True
+
+
+def frame_values(figure: go.Figure) -> None:
+    """`frame` around all values of a figure whose traces are not stacked."""
+    values = [value for trace in figure.data for value in trace.y if value is not None]
+    frame(figure, min(values), max(values))
+
+
 def round_end(end: float) -> float:
     """`end`, or a little more: a multiple of the largest of 1, 2, 5, 10, ... that is at most its `ROOM`th part."""
-    power = 10.0 ** math.floor(math.log10(end / ROOM))
-    unit = max(times * power for times in (1, 2, 5) if times * power <= end / ROOM)
+    return _up(end, end)
+
+
+def _up(value: float, span: float) -> float:
+    """`value`, or a little more: a multiple of the largest of 1, 2, 5, ... that is at most `span`'s `ROOM`th part."""
+    power = 10.0 ** math.floor(math.log10(span / ROOM))
+    unit = max(times * power for times in (1, 2, 5) if times * power <= span / ROOM)
     # To twelve digits: seconds have no more, and 3 * 0.1 is to be 0.3.
-    return float(f"{math.ceil(float(f'{end / unit:.12g}')) * unit:.12g}")
+    return float(f"{math.ceil(float(f'{value / unit:.12g}')) * unit:.12g}")
 
 
 def y_axis(title: str, scale: str, values: Sequence[float | None], share: bool = False) -> dict[str, Any]:

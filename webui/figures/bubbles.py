@@ -11,7 +11,7 @@ from rhyme_openrlhf.api.curves import Axis
 from rhyme_openrlhf.telemetry.metrics import bubble_share
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, MARKED_POINTS, OnAxis, blank, grows
+from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, MARKED_POINTS, OnAxis, blank, frame, grows
 
 # What an engine with nothing to run does, as the end of "... mostly".
 WAITS: dict[str, str] = {
@@ -96,6 +96,7 @@ def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
         showlegend=True,
         hovermode="closest",
     )
+    frame(figure, 0.0, max(sum(one.by_cause.values()) / one.engine_seconds for one in drawn))
     return figure
 
 

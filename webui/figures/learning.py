@@ -13,7 +13,7 @@ from rhyme_openrlhf.api.curves import Curve
 from rhyme_openrlhf.api.step_figures import COLUMNS, FIGURES
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import OnAxis, blank, has_values, lines, pattern, summary, y_axis
+from rhyme_openrlhf.webui.figures.base import OnAxis, blank, frame_values, has_values, lines, pattern, summary, y_axis
 
 NO_REWARD = "No step of this run has reported a reward yet."
 NO_ROLLOUT = "No rollout of this run is finished yet."
@@ -146,6 +146,7 @@ def _add_spread(figure: go.Figure, curve: Curve, spread: Curve) -> None:
     drawn = list(figure.data)
     figure.data = []
     figure.add_traces([upper, lower, *drawn])
+    frame_values(figure)
 
 
 def throughput(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
@@ -235,4 +236,5 @@ def _from_zero(figure: go.Figure, options: OnAxis) -> go.Figure:
     """Amounts are compared from 0 on."""
     if options.scale == "linear" and figure.data:
         figure.update_layout(yaxis={"rangemode": "tozero"})
+        frame_values(figure)
     return figure

@@ -1,15 +1,15 @@
 // Figures: fetched when they come into sight, drawn with the page's theme, updated without losing the reader's zoom.
-//   data-figure="/ui/..."   where its JSON comes from; layout.meta has `description`, `empty` and `growing`
+//   data-figure="/ui/..."   where its JSON comes from; layout.meta: see webui/figures/base.py
 //   data-name="..."         what its files are called
 //   data-named              the page lists its names where windows are narrow
 //   <body data-step="...">  the run's step when the page was made
 import { ask } from "./ask.js";
+import { clear, draw } from "./figure_drawing.js";
 import { paper, template } from "./figure_theme.js";
 import { blobOf, csvOf, save } from "./figure_files.js";
 import { toast } from "./toasts.js";
 import { inTurn } from "./turns.js";
 
-const CONFIG = { displayModeBar: false, responsive: false, doubleClick: "reset", showTips: false };
 // Fetched shortly before they come into sight.
 const MARGIN = "200px";
 // A telephone's width, and how many names fit above a drawing there.
@@ -136,12 +136,12 @@ async function redraw(figure) {
   const { description, empty } = layout.meta;
   plot.setAttribute("aria-label", description);
   if (empty) {
-    window.Plotly.purge(plot);
+    clear(plot);
     return show(figure, "empty", empty);
   }
   // Their names, one below the other, would take the drawing's place: the page shows them beside it.
   if (plot.clientWidth < NARROW && ("named" in figure.dataset || data.length > MOST_NAMES)) layout.showlegend = false;
-  await window.Plotly.react(plot, data, { ...layout, template: template(), uirevision: "kept", autosize: true }, CONFIG);
+  await draw(plot, data, layout);
   show(figure, "drawn", "");
   figure.dispatchEvent(new CustomEvent("rhyme:drawn", { bubbles: true }));
 }
