@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from rhyme_openrlhf.history.addresses import prefetch
 from rhyme_openrlhf.speculation.python_lists import (
     dict_item,
     get_attribute,
@@ -24,7 +25,7 @@ from rhyme_openrlhf.speculation.python_lists import (
     list_length,
     set_attribute,
 )
-from rhyme_openrlhf.speculation.rows import LIST, NAME, REQUEST
+from rhyme_openrlhf.speculation.rows import LIST, NAME, REQUEST, SAMPLE_COLUMNS
 
 # As CALLED_SOURCES of draft_step.py.
 CALLED_SOURCES = 74007230
@@ -34,6 +35,8 @@ Int32s = NDArray[np.int32]
 
 # Attributes of a request, by vLLM's names for them.
 TOKENS, STATUS, CHUNK, DRAFT = "_all_token_ids", "status", "is_prefill_chunk", "spec_token_ids"
+# Places ahead of the one that is looked at, at which memory is fetched: one after the other takes some 40 ns.
+AHEAD, FAR_AHEAD = 8, 16
 # No row: the request has finished, or has none.
 GONE = -1
 
@@ -63,8 +66,10 @@ def find_decoding(
     and `chunk`: the attributes' names, and `running` and `false` what they are of a request that decodes. All by
     address.
     """
-    found = 0
-    for number in range(list_length(names)):
+    found, asked = 0, list_length(names)
+    for number in range(asked):
+        _foresee(samples, last, number + FAR_AHEAD, asked, True)
+        _foresee(samples, last, number + AHEAD, asked, False)
         name, row = item_of(names, number), last[number]
         if row == GONE or samples[row, NAME] != name:
             known = dict_item(rows_by_name, name)
@@ -77,6 +82,16 @@ def find_decoding(
             rows[found] = row
             found += 1
     return found
+
+
+@njit(cache=True)
+def _foresee(samples: Int64s, last: Int64s, number: int, asked: int, far: bool) -> None:
+    """Fetch what is read of a later place: its row, if that is far ahead, else its request."""
+    if number < asked and last[number] != GONE:
+        if far:
+            prefetch(samples.ctypes.data + 8 * (SAMPLE_COLUMNS * last[number] + LIST))
+        else:
+            prefetch(samples[last[number], REQUEST])
 
 
 @njit(cache=True)

@@ -322,18 +322,18 @@ class LiveTexts:
         """Of the samples whose memory should grow: some of their own tables, and one prompt's."""
         count = min(int(self._growing[0]), GROWN_A_STEP)
         self._growing[0] = 0
-        again = 0
+        again, crowded = 0, None
         for row in self._growing[1 : 1 + count].tolist():
             tokens = int(self._samples[row, columns.COUNT])
             if tokens > self._samples[row, columns.ENOUGH] and (not again or again + tokens <= ENTERED_AGAIN):
                 self._memory.grow(row, self._samples[row], tokens + 1)
                 again += tokens
-        if self._siblings:
-            prompt = self._prompt(self._keys[row])
-            if tables.is_crowded(self._prompts[prompt.row]):
-                self._new_table(
-                    prompt, min(GROWTH * int(self._prompts[prompt.row, columns.TABLE_BUCKETS]), MOST_BUCKETS)
-                )
+            prompt = self._by_key[self._keys[row]]
+            if self._siblings and tables.is_crowded(self._prompts[prompt.row]):
+                crowded = prompt
+        if crowded is not None:
+            buckets = int(self._prompts[crowded.row, columns.TABLE_BUCKETS])
+            self._new_table(crowded, min(GROWTH * buckets, MOST_BUCKETS))
 
     def _new_samples(self, rows: int) -> Int64s:
         samples: Int64s = self._slabs.take(np.int64, rows * columns.SAMPLE_COLUMNS)

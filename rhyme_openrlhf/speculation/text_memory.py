@@ -47,7 +47,7 @@ class TextMemory:
         count, capacity, limit = sample[[columns.COUNT, columns.CAPACITY, columns.LIMIT]].tolist()
         most = max(LEAST_TOKENS, needed, limit)
         if needed > FULL * capacity and capacity < most:
-            capacity = _size(needed, FIRST_TOKENS, most)
+            capacity = _size(max(needed, capacity + 1), FIRST_TOKENS, most)
             text, earlier = self._slabs.take(np.int32, capacity + APART // 4), self._texts.get(row)
             if earlier is not None:
                 text[:count] = earlier[:count]
