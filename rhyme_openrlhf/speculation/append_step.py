@@ -11,7 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.history.addresses import int32s_at, prefetch
-from rhyme_openrlhf.speculation.likely_next import vote
+from rhyme_openrlhf.speculation.likely_next import SLOTS, vote
 from rhyme_openrlhf.speculation.python_lists import foresee_items, int_of, item_of, list_length
 from rhyme_openrlhf.speculation.rows import (
     CAPACITY,
@@ -30,6 +30,7 @@ from rhyme_openrlhf.speculation.rows import (
     TABLE_BUCKETS,
     TABLE_ENTERED,
     TEXT,
+    VOTES,
 )
 from rhyme_openrlhf.speculation.text_tables import (
     WORD,
@@ -38,11 +39,10 @@ from rhyme_openrlhf.speculation.text_tables import (
     fetch_places,
     hash_before,
     is_crowded,
-    next_slots,
 )
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 1006020146
+CALLED_SOURCES = 3741029862
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -152,7 +152,7 @@ def _enter(
     last = np.uint64(sample[HASH])
     own, own_mask = sample[OWN_TABLE], sample[OWN_SLOTS] - 1
     table, mask = prompt[TABLE], prompt[TABLE_BUCKETS] - 1
-    votes, slots = next_slots(prompt)
+    votes = prompt[VOTES]
     source, length = sample[OWN_AT], sample[OWN_LENGTH]
     for place in range(before + 1, count + 1):
         value = np.uint64(0)
@@ -169,7 +169,7 @@ def _enter(
             if place >= shortest:
                 enter_sibling(table, mask, row, place, value)
             if place > 1:
-                vote(votes, slots, text[place - 2], text[place - 1])
+                vote(votes, SLOTS, text[place - 2], text[place - 1])
     sample[OWN_AT], sample[OWN_LENGTH] = source, length
     sample[HASH] = np.int64(last)
     if siblings:

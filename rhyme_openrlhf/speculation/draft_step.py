@@ -24,6 +24,7 @@ from rhyme_openrlhf.history.lookup import TOKEN_COUNT
 from rhyme_openrlhf.history.walk import SURE_MATCH, walk
 from rhyme_openrlhf.speculation.acceptance import next_recent
 from rhyme_openrlhf.speculation.append_step import append
+from rhyme_openrlhf.speculation.likely_next import SLOTS, likely_next
 from rhyme_openrlhf.speculation.rows import (
     COUNT,
     CURSOR,
@@ -47,6 +48,7 @@ from rhyme_openrlhf.speculation.rows import (
     SOURCES,
     TABLE,
     TEXT,
+    VOTES,
     WINDOW,
 )
 from rhyme_openrlhf.speculation.text_tables import (
@@ -55,13 +57,12 @@ from rhyme_openrlhf.speculation.text_tables import (
     follow_sibling,
     foresee_buckets,
     foresee_siblings,
-    what_follows,
 )
 from rhyme_openrlhf.speculation.window import next_window
 
 # CRC-32 of the modules above whose compiled functions are called here. Numba's cache notices a change of this file
 # only, so a change of theirs has to change this one too (tests/speculation/test_draft_step.py says the number).
-CALLED_SOURCES = 1165809209
+CALLED_SOURCES = 569878615
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -233,11 +234,11 @@ def _draft(
         confidences[:size] = SURE_TOKEN
         return source, size, matched
     if siblings and window > 0 and text.size:
-        size, token = 0, what_follows(prompt, text[text.size - 1])
+        size, token = 0, likely_next(prompt[VOTES], SLOTS, text[text.size - 1])
         while token >= 0 and size < min(window, LIKELY_TOKENS):
             out[size], confidences[size] = token, LIKELY_TOKEN
             size += 1
-            token = what_follows(prompt, token)
+            token = likely_next(prompt[VOTES], SLOTS, token)
         if size:
             return FROM_SIBLINGS, size, matched
     return source, 0, matched

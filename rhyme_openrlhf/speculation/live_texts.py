@@ -23,6 +23,7 @@ from rhyme_openrlhf.speculation import draft_step as step
 from rhyme_openrlhf.speculation import rows as columns
 from rhyme_openrlhf.speculation import text_tables as tables
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT
+from rhyme_openrlhf.speculation.likely_next import SLOT, SLOTS
 from rhyme_openrlhf.speculation.python_lists import split
 from rhyme_openrlhf.speculation.slabs import Slabs
 from rhyme_openrlhf.speculation.text_memory import GROWTH, TextMemory
@@ -41,7 +42,7 @@ GROWN_A_STEP = 4
 NO_HOPE = 0.02
 # Buckets of a prompt's first table, and at most: the next one has GROWTH times as many. A new one is zeroed within a
 # step, and 1.3 MB take some tens of microseconds.
-FIRST_BUCKETS, MOST_BUCKETS = 1024, 32768
+FIRST_BUCKETS, MOST_BUCKETS = 4096, 32768
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class _Prompt:
 
     row: int
     tables: list[Int64s] = field(default_factory=list)
+    votes: Int64s | None = None
     rows: list[int] = field(default_factory=list)
     running: int = 0
     index: DraftIndex | None = None
@@ -252,7 +254,12 @@ class LiveTexts:
 
     def memory_bytes(self) -> int:
         """Bytes of all texts and tables (indexes not counted: they are mapped)."""
-        of_prompts = sum(table.nbytes for prompt in self._by_key.values() for table in prompt.tables)
+        of_prompts = sum(
+            table.nbytes
+            for prompt in self._by_key.values()
+            for table in (*prompt.tables, prompt.votes)
+            if table is not None
+        )
         return self._memory.nbytes() + of_prompts
 
     def _prompt(self, key: str) -> _Prompt:
@@ -264,7 +271,7 @@ class LiveTexts:
             prompt = self._by_key[key] = _Prompt(row)
             self._prompts[row] = 0
             if self._siblings:
-                self._new_table(prompt, FIRST_BUCKETS)
+                self._begin_tables(prompt)
         return prompt
 
     def _new_table(self, prompt: _Prompt, buckets: int) -> None:
@@ -280,11 +287,21 @@ class LiveTexts:
         of_tables[: columns.TABLE_COLUMNS] = table.ctypes.data, buckets
         self._prompts[prompt.row, columns.TABLE_ENTERED] = 0
 
+    def _begin_tables(self, prompt: _Prompt) -> None:
+        """Nothing is known of what its samples say."""
+        self._new_table(prompt, FIRST_BUCKETS)
+        prompt.votes = self._slabs.take(np.int64, SLOT * SLOTS)
+        prompt.votes[:] = 0
+        self._prompts[prompt.row, columns.VOTES] = prompt.votes.ctypes.data
+
     def _drop_tables(self, prompt: _Prompt) -> None:
         for table in prompt.tables:
             self._slabs.give(table)
         prompt.tables.clear()
-        self._prompts[prompt.row, columns.TABLE : columns.TABLE_ENTERED + 1] = 0
+        if prompt.votes is not None:
+            self._slabs.give(prompt.votes)
+            prompt.votes = None
+        self._prompts[prompt.row, columns.TABLE : columns.VOTES + 1] = 0
 
     def _lose_cursor(self, row: int) -> None:
         """The sample's prompt has another index: what matched in the earlier one says nothing."""
@@ -304,7 +321,7 @@ class LiveTexts:
             del self._by_key[key]
             self._free_prompt_rows.append(prompt.row)
         elif self._siblings:
-            self._new_table(prompt, FIRST_BUCKETS)
+            self._begin_tables(prompt)
 
     def _room_for(self, rows: int) -> None:
         if rows > self._drafted.size:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.history.addresses import int64_of, prefetch, put_int64
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 3628847092
+CALLED_SOURCES = 1320273453
 
 # A list, in words: two that all objects have, how many items it has, and the address of its items, which are addresses.
 SIZE, ITEMS = 2, 3

@@ -23,13 +23,14 @@ from rhyme_openrlhf.history.lookup import INDEX_COLUMNS
 SAMPLE_COLUMNS = 32  # four cache lines
 assert CURSOR + CURSOR_COLUMNS <= SAMPLE_COLUMNS
 # A prompt: its draft index (history/lookup.py; no tokens: none); the siblings' tables, the newest first, each with its
-# buckets (0: there is none); and what was entered into the newest.
+# buckets (0: there is none); what was entered into the newest; and the slots of what mostly followed a token.
 INDEX = 0
 TABLE, TABLE_BUCKETS = range(INDEX_COLUMNS, INDEX_COLUMNS + 2)
 TABLES, TABLE_COLUMNS = 4, 2
 TABLE_ENTERED = TABLE + TABLES * TABLE_COLUMNS
+VOTES = TABLE_ENTERED + 1
 PROMPT_COLUMNS = 24  # three cache lines
-assert TABLE_ENTERED < PROMPT_COLUMNS
+assert VOTES < PROMPT_COLUMNS
 
 # Sources as the call returns them.
 NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)

@@ -17,7 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.history.addresses import int32_of, int32s_at, int64_of, prefetch, put_int32, put_int64
-from rhyme_openrlhf.speculation.likely_next import SLOT, likely_next, slot_of
+from rhyme_openrlhf.speculation.likely_next import SLOTS, slot_of
 from rhyme_openrlhf.speculation.rows import (
     COUNT,
     FOLLOWED,
@@ -34,10 +34,11 @@ from rhyme_openrlhf.speculation.rows import (
     TABLE_ENTERED,
     TABLES,
     TEXT,
+    VOTES,
 )
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 663560279
+CALLED_SOURCES = 89815252
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -64,14 +65,11 @@ ENTRIES_PER_BUCKET = 2
 BUCKET_BYTES, SLOT_BYTES = 8 * BUCKET, 4
 # Bytes of a token.
 WORD = 4
-# Behind its buckets, a siblings' table has slots of what mostly followed a token: one for so many buckets, because a
-# text has fewer different tokens than tokens.
-BUCKETS_PER_SLOT = 2
 
 
 def table_size(buckets: int) -> int:
     """int64 in the siblings' table of a prompt that has so many buckets (a power of two)."""
-    return BUCKET * buckets + SLOT * (buckets // BUCKETS_PER_SLOT)
+    return BUCKET * buckets
 
 
 @njit(cache=True, nogil=True)
@@ -148,25 +146,6 @@ def enter_sibling(table: int, mask: int, row: int, place: int, value: int) -> No
     if others:
         put_int64(table, bucket + 3, third)
     put_int64(table, bucket, whose | place | _mark(value))
-
-
-@njit(cache=True, nogil=True)
-def next_slots(prompt: Int64s, table: int = 0) -> tuple[int, int]:
-    """The slots behind the buckets of one of the prompt's tables: their address, and how many."""
-    buckets = prompt[TABLE_BUCKETS + TABLE_COLUMNS * table]
-    return prompt[TABLE + TABLE_COLUMNS * table] + BUCKET_BYTES * buckets, buckets // BUCKETS_PER_SLOT
-
-
-@njit(cache=True, nogil=True)
-def what_follows(prompt: Int64s, token: int) -> int:
-    """The token that mostly followed `token` lately, in what the prompt's samples wrote; -1: that is not known."""
-    found = -1
-    for table in range(TABLES):
-        if found >= 0 or not prompt[TABLE_BUCKETS + TABLE_COLUMNS * table]:
-            break
-        votes, slots = next_slots(prompt, table)
-        found = likely_next(votes, slots, token)
-    return found
 
 
 @njit(cache=True, nogil=True)
@@ -294,7 +273,7 @@ def fetch_places(
     text = int32s_at(sample[TEXT], count)
     own, table = sample[OWN_TABLE], prompt[TABLE]
     own_mask, mask = np.uint64(sample[OWN_SLOTS] - 1), np.uint64(prompt[TABLE_BUCKETS] - 1)
-    votes, slots = next_slots(prompt)
+    votes = prompt[VOTES]
     for place in range(before + 1, count + 1):
         if place >= shortest:
             if kept == hashes.size:
@@ -307,5 +286,5 @@ def fetch_places(
             if siblings:
                 prefetch(table + BUCKET_BYTES * np.int64(value & mask))
         if siblings:
-            prefetch(votes + 8 * slot_of(slots, text[place - 1]))
+            prefetch(votes + 8 * slot_of(SLOTS, text[place - 1]))
     return kept

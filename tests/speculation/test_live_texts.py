@@ -155,8 +155,8 @@ def test_tables_and_rows_grow_and_nothing_is_lost() -> None:
     texts = live(siblings=True)
     rows = [begin(texts, f"p{number % 3}", 0) for number in range(3 * FIRST_ROWS)]
     # Every other token is new, so that there are more places than the first table has buckets.
-    said = {row: [(row * 7919 + i * 31 + i * i) % 100003 for i in range(200)] for row in rows}
-    assert 200 * FIRST_ROWS > 4 * FIRST_BUCKETS
+    said = {row: [(row * 7919 + i * 31 + i * i) % 100003 for i in range(400)] for row in rows}
+    assert 400 * FIRST_ROWS > 4 * FIRST_BUCKETS
     for row in rows:
         grow(texts, row, said[row])
     missed = 0
