@@ -158,6 +158,18 @@ def _bucket_of(prompt: Int64s, table: int, value: int) -> int:
 
 
 @njit(cache=True, nogil=True)
+def _sibling_of(entry: int, mark: int, row: int) -> tuple[int, int]:
+    """The row of an entry's sample, and the place that the entry's tokens end before.
+
+    The row is -1 where there is nothing, other tokens (they have another mark), or the sample of `row` itself.
+    """
+    found = ((entry & ROWS) >> ROW_SHIFT) - 1
+    if (entry & MARKS) != mark or found == row:
+        found = -1
+    return found, entry & POSITION_MASK
+
+
+@njit(cache=True, nogil=True)
 def follow_sibling(samples: Int64s, row: int, text: Int32s, longest: int, shortest: int, prompt: Int64s) -> int:
     """Follow the sibling that matched, or find one that matches more; returns how many tokens match, 0 if none goes on.
 
@@ -187,13 +199,8 @@ def follow_sibling(samples: Int64s, row: int, text: Int32s, longest: int, shorte
             if not bucket:
                 break
             for number in range(BUCKET):
-                entry = int64_of(bucket, number)
-                # What has another mark are other tokens. Nothing entered yet has no row.
-                if (entry & MARKS) != mark:
-                    continue
-                found = ((entry & ROWS) >> ROW_SHIFT) - 1
-                place = entry & POSITION_MASK
-                if found < 0 or found == row or place >= samples[found, COUNT]:
+                found, place = _sibling_of(int64_of(bucket, number), mark, row)
+                if found < 0 or place >= samples[found, COUNT]:
                     continue
                 theirs = int32s_at(samples[found, TEXT], samples[found, COUNT])
                 matched = 0
@@ -221,10 +228,9 @@ def foresee_siblings(samples: Int64s, row: int, longest: int, shortest: int, pro
             if not bucket:
                 break
             for number in range(BUCKET):
-                entry = int64_of(bucket, number)
-                found = ((entry & ROWS) >> ROW_SHIFT) - 1
-                if (entry & MARKS) == mark and found >= 0 and found != row:
-                    prefetch(samples[found, TEXT] + WORD * ((entry & POSITION_MASK) - 1))
+                found, place = _sibling_of(int64_of(bucket, number), mark, row)
+                if found >= 0:
+                    prefetch(samples[found, TEXT] + WORD * (place - 1))
 
 
 @njit(cache=True, nogil=True)
