@@ -23,7 +23,7 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import read
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES
-from rhyme_openrlhf.speculation.live_texts import Drafts, split
+from rhyme_openrlhf.speculation.live_texts import Drafts
 from rhyme_openrlhf.speculation.planner import DraftPlanner
 
 SAMPLES = (1, 8, 64, 512)
@@ -83,12 +83,11 @@ def choices(model: StepModel, samples: int) -> tuple[list[float], float, float]:
         ended = time.perf_counter()
         profiled = planner.predictor.profiled_seconds(samples, context, decision.drafts)
         planner.took(samples, context, decision.drafts, profiled * 1.1)
-        flat, sizes = np.array([token for draft in kept for token in draft], np.int32), np.array(list(map(len, kept)))
-        split_began = time.perf_counter()
-        split(flat.tolist(), sizes.tolist())
-        made = time.perf_counter() - split_began
+        lists_began = time.perf_counter()
+        kept.tokens()
+        made = time.perf_counter() - lists_began
         if step >= 20:
-            took.append((ended - began - made) * 1e6)
+            took.append((ended - began) * 1e6)
             lists.append(made * 1e6)
             seconds.append(profiled)
     return took, statistics.median(lists), statistics.fmean(seconds) * 1000

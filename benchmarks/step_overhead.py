@@ -39,6 +39,7 @@ WARM_UP = 30
 # Of a step on the machine of docs/benchmarks.md: alone, to verify at all, and for each token (seconds).
 STEP, VERIFY, ROW = 0.0075, 0.0015, 0.00007
 PROMPT_TOKENS = 48
+MODEL_TOKENS = 640
 END = 0
 
 
@@ -69,9 +70,9 @@ def profile_text() -> str:
     )
 
 
-def scheduler_of(arm: str, running: int) -> Any:
-    """vLLM's scheduler as the arm has it, for so many samples."""
-    os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"})
+def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS) -> Any:
+    """vLLM's scheduler as the arm has it, for so many samples of at most `length` tokens."""
+    os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})
     import torch
     import vllm
     from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -86,7 +87,7 @@ def scheduler_of(arm: str, running: int) -> Any:
     settings = RhymeSettings(histospec=HistoSpecSettings(enable=arm in ("rules", "planned")))
     arguments = {
         "model": str(embedded.MODEL),
-        "max_model_len": 640,
+        "max_model_len": length,
         "max_num_seqs": running,
         "max_num_batched_tokens": 8192,
         "enforce_eager": True,
@@ -95,7 +96,7 @@ def scheduler_of(arm: str, running: int) -> Any:
     config = vllm.EngineArgs(**cpu_engine_arguments(arguments, settings.cpu)).create_engine_config()
     block = config.cache_config.block_size
     spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    blocks = running * (640 // block + 2) + 64
+    blocks = running * (length // block + 2) + 64
     config.cache_config.num_gpu_blocks = blocks
     cls = (
         resolve_obj_by_qualname("vllm.v1.core.sched.scheduler.Scheduler")

@@ -67,7 +67,7 @@ def int32_of(typing_context: Any, address: Any, place: Any) -> Any:
 
 @intrinsic
 def int64_of(typing_context: Any, address: Any, place: Any) -> Any:
-    """Element `place` (not negative) of the int64 array at `address`."""
+    """Element `place` of the int64s at `address`."""
     return _element(64, True)
 
 

@@ -55,6 +55,10 @@ class ProposalScheduler(HistoryScheduler):
         self._proposed = dict(zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True))
         super().update_draft_token_ids(draft_token_ids)
 
+    def _draft_all(self, names: list[str]) -> None:
+        # What is cut here came with the requests' names.
+        self._draft_singly(names)
+
     def _drafts(self, decoding: list[Any]) -> list[list[int]]:
         if self._ticket is not None and not self._ticket.drafts:
             self.drafter.leave_out()

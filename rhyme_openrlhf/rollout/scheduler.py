@@ -162,6 +162,8 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         self._accepted = 0
         self._sentences: list[str] = []
         self._most_rows = most_rows(self.vllm_config, self.drafting.within_graphs)
+        # Requests that never draft, or whose drafts a grammar cuts: with one of them running, each is looked at.
+        self._singly: set[str] = set()
 
     def make_drafter(self) -> Any:
         """What drafts."""
@@ -221,7 +223,9 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             arguments = extra_arguments(request)
             key, window = arguments.get(PROMPT_KEY), arguments.get(WINDOW)
             most_tokens = min(self.max_model_len, request.num_prompt_tokens + request.max_tokens)
-            self.drafter.start(request.request_id, key, request.num_prompt_tokens, most_tokens, window)
+            self.drafter.start(request.request_id, key, request.num_prompt_tokens, most_tokens, window, request)
+            if key is None or request.structured_output_request is not None:
+                self._singly.add(request.request_id)
             self.traces.start(request.request_id, arguments.get(TRACE))
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -230,10 +234,25 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             super().update_draft_token_ids(draft_token_ids)
             return
         started = time.perf_counter()
+        if self._singly:
+            self._draft_singly(draft_token_ids.req_ids)
+        else:
+            self._draft_all(draft_token_ids.req_ids)
+        self.meter.add_draft_seconds(time.perf_counter() - started)
+
+    def _draft_all(self, names: list[str]) -> None:
+        decoding = self.drafter.find_decoding(names, RequestStatus.RUNNING)
+        self._ticket = self.gain.ask() if decoding else None
+        if not decoding or (self._ticket is not None and not self._ticket.drafts):
+            self.drafter.leave_out()
+        else:
+            self.drafter.draft_decoding(self._most_drafts())
+
+    def _draft_singly(self, names: list[str]) -> None:
         requests, running = self.requests, RequestStatus.RUNNING
         decoding = [
             request
-            for request_id in draft_token_ids.req_ids
+            for request_id in names
             if (request := requests.get(request_id)) is not None
             and request.status is running
             and not request.is_prefill_chunk
@@ -243,7 +262,6 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             if draft and request.structured_output_request is not None:
                 draft = self._grammatical(request, draft)
             request.spec_token_ids = draft
-        self.meter.add_draft_seconds(time.perf_counter() - started)
 
     def _grammatical(self, request: Any, draft: list[int]) -> list[int]:
         """As much of a draft as the request's grammar allows."""
@@ -309,5 +327,6 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.drafter.finish(request.request_id)
+        self._singly.discard(request.request_id)
         self.traces.finish(request.request_id)
         return super()._free_request(request, *args, **kwargs)

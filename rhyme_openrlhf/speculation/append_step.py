@@ -1,7 +1,7 @@
 """The new tokens of one step's samples: into their texts and the tables that drafts come from, in one compiled call.
 
-Samples are worked on in groups, in passes, as in `speculation/draft_step.py`: the first pass writes each text and
-fetches the places in the tables of its new tokens, the second enters them.
+Samples are worked on in groups, in passes, as in `speculation/draft_step.py`: the first ones fetch what Python has of
+the new tokens, the next writes each text and fetches the places in the tables of its new tokens, the last enters them.
 """
 
 from __future__ import annotations
@@ -11,22 +11,26 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.history.addresses import int32s_at, prefetch
-from rhyme_openrlhf.speculation.likely_next import vote
-from rhyme_openrlhf.speculation.python_lists import int_of, item_of, list_length
+from rhyme_openrlhf.speculation.likely_next import SLOTS, vote
+from rhyme_openrlhf.speculation.python_lists import foresee_items, int_of, item_of, list_length
 from rhyme_openrlhf.speculation.rows import (
     CAPACITY,
     COUNT,
+    ENOUGH,
     HASH,
+    LIST,
     OWN_AT,
     OWN_LENGTH,
     OWN_SLOTS,
     OWN_TABLE,
     PROMPT,
     PROMPT_TOKENS,
+    SAMPLE_COLUMNS,
     TABLE,
     TABLE_BUCKETS,
     TABLE_ENTERED,
     TEXT,
+    VOTES,
 )
 from rhyme_openrlhf.speculation.text_tables import (
     WORD,
@@ -35,11 +39,10 @@ from rhyme_openrlhf.speculation.text_tables import (
     fetch_places,
     hash_before,
     is_crowded,
-    next_slots,
 )
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 2427593003
+CALLED_SOURCES = 174117699
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -49,31 +52,41 @@ Hashes = NDArray[np.uint64]
 GROUP = 16
 # Hashes of new tokens that are kept from one pass to the next; those of more are made again.
 KEPT_HASHES = 1024
+# New tokens of a sample that are fetched; those of more are in rows of memory mostly, which the processor notices.
+FORESEEN_TOKENS = 16
+# Bytes of a sample's row, and of a cache line.
+ROW_BYTES, LINE = 8 * SAMPLE_COLUMNS, 64
 
 
 @njit(cache=True)
 def append(
-    samples: Int64s, prompts: Int64s, rows: Int64s, texts: int, first: int, shortest: int, siblings: bool
-) -> tuple[int, bool]:
-    """Add to each of some samples its new tokens, from number `first` of `rows` on.
+    samples: Int64s, prompts: Int64s, rows: Int64s, first: int, shortest: int, siblings: bool, growing: Int64s
+) -> int:
+    """Add to each of some samples what is new in its list of tokens, from number `first` of `rows` on.
 
-    `texts`: the address of a list with the tokens of each (a list of ints). Returns the first number whose text has no
-    room for its part (`rows.size`: all had), and whether a prompt's table has become crowded.
+    Returns the first number whose text has no room for its part (`rows.size`: all had). The last of those whose memory
+    should grow for the steps to come are in `growing`: first how many there are, then their rows (as many as fit).
     """
     hashes = np.empty(KEPT_HASHES, dtype=np.uint64)
     befores = np.empty(GROUP, dtype=np.int64)
-    crowded = False
+    foresee_rows(samples, rows, first, min(rows.size, first + GROUP))
     while first < rows.size:
         last = min(rows.size, first + GROUP)
+        foresee_rows(samples, rows, last, min(rows.size, last + GROUP))
+        for number in range(first, last):
+            prefetch(samples[rows[number], LIST])
         for number in range(first, last):
             sample = samples[rows[number]]
+            foresee_items(sample[LIST], sample[COUNT])
             prefetch(sample[TEXT] + WORD * sample[COUNT])
             prefetch(sample[TEXT] + WORD * sample[OWN_AT])
+        for number in range(first, last):
+            _foresee_tokens(samples[rows[number]])
         end, kept = first, 0
         while end < last:
             sample = samples[rows[end]]
             befores[end - first] = sample[COUNT]
-            if not _write(sample, item_of(texts, end)):
+            if not _write(sample):
                 break
             kept = fetch_places(prompts[sample[PROMPT]], sample, befores[end - first], shortest, siblings, hashes, kept)
             end += 1
@@ -83,17 +96,37 @@ def append(
             sample = samples[row]
             prompt = prompts[sample[PROMPT]]
             kept = _enter(sample, prompt, row, befores[number - first], shortest, siblings, hashes, kept)
-            crowded |= siblings and is_crowded(prompt)
+            if sample[COUNT] > sample[ENOUGH] or (siblings and is_crowded(prompt)):
+                growing[1 + growing[0] % (growing.size - 1)] = row
+                growing[0] += 1
         first = end
         if end < last:
             break
-    return first, crowded
+    return first
+
+
+@njit(cache=True, nogil=True)
+def foresee_rows(samples: Int64s, rows: Int64s, first: int, last: int) -> None:
+    """Fetch the rows of the samples with the numbers from `first` to before `last`."""
+    for number in range(first, last):
+        row = samples.ctypes.data + ROW_BYTES * rows[number]
+        for line in range(0, ROW_BYTES, LINE):
+            prefetch(row + line)
 
 
 @njit(cache=True)
-def _write(sample: Int64s, tokens: int) -> bool:
-    """Write the new ones of `tokens` (the address of a list) behind a sample's text; False: there is no room."""
-    before, count = sample[COUNT], list_length(tokens)
+def _foresee_tokens(sample: Int64s) -> None:
+    """Fetch the new ints of a sample's list."""
+    tokens, before = sample[LIST], sample[COUNT]
+    for at in range(before, min(list_length(tokens), before + FORESEEN_TOKENS)):
+        prefetch(item_of(tokens, at))
+
+
+@njit(cache=True)
+def _write(sample: Int64s) -> bool:
+    """Write the new ones of a sample's list of tokens behind its text; False: there is no room."""
+    tokens, before = sample[LIST], sample[COUNT]
+    count = list_length(tokens)
     if count > sample[CAPACITY]:
         return False
     if count > before:
@@ -119,7 +152,7 @@ def _enter(
     last = np.uint64(sample[HASH])
     own, own_mask = sample[OWN_TABLE], sample[OWN_SLOTS] - 1
     table, mask = prompt[TABLE], prompt[TABLE_BUCKETS] - 1
-    votes, slots = next_slots(prompt)
+    votes = prompt[VOTES]
     source, length = sample[OWN_AT], sample[OWN_LENGTH]
     for place in range(before + 1, count + 1):
         value = np.uint64(0)
@@ -136,7 +169,7 @@ def _enter(
             if place >= shortest:
                 enter_sibling(table, mask, row, place, value)
             if place > 1:
-                vote(votes, slots, text[place - 2], text[place - 1])
+                vote(votes, SLOTS, text[place - 2], text[place - 1])
     sample[OWN_AT], sample[OWN_LENGTH] = source, length
     sample[HASH] = np.int64(last)
     if siblings:

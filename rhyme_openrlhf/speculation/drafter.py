@@ -52,11 +52,6 @@ class HistoryDrafter:
         self._settings = settings
         # Of each request, NEVER or the row of its text.
         self._rows: dict[str, int] = {}
-        # The requests of the last step and their rows. Mostly they are those of the next one too, and to compare two
-        # lists of the same strings is cheaper than to look each one up.
-        self._asked: list[str] = []
-        self._asked_rows: list[int] = []
-        self._some_never = False
         compile_step()
         self._texts = LiveTexts(settings)
         limits = settings.batch_limit_pairs()
@@ -81,20 +76,23 @@ class HistoryDrafter:
         self._texts.forget(prompt_key)
 
     def start(
-        self, request_id: str, prompt_key: str | None, prompt_tokens: int, most_tokens: int, window: int | None = None
-    ) -> None:
+        self, request_id: str, prompt_key: str | None, prompt_tokens: int, most_tokens: int, window: int | None = None,
+        request: Any = None,
+    ) -> None:  # fmt: skip
         """A sample begins, whose prompt has `prompt_tokens` tokens. `prompt_key` None: it never drafts.
 
         `most_tokens`: prompt and response together have no more in the end; `window`: its window if it ran elsewhere
-        before. Raises ValueError if the request has started already, or for an impossible `window`.
+        before; `request`: vLLM's, if `draft_decoding` shall find it. Raises ValueError if the request has started
+        already, or for an impossible `window`.
         """
         if request_id in self._rows:
             raise ValueError(f"request {request_id} has started already")
         first = SpeculationWindow(self._settings, window).size
-        self._asked, self._asked_rows, self._some_never = [], [], False
-        self._rows[request_id] = (
+        self._rows[request_id] = row = (
             NEVER if prompt_key is None else self._texts.start(prompt_key, prompt_tokens, most_tokens, first)
         )
+        if row != NEVER and request is not None:
+            self._texts.bind(row, request_id, request)
 
     def draft(
         self, requests: list[str], texts: list[list[int]], context: int = 0, most: int | None = None
@@ -108,11 +106,11 @@ class HistoryDrafter:
         Raises KeyError for a request that has not started.
         """
         self.leave_out()
-        rows = self._rows_of_step(requests)
+        rows = self._rows_of(requests)
         if self._planner is None and self._switch is not None and not self._switch.allows(len(rows)):
             return [[] for _ in rows]
         asking = rows
-        if self._some_never:
+        if NEVER in rows:
             asking = [row for row in rows if row != NEVER]
             texts = [text for row, text in zip(rows, texts, strict=True) if row != NEVER]
         if not asking:
@@ -120,13 +118,37 @@ class HistoryDrafter:
         drafted = self._texts.draft(asking, texts, whole=self._planner is not None)
         if self._planner is not None:
             fit = drafted.flat.size if most is None else most
-            drafts, self.decision = self._planner.cut(drafted, len(rows), context, fit)
+            cut, self.decision = self._planner.cut(drafted, len(rows), context, fit)
+            drafts = cut.tokens()
         else:
             drafts = drafted.tokens()
         if asking is not rows:
             found = iter(drafts)
             return [[] if row == NEVER else next(found) for row in rows]
         return drafts
+
+    def find_decoding(self, requests: list[str], running: Any) -> int:
+        """Which of these requests of a step decode: their status is `running`, and no part of a prompt was computed.
+
+        Returns how many do. Those that have finished do not, nor those that never draft, or started without `request`.
+        """
+        return self._texts.find_decoding(requests, self._rows, running)
+
+    def draft_decoding(self, most: int) -> None:
+        """As `draft` for the requests that were found to decode, and give each its draft (`decoding.DRAFT`).
+
+        What has no draft is left alone: vLLM takes the last one when it schedules it. `most`: tokens that fit.
+        """
+        self.leave_out()
+        running = self._texts.decoding
+        if self._planner is None and self._switch is not None and not self._switch.allows(running):
+            return
+        drafted = self._texts.draft_decoding(whole=self._planner is not None)
+        if self._planner is None:
+            self._texts.give(drafted.flat, drafted.lengths)
+            return
+        cut, self.decision = self._planner.cut(drafted, running, self._texts.context(), most)
+        self._texts.give(cut.flat, cut.lengths)
 
     def leave_out(self) -> None:
         """The next decode step has no drafts. What the samples wrote meanwhile is caught up with later."""
@@ -174,16 +196,8 @@ class HistoryDrafter:
         """A sample ended, was aborted or moves away. Raises KeyError for a request that has not started."""
         row = self._rows_of([request_id])[0]
         del self._rows[request_id]
-        self._asked, self._asked_rows, self._some_never = [], [], False
         if row != NEVER:
             self._texts.finish(row)
-
-    def _rows_of_step(self, requests: list[str]) -> list[int]:
-        """As `_rows_of`."""
-        if requests != self._asked:
-            self._asked_rows = self._rows_of(requests)
-            self._asked, self._some_never = list(requests), NEVER in self._asked_rows
-        return self._asked_rows
 
     def _rows_of(self, requests: Sequence[str]) -> list[int]:
         rows = self._rows

@@ -10,7 +10,7 @@ appended before the compiled call sees it; nothing is shared between prompts. On
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.cursor import BOUND, LENGTH, SEEN
 from rhyme_openrlhf.history.index import DraftIndex
+from rhyme_openrlhf.speculation import decoding
 from rhyme_openrlhf.speculation import draft_step as step
 from rhyme_openrlhf.speculation import rows as columns
 from rhyme_openrlhf.speculation import text_tables as tables
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT
+from rhyme_openrlhf.speculation.likely_next import SLOT, SLOTS
 from rhyme_openrlhf.speculation.python_lists import split
 from rhyme_openrlhf.speculation.slabs import Slabs
+from rhyme_openrlhf.speculation.text_memory import GROWTH, TextMemory
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -31,34 +34,41 @@ Float32s = NDArray[np.float32]
 
 # Rows there is room for at first; doubled when there are more.
 FIRST_ROWS = 64
-# Tokens a sample's text has room for at first; doubled when it has more.
-FIRST_TOKENS = 256
-# Slots in the table of a sample's own text for each token there is room for: half are free, so few are taken over.
-SLOTS_PER_TOKEN = 2
+# Tokens that a step may enter again into grown tables of own text (a table at least): some tens of microseconds.
+ENTERED_AGAIN = 2048
+# Samples that a step looks at for that.
+GROWN_A_STEP = 4
 # A draft that is right as a whole with a smaller probability is not worth proposing to anyone.
 NO_HOPE = 0.02
-# Buckets of a prompt's table at first; doubled when it is crowded.
-FIRST_BUCKETS = 1024
+# Buckets of a prompt's first table, and at most: the next one has GROWTH times as many. A new one is zeroed within a
+# step, and 1.3 MB take some tens of microseconds.
+FIRST_BUCKETS, MOST_BUCKETS = 4096, 32768
 
 
 @dataclass(frozen=True)
-class Drafts:
+class Cut:
+    """What is verified of the drafts of one step: tokens, one draft after the other, and how many each has."""
+
+    flat: Int32s
+    lengths: Int64s
+
+    def tokens(self) -> list[list[int]]:
+        """The tokens of each draft."""
+        return split(self.flat, self.lengths)
+
+
+@dataclass(frozen=True)
+class Drafts(Cut):
     """The drafts of one step: tokens, one draft after the other, and each token's confidence, given those before it.
 
     Of each draft its length, source (`rows.FROM_...`), tokens matched, and its sample's recent acceptance. The
     arrays are used again for the next step.
     """
 
-    flat: Int32s
     confidences: Float32s
-    lengths: Int64s
     sources: Int64s
     matches: Int64s
     recents: Int64s
-
-    def tokens(self) -> list[list[int]]:
-        """The tokens of each draft."""
-        return split(self.flat, self.lengths)
 
 
 class Came(NamedTuple):
@@ -78,7 +88,8 @@ class _Prompt:
     """One prompt's samples. The arrays are kept because rows hold only their addresses."""
 
     row: int
-    table: Int64s
+    tables: list[Int64s] = field(default_factory=list)
+    votes: Int64s | None = None
     rows: list[int] = field(default_factory=list)
     running: int = 0
     index: DraftIndex | None = None
@@ -91,7 +102,6 @@ class LiveTexts:
         """`settings` say which sources there are, how many tokens have to match, and how certain a draft has to be."""
         self._shortest = settings.prefix_min
         self._longest = settings.prefix_max
-        self._own = settings.own_output
         self._siblings = settings.siblings
         self._window_rule = (settings.window_start, settings.window_step, settings.window_max)
         self._extend_confidence = float(settings.extend_confidence)
@@ -99,15 +109,19 @@ class LiveTexts:
         self._slabs = Slabs()
         self._samples: Int64s = self._new_samples(FIRST_ROWS)
         self._prompts: Int64s = np.zeros((FIRST_ROWS, columns.PROMPT_COLUMNS), dtype=np.int64)
-        self._texts: list[Int32s | None] = [None] * FIRST_ROWS
-        self._own_tables: list[Int32s | None] = [None] * FIRST_ROWS
+        self._memory = TextMemory(self._slabs, settings.own_output, self._shortest)
         self._free_rows = list(range(FIRST_ROWS))[::-1]
         self._free_prompt_rows = list(range(FIRST_ROWS))[::-1]
         self._by_key: dict[str, _Prompt] = {}
         self._keys: dict[int, str] = {}
+        # By row, what its addresses of Python's objects belong to.
+        self._bound: dict[int, tuple[str, Any, list[int]]] = {}
         # Samples of the last step.
         self._asked = 0
-        self._rows: list[int] | None = None
+        # As `append` has it.
+        self._growing: Int64s = np.zeros(1 + GROWN_A_STEP, dtype=np.int64)
+        self.decoding = 0
+        """How many samples were found to decode."""
         self._new_results(FIRST_ROWS)
 
     def install(self, key: str, index: DraftIndex) -> None:
@@ -142,7 +156,7 @@ class LiveTexts:
         self._samples[row, columns.LIMIT] = most_tokens
         self._samples[row, columns.WINDOW] = window
         self._samples[row, columns.RECENT] = FIRST_RECENT
-        self._grow(row, FIRST_TOKENS)
+        self._memory.grow(row, self._samples[row], prompt_tokens)
         prompt.rows.append(row)
         prompt.running += 1
         self._keys[row] = key
@@ -151,42 +165,78 @@ class LiveTexts:
     def finish(self, row: int) -> None:
         """The sample gets no more text or drafts."""
         key = self._keys.pop(row)
+        self._bound.pop(row, None)
+        self._samples[row, columns.NAME] = 0
         prompt = self._by_key[key]
         prompt.running -= 1
         if not self._siblings:
             prompt.rows.remove(row)
-            self._free(row)
+            self._memory.drop(row)
+            self._free_rows.append(row)
         self._drop_if_unused(key, prompt)
 
     def window(self, row: int) -> int:
         """Tokens that the sample's next draft may have."""
         return int(self._samples[row, columns.WINDOW])
 
+    def bind(self, row: int, name: str, request: Any) -> None:
+        """The sample is vLLM's `request` of that name, the same str that is the key of the dict of rows."""
+        tokens = getattr(request, decoding.TOKENS)
+        self._bound[row] = name, request, tokens
+        self._samples[row, [columns.NAME, columns.REQUEST, columns.LIST]] = id(name), id(request), id(tokens)
+
     def draft(self, rows: list[int], texts: list[list[int]], whole: bool = False) -> Drafts:
         """Append to each sample of `rows` what is new in its text, then draft for all of them.
 
         `texts`: of each sample all tokens so far. A draft is as long as its sample's window, and longer where it is
-        certain enough. `whole`: as long as there is room and any hope, because somebody else cuts the drafts. The same
-        list of `rows` as in the last step, which nobody may have changed, is not read again.
+        certain enough. `whole`: as long as there is room and any hope, because somebody else cuts the drafts.
         """
-        asked = len(rows)
-        if asked > self._drafted.size:
-            self._new_results(2 * asked)
-            self._rows = None
+        self._room_for(len(rows))
+        decoding.note_lists(self._samples, self._drafted, id(rows), id(texts))
+        return self._draft(len(rows), whole)
+
+    def find_decoding(self, names: list[str], rows: dict[str, int], running: Any) -> int:
+        """Which of the bound samples of these names decode; returns how many. `running`: a status.
+
+        `rows`: the row of each name; of those that it does not have, or has as negative, none does.
+        """
+        self._room_for(len(names))
+        self.decoding = decoding.find_decoding(
+            self._samples, id(names), id(rows), self._last, self._drafted, id(decoding.STATUS), id(decoding.CHUNK),
+            id(running), id(False),
+        )  # fmt: skip
+        return self.decoding
+
+    def draft_decoding(self, whole: bool) -> Drafts:
+        """As `draft`, for the samples that were found to decode."""
+        return self._draft(self.decoding, whole)
+
+    def context(self) -> int:
+        """Tokens of all samples of the last step, less the last of each, which is still to be computed."""
+        return int(self._samples[self._drafted[: self._asked], columns.COUNT].sum()) - self._asked
+
+    def give(self, flat: Int32s, lengths: Int64s) -> None:
+        """Give the requests of the last step's samples their drafts: so many tokens of `flat` each."""
+        decoding.give_drafts(self._samples, self._drafted, flat, lengths, id(decoding.DRAFT))
+
+    def _draft(self, asked: int, whole: bool) -> Drafts:
+        """For the first `asked` of the rows in `_drafted`, whose lists are known."""
         extend, stop = (NO_HOPE, NO_HOPE) if whole else (self._extend_confidence, self._stop_confidence)
         number, total = 0, -1
-        known, self._rows = rows is self._rows, rows
         while total < 0:
             number, total = step.append_and_draft(
-                self._samples.ctypes.data, self._prompts.ctypes.data, asked, known, id(rows), id(texts), number,
+                self._samples.ctypes.data, self._prompts.ctypes.data, asked, number,
                 self._longest, self._shortest, self._siblings, self._window_rule[-1], whole, extend, stop,
-                self._drafted, self._out, self._confidences, self._found,
+                self._drafted, self._out, self._confidences, self._found, self._growing,
             )  # fmt: skip
             if total < 0:
-                self._make_room(rows, texts, number)
+                row = int(self._drafted[number])
+                self._memory.grow(row, self._samples[row], decoding.tokens_listed(self._samples, row))
+        if self._growing[0]:
+            self._grow_some()
         self._asked = asked
         lengths, sources, matches, recents = self._found[:, :asked]
-        return Drafts(self._out[:total], self._confidences[:total], lengths, sources, matches, recents)
+        return Drafts(self._out[:total], lengths, self._confidences[:total], sources, matches, recents)
 
     def verified(self, judged: Int64s) -> Came:
         """Drafts were verified.
@@ -204,8 +254,13 @@ class LiveTexts:
 
     def memory_bytes(self) -> int:
         """Bytes of all texts and tables (indexes not counted: they are mapped)."""
-        arrays = [*self._texts, *self._own_tables, *(prompt.table for prompt in self._by_key.values())]
-        return sum(array.nbytes for array in arrays if array is not None)
+        of_prompts = sum(
+            table.nbytes
+            for prompt in self._by_key.values()
+            for table in (*prompt.tables, prompt.votes)
+            if table is not None
+        )
+        return self._memory.nbytes() + of_prompts
 
     def _prompt(self, key: str) -> _Prompt:
         prompt = self._by_key.get(key)
@@ -213,19 +268,40 @@ class LiveTexts:
             if not self._free_prompt_rows:
                 self._more_prompt_rows()
             row = self._free_prompt_rows.pop()
-            prompt = self._by_key[key] = _Prompt(row, np.empty(0, dtype=np.int64))
+            prompt = self._by_key[key] = _Prompt(row)
             self._prompts[row] = 0
             if self._siblings:
-                self._new_table(prompt, FIRST_BUCKETS)
+                self._begin_tables(prompt)
         return prompt
 
     def _new_table(self, prompt: _Prompt, buckets: int) -> None:
-        if prompt.table.size:
-            self._slabs.give(prompt.table)
-        prompt.table = self._slabs.take(np.int64, tables.table_size(buckets))
-        prompt.table[:] = 0
-        row = self._prompts[prompt.row]
-        row[columns.TABLE : columns.TABLE_ENTERED + 1] = prompt.table.ctypes.data, buckets, 0
+        """What is entered from now on goes into a new table."""
+        table: Int64s = self._slabs.take(np.int64, tables.table_size(buckets))
+        table[:] = 0
+        prompt.tables.insert(0, table)
+        for dropped in prompt.tables[columns.TABLES :]:
+            self._slabs.give(dropped)
+        del prompt.tables[columns.TABLES :]
+        of_tables = self._prompts[prompt.row, columns.TABLE : columns.TABLE_ENTERED]
+        of_tables[columns.TABLE_COLUMNS :] = of_tables[: -columns.TABLE_COLUMNS].copy()
+        of_tables[: columns.TABLE_COLUMNS] = table.ctypes.data, buckets
+        self._prompts[prompt.row, columns.TABLE_ENTERED] = 0
+
+    def _begin_tables(self, prompt: _Prompt) -> None:
+        """Nothing is known of what its samples say."""
+        self._new_table(prompt, FIRST_BUCKETS)
+        prompt.votes = self._slabs.take(np.int64, SLOT * SLOTS)
+        prompt.votes[:] = 0
+        self._prompts[prompt.row, columns.VOTES] = prompt.votes.ctypes.data
+
+    def _drop_tables(self, prompt: _Prompt) -> None:
+        for table in prompt.tables:
+            self._slabs.give(table)
+        prompt.tables.clear()
+        if prompt.votes is not None:
+            self._slabs.give(prompt.votes)
+            prompt.votes = None
+        self._prompts[prompt.row, columns.TABLE : columns.VOTES + 1] = 0
 
     def _lose_cursor(self, row: int) -> None:
         """The sample's prompt has another index: what matched in the earlier one says nothing."""
@@ -236,75 +312,45 @@ class LiveTexts:
         if prompt.running:
             return
         for row in prompt.rows:
-            self._free(row)
+            self._memory.drop(row)
+            self._free_rows.append(row)
         prompt.rows.clear()
+        # Entries of rows that others will have must not be found.
+        self._drop_tables(prompt)
         if prompt.index is None:
-            if prompt.table.size:
-                self._slabs.give(prompt.table)
             del self._by_key[key]
             self._free_prompt_rows.append(prompt.row)
         elif self._siblings:
-            # Entries of rows that others will have must not be found.
-            self._new_table(prompt, FIRST_BUCKETS)
+            self._begin_tables(prompt)
 
-    def _free(self, row: int) -> None:
-        for arrays in (self._texts, self._own_tables):
-            array = arrays[row]
-            if array is not None:
-                self._slabs.give(array)
-            arrays[row] = None
-        self._free_rows.append(row)
+    def _room_for(self, rows: int) -> None:
+        if rows > self._drafted.size:
+            self._new_results(2 * rows)
 
     def _new_results(self, rows: int) -> None:
         """Room for the drafts of so many samples."""
         self._drafted: Int64s = np.empty(rows, dtype=np.int64)
+        self._last: Int64s = np.full(rows, decoding.GONE)
         self._out = np.empty(rows * self._window_rule[-1], dtype=np.int32)
         self._confidences = np.empty(self._out.size, dtype=np.float32)
         self._found = np.empty((columns.DRAFT_ROWS, rows), dtype=np.int64)
 
-    def _make_room(self, rows: list[int], texts: list[list[int]], number: int) -> None:
-        """For the new tokens of the samples of a step from `number` on, and in tables that are crowded."""
-        for row, text in zip(rows[number:], texts[number:], strict=True):
-            if len(text) > self._samples[row, columns.CAPACITY]:
-                self._grow(row, len(text))
-        for prompt in self._by_key.values():
-            self._grow_table(prompt)
-
-    def _grow(self, row: int, needed: int) -> None:
-        """Room for `needed` tokens in the text of `row`, and a table of its own text that fits."""
-        sample = self._samples[row]
-        capacity = max(FIRST_TOKENS, int(sample[columns.CAPACITY]))
-        while capacity < needed:
-            capacity *= 2
-        count = int(sample[columns.COUNT])
-        text, earlier = self._slabs.take(np.int32, capacity), self._texts[row]
-        if earlier is not None:
-            text[:count] = earlier[:count]
-            self._slabs.give(earlier)
-        self._texts[row] = text
-        sample[columns.TEXT], sample[columns.CAPACITY] = text.ctypes.data, capacity
-        if self._own:
-            table, earlier = self._slabs.take(np.int32, capacity * SLOTS_PER_TOKEN), self._own_tables[row]
-            if earlier is not None:
-                self._slabs.give(earlier)
-            table[:] = 0
-            tables.follow_own(text, table.ctypes.data, table.size - 1, count, self._shortest)
-            self._own_tables[row] = table
-            sample[columns.OWN_TABLE], sample[columns.OWN_SLOTS] = table.ctypes.data, table.size
-
-    def _grow_table(self, prompt: _Prompt) -> None:
-        row = self._prompts[prompt.row]
-        if not tables.is_crowded(row):
-            return
-        buckets = int(row[columns.TABLE_BUCKETS])
-        while row[columns.TABLE_ENTERED] > tables.ENTRIES_PER_BUCKET * buckets:
-            buckets *= 2
-        self._new_table(prompt, buckets)
-        for sample in prompt.rows:
-            text = self._texts[sample]
-            assert text is not None
-            count, start = self._samples[sample, [columns.COUNT, columns.PROMPT_TOKENS]].tolist()
-            tables.enter_siblings(row, text[:count], sample, max(1, start), self._shortest)
+    def _grow_some(self) -> None:
+        """Of the samples whose memory should grow: some of their own tables, and one prompt's."""
+        count = min(int(self._growing[0]), GROWN_A_STEP)
+        self._growing[0] = 0
+        again, crowded = 0, None
+        for row in self._growing[1 : 1 + count].tolist():
+            tokens = int(self._samples[row, columns.COUNT])
+            if tokens > self._samples[row, columns.ENOUGH] and (not again or again + tokens <= ENTERED_AGAIN):
+                self._memory.grow(row, self._samples[row], tokens + 1)
+                again += tokens
+            prompt = self._by_key[self._keys[row]]
+            if self._siblings and tables.is_crowded(self._prompts[prompt.row]):
+                crowded = prompt
+        if crowded is not None:
+            buckets = int(self._prompts[crowded.row, columns.TABLE_BUCKETS])
+            self._new_table(crowded, min(GROWTH * buckets, MOST_BUCKETS))
 
     def _new_samples(self, rows: int) -> Int64s:
         samples: Int64s = self._slabs.take(np.int64, rows * columns.SAMPLE_COLUMNS)
@@ -312,15 +358,13 @@ class LiveTexts:
         return samples.reshape(rows, columns.SAMPLE_COLUMNS)
 
     def _more_rows(self) -> None:
-        before = len(self._texts)
+        before = len(self._samples)
         if 2 * before > tables.MOST_ROWS:
             raise ValueError(f"an engine has at most {tables.MOST_ROWS} samples at once")
         samples = self._new_samples(2 * before)
         samples[:before] = self._samples
         self._slabs.give(self._samples.ravel())
         self._samples = samples
-        self._texts += [None] * before
-        self._own_tables += [None] * before
         self._free_rows += list(range(before, 2 * before))[::-1]
 
     def _more_prompt_rows(self) -> None:

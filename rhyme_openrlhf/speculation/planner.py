@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.speculation.acceptance import AcceptanceModel, estimate
 from rhyme_openrlhf.speculation.budget import choose_lengths
-from rhyme_openrlhf.speculation.live_texts import Drafts
-from rhyme_openrlhf.speculation.python_lists import split
+from rhyme_openrlhf.speculation.live_texts import Cut, Drafts
 
 # CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
 CALLED_SOURCES = 3854265917
@@ -88,7 +87,7 @@ class DraftPlanner(Planner[AcceptanceModel]):
         self._begins: Ints = np.empty(0, dtype=np.int64)
         self._compile()
 
-    def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[list[list[int]], Decision]:
+    def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[Cut, Decision]:
         """What of each draft to verify in a step of `running` samples, and why.
 
         `drafts` are of some of the running samples, `context` is the tokens of all of them, `most` the draft tokens
@@ -106,7 +105,7 @@ class DraftPlanner(Planner[AcceptanceModel]):
             drafts.confidences, seconds, running, self._cells, self._begins, kept, lengths,
         )  # fmt: skip
         decision = Decision(running, context, total, expected, float(seconds[total]))
-        return split(kept[:total], lengths), decision
+        return Cut(kept[:total], lengths), decision
 
     def learn(self, numbers: Ints, verified: Ints, accepted: Ints) -> None:
         """So many tokens were verified and accepted of the drafts of these numbers that the last `cut` saw.

@@ -1,8 +1,11 @@
-"""Python's lists of ints, read and made inside compiled code by the functions of Python's C API.
+"""Python's lists of ints, and attributes of its objects, read and made inside compiled code.
 
 vLLM keeps a sample's tokens in such a list and wants its draft as one; made in Python, the lists of a step cost as much
-as drafting. Invariants, which the caller keeps: the interpreter's lock is held, so compiled code that calls this is
-never entered as `nogil`; an address is `id()` of an object that lives, and is a list where a list is asked.
+as drafting. Lists are read where CPython has them (`listobject.h`, the same since version 3.0), so that they can be
+fetched ahead of time like all other memory (`addresses.prefetch`); the rest goes through Python's C API.
+
+Invariants, which the caller keeps: the interpreter's lock is held, so compiled code that calls this is never entered as
+`nogil`; an address is `id()` of an object that lives, and is of the type that is asked for.
 """
 
 from __future__ import annotations
@@ -14,75 +17,112 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from rhyme_openrlhf.history.addresses import int64_of, prefetch, put_int64
 
-@intrinsic
-def list_length(typing_context: Any, address: Any) -> Any:
+# As CALLED_SOURCES of draft_step.py.
+CALLED_SOURCES = 1320273453
+
+# A list, in words: two that all objects have, how many items it has, and the address of its items, which are addresses.
+SIZE, ITEMS = 2, 3
+ADDRESS_BYTES = 8
+
+
+@njit(cache=True)
+def list_length(address: int) -> int:
     """How many items the list has."""
-
-    def ask(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        python = context.get_python_api(builder)
-        return python.list_size(builder.inttoptr(arguments[0], python.pyobj))
-
-    return types.int64(types.int64), ask
+    return int64_of(address, SIZE)
 
 
-@intrinsic
-def item_of(typing_context: Any, address: Any, place: Any) -> Any:
+@njit(cache=True)
+def item_of(address: int, place: int) -> int:
     """The address of item `place` of the list, which goes on owning it."""
+    return int64_of(int64_of(address, ITEMS), place)
 
-    def ask(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        python = context.get_python_api(builder)
-        found = python.list_getitem(builder.inttoptr(arguments[0], python.pyobj), arguments[1])
-        return builder.ptrtoint(found, ir.IntType(64))
 
-    return types.int64(types.int64, types.int64), ask
+@njit(cache=True)
+def foresee_items(address: int, place: int) -> None:
+    """Fetch the addresses of a list's items, the line with that of item `place` and the next."""
+    items = int64_of(address, ITEMS) + ADDRESS_BYTES * place
+    prefetch(items)
+    prefetch(items + 64)
+
+
+def _call(result: Any, *arguments: Any, name: str) -> Any:
+    """Signature and code of an intrinsic that is one function of the C API: int64 for each address, `long` and size."""
+
+    def make(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType() if result is types.void else word, [word] * len(arguments))
+        function = context.get_python_api(builder)._get_function(kind, name)
+        found = builder.call(function, values)
+        return context.get_dummy_value() if result is types.void else found
+
+    return result(*arguments), make
 
 
 @intrinsic
 def int_of(typing_context: Any, address: Any) -> Any:
     """The value of the int."""
-
-    def ask(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        python = context.get_python_api(builder)
-        return python.long_as_longlong(builder.inttoptr(arguments[0], python.pyobj))
-
-    return types.int64(types.int64), ask
+    return _call(types.int64, types.int64, name="PyLong_AsLong")
 
 
 @intrinsic
-def new_list(typing_context: Any, owner: Any, place: Any, size: Any) -> Any:
-    """Put a new list of `size` items, to be filled at once, at `place` of the list `owner`; returns its address."""
-
-    def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        python = context.get_python_api(builder)
-        made = python.list_new(arguments[2])
-        python.list_setitem(builder.inttoptr(arguments[0], python.pyobj), arguments[1], made)
-        return builder.ptrtoint(made, ir.IntType(64))
-
-    return types.int64(types.int64, types.int64, types.int64), make
+def new_int(typing_context: Any, value: Any) -> Any:
+    """The address of an int with this value, owned by the caller."""
+    return _call(types.int64, types.int64, name="PyLong_FromLong")
 
 
 @intrinsic
-def put_int(typing_context: Any, address: Any, place: Any, value: Any) -> Any:
-    """Put an int with this value at `place` of the list."""
+def new_list(typing_context: Any, size: Any) -> Any:
+    """The address of a list of `size` items, to be filled at once, owned by the caller."""
+    return _call(types.int64, types.int64, name="PyList_New")
 
-    def put(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        python = context.get_python_api(builder)
-        made = python.long_from_longlong(arguments[2])
-        python.list_setitem(builder.inttoptr(arguments[0], python.pyobj), arguments[1], made)
-        return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64), put
+@intrinsic
+def get_attribute(typing_context: Any, address: Any, name: Any) -> Any:
+    """The address of the attribute with that name (the address of a str), owned by the caller."""
+    return _call(types.int64, types.int64, types.int64, name="PyObject_GetAttr")
+
+
+@intrinsic
+def set_attribute(typing_context: Any, address: Any, name: Any, value: Any) -> Any:
+    """Set the attribute with that name; the caller goes on owning the value."""
+    return _call(types.int32, types.int64, types.int64, types.int64, name="PyObject_SetAttr")
+
+
+@intrinsic
+def dict_item(typing_context: Any, address: Any, key: Any) -> Any:
+    """The address of the value of `key` in the dict, which goes on owning it; 0: there is none."""
+    return _call(types.int64, types.int64, types.int64, name="PyDict_GetItem")
+
+
+@intrinsic
+def give_up(typing_context: Any, address: Any) -> Any:
+    """No longer own the object."""
+    return _call(types.void, types.int64, name="Py_DecRef")
+
+
+@njit(cache=True)
+def int_list(flat: NDArray[Any], begin: int, size: int) -> int:
+    """A list of `size` ints of `flat` from `begin` on, owned by the caller."""
+    made = new_list(size)
+    if size:
+        items = int64_of(made, ITEMS)
+        for place in range(size):
+            put_int64(items, place, new_int(flat[begin + place]))
+    return made
 
 
 @njit(cache=True)
 def _split(flat: NDArray[Any], lengths: NDArray[Any], parts: int) -> None:
+    """Replace the items of `parts` (the address of a list of Nones) by lists."""
+    items = int64_of(parts, ITEMS)
     begin = 0
     for number in range(lengths.size):
         size = lengths[number]
-        part = new_list(parts, number, size)
-        for place in range(size):
-            put_int(part, place, flat[begin + place])
+        none = int64_of(items, number)
+        put_int64(items, number, int_list(flat, begin, size))
+        give_up(none)
         begin += size
 
 

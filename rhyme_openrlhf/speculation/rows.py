@@ -13,17 +13,24 @@ from rhyme_openrlhf.history.lookup import INDEX_COLUMNS
 # prompt; the table of its own text; the sample's prompt; where the match in its own text goes on, and its length; up to
 # where the sibling was followed; that sibling, where the match in it goes on, and its length; its window; how its last
 # drafts fared (acceptance.py); the source of the last one, and its place among those of its step; the hash of its last
-# tokens; and its cursor in the prompt's index (history/cursor.py).
+# tokens; Python's objects of it, by their addresses: the list of its tokens, its request, and the request's name (0:
+# none is known, decoding.py); tokens past which its memory should grow; and its cursor in the prompt's index
+# (history/cursor.py).
 (
     TEXT, COUNT, CAPACITY, LIMIT, PROMPT, OWN_TABLE, OWN_SLOTS, OWN_AT, OWN_LENGTH, FOLLOWED, SIBLING, SIBLING_AT,
-    SIBLING_LENGTH, WINDOW, RECENT, SOURCE, NUMBER, PROMPT_TOKENS, HASH, CURSOR,
-) = range(20)  # fmt: skip
-SAMPLE_COLUMNS = 24  # three cache lines
+    SIBLING_LENGTH, WINDOW, RECENT, SOURCE, NUMBER, PROMPT_TOKENS, HASH, LIST, REQUEST, NAME, ENOUGH, CURSOR,
+) = range(24)  # fmt: skip
+SAMPLE_COLUMNS = 32  # four cache lines
 assert CURSOR + CURSOR_COLUMNS <= SAMPLE_COLUMNS
-# A prompt: its draft index (history/lookup.py; no tokens: none); the siblings' table, and what was entered into it.
+# A prompt: its draft index (history/lookup.py; no tokens: none); the siblings' tables, the newest first, each with its
+# buckets (0: there is none); what was entered into the newest; and the slots of what mostly followed a token.
 INDEX = 0
-TABLE, TABLE_BUCKETS, TABLE_ENTERED = range(INDEX_COLUMNS, INDEX_COLUMNS + 3)
-PROMPT_COLUMNS = 16  # two cache lines
+TABLE, TABLE_BUCKETS = range(INDEX_COLUMNS, INDEX_COLUMNS + 2)
+TABLES, TABLE_COLUMNS = 4, 2
+TABLE_ENTERED = TABLE + TABLES * TABLE_COLUMNS
+VOTES = TABLE_ENTERED + 1
+PROMPT_COLUMNS = 24  # three cache lines
+assert VOTES < PROMPT_COLUMNS
 
 # Sources as the call returns them.
 NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)

@@ -5,6 +5,9 @@ then followed from step to step, so that it may be any number of tokens long.
 
 Invariants: a token costs the same however many there are; a table slot that other tokens took over loses a match and
 never gives a wrong one, because every match is compared with the texts; a sibling's draft ends where the sibling is.
+
+A prompt's table that is crowded gets no more entries: a larger one does, and both are asked. So no step ever enters
+again what was entered before. With TABLES of them the oldest is dropped.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.addresses import int32_of, int32s_at, int64_of, int64s_at, prefetch, put_int32, put_int64
-from rhyme_openrlhf.speculation.likely_next import SLOT, slot_of, vote
+from rhyme_openrlhf.history.addresses import int32_of, int32s_at, int64_of, prefetch, put_int32, put_int64
+from rhyme_openrlhf.speculation.likely_next import SLOTS, slot_of
 from rhyme_openrlhf.speculation.rows import (
     COUNT,
     FOLLOWED,
@@ -27,12 +30,15 @@ from rhyme_openrlhf.speculation.rows import (
     SIBLING_LENGTH,
     TABLE,
     TABLE_BUCKETS,
+    TABLE_COLUMNS,
     TABLE_ENTERED,
+    TABLES,
     TEXT,
+    VOTES,
 )
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 2771984143
+CALLED_SOURCES = 89815252
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -52,21 +58,18 @@ MARKS = ((1 << MARK_BITS) - 1) << MARK_SHIFT
 OWN_MARK_SHIFT, OWN_MARK_BITS = 22, 9
 MOST_ROWS = (1 << (MARK_SHIFT - ROW_SHIFT)) - 1
 # Entries of a bucket, of different samples: so there are others than the asking sample's own, to take the longest match
-# of. There are two to four times as many as were entered: 16 to 32 bytes for each token of a response.
+# of. When a table is full there are twice as many as were entered: 16 bytes for each token of a response.
 BUCKET = 4
 ENTRIES_PER_BUCKET = 2
 # Bytes of a bucket, and of a slot of a sample's own table.
 BUCKET_BYTES, SLOT_BYTES = 8 * BUCKET, 4
 # Bytes of a token.
 WORD = 4
-# Behind its buckets, a siblings' table has slots of what mostly followed a token: one for so many buckets, because a
-# text has fewer different tokens than tokens.
-BUCKETS_PER_SLOT = 2
 
 
 def table_size(buckets: int) -> int:
     """int64 in the siblings' table of a prompt that has so many buckets (a power of two)."""
-    return BUCKET * buckets + SLOT * (buckets // BUCKETS_PER_SLOT)
+    return BUCKET * buckets
 
 
 @njit(cache=True, nogil=True)
@@ -146,22 +149,24 @@ def enter_sibling(table: int, mask: int, row: int, place: int, value: int) -> No
 
 
 @njit(cache=True, nogil=True)
-def enter_siblings(prompt: Int64s, text: Int32s, row: int, start: int, shortest: int) -> None:
-    """Enter a whole text, from `start` tokens on, into the prompt's table."""
-    votes, slots = next_slots(prompt)
-    first = max(start, shortest)
-    for place in range(first, text.size + 1):
-        enter_sibling(prompt[TABLE], prompt[TABLE_BUCKETS] - 1, row, place, hash_before(text, place, shortest))
-    for place in range(max(2, start), text.size + 1):
-        vote(votes, slots, text[place - 2], text[place - 1])
-    prompt[TABLE_ENTERED] += max(0, text.size + 1 - first)
+def _bucket_of(prompt: Int64s, table: int, value: int) -> int:
+    """The address of the bucket for the hash `value` in one of the prompt's tables; 0: there is no such table."""
+    buckets = prompt[TABLE_BUCKETS + TABLE_COLUMNS * table]
+    if not buckets:
+        return 0
+    return prompt[TABLE + TABLE_COLUMNS * table] + BUCKET_BYTES * np.int64(value & np.uint64(buckets - 1))
 
 
 @njit(cache=True, nogil=True)
-def next_slots(prompt: Int64s) -> tuple[int, int]:
-    """The slots behind the buckets of the prompt's table: their address, and how many."""
-    buckets = prompt[TABLE_BUCKETS]
-    return prompt[TABLE] + BUCKET_BYTES * buckets, buckets // BUCKETS_PER_SLOT
+def _sibling_of(entry: int, mark: int, row: int) -> tuple[int, int]:
+    """The row of an entry's sample, and the place that the entry's tokens end before.
+
+    The row is -1 where there is nothing, other tokens (they have another mark), or the sample of `row` itself.
+    """
+    found = ((entry & ROWS) >> ROW_SHIFT) - 1
+    if (entry & MARKS) != mark or found == row:
+        found = -1
+    return found, entry & POSITION_MASK
 
 
 @njit(cache=True, nogil=True)
@@ -187,24 +192,23 @@ def follow_sibling(samples: Int64s, row: int, text: Int32s, longest: int, shorte
                 break
         ahead = length > 0 and at < theirs.size
     if (length < longest or not ahead) and count >= shortest:
-        table = int64s_at(prompt[TABLE], BUCKET * prompt[TABLE_BUCKETS])
         value = np.uint64(sample[HASH])
-        bucket, mark = BUCKET * np.int64(value & np.uint64(prompt[TABLE_BUCKETS] - 1)), _mark(value)
-        for entry in table[bucket : bucket + BUCKET]:
-            # What has another mark are other tokens. Nothing entered yet has no row.
-            if (entry & MARKS) != mark:
-                continue
-            found = ((entry & ROWS) >> ROW_SHIFT) - 1
-            place = entry & POSITION_MASK
-            if found < 0 or found == row or place >= samples[found, COUNT]:
-                continue
-            theirs = int32s_at(samples[found, TEXT], samples[found, COUNT])
-            matched = 0
-            most = min(LONGEST_MEASURED, place, count)
-            while matched < most and theirs[place - 1 - matched] == text[count - 1 - matched]:
-                matched += 1
-            if matched >= shortest and (matched > length or not ahead):
-                sample[SIBLING], at, length, ahead = found, place, matched, True
+        mark = _mark(value)
+        for table in range(TABLES):
+            bucket = _bucket_of(prompt, table, value)
+            if not bucket:
+                break
+            for number in range(BUCKET):
+                found, place = _sibling_of(int64_of(bucket, number), mark, row)
+                if found < 0 or place >= samples[found, COUNT]:
+                    continue
+                theirs = int32s_at(samples[found, TEXT], samples[found, COUNT])
+                matched = 0
+                most = min(LONGEST_MEASURED, place, count)
+                while matched < most and theirs[place - 1 - matched] == text[count - 1 - matched]:
+                    matched += 1
+                if matched >= shortest and (matched > length or not ahead):
+                    sample[SIBLING], at, length, ahead = found, place, matched, True
     sample[SIBLING_AT], sample[SIBLING_LENGTH], sample[FOLLOWED] = at, length, count
     return length if ahead else 0
 
@@ -217,20 +221,25 @@ def foresee_siblings(samples: Int64s, row: int, longest: int, shortest: int, pro
         prefetch(samples[sample[SIBLING], TEXT] + WORD * sample[SIBLING_AT])
     count = sample[COUNT]
     if sample[SIBLING_LENGTH] < longest and count >= shortest:
-        table = int64s_at(prompt[TABLE], BUCKET * prompt[TABLE_BUCKETS])
         value = np.uint64(sample[HASH])
-        bucket, mark = BUCKET * np.int64(value & np.uint64(prompt[TABLE_BUCKETS] - 1)), _mark(value)
-        for entry in table[bucket : bucket + BUCKET]:
-            found = ((entry & ROWS) >> ROW_SHIFT) - 1
-            if (entry & MARKS) == mark and found >= 0 and found != row:
-                prefetch(samples[found, TEXT] + WORD * ((entry & POSITION_MASK) - 1))
+        mark = _mark(value)
+        for table in range(TABLES):
+            bucket = _bucket_of(prompt, table, value)
+            if not bucket:
+                break
+            for number in range(BUCKET):
+                found, place = _sibling_of(int64_of(bucket, number), mark, row)
+                if found >= 0:
+                    prefetch(samples[found, TEXT] + WORD * (place - 1))
 
 
 @njit(cache=True, nogil=True)
-def foresee_bucket(sample: Int64s, shortest: int, prompt: Int64s) -> None:
+def foresee_buckets(sample: Int64s, prompt: Int64s) -> None:
     """Fetch what `foresee_siblings` will read."""
-    mask = np.uint64(prompt[TABLE_BUCKETS] - 1)
-    prefetch(prompt[TABLE] + BUCKET_BYTES * np.int64(np.uint64(sample[HASH]) & mask))
+    for table in range(TABLES):
+        bucket = _bucket_of(prompt, table, np.uint64(sample[HASH]))
+        if bucket:
+            prefetch(bucket)
 
 
 @njit(cache=True, nogil=True)
@@ -270,7 +279,7 @@ def fetch_places(
     text = int32s_at(sample[TEXT], count)
     own, table = sample[OWN_TABLE], prompt[TABLE]
     own_mask, mask = np.uint64(sample[OWN_SLOTS] - 1), np.uint64(prompt[TABLE_BUCKETS] - 1)
-    votes, slots = next_slots(prompt)
+    votes = prompt[VOTES]
     for place in range(before + 1, count + 1):
         if place >= shortest:
             if kept == hashes.size:
@@ -283,5 +292,5 @@ def fetch_places(
             if siblings:
                 prefetch(table + BUCKET_BYTES * np.int64(value & mask))
         if siblings:
-            prefetch(votes + 8 * slot_of(slots, text[place - 1]))
+            prefetch(votes + 8 * slot_of(SLOTS, text[place - 1]))
     return kept

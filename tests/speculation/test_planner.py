@@ -14,7 +14,7 @@ from rhyme_openrlhf.speculation import planner as planning
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, PRIOR
 from rhyme_openrlhf.speculation.decision_log import DecisionLog
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Verified
-from rhyme_openrlhf.speculation.live_texts import Drafts
+from rhyme_openrlhf.speculation.live_texts import Cut, Drafts
 from rhyme_openrlhf.speculation.planner import REFIT_TOKENS, Decision, DraftPlanner
 from tests.latency import formula
 
@@ -47,13 +47,13 @@ def drafts(lengths: list[int], confidence: float = 1.0) -> Drafts:
     )
 
 
-def lengths(cut: tuple[list[list[int]], Decision]) -> list[int]:
-    return [len(tokens) for tokens in cut[0]]
+def lengths(cut: tuple[Cut, Decision]) -> list[int]:
+    return [len(tokens) for tokens in cut[0].tokens()]
 
 
 def test_drafts_that_cost_nothing_are_verified_whole() -> None:
     taken, decision = planner(0.0).cut(drafts([3, 5, 0]), 4, CONTEXT, MANY)
-    assert taken == [[0, 1, 2], [3, 4, 5, 6, 7], []]
+    assert taken.tokens() == [[0, 1, 2], [3, 4, 5, 6, 7], []]
     assert (decision.running, decision.context, decision.drafts) == (4, CONTEXT, 8)
     first = PRIOR[-1]
     expected = sum(first**n for n in (1, 2, 3)) + sum(first**n for n in (1, 2, 3, 4, 5))
@@ -63,17 +63,17 @@ def test_drafts_that_cost_nothing_are_verified_whole() -> None:
 
 def test_drafts_that_cost_too_much_are_not() -> None:
     taken, decision = planner(200.0).cut(drafts([3, 5]), 2, CONTEXT, MANY)
-    assert taken == [[], []] and decision.drafts == 0 and decision.expected_accepted == 0
+    assert taken.tokens() == [[], []] and decision.drafts == 0 and decision.expected_accepted == 0
 
 
 def test_no_more_than_fit_into_the_step() -> None:
     assert sum(lengths(planner(0.0).cut(drafts([3, 5]), 2, CONTEXT, 4))) == 4
-    assert planner(0.0).cut(drafts([3, 5]), 2, CONTEXT, 0)[0] == [[], []]
+    assert planner(0.0).cut(drafts([3, 5]), 2, CONTEXT, 0)[0].tokens() == [[], []]
 
 
 def test_a_step_without_drafts_is_decided_too() -> None:
     taken, decision = planner(0.1).cut(drafts([]), 3, CONTEXT, MANY)
-    assert taken == [] and decision.drafts == 0 and decision.seconds > 0.010
+    assert taken.tokens() == [] and decision.drafts == 0 and decision.seconds > 0.010
 
 
 def test_rejections_make_drafts_shorter_and_a_new_policy_forgets_them() -> None:
