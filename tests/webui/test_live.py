@@ -220,6 +220,19 @@ def sessions_end(dashboard: Any, page: Any, other: Any) -> None:
     expect(other.get_by_label("Search runs")).to_have_value("goes")
 
 
+def test_what_the_pointer_is_pressed_on_is_not_replaced(dashboard: Any, browser_page: Any) -> None:
+    reporter = Reporter(dashboard)
+    reporter.until(2)
+    page = browser_page
+    page.goto(dashboard.link(path=f"/runs/{RUN}/events"))
+    page.get_by_role("link", name="train_step", exact=True).hover()
+    page.mouse.down()
+    reporter.until(4)
+    expect(page.locator("[data-piece][data-stale]").first).to_be_attached()
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(r"kind=train_step"))
+
+
 def test_filters_stay_and_dialogs_answer_the_keyboard(dashboard: Any, browser_page: Any) -> None:
     reporter = Reporter(dashboard)
     reporter.until(2)

@@ -2,10 +2,15 @@
 //   data-piece="/ui/..."   where it comes from
 //   data-on="kind kind"    the kinds of events that change it; without it, all do
 //   data-every="15"        seconds after which it is fetched again anyway
-// What the reader is doing in a piece (typing, selecting) is not taken away: it waits for the next time.
+// What the reader is doing in a piece (typing, selecting, clicking) is not taken away: it waits for the next time.
 import { ask } from "./ask.js";
 
 const shown = new WeakMap();
+
+// What the pointer is pressed on: replaced before it is let go, it would not be clicked.
+let pressed = null;
+document.addEventListener("pointerdown", (event) => (pressed = event.target), true);
+for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, () => (pressed = null), true);
 
 export const all = () => [...document.querySelectorAll("[data-piece]")];
 
@@ -24,6 +29,7 @@ export async function refresh(piece) {
 function inUse(piece) {
   // A question is open: its button, to which the focus goes back, must still be there.
   if (document.querySelector("dialog[open]")) return true;
+  if (pressed && piece.contains(pressed)) return true;
   const focused = document.activeElement;
   if (piece.contains(focused) && focused.matches("input:not([type=checkbox]), select, textarea")) return true;
   const selection = document.getSelection();
