@@ -64,7 +64,9 @@ class Phase(StrEnum):
     """Over: no engine has it. Its keeper restarts it."""
 
 
-ENDED = frozenset({Phase.RUNNING, Phase.RECOMPUTED, Phase.CANCELLED, Phase.LOST})
+# The destination has the sample.
+MOVED = frozenset({Phase.RUNNING, Phase.RECOMPUTED})
+ENDED = MOVED | {Phase.CANCELLED, Phase.LOST}
 
 
 class Step(StrEnum):
@@ -162,7 +164,7 @@ class Move:
         From the order to start on it is the destination, from the order to resume on the source: what they do before
         their reply is known counts too. While a source stops that hands over it is the source until it has.
         """
-        if self.phase in (Phase.RUNNING, Phase.RECOMPUTED):
+        if self.phase in MOVED:
             return self.destination
         if self.phase is Phase.CANCELLED:
             return None if self.sample_ended else self.source

@@ -98,12 +98,12 @@ class SampleHome:
             self._keeper,
             KvBufferStore(),
             self._choose,
-            rhyme.move.timeout_s,
-            self._moved,
-            ASK_AFTER_SECONDS,
-            self._nodes,
-            node,
-            rhyme.move.memory == DEVICE,
+            limit_s=rhyme.move.timeout_s,
+            record=self._moved,
+            ask_after_s=ASK_AFTER_SECONDS,
+            nodes=self._nodes,
+            here=node,
+            on_device=rhyme.move.memory == DEVICE,
         )
         # Samples of the step that are still to come.
         self._awaited = 0

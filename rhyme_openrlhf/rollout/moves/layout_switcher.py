@@ -23,7 +23,7 @@ from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import MoveRecord
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.scheduling.move import MoveRefused, Phase
+from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.scheduling.tp_switch import Layout, decide
 from rhyme_openrlhf.scheduling.tp_switch_settings import BY_HISTORY, TpSwitchSettings
@@ -35,7 +35,6 @@ ALIGNED, TAIL = 0, 1
 EACH_SECONDS = 0.02
 # Weight of one switch in what a sample's move is taken to cost.
 RATE = 0.5
-MOVED = (Phase.RUNNING, Phase.RECOMPUTED)
 
 
 class LayoutSwitcher:

@@ -20,7 +20,18 @@ from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvBufferStore, KvLayout
 from rhyme_openrlhf.rollout.moves.travel import Rest, Stopped
-from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Cleanup, Move, MoveRefused, Phase, Place, Reply, Step, ask
+from rhyme_openrlhf.scheduling.move import (
+    KV_TRANSFER,
+    MOVED,
+    Cleanup,
+    Move,
+    MoveRefused,
+    Phase,
+    Place,
+    Reply,
+    Step,
+    ask,
+)
 from rhyme_openrlhf.scheduling.move_costs import Destination
 
 
@@ -161,7 +172,7 @@ class Mover:
             sample.moving = False
             self._settle(move, way)
         await self._clean_up(move, way)
-        if move.phase in (Phase.RUNNING, Phase.RECOMPUTED) and way.stopped is not None:
+        if move.phase in MOVED and way.stopped is not None:
             way.downtime = await self._until_first_token(move, way, way.stopped.at)
         tokens = len(sample.request.prompt) + len(sample.known.tokens)
         done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice)
@@ -178,7 +189,7 @@ class Mover:
     def _settle(self, move: Move, way: _Way) -> None:
         """Where the sample is now, for its keeper."""
         sample = way.sample
-        if move.phase in (Phase.RUNNING, Phase.RECOMPUTED):
+        if move.phase in MOVED:
             sample.settle(move.destination, way.room)
         else:
             sample.settle(sample.engine, sample.place)

@@ -7,16 +7,17 @@ import asyncio
 from rhyme_openrlhf.rollout.moves.orders_lock import OrdersLock
 
 
+async def order(lock: OrdersLock, place: str, told: list[str], go: asyncio.Event) -> None:
+    """Of the sample at `place`: said when it has its turn, and over when it may go."""
+    async with lock.of(place):
+        told.append(place)
+        await go.wait()
+
+
 def test_only_orders_about_the_same_sample_exclude_each_other() -> None:
     async def main() -> None:
         lock, told, go = OrdersLock(), [], asyncio.Event()
-
-        async def order(place: str) -> None:
-            async with lock.of(place):
-                told.append(place)
-                await go.wait()
-
-        orders = [asyncio.create_task(order(place)) for place in "abab"]
+        orders = [asyncio.create_task(order(lock, place, told, go)) for place in "abab"]
         await asyncio.sleep(0.01)
         assert told == ["a", "b"]
         go.set()
@@ -30,20 +31,15 @@ def test_a_weight_load_waits_for_orders_and_keeps_others_out() -> None:
     async def main() -> None:
         lock, told, go = OrdersLock(), [], asyncio.Event()
 
-        async def order(place: str) -> None:
-            async with lock.of(place):
-                told.append(place)
-                await go.wait()
-
         async def load() -> None:
             async with lock.all():
                 told.append("load")
 
-        tasks = [asyncio.create_task(order("a"))]
+        tasks = [asyncio.create_task(order(lock, "a", told, go))]
         await asyncio.sleep(0.01)
         given_up, *loads = [asyncio.create_task(load()) for _ in range(3)]
         await asyncio.sleep(0.01)
-        tasks += [asyncio.create_task(order("b")), *loads]
+        tasks += [asyncio.create_task(order(lock, "b", told, go)), *loads]
         await asyncio.sleep(0.01)
         assert told == ["a"]
         given_up.cancel()
