@@ -1,4 +1,4 @@
-"""Looks about once a second for responses that are far too long for their rank group (RhymeRL 6.3).
+"""Looks some times a second for responses that are far too long for their rank group (RhymeRL 6.3).
 
 Thin: asks the engines what they run, and `scheduling/outliers.py` what of it is too long and where it goes.
 Invariants: engines that do not answer cost a look, never the step; a rank group is judged only when all of its prompts
@@ -19,7 +19,10 @@ from rhyme_openrlhf.rollout.pipeline_engine import RunningSamples
 from rhyme_openrlhf.scheduling.outliers import RunningEngine, destination, outliers
 from rhyme_openrlhf.training.step_in_flight import StepInFlight
 
-LOOK_SECONDS = 1.0
+# What is too long has to be found while it still runs: with a small model, 100 tokens take a third of a second. With
+# many engines less often, because the controller spends about a millisecond on each engine that it asks.
+LOOK_SECONDS = 0.25
+LOOK_SECONDS_PER_ENGINE = 0.004
 # Engines answer between two decode steps.
 ANSWER_SECONDS = 10.0
 
@@ -47,10 +50,12 @@ class OutlierWatch:
         self._beta = beta
         self._samples = samples_per_prompt
         self._looked = 0.0
+        self.look_seconds = max(LOOK_SECONDS, len(engines) * LOOK_SECONDS_PER_ENGINE)
+        """From one look to the next."""
 
     def find(self, step: StepInFlight) -> list[Outlier]:
         """What should leave its rank group, the longest of each first; nothing before the next look is due."""
-        if not step.placement.rank_groups or time.monotonic() - self._looked < LOOK_SECONDS:
+        if not step.placement.rank_groups or time.monotonic() - self._looked < self.look_seconds:
             return []
         self._looked = time.monotonic()
         try:

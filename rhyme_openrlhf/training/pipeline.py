@@ -33,7 +33,7 @@ from rhyme_openrlhf.scheduling.step_buffer import PromptGroup
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
 from rhyme_openrlhf.telemetry.events import Event, Note, RolloutStarted, SampleMoved
 from rhyme_openrlhf.training.engine_loss import LOST, EngineLoss
-from rhyme_openrlhf.training.outlier_watch import LOOK_SECONDS, Outlier, OutlierWatch
+from rhyme_openrlhf.training.outlier_watch import Outlier, OutlierWatch
 from rhyme_openrlhf.training.pipeline_events import ENGINE_TIMEOUT_SECONDS, stage_intervals, turn_events
 from rhyme_openrlhf.training.prompt_filter import score_range, teaches_nothing
 from rhyme_openrlhf.training.recorder import RunServices
@@ -174,7 +174,7 @@ class Pipeline:
         """Wait for something to end, and take it in."""
         steps = [*self._flying, *self._late]
         owners = {ref: step for step in steps for ref in (*step.handed.calls, *step.handed.reports)}
-        poll = POLL_SECONDS if self._outliers is None else LOOK_SECONDS
+        poll = POLL_SECONDS if self._outliers is None else self._outliers.look_seconds
         ready, _ = ray.wait(list(owners), num_returns=1, timeout=poll)
         if not ready:
             self._check_wait()

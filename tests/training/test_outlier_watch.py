@@ -91,3 +91,9 @@ def test_engines_that_do_not_answer_cost_a_look(monkeypatch: pytest.MonkeyPatch)
     assert watch.find(a_step()) == watch.find(a_step()) == []
     # The second was not due.
     assert asked == [2]
+
+
+def test_many_engines_are_asked_less_often() -> None:
+    engine = NS(running_samples=NS(remote=lambda: None))
+    few, many = (OutlierWatch([engine] * count, lambda: 1.1, 2) for count in (2, 1024))
+    assert few.look_seconds < 0.5 and 2 < many.look_seconds < 10
