@@ -132,14 +132,13 @@ _NOT_PIPELINED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
         "does not go with --run.reproducible: which weights are newest depends on timing",
     ),
     (
-        lambda a: a.reallocation.enable or a.tp_switch.enable,
-        "does not go with --reallocation.enable or --tp_switch.enable yet: what moves is decided by rank groups "
-        "(--move.enable)",
+        lambda a: a.reallocation.enable,
+        "does not go with --reallocation.enable yet: what moves is decided by rank groups (--move.enable)",
     ),
     (
-        lambda a: a.move.enable and a.train.agent_func_path,
-        "does not go with --move.enable and --train.agent_func_path together: a conversation that waits for its agent "
-        "is in no turn",
+        lambda a: (a.move.enable or a.tp_switch.enable) and a.train.agent_func_path,
+        "does not go with --train.agent_func_path together with --move.enable or --tp_switch.enable: a conversation "
+        "that waits for its agent is in no turn",
     ),
 )
 

@@ -22,8 +22,9 @@ _NOT_SWITCHED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
         "runs without GPUs only so far: two layouts on one GPU have not been tried",
     ),
     (
-        lambda a: a.train.async_enable,
-        "does not go with --train.async_enable yet: the next step's prompts would share the devices with the tail",
+        lambda a: a.train.async_enable and not a.histopipe.enable,
+        "goes with --train.async_enable only in the streaming pipeline (--histopipe.enable): OpenRLHF's asynchronous "
+        "loop sends the next step's prompts to engines whose devices the tail uses",
     ),
     (lambda a: a.weights.transport != "buffer", "needs --weights.transport buffer, from which both layouts load"),
 )

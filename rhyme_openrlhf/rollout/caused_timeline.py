@@ -3,12 +3,13 @@
 Where steps overlap, a stage's borders do not tell why an engine was idle (`timeline.py`); the engine itself does.
 
 Invariant: the intervals that were taken are contiguous from the first moment to the last border, whatever happened in
-between, so that an engine's states add up to wall time; what is behind the border is handed out later.
+between, so that an engine's states add up to wall time (but for times in which its devices are another layout's); what
+is behind the border is handed out later.
 """
 
 from __future__ import annotations
 
-from rhyme_openrlhf.rollout.timeline import EngineTimeline, TimelineInterval
+from rhyme_openrlhf.rollout.timeline import ELSEWHERE, EngineTimeline, TimelineInterval
 
 
 class CausedTimeline(EngineTimeline):
@@ -32,7 +33,9 @@ class CausedTimeline(EngineTimeline):
         self._cause = cause
 
     def _cut(self, now: float) -> None:
-        if now > self._since:
+        if now > self._since and self._state == ELSEWHERE:
+            self._since = now
+        elif now > self._since:
             causes = {"idle": self._cause, "sync": "sync", "switch": "switch"}
             self._intervals.append(
                 TimelineInterval(self._state, self._since, now, causes.get(self._state, ""), self._version)

@@ -99,6 +99,7 @@ class PipelineEngine(RhymeRolloutActor):
         self._samples: dict[str, tuple[TurnCall, SampleTurn]] = {}
         self._calls: set[TurnCall] = set()
         self._going_on: asyncio.Task[None] | None = None
+        self._held = False
         await super().__init__(*args, **kwargs)
         self._timeline: CausedTimeline = CausedTimeline(time.time())
 
@@ -236,6 +237,8 @@ class PipelineEngine(RhymeRolloutActor):
         while True:
             if self._turns.over and not self._reported_turn:
                 await self._report_turn()
+            if self._held:
+                return
             match self._turns.next():
                 case Load(version):
                     await self._load(version)
@@ -261,6 +264,12 @@ class PipelineEngine(RhymeRolloutActor):
         assert turn is not None
         self._reported_turn = True
         self._timeline.because("weights", time.time())
+        report = await self.report_since()
+        del self._begun[turn.number]
+        self._reports[turn.number].set_result(report)
+
+    async def report_since(self) -> TurnReport:
+        """What the engine did since it reported last."""
         totals, decisions, gain, sentences = await asyncio.gather(
             self._totals(),
             self._planning("take_decisions", {}),
@@ -268,10 +277,8 @@ class PipelineEngine(RhymeRolloutActor):
             self._planning("take_sentences", []),
         )
         counters, self._before_turn = totals - self._before_turn, totals
-        del self._begun[turn.number]
-        self._reports[turn.number].set_result(
-            TurnReport(self.weight_version, counters, decisions, gain, [*self._history.take_problems(), *sentences])
-        )
+        problems = [*self._history.take_problems(), *sentences]
+        return TurnReport(self.weight_version, counters, decisions, gain, problems)
 
     async def _load(self, version: int) -> None:
         tokens, replaced = self._scored.pop(version, None), self.weight_version

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -152,8 +152,18 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
                     **vars(taken),
                 )
 
-    def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Sequence[int], **generate_kwargs: Any) -> HandedStep:
-        """Give every engine its prompts of a step; engines without any have no turn of this step."""
+    def hand(
+        self,
+        drawn: DrawnStep,
+        turn: Turn,
+        engine_of: Sequence[int],
+        lengths: Mapping[str, Sequence[int]] | None = None,
+        **generate_kwargs: Any,
+    ) -> HandedStep:
+        """Give every engine its prompts of a step; engines without any have no turn of this step.
+
+        `lengths`: how long prompts (`prompt_key`) were answered before, where somebody asks.
+        """
         by_engine: dict[int, list[int]] = defaultdict(list)
         for place, engine in enumerate(engine_of):
             by_engine[engine].append(place)
@@ -161,7 +171,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
             announce(drawn.prompts, self.services.history_workers)
         if self._home is not None:
             self._acknowledged([self._home.open.remote()])
-            self._home.begin_step.remote(drawn.step)
+            self._home.begin_step.remote(drawn.step, 0, lengths)
         handed = HandedStep(turn, {}, {})
         samples, traced = self.args.rollout.n_samples_per_prompt, self._traced(drawn)
         # Waited for: calls with large arguments can be overtaken by others.
@@ -231,7 +241,8 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         """Within it, prompts that are sent wait for the turn of the evaluation of weight version `version`."""
         turn = evaluation_turn(version)
         leave_out(self.vllm_engines, self.services)
-        engines = [self.vllm_engines[number] for number in engines_left(self.vllm_engines)]
+        left, layouts = engines_left(self.vllm_engines), self.services.layouts
+        engines = [self.vllm_engines[number] for number in (left if layouts is None else layouts.aligned(left))]
         self._acknowledged([engine.hand_turn.remote(turn, None, []) for engine in engines])
         try:
             with self._doors([turn_door(engine, turn.number) for engine in engines]):

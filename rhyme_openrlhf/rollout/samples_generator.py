@@ -186,7 +186,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         there = engines_left(engines)
         if self.services.layouts is not None:
             # Tail engines get samples from the others only, while there are others.
-            there = [number for number in there if number < self.services.layouts.engines] or there
+            there = self.services.layouts.aligned(there) or there
         self.vllm_engines = [door(self._home, number) for number in there]
         try:
             yield

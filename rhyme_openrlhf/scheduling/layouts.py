@@ -8,6 +8,7 @@ flag which would make it fit.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MB = 1024**2
@@ -46,6 +47,10 @@ class LayoutPlan:
     def devices(self) -> int:
         """Of each layout."""
         return self.engines * self.size
+
+    def aligned(self, numbers: Sequence[int]) -> list[int]:
+        """Those of these engines that prompts go to."""
+        return [number for number in numbers if number < self.engines]
 
     def layouts(self) -> dict[int, int]:
         """The layout of each engine, by number: 0 aligned, 1 tail."""

@@ -58,6 +58,11 @@ def training_turn(step: int, first_version: int) -> Turn:
     return Turn(2 * step, step, max(step - 1 - MOST_OFF_POLICY, first_version), step - 1)
 
 
+def step_of(number: int) -> int:
+    """The training step whose turn has this number."""
+    return number // 2
+
+
 def evaluation_turn(version: int) -> Turn:
     """The turn of the evaluation of exactly weight version `version`.
 
@@ -151,6 +156,14 @@ class EngineTurns:
         """Whether the engine is in no turn: the current one has ended, or there was none yet."""
         current = self.current
         return current is None or (current.number not in self._open and not self._left[current.number])
+
+    def is_behind(self, number: int) -> bool:
+        """Whether turn `number` is over here or is the current one, and none behind it has begun."""
+        current = -1 if self.current is None else self.current.number
+        return current <= number and (current == number or (self.over and not self._has_waiting(number)))
+
+    def _has_waiting(self, number: int) -> bool:
+        return any(turn.number <= number for turn in self._waiting)
 
     def next(self) -> Load | Begin | AwaitWeights | None:
         """What to do now; None: nothing but wait for samples to end, or for a turn to be handed."""

@@ -58,9 +58,8 @@ def recommend(variants: Sequence[Variant], results: Sequence[Result], files: Map
 
 def refused(features: Features) -> str:
     """What of these features `rhyme train` does not run together; "" if it does."""
-    moving = features.reallocation or features.switching != "off"
-    if features.trainer == "pipeline" and moving:
-        return "--histopipe.enable with --reallocation.enable or --tp_switch.enable"
+    if features.trainer == "pipeline" and features.reallocation:
+        return "--histopipe.enable with --reallocation.enable"
     if features.trainer == "async" and features.switching != "off":
         return "--tp_switch.enable with --train.async_enable"
     return ""

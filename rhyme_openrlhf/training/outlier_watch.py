@@ -2,7 +2,7 @@
 
 Thin: asks the engines what they run, and `scheduling/outliers.py` what of it is too long and where it goes.
 Invariants: engines that do not answer cost a look, never the step; a rank group is judged only when all of its prompts
-have begun; a sample goes only to an engine with the same weights.
+have begun; a sample goes only to an engine with the same weights; one that a tail layout has already stays there.
 """
 
 from __future__ import annotations
@@ -92,11 +92,17 @@ def too_long(
         lengths = {key: one.tokens for key, one in running.items()}
         for key in outliers(lengths, len(group.prompts) * samples_per_prompt, group.longest, factor):
             one = running[key]
+            if one.engine not in rank_group_of:
+                continue
             weights = answers[one.engine].weight_version  # type: ignore[union-attr]
             engines = [
                 RunningEngine(engine, rank_group_of[engine], busy[engine], answer.free_tokens)
                 for engine, answer in enumerate(answers)
-                if answer is not None and busy[engine] and answer.weight_version == weights and engine != one.engine
+                if answer is not None
+                and engine in rank_group_of
+                and engine != one.engine
+                and busy[engine]
+                and answer.weight_version == weights
             ]
             to = None if one.sample < 0 else destination(one.tokens, rank, engines).engine
             found.append(Outlier(one.place, one.engine, one.sample, one.tokens, to))

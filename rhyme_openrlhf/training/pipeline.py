@@ -32,6 +32,7 @@ from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.step_buffer import PromptGroup
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
 from rhyme_openrlhf.telemetry.events import Event, Note, RolloutStarted, SampleMoved
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.training.engine_loss import LOST, EngineLoss
 from rhyme_openrlhf.training.outlier_watch import Outlier, OutlierWatch
 from rhyme_openrlhf.training.pipeline_events import ENGINE_TIMEOUT_SECONDS, stage_intervals, turn_events
@@ -130,7 +131,8 @@ class Pipeline:
         left = self._loss.look()
         placement = self._planner.place(drawn, len(left))
         engine_of = [left[engine] for engine in placement.engine_of]
-        handed = self._generator.hand(drawn, turn, engine_of, **self._generate_kwargs)
+        lengths = self._planner.last_lengths()
+        handed = self._generator.hand(drawn, turn, engine_of, lengths, **self._generate_kwargs)
         if last:
             for engine in self._engines:
                 engine.no_more_turns.remote()
@@ -307,6 +309,17 @@ class Pipeline:
         step.counters += report.counters
         self._services.record_all(turn_events(step.drawn.step, engine, report), SOURCE)
 
+    def _take_tail_reports(self, step: StepInFlight) -> None:
+        """What engines of a tail layout, which have no turns, did since the step before ended."""
+        for number in self._loss.left_in_tail():
+            try:
+                report = ray.get(self._engines[number].report_since.remote(), timeout=ENGINE_TIMEOUT_SECONDS)
+            except LOST:
+                # Whoever awaits a sample of it hears of that.
+                continue
+            if report.counters != EngineCounters():
+                self._take_report(step, number, report)
+
     def _check_wait(self) -> None:
         limit = self._services.settings.limits.stage_s
         if time.time() - self._news_at <= limit:
@@ -346,6 +359,7 @@ class Pipeline:
         finished = rollout_finished(drawn.step, drawn.epoch, seconds, samples)
         began = self._stage_began
         self._begin_stage(ended, (finished,))
+        self._take_tail_reports(step)
         self._services.record_all(stage_intervals(self._engines, drawn.step, began, ended), SOURCE)
         event = rank_groups_event(drawn.step, step.placement, step.lengths)
         if event is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
@@ -30,6 +31,8 @@ SOURCE = "rollout"
 # Steps whose lengths are kept here: a step is planned when the one before the last has ended, and the history workers
 # hear of that one when it is trained on, later than its plan.
 KEPT_STEPS = 3
+# The step that is being completed and the next.
+STEPS_WITH_ENGINES = 2
 
 
 class StepPlanner:
@@ -53,6 +56,8 @@ class StepPlanner:
         self._known: dict[int, dict[str, float]] = {}
         # By epoch and prompt: the median length before and then.
         self._growth: dict[int, dict[str, tuple[float, float]]] = {}
+        # By step and prompt: lengths of the last responses, as far as they were asked for.
+        self._last: dict[int, dict[str, tuple[int, ...]]] = {}
 
     def observe(self, counters: EngineCounters, prompt_tokens: float) -> None:
         """What engines did in a step, and the mean length of its prompts."""
@@ -81,12 +86,18 @@ class StepPlanner:
         newest = {prompt: pair for _, epoch in sorted(self._growth.items()) for prompt, pair in epoch.items()}
         return beta(list(newest.values()))
 
+    def last_lengths(self) -> dict[str, Sequence[int]]:
+        """How long the prompts (`prompt_key`) of the steps that engines have were answered before, as far as known."""
+        return {prompt_key(prompt): of for step in self._last.values() for prompt, of in step.items() if of}
+
     def place(self, drawn: DrawnStep, engines: int) -> StepPlacement:
         """The engine of each of the step's prompts, of `engines` that are there."""
         self._engines = engines
         groups = self._settings.rank_groups or usual_rank_groups(engines)
-        if groups > 1 and engines > 1:
-            histories = self._histories(drawn.prompts)
+        grouped = groups > 1 and engines > 1
+        if grouped or self._services.settings.tp_switch.enable:
+            histories = self._histories(drawn)
+        if grouped:
             known = zip(drawn.prompts, histories, strict=True)
             self._known[drawn.step] = {prompt: one.median for prompt, one in known if one is not None}
             placement = by_rank(drawn.step, histories, engines, groups, self._shares)
@@ -94,7 +105,8 @@ class StepPlanner:
                 return placement
         return by_load([None] * len(drawn.prompts), engines)
 
-    def _histories(self, prompts: Sequence[str]) -> list[LengthHistory | None]:
+    def _histories(self, drawn: DrawnStep) -> list[LengthHistory | None]:
+        prompts = drawn.prompts
         timeout = self._services.settings.history.fetch_timeout_s
         try:
             lengths = last_lengths(prompts, self._services.history_workers, timeout)
@@ -105,6 +117,8 @@ class StepPlanner:
             prompt: tuple(of) for _, step in sorted(self._ended.items()) for prompt, of in step.items()
         }
         lengths = [newer.get(prompt, known) for prompt, known in zip(prompts, lengths, strict=True)]
+        self._last[drawn.step] = dict(zip(prompts, lengths, strict=True))
+        _forget(self._last, drawn.step - STEPS_WITH_ENGINES)
         return [LengthHistory(statistics.median(one), max(one)) if one else None for one in lengths]
 
     def _shares(self, groups: Sequence[RankGroup]) -> Sequence[int] | None:

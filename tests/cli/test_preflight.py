@@ -269,6 +269,7 @@ def test_reallocation_without_what_it_needs(tmp_path: Path) -> None:
         (["--weights.transport", "openrlhf"], "--weights.transport"),
         (["--run.reproducible"], "--run.reproducible"),
         (["--move.enable", "--train.agent_func_path", "agent.py"], "--move.enable"),
+        (["--tp_switch.enable", "--train.agent_func_path", "agent.py"], "--tp_switch.enable"),
         (["--reallocation.enable"], "--reallocation.enable"),
     ],
 )

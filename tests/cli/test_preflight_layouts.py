@@ -26,7 +26,7 @@ def asked(folder: Path, *flags: str) -> str:
         (["--vllm.num_engines", "1"], "needs two devices"),
         (["--vllm.num_engines", "3"], "--tp_switch.size 2 does not divide the 3 devices"),
         (["--vllm.num_engines", "3", "--tp_switch.size", "3"], "does not divide the model's 4 attention heads"),
-        (["--train.async_enable"], "--train.async_enable"),
+        (["--train.async_enable"], "--train.async_enable only in the streaming pipeline"),
         (["--weights.transport", "openrlhf"], "--weights.transport buffer"),
         (["--latency.profile", "none"], "step times of both layouts .*--latency.profile is none"),
         (["--tp_switch.profile", "none"], "step times of both layouts .*--tp_switch.profile is none"),

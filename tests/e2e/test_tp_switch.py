@@ -1,4 +1,4 @@
-"""A training run whose tails go on with more tensor parallelism: every step switches, and nothing else changes."""
+"""Training runs whose tails go on with more tensor parallelism, synchronous and pipelined: nothing else changes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 
 from rhyme_openrlhf.telemetry.events import (
     EngineInterval,
+    EngineStep,
     LayoutSwitched,
     Note,
+    OffPolicyness,
     RolloutFinished,
     RunFinished,
     SampleMoved,
@@ -40,4 +42,27 @@ def test_tails_go_on_with_more_tensor_parallelism(train: Callable[..., FinishedR
     assert {event.engine for event in run.of(WeightsChecked)} == {0, 1, 2}
     assert all(event.max_difference < 0.01 for event in run.of(WeightsChecked))
     assert "switch" in {event.state for event in run.of(EngineInterval) if event.engine == 2}
+    assert not [event for event in run.of(Note) if event.level == "warning"]
+
+
+def test_tails_of_a_pipelined_run_too(train: Callable[..., FinishedRun]) -> None:
+    run = train(
+        "--vllm.num_engines", "2", "--tp_switch.enable", "--tp_switch.samples", "12", "--tp_switch.status_s", "0.05",
+        "--move.news_s", "0.05", "--train.num_episodes", "3", "--cpu.kv_cache_mb", "32", "--train.async_enable",
+        "--histopipe.enable", "--no-run.reproducible",
+    )  # fmt: skip
+    assert run.code == 0, run.output
+    assert [event.status for event in run.of(RunFinished)] == ["succeeded"]
+    assert [event.samples for event in run.of(RolloutFinished)] == [16] * 6
+    switches = run.of(LayoutSwitched)
+    assert switches and all((event.from_tp, event.to_tp) == (1, 2) for event in switches)
+    moved = {(event.step, event.destination_engine) for event in run.of(SampleMoved) if event.cause == "tp_switch"}
+    assert moved == {(event.step, 2) for event in switches}
+    # The tail's engine has the weights that the others generate with, and they are the policy's.
+    loads = run.of(WeightsLoaded)
+    taken = {event.version for event in loads if event.engine == 2}
+    assert taken and taken <= {event.version for event in loads if event.engine != 2}
+    assert all(event.max_difference < 0.01 for event in run.of(WeightsChecked))
+    assert {age for event in run.of(OffPolicyness) for age in event.values} <= {0, 1}
+    assert 2 in {event.engine for event in run.of(EngineStep)}
     assert not [event for event in run.of(Note) if event.level == "warning"]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.rollout.caused_timeline import CausedTimeline
-from rhyme_openrlhf.rollout.timeline import TimelineInterval
+from rhyme_openrlhf.rollout.timeline import ELSEWHERE, TimelineInterval
 
 
 def test_causes_are_those_of_their_moment_and_borders_divide() -> None:
@@ -27,6 +27,19 @@ def test_causes_are_those_of_their_moment_and_borders_divide() -> None:
         TimelineInterval("idle", 6.0, 7.0, "weights", 0),
         TimelineInterval("sync", 7.0, 8.0, "sync", 0),
         TimelineInterval("generate", 8.0, 9.0, "", 1),
+    ]
+
+
+def test_time_in_which_the_devices_are_another_layouts_is_in_no_state() -> None:
+    timeline = CausedTimeline(0.0)
+    timeline.because("weights", 0.0)
+    timeline.enter(ELSEWHERE, 2.0, 0)
+    assert timeline.take(0.0, 3.0) == [TimelineInterval("idle", 0.0, 2.0, "weights", 0)]
+    timeline.enter("idle", 5.0, 0)
+    timeline.enter("generate", 6.0, 0)
+    assert timeline.take(3.0, 7.0) == [
+        TimelineInterval("idle", 5.0, 6.0, "weights", 0),
+        TimelineInterval("generate", 6.0, 7.0, "", 0),
     ]
 
 

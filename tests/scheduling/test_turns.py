@@ -14,6 +14,7 @@ from rhyme_openrlhf.scheduling.turns import (
     Load,
     Turn,
     evaluation_turn,
+    step_of,
     training_turn,
 )
 
@@ -146,3 +147,25 @@ def test_whatever_the_timing_every_turn_runs_once_in_order_within_the_bound(data
                 ran[number].append(action.turn.step)
     for steps_ran, skipped in zip(ran, taken_out, strict=True):
         assert steps_ran == [first + 1 + step for step in range(steps) if step not in skipped]
+
+
+def test_what_is_behind_a_turn() -> None:
+    one, two, three = (training_turn(step, 0) for step in (1, 2, 3))
+    turns = EngineTurns()
+    # Handed nothing yet, it begins nothing that is owed to the turn.
+    assert turns.is_behind(two.number)
+    handed(turns, one)
+    assert not turns.is_behind(two.number) and not turns.is_behind(one.number)
+    turns.begun(one)
+    assert turns.is_behind(one.number)
+    # The turn before it still runs.
+    assert not turns.is_behind(two.number)
+    handed(turns, three)
+    turns.ended(one.number)
+    # It has no part in this one, and waits for weights of the next.
+    assert turns.is_behind(one.number) and turns.is_behind(two.number) and not turns.is_behind(three.number)
+    turns.offer(1)
+    turns.loaded(1)
+    turns.begun(three)
+    assert not turns.is_behind(two.number) and turns.is_behind(three.number)
+    assert [step_of(turn.number) for turn in (one, two, three)] == [1, 2, 3]

@@ -78,6 +78,16 @@ def test_a_short_outlier_goes_to_a_longer_rank_groups_engine_that_still_generate
     assert too_long(step, [short, running(TURN.number, {10: [300]}, 9)], 2, 1.1)[1] == Outlier(10, 1, 9, 300, None)
 
 
+def test_what_a_tail_layout_has_stays_there_and_is_no_destination() -> None:
+    step = a_step(done=set(range(9)) | set(range(11, 20)))
+    nothing = running(TURN.number, {}, 5)
+    tail = RunningSamples(-1, [(TURN.number, 9, 50, 9), (TURN.number, 10, 30, 10)], 4, 1000)
+    assert too_long(step, [nothing, nothing, tail], 2, 1.1) == []
+    short = running(TURN.number, {9: [50]}, 5)
+    there = RunningSamples(-1, [(TURN.number, 10, 30, 9)], 4, 1000)
+    assert too_long(step, [short, nothing, there], 2, 1.1) == [Outlier(9, 0, 5, 50, None)]
+
+
 def test_engines_that_do_not_answer_cost_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 

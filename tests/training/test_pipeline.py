@@ -23,6 +23,7 @@ from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.rollout.sample_turns import Turn as SampleTurn
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.step_buffer import EXCHANGED, PromptGroup, StepBuffer
 from rhyme_openrlhf.scheduling.step_plan import by_load
 from rhyme_openrlhf.scheduling.turns import Turn
@@ -76,7 +77,7 @@ class Generator:
         self.gone: set[int] = set()
         self.unreached: set[int] = set()
 
-    def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Any, **_: Any) -> HandedStep:
+    def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Any, lengths: Any, **_: Any) -> HandedStep:
         self.handed.append(drawn.step)
         handed = HandedStep(turn, {}, {})
         for place, engine in enumerate(engine_of):
@@ -123,7 +124,7 @@ class Generator:
 
 
 def a_pipeline(
-    put: Any, evaluate: Any = None, defer: bool = False, filters: bool = False
+    put: Any, evaluate: Any = None, defer: bool = False, filters: bool = False, layouts: LayoutPlan | None = None
 ) -> tuple[Pipeline, Generator, list[Any]]:
     generator, recorded = Generator(filters), []
     services = NS(
@@ -131,6 +132,7 @@ def a_pipeline(
         record_all=lambda events, source: recorded.extend(events),
         record_lengths=lambda step, samples: generator.lengths.append((step, len(samples))),
         settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), samples_move=False, outlives_engines=False),
+        layouts=layouts,
     )
     planner = NS(
         place=lambda drawn, engines: by_load([None] * len(drawn.prompts), engines),
@@ -138,6 +140,7 @@ def a_pipeline(
         observe=lambda counters, tokens: None,
         trained=lambda seconds: None,
         beta=None,
+        last_lengths=dict,
     )
     return Pipeline(generator, services, planner, put, evaluate, list, {}), generator, recorded  # type: ignore[arg-type]
 
@@ -190,7 +193,7 @@ def test_whatever_is_deferred_every_prompt_trains_once_and_a_resume_knows_which(
 
     with pytest.MonkeyPatch.context() as patch:
         by_chance(patch, seed)
-        patch.setattr(pipeline, "OutlierWatch", lambda *_: NS(find=find))
+        patch.setattr(pipeline, "OutlierWatch", lambda *_: NS(find=find, look_seconds=1.0))
         controller, _, _ = a_pipeline(sent.append, defer=True)
         steps = drawn_steps(sizes, first)
         controller.run(iter(steps))
@@ -224,7 +227,7 @@ def test_nothing_is_deferred_into_the_next_epoch(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         pipeline,
         "OutlierWatch",
-        lambda *_: NS(find=lambda step: [Outlier(place, 0, -1, 9) for place in step.owed()[:1]]),
+        lambda *_: NS(find=lambda step: [Outlier(place, 0, -1, 9) for place in step.owed()[:1]], look_seconds=1.0),
     )
     sent: list[Any] = []
     controller, _, _ = a_pipeline(sent.append, defer=True)
@@ -385,3 +388,28 @@ def test_a_step_without_any_reward_ends_the_run(monkeypatch: pytest.MonkeyPatch)
     generator.failing = {"0": [RewardLateError("late")] * 2}
     with pytest.raises(NoRewardError, match="no prompt group of step 1 has got"):
         controller.run(iter(drawn_steps([1], first=0)))
+
+
+def test_engines_of_a_tail_layout_get_no_prompts_and_tell_what_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 2)
+    sent: list[Any] = []
+    controller, generator, recorded = a_pipeline(sent.append, layouts=LayoutPlan(1, 1, 1, 2))
+    reports = iter([TurnReport(0, EngineCounters(response_tokens=7)), *[TurnReport(0, EngineCounters())] * 9])
+    generator.vllm_engines[1].__dict__["report_since"] = NS(remote=lambda: Ref(next(reports)))
+    placed = set()
+    hand = generator.hand
+
+    def noting(drawn: DrawnStep, turn: Turn, engine_of: Any, lengths: Any, **rest: Any) -> HandedStep:
+        placed.update(engine_of)
+        return hand(drawn, turn, engine_of, lengths, **rest)
+
+    monkeypatch.setattr(generator, "hand", noting)
+    controller.run(iter(drawn_steps([2, 3], 0)))
+    assert placed == {0} and sum(isinstance(item, StepEnd) for item in sent) == 2
+    # Nothing is recorded of the step in which it did nothing.
+    steps = [event for event in recorded if isinstance(event, EngineStep) and event.engine == 1]
+    assert [(event.step, event.counters.response_tokens) for event in steps] == [(1, 7)]
+    # Without one that prompts go to, the run ends.
+    generator.vllm_engines[0] = Gone(0, "it is dead")  # type: ignore[call-overload]
+    with pytest.raises(RuntimeError, match="all engines that prompts go to are gone"):
+        controller.run(iter(drawn_steps([2], 2)))

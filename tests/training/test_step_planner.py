@@ -13,9 +13,11 @@ pytest.importorskip("vllm")
 import ray
 
 from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState
 from rhyme_openrlhf.scheduling.histopipe_settings import HistoPipeSettings
+from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.simulation.shipped import load
 from rhyme_openrlhf.telemetry.events import Note, RankGroups
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
@@ -28,11 +30,11 @@ STEP = DrawnStep(3, 2, [f"prompt {n}" for n in range(16)], [], [], {}, Generator
 
 
 def a_planner(
-    monkeypatch: pytest.MonkeyPatch, lengths: Any, profiled: bool = True, **settings: Any
+    monkeypatch: pytest.MonkeyPatch, lengths: Any, profiled: bool = True, switches: bool = False, **settings: Any
 ) -> tuple[StepPlanner, list[Any]]:
     recorded: list[Any] = []
     services: Any = NS(
-        settings=RhymeSettings(histopipe=HistoPipeSettings(**settings)),
+        settings=RhymeSettings(histopipe=HistoPipeSettings(**settings), tp_switch=TpSwitchSettings(enable=switches)),
         history_workers=[],
         record=lambda event, source: recorded.append(event),
     )
@@ -113,3 +115,14 @@ def test_what_became_of_rank_groups_is_recorded(monkeypatch: pytest.MonkeyPatch)
     # What is deferred has no length yet.
     assert rank_groups_event(3, placement, {0: (6,), 15: (8,)}) == RankGroups(3, [8, 8], [1, 1], [30.0, 480.0], [6, 8])
     assert rank_groups_event(3, placement, {0: (6,)}) is None
+
+
+def test_a_switch_of_layouts_is_told_lengths_also_without_rank_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, _ = a_planner(monkeypatch, lambda *_: LENGTHS, rank_groups=1)
+    planner.place(STEP, 8)
+    assert planner.last_lengths() == {}
+    asked, _ = a_planner(monkeypatch, lambda *_: LENGTHS, rank_groups=1, switches=True)
+    for number in (3, 4, 5):
+        asked.place(dataclasses.replace(STEP, step=number, prompts=[f"{number}, {n}" for n in range(16)]), 8)
+    # Of the two steps that engines have.
+    assert asked.last_lengths() == {prompt_key(f"{step}, {n}"): LENGTHS[n] for step in (4, 5) for n in range(16)}

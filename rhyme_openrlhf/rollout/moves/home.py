@@ -36,6 +36,7 @@ from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_settings import AUTO, DEVICE
+from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
 from rhyme_openrlhf.training.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 
@@ -262,7 +263,7 @@ class SampleHome:
             self.reports.costs.learn(move.carrier, done.tokens, known, done.downtime)
         self._record(
             SampleMoved(
-                self._step,
+                self._step if done.group is None else step_of(done.group[0]),
                 move.sample,
                 move.source,
                 move.destination,

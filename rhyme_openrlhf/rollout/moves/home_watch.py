@@ -15,6 +15,7 @@ from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.layout_switcher import TAIL, LayoutSwitcher
 from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
+from rhyme_openrlhf.rollout.moves.turn_holds import TurnHolds
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.telemetry.events import Event, Note
 
@@ -49,7 +50,10 @@ class HomeWatch:
         self.switcher: LayoutSwitcher | None = None
         """None if layouts are not switched."""
         if plan is not None and rhyme.tp_switch.enable:
-            self.switcher = LayoutSwitcher(rhyme.tp_switch, plan, keeper, self.reports, move, record, step, admitted)
+            holds = TurnHolds(keeper, self.reports) if rhyme.histopipe.enable else None
+            self.switcher = LayoutSwitcher(
+                rhyme.tp_switch, plan, keeper, self.reports, move, record, step, admitted, holds
+            )
         self._loop: asyncio.Task[None] | None = None
 
     @staticmethod

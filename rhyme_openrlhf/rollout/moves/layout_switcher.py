@@ -4,7 +4,7 @@ Beside the samples' home. Nodes are independent. Invariants: nothing switches wh
 come, or while other moves of the node are under way (so an outlier and a reallocation come first: they decide on single
 samples, a switch on all that they left); samples go only if the tail engines have room for all of them; one that could
 not be moved goes on where it is and is not asked again; the aligned engines stay as they are, so the next step's
-prompts go there without anything being switched back.
+prompts go there without anything being switched back (in a pipelined run not before the tail engines are done).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import MoveRecord
+from rhyme_openrlhf.rollout.moves.turn_holds import TurnHolds, turn_of
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.scheduling.tp_switch import Layout, decide
 from rhyme_openrlhf.scheduling.tp_switch_settings import BY_HISTORY, TpSwitchSettings
+from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 
 CAUSE = "tp_switch"
@@ -39,7 +41,8 @@ RATE = 0.5
 
 class LayoutSwitcher:
     """That of one home. `move(sample, destination, cause, convoy)` orders a move and says how it ended;
-    `record(event)`; `step()`: the training step; `admitted()`: whether all prompts of it have come.
+    `record(event)`; `step()`: the training step; `admitted()`: whether all prompts of it have come; `holds`: of a
+    pipelined run, whose engines have a next turn.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class LayoutSwitcher:
         record: Callable[[LayoutSwitched], None],
         step: Callable[[], int],
         admitted: Callable[[], bool],
+        holds: TurnHolds | None = None,
     ) -> None:
         self._settings = settings
         self._plan = plan
@@ -61,6 +65,7 @@ class LayoutSwitcher:
         self._record = record
         self._step = step
         self._admitted = admitted
+        self._holds = holds
         self._nodes: dict[str, tuple[list[int], list[int]]] = {}
         self._lengths: dict[str, tuple[int, ...]] = {}
         self._each_s = EACH_SECONDS
@@ -80,6 +85,8 @@ class LayoutSwitcher:
         """Order nothing more."""
         for task in self._switching.values():
             task.cancel()
+        if self._holds is not None:
+            self._holds.stop()
 
     def look(self) -> None:
         """Begin the switches that the newest reports make worth it."""
@@ -90,8 +97,12 @@ class LayoutSwitcher:
                 continue
             samples = [sample for engine in aligned for sample in self._keeper.samples(engine)]
             going = [sample for sample in samples if sample.name not in self._stuck]
-            if going and not any(sample.moving for sample in samples) and self._is_worth_it(going, tail):
-                task = asyncio.create_task(self._switch(node, going, tail))
+            if not going or any(sample.moving for sample in samples):
+                continue
+            if self._holds is not None and not self._holds.is_ready(samples, tail):
+                continue
+            if self._is_worth_it(going, tail):
+                task = asyncio.create_task(self._switch_held(node, going, tail))
                 self._switching[node] = task
                 task.add_done_callback(functools.partial(self._over, node))
 
@@ -142,6 +153,15 @@ class LayoutSwitcher:
     def _switch_seconds(self, _: int, __: int, contexts: Sequence[int]) -> float:
         return self._each_s * len(contexts)
 
+    async def _switch_held(self, node: str, samples: Sequence[KeptSample], tail: Sequence[int]) -> None:
+        """Switch; in a pipelined run within what keeps the node's engines from their next turn."""
+        if self._holds is None:
+            await self._switch(node, samples, tail)
+            return
+        async with self._holds.held(samples, self._nodes[node][ALIGNED]) as agreed:
+            if agreed:
+                await self._switch(node, samples, tail)
+
     async def _switch(self, node: str, samples: Sequence[KeptSample], tail: Sequence[int]) -> None:
         began = time.monotonic()
         convoy = Convoy(uuid.uuid4().hex, [sample.name for sample in samples])
@@ -161,7 +181,8 @@ class LayoutSwitcher:
             self._each_s += RATE * (lost / len(moved) - self._each_s)
         emptied = [engine for engine in self._nodes[node][ALIGNED] if not self._keeper.samples(engine)]
         await self._tell(emptied, "lend_devices")
-        self._record(LayoutSwitched(self._step(), node, self._plan.size, self._plan.tail_size, len(moved), took))
+        step = self._step() if self._holds is None else step_of(turn_of(samples[0]))
+        self._record(LayoutSwitched(step, node, self._plan.size, self._plan.tail_size, len(moved), took))
 
     async def _carry(self, sample: KeptSample, destination: int, convoy: Convoy) -> MoveRecord | None:
         record = None

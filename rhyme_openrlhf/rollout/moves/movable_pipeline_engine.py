@@ -1,17 +1,20 @@
 """The engine of a pipelined run whose samples can move: callers wait in the samples' home, turns are the engine's.
 
 Invariants: as its two bases'; a sample that came from another engine holds the turn up that it came into, so no weights
-load below it (but if it is deferred); a sample that left holds none up.
+load below it (but if it is deferred); a sample that left holds none up. An engine of the tail layout has no turns: it
+takes weights when it is told to, and only while it has no sample.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine  # first: installs the shims where needed
 from rhyme_openrlhf.rollout.moves.travel import LOADS, Progress, Rest, SampleRequest, Started
 from rhyme_openrlhf.rollout.pipeline_engine import PipelineEngine, RunningSamples, TurnCall
+from rhyme_openrlhf.rollout.timeline import ELSEWHERE
 
 # A step's turn, and the place of a prompt in that step.
 Group = tuple[int, int]
@@ -26,6 +29,8 @@ class MovablePipelineEngine(PipelineEngine, MovableEngine):
         self._stays: dict[str, TurnCall] = {}
         self._loads_below: dict[str, list[tuple[int, int]]] = {}
         self._deferred: set[Group] = set()
+        self._tail = False
+        self._taking = asyncio.Lock()
         await super().__init__(*args, **kwargs)
 
     async def enter_turn(self, number: int, place: int, samples: int) -> int:
@@ -47,6 +52,8 @@ class MovablePipelineEngine(PipelineEngine, MovableEngine):
         rest: Rest | None = None,
     ) -> Started:
         """As its base; whatever runs here belongs to a turn."""
+        if place in self._expected:
+            return await super().start_sample(place, request, progress, room, computed, rest)
         if place in self._here or place in self._finished:
             return Started()
         assert request.group is not None, "a sample of no prompt group was sent to a pipelined engine"
@@ -59,11 +66,21 @@ class MovablePipelineEngine(PipelineEngine, MovableEngine):
             self._left(place)
         return started
 
-    async def expect_sample(self, *order: Any) -> str:
-        """Never: a sample belongs to a turn from its start on, so what comes here is started by order."""
-        return "a pipelined engine expects no sample before it is started there"
+    async def expect_sample(self, place: str, request: SampleRequest, *order: Any) -> str:
+        """As its base at an engine of the tail layout; elsewhere never: there a sample belongs to a turn from its start
+        on, so it is started by order."""
+        if not self._tail:
+            return "a pipelined engine expects no sample before it is started there"
+        assert request.group is not None, "a sample of no prompt group was sent to a pipelined engine"
+        self._stays.setdefault(place, self._guest(request.group))
+        refused = await super().expect_sample(place, request, *order)
+        if refused:
+            self._left(place)
+        return refused
 
     def _guest(self, group: Group) -> TurnCall:
+        if self._tail:
+            return TurnCall(group[0], group[1], 1, deferred=group in self._deferred)
         current = self._turns.current
         assert current is not None, "a sample came to an engine that has not begun"
         call = TurnCall(current.number, group[1], 1, deferred=group in self._deferred)
@@ -98,6 +115,33 @@ class MovablePipelineEngine(PipelineEngine, MovableEngine):
                 call.deferred = True
                 self._turns.ended(call.number, call.left)
         await super().defer(number, place)
+
+    # --- two layouts on the same devices
+
+    async def stand_by(self) -> None:
+        """As its base: this is an engine of the tail layout."""
+        self._tail = True
+        await super().stand_by()
+
+    async def take_weights(self, version: int) -> None:
+        """Load weights that were offered, if they are newer and no sample is here."""
+        async with self._taking:
+            if self._tail and not self._here and version > self.weight_version and version in self._segments:
+                await self._load(version)
+
+    async def hold_turns(self, number: int) -> bool:
+        """Begin nothing behind turn `number` until `release_turns`; False if something has, or that turn has not."""
+        self._held = self._turns.is_behind(number)
+        return self._held
+
+    async def release_turns(self) -> None:
+        """Go on, if it was held."""
+        if not self._held:
+            return
+        self._held = False
+        if self._timeline.state == ELSEWHERE:
+            self._timeline.enter(self._rests, time.time(), self.weight_version)
+        self._advance()
 
     async def running_samples(self) -> RunningSamples:
         """What runs now."""

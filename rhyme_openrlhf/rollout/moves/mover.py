@@ -20,7 +20,7 @@ from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvBufferStore, KvLayout
 from rhyme_openrlhf.rollout.moves.travel import Rest, Stopped
-from rhyme_openrlhf.scheduling.move import (
+from rhyme_openrlhf.scheduling.move import (  # fmt: skip
     KV_TRANSFER,
     MOVED,
     Cleanup,
@@ -49,7 +49,7 @@ class MoveRecord:
     """A move that is over. `seconds`: all of it; `tokens`: of context.
 
     `downtime`: seconds from the stop at the source to the first token elsewhere (or to the order to resume), None where
-    that is not known.
+    that is not known. `group`: as in SampleRequest.
     """
 
     move: Move
@@ -58,6 +58,7 @@ class MoveRecord:
     downtime: float | None
     tokens: int
     choice: Choice
+    group: tuple[int, int] | None = None
 
 
 @dataclass
@@ -175,7 +176,7 @@ class Mover:
         if move.phase in MOVED and way.stopped is not None:
             way.downtime = await self._until_first_token(move, way, way.stopped.at)
         tokens = len(sample.request.prompt) + len(sample.known.tokens)
-        done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice)
+        done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice, sample.request.group)
         self._record(done)
         return done
 

@@ -1,0 +1,105 @@
+"""In a pipelined run: keeps a node's engines from their next turn while their samples are at its tail layout.
+
+A synchronous run's engines have nothing to do once their samples have moved; a pipelined run's would begin the next
+step on devices that the tail layout uses. So a node switches when all its engines are done with the same step but for
+what moves, which is where they would wait for weights anyway, and its engines go on when the tail engines are done.
+
+Invariants: what moves is of one turn, with one weight version, which the tail engines have too; engines that are held
+begin no turn; whatever happens to the samples or to an engine, those that were held are let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Sequence
+
+from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
+from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
+from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
+
+# An engine answers between two decode steps; a tail engine that is told to load weights when it has loaded them.
+ANSWER_SECONDS = 60.0
+
+
+class TurnHolds:
+    """Those of one home."""
+
+    def __init__(self, keeper: SampleKeeper, reports: EngineReports) -> None:
+        self._keeper = keeper
+        self._reports = reports
+        self._loading: dict[int, asyncio.Task[None]] = {}
+
+    def stop(self) -> None:
+        """Order nothing more."""
+        for task in self._loading.values():
+            task.cancel()
+
+    def is_ready(self, samples: Sequence[KeptSample], tail: Sequence[int]) -> bool:
+        """Whether samples of a node may go to these tail engines together; those are brought to their weights."""
+        statuses = self._reports.statuses
+        versions = {statuses[s.engine].weight_version for s in samples if s.engine in statuses}
+        if len(versions) != 1 or len({turn_of(sample) for sample in samples}) != 1:
+            return False
+        (version,) = versions
+        behind = [engine for engine in tail if engine in statuses and statuses[engine].weight_version != version]
+        for engine in behind:
+            if engine not in self._loading:
+                task = self._loading[engine] = asyncio.create_task(self._tell(engine, "take_weights", version))
+                task.add_done_callback(functools.partial(self._told, engine))
+        return not behind
+
+    def _told(self, engine: int, task: asyncio.Task[None]) -> None:
+        del self._loading[engine]
+
+    @contextlib.asynccontextmanager
+    async def held(self, samples: Sequence[KeptSample], engines: Sequence[int]) -> AsyncIterator[bool]:
+        """Within it none of a node's `engines` goes on behind the turn of these samples; False: one already has.
+
+        Leaving it waits until the samples have ended.
+        """
+        turn = turn_of(samples[0])
+        ordered: list[int] = []
+        try:
+            agreed = True
+            for engine in engines:
+                ordered.append(engine)
+                agreed = agreed and await self._hold(engine, turn)
+            yield agreed
+            if agreed:
+                await asyncio.wait([sample.answer for sample in samples])
+        finally:
+            for engine in ordered:
+                await self._tell(engine, "release_turns")
+
+    async def _hold(self, engine: int, turn: int) -> bool:
+        """Whether it stays in the turn, or has ended it and begins none; so does one that is gone."""
+        if not self._keeper.engines[engine].alive:
+            return True
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return bool(await self._keeper.engines[engine].port.call("hold_turns", turn))
+        except EngineLost:
+            return True
+        except (OrderFailed, TimeoutError):
+            return False
+
+    async def _tell(self, engine: int, method: str, *arguments: int) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._keeper.engines[engine].port.call(method, *arguments)
+        except EngineLost:
+            # It holds nobody up.
+            return
+        except OrderFailed as error:
+            self._reports.tell(f"adaptive tensor parallelism: engine {engine}, {method}: {error}")
+        except TimeoutError:
+            waited = f"{method} was not answered within {ANSWER_SECONDS:g} s"
+            self._reports.tell(f"adaptive tensor parallelism: engine {engine}: {waited}")
+
+
+def turn_of(sample: KeptSample) -> int:
+    """The number of the turn that a pipelined run's sample belongs to."""
+    assert sample.request.group is not None, "a sample of no prompt group in a pipelined run"
+    return sample.request.group[0]
