@@ -49,7 +49,7 @@ def test_tails_of_a_pipelined_run_too(train: Callable[..., FinishedRun]) -> None
     run = train(
         "--vllm.num_engines", "2", "--tp_switch.enable", "--tp_switch.samples", "12", "--tp_switch.status_s", "0.05",
         "--move.news_s", "0.05", "--train.num_episodes", "3", "--cpu.kv_cache_mb", "32", "--train.async_enable",
-        "--histopipe.enable", "--no-run.reproducible",
+        "--histopipe.enable", "--no-run.reproducible", "--latency.profile", "none",
     )  # fmt: skip
     assert run.code == 0, run.output
     assert [event.status for event in run.of(RunFinished)] == ["succeeded"]
