@@ -216,6 +216,8 @@ class SampleHome:
         self, identity: SampleIdentity, engine: int, tokens: list[int], parameters: Any, multi_modal: Any
     ) -> tuple[Any, int]:
         """vLLM's output for one turn that begins at `engine`, and the engine at which it ended."""
+        if self._watch is not None and self._watch.switcher is not None:
+            engine = self._watch.switcher.begins_at(engine)
         parameters = parameters.clone()
         if type(self.executor) is CheckedExecutor:
             leave_out_unread(parameters)

@@ -18,14 +18,14 @@ from rhyme_openrlhf.rollout.moves.layout_switcher import EACH_SECONDS, LayoutSwi
 from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Move, Phase
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 from tests.rollout.moves.test_mover_on_fakes import expected
 from tests.rollout.moves.test_reallocator import Reporting
 
-PLAN = LayoutPlan(2, 1, 1, 2)
+PLAN = LayoutPlan(2, 1, (Tail(1, 2),))
 
 
 @pytest.fixture(autouse=True)
