@@ -20,7 +20,8 @@ from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.home import ASK_AFTER_SECONDS
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
-from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
+from rhyme_openrlhf.rollout.moves.move_record import Choice, MoveRecord
+from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase

@@ -41,7 +41,7 @@ from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.latency.settings import EmulateSettings
 from rhyme_openrlhf.rollout.moves.layout_switcher import EACH_SECONDS
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.simulation.presets import PRESETS
 from rhyme_openrlhf.simulation.shipped import load
@@ -98,14 +98,14 @@ def measured(folder: Path, options: argparse.Namespace) -> Machine:
         LocalEngine(number, settings(512), length, 16, str(folder / "model"), size)
         for number, size in enumerate((1, 1, 2))
     ]
-    return Machine(LayoutPlan(2, 1, 1, 2), engines, (profiled(engines[0]), profiled(engines[2])))
+    return Machine(LayoutPlan(2, 1, (Tail(1, 2),)), engines, (profiled(engines[0]), profiled(engines[2])))
 
 
 def paced(folder: Path, options: argparse.Namespace) -> Machine:
     """As many engines as 8 devices have, each on the clock of its size."""
     given = load(options.paced)
     sizes = sorted(given)
-    plan = LayoutPlan(DEVICES // sizes[0], sizes[0], DEVICES // sizes[1], sizes[1])
+    plan = LayoutPlan(DEVICES // sizes[0], sizes[0], (Tail(DEVICES // sizes[1], sizes[1]),))
     found = []
     for size in sizes:
         found.append(slowed(given[size], options.slower))
@@ -161,7 +161,7 @@ def best_left(machine: Machine, of: list[int]) -> int:
     """Samples left at which one switch makes the stage shortest, by step times and every length; 0: never."""
     engines = machine.plan.engines
     dealt = [[Response(i, PROMPT, n, ()) for i, n in enumerate(of) if i % engines == e] for e in range(engines)]
-    replay = Replay(dealt, machine.profiles, machine.plan.tail_engines, EACH_SECONDS)
+    replay = Replay(dealt, machine.profiles, machine.plan.tails[0].engines, EACH_SECONDS)
     took = {0: replay.seconds}
     for moment in (0.0, *replay.ends()):
         left = len(replay.unfinished(moment)[0])

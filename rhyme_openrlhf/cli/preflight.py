@@ -48,11 +48,14 @@ class Prompts:
 
     count: int
     layouts: str = ""
-    """What two layouts take of the memory, "" with one."""
+    """What several layouts take of the memory, "" with one."""
 
 
-def check(args: SimpleNamespace) -> Prompts:
-    """Run all checks on upstream's nested arguments. Raises PreflightError for the first that fails."""
+def check(args: SimpleNamespace, on_gpus: bool = False) -> Prompts:
+    """Run all checks on upstream's nested arguments. Raises PreflightError for the first that fails.
+
+    `on_gpus` is `platform.run_has_gpus()`.
+    """
     _check_engines(args)
     config = check_model("--actor.model_name_or_path", args.actor.model_name_or_path)
     check_tensor_parallel(args, config)
@@ -60,7 +63,7 @@ def check(args: SimpleNamespace) -> Prompts:
     check_profile(args, config, drafting)
     check_source(args, config, drafting)
     _check_reallocation(args)
-    layouts = check_layouts(args, config)
+    layouts = check_layouts(args, config, on_gpus)
     _check_parts(args)
     _check_pipeline(args)
     _check_reward(args)

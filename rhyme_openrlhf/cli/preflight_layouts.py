@@ -11,49 +11,80 @@ from typing import Any
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.latency.settings import AUTO, NONE
-from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.scheduling.layouts import LayoutError
-from rhyme_openrlhf.training.layouts import layout_plan, memory_sentence
+from rhyme_openrlhf.scheduling.tp_switch_settings import TURNS, tail_profiles, tail_sizes
+from rhyme_openrlhf.training.layouts import layout_plan, plan_sentences
+from rhyme_openrlhf.training.resources import ENGINES, SHARES, shares
 
 # What adaptive tensor parallelism cannot go together with: whether it is asked for, and why not.
 _NOT_SWITCHED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
-    (
-        lambda a: gpu_present(),
-        "runs without GPUs only so far: two layouts on one GPU have not been tried",
-    ),
     (
         lambda a: a.train.async_enable and not a.histopipe.enable,
         "goes with --train.async_enable only in the streaming pipeline (--histopipe.enable): OpenRLHF's asynchronous "
         "loop sends the next step's prompts to engines whose devices the tail uses",
     ),
-    (lambda a: a.weights.transport != "buffer", "needs --weights.transport buffer, from which both layouts load"),
+    (lambda a: a.weights.transport != "buffer", "needs --weights.transport buffer, from which all layouts load"),
+)
+# And what its KV caches in turns cannot.
+_NOT_IN_TURNS: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
+    (lambda a: a.vllm.enable_sleep, "--vllm.enable_sleep, which wakes all engines at once"),
+    (lambda a: a.histopipe.enable, "--histopipe.enable, whose engines begin their next step by themselves"),
 )
 
 
-def check_layouts(args: SimpleNamespace, config: Any) -> str:
-    """Whether a second layout can be, and fits; what it takes, in one sentence, "" if none is asked for."""
+def check_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> str:
+    """Whether further layouts can be, and fit; what they take, and what to know of them; "" if none is asked for."""
     if not args.tp_switch.enable:
         return ""
     for asked, reason in _NOT_SWITCHED:
         if asked(args):
             raise PreflightError(f"--tp_switch.enable {reason}")
     try:
-        plan = layout_plan(args, config)
+        plan = layout_plan(args, config, on_gpus)
         assert plan is not None
-        sentence = memory_sentence(args, config, plan)
+        planned = plan_sentences(args, config, plan)
     except LayoutError as error:
         raise PreflightError(str(error)) from error
+    _check_shared(args, len(plan.sizes))
+    if not plan.both_awake:
+        _check_turns(args, "" if args.tp_switch.kv_caches == TURNS else f"{planned[0]}; ")
+    _check_step_times(args)
+    return "\n".join(planned)
+
+
+def _check_turns(args: SimpleNamespace, said: str) -> None:
+    for asked, what in _NOT_IN_TURNS:
+        if asked(args):
+            raise PreflightError(
+                f"{said}--tp_switch.enable with KV caches in turns does not go with {what}: let them fit together "
+                "(lower --tp_switch.kv_cache_mb and --tp_switch.aligned_kv_cache_mb), or leave one of the two out"
+            )
+
+
+def _check_shared(args: SimpleNamespace, layouts: int) -> None:
+    """Whether all that is on an engine's device finds a share of it: else Ray waits for ever."""
+    share = next(share for share in shares(args) if ENGINES in share.models)
+    others = [model for model in share.models if model != ENGINES]
+    if len(others) + layouts > SHARES:
+        raise PreflightError(
+            f"--tp_switch.enable: a GPU has room for {SHARES} processes of OpenRLHF's, and these would be "
+            f"{len(others) + layouts}: engines of {layouts} layouts, {', '.join(others)}; name fewer "
+            "--tp_switch.sizes, or do not use --train.colocate_all"
+        )
+
+
+def _check_step_times(args: SimpleNamespace) -> None:
     # Only an engine that speculates can measure its own step times.
     measured = args.histospec.enable and args.drafting.source == "history"
-    for flag, profile in (
-        ("--latency.profile", args.latency.profile),
-        ("--tp_switch.profile", args.tp_switch.profile),
+    sizes = tail_sizes(args.tp_switch.size, args.tp_switch.sizes)
+    for flag, named in (
+        ("--latency.profile", (args.latency.profile,)),
+        ("--tp_switch.profile", tail_profiles(args.tp_switch.profile, len(sizes))),
     ):
-        missing = profile == NONE or (profile == AUTO and not measured)
-        if missing and not args.tp_switch.samples:
-            raise PreflightError(
-                "--tp_switch.enable needs the step times of both layouts to compare them: give files of "
-                f"`rhyme profile` as --latency.profile and --tp_switch.profile ({flag} is {profile}), or the number of "
-                "samples left at which to switch as --tp_switch.samples"
-            )
-    return sentence
+        for profile in named:
+            if (profile == NONE or (profile == AUTO and not measured)) and not args.tp_switch.samples:
+                raise PreflightError(
+                    "--tp_switch.enable needs the step times of all layouts to compare them: give files of `rhyme "
+                    f"profile` as --latency.profile and --tp_switch.profile ({flag} is {profile}), or the number of "
+                    "samples left at which to switch as --tp_switch.samples"
+                )

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
             from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
 
             changes = adapt_arguments(args)
-        prompts = preflight.check(args)
+        prompts = preflight.check(args, on_gpus)
     except (PlatformError, preflight.PreflightError) as error:
         return _refuse(error)
     for sentence in [*changes, *filter(None, [prompts.layouts])]:

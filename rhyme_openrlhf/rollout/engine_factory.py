@@ -39,10 +39,11 @@ class EngineFactory:
         self._started = started
         self._made = 0
         self._options: dict[str, Any] = {}
+        self._more: dict[str, Any] = {}
 
-    def use(self, settings: RhymeSettings) -> None:
-        """The next engines are made with these settings."""
-        self._settings = settings
+    def use(self, settings: RhymeSettings, arguments: dict[str, Any] | None = None) -> None:
+        """The next engines are made with these settings, and these arguments of vLLM's in place of upstream's."""
+        self._settings, self._more = settings, arguments or {}
 
     def options(self, **options: Any) -> EngineFactory:
         """Remember Ray's options for the next engine."""
@@ -57,7 +58,7 @@ class EngineFactory:
             run_seed=self._seed,
             index=index,
             history_workers=self._history_workers,
-            **arguments,
+            **{**arguments, **self._more},
         )
         self._started(index, engine)
         return engine

@@ -23,6 +23,7 @@ from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 from rhyme_openrlhf.profiling.subject import hardware_name
 from rhyme_openrlhf.rollout.moves import resumed_requests
 from rhyme_openrlhf.rollout.moves.moving_worker import MovingWorker
+from rhyme_openrlhf.rollout.moves.sleeping_worker import SleepingWorker
 from rhyme_openrlhf.training.weight_buckets import Segment
 
 resumed_requests.apply()
@@ -39,7 +40,7 @@ else:
     cpu_shapes.apply()
 
 
-class WorkerExtension(MovingWorker, _Base):
+class WorkerExtension(MovingWorker, SleepingWorker, _Base):
     """OpenRLHF's worker extension plus the weight buffer and moves."""
 
     def rhyme_load_weights(self, plain_segment: list[Any]) -> int:

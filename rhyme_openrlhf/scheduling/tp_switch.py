@@ -10,12 +10,14 @@ the way, and to switch now is also compared with switching later, when fewer are
 
 How the rest of a stage is timed: decode steps until the next sample ends, as many samples as then run. In the current
 layout each engine goes on by itself with the samples it has, and the stage waits for the last one; after a switch they
-are spread evenly over the layout's engines. What a later switch would find is what each engine has left by then: the
-longest samples are often together, on the engine that is slowest because of them, and so are further from their ends
-than the mean. A rule that forgets this always finds later better than now.
+are spread evenly over the layout's engines. With several larger layouts, what one of them is worth includes going on
+to a larger one later, when still fewer are left. What a later switch would find is what each engine has left by then:
+the longest samples are often together, on the engine that is slowest because of them, and so are further from their
+ends than the mean. A rule that forgets this always finds later better than now.
 
 Invariants: a switch is only ordered if its predicted total, its cost included, is smaller than staying; never to the
-current layout; without samples nothing is ordered.
+current layout or one before it (they are given by size, and of a step's samples ever fewer are left); without samples
+nothing is ordered.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ def decide(
 ) -> Switch | None:
     """Whether to switch now, and to which layout; None: go on as it is (ask again when samples have finished).
 
+    `layouts`: smaller tensor-parallel sizes first; only those behind `current` are switched to.
     `engines`: which engine of the current layout each sample is on, by any number; None: they are spread evenly.
     """
     if not samples:
@@ -83,9 +86,7 @@ def decide(
     contexts = np.array([sample.context for sample in samples])
     stay = float(_Course(layouts[current], contexts, remaining, engines).ends.max(axis=1).mean())
     best: Switch | None = None
-    for place, layout in enumerate(layouts):
-        if place == current:
-            continue
+    for place, layout in list(enumerate(layouts))[current + 1 :]:
         total = _spread(layout, contexts[None], remaining) + switch_seconds(current, place, contexts.tolist())
         if total < (best.seconds_switched if best else stay):
             best = Switch(place, stay, total)
@@ -104,23 +105,38 @@ def _by_stopping(
     contexts = np.array([sample.context for sample in samples])
     course = _Course(layouts[current], contexts, remaining, engines)
     stay = float(course.ends.max(axis=1).mean())
+    fewer = _classes(len(samples))[1:]
     best: Switch | None = None
-    for place, layout in enumerate(layouts):
-        if place == current:
+    for place, layout in list(enumerate(layouts))[current + 1 :]:
+        larger = list(enumerate(layouts))[place + 1 :]
+        limit = best.seconds_switched if best is not None else stay
+        cost = switch_seconds(current, place, contexts.tolist())
+        total = now = cost + _spread(layout, contexts[None], remaining)
+        if (now >= limit and not larger) or any(
+            now > _later(course, current, place, layout, switch_seconds, left) for left in fewer
+        ):
             continue
-        now = _spread(layout, contexts[None], remaining) + switch_seconds(current, place, contexts.tolist())
-        if now >= stay or (best is not None and now >= best.seconds_switched):
-            continue
-
-        def later(left: int, place: int = place, layout: Layout = layout) -> float:
-            """Switching when `left` samples are left."""
-            moment, found, rest = course.when(left)
-            moved = np.sort(found, axis=1).mean(axis=0).round().astype(int).tolist()
-            return moment + switch_seconds(current, place, moved) + _spread(layout, found, rest)
-
-        if all(now <= later(left) for left in _classes(len(samples))[1:]):
-            best = Switch(place, stay, now)
+        if larger and fewer:
+            # There they are spread evenly.
+            there = _Course(layout, contexts, remaining, [turn % layout.engines for turn in range(len(samples))])
+            total = min(
+                now, *(cost + _later(there, place, *to, switch_seconds, left) for to in larger for left in fewer)
+            )
+        # Nor may it be better to wait for one of the larger ones.
+        if total < limit and all(
+            total <= _later(course, current, *to, switch_seconds, left) for to in larger for left in fewer
+        ):
+            best = Switch(place, stay, total)
     return best
+
+
+def _later(
+    course: _Course, current: int, place: int, layout: Layout, switch_seconds: SwitchSeconds, left: int
+) -> float:
+    """Seconds of the rest of the stage with a switch to `layout` when `left` samples are left, fewer than now."""
+    moment, found, rest = course.when(left)
+    moved = np.sort(found, axis=1).mean(axis=0).round().astype(int).tolist()
+    return moment + switch_seconds(current, place, moved) + _spread(layout, found, rest)
 
 
 class _Course:

@@ -73,7 +73,7 @@ def unsettable(features: Features) -> list[str]:
     if features.speculation == "measured":
         found.append("drafts are as in the recorded run")
     if features.switching != "off":
-        found.append("TP switches run without GPUs only so far")
+        found.append("TP switches have never been run on a GPU")
     if needs_profile(features) and features.speculation == "window":
         found.append("with a profile, a run cuts drafts by step times too: simulated as the feature 'budget'")
     return found

@@ -247,16 +247,17 @@ def _services(job: _Job, recorder: Any) -> RunServices:
     if settings.keeps_history:
         saved = job.checkpoints.resume.history if job.checkpoints.resume is not None else ()
         workers = start_history_workers(settings.history, job.run.history, saved, recorder)
-    layouts = _layouts(args)
+    layouts = _layouts(args, job.on_gpus)
     return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, job.on_gpus, job.checkpoints, layouts)
 
 
-def _layouts(args: SimpleNamespace) -> LayoutPlan | None:
+def _layouts(args: SimpleNamespace, on_gpus: bool) -> LayoutPlan | None:
     if not args.tp_switch.enable:
         return None
     from transformers import AutoConfig
 
-    return layout_plan(args, AutoConfig.from_pretrained(args.actor.model_name_or_path, trust_remote_code=True))
+    config = AutoConfig.from_pretrained(args.actor.model_name_or_path, trust_remote_code=True)
+    return layout_plan(args, config, on_gpus)
 
 
 def _start_display(run: RunDirectory, mode: str) -> threading.Thread:

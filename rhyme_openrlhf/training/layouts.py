@@ -1,6 +1,7 @@
 """The layouts of a run, from OpenRLHF's arguments and the policy's configuration.
 
 Invariant: what is planned here, before anything starts, is what is started: engines, their devices, their KV caches.
+The way on GPUs has never been run on one.
 """
 
 from __future__ import annotations
@@ -11,39 +12,71 @@ from types import SimpleNamespace
 from typing import Any
 
 from rhyme_openrlhf.config import RhymeSettings
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Model, check_memory, plan_layouts, plan_memory
+from rhyme_openrlhf.profiling.subject import kv_bytes_per_token
+from rhyme_openrlhf.scheduling.layout_memory import MB, Asked, Offer, memory_sentence, plan_memory, with_caches
+from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan, Model, plan_layouts
+from rhyme_openrlhf.scheduling.tp_switch_settings import tail_sizes
+from rhyme_openrlhf.telemetry.system_sample import Gpus
 
-KV_FLAG = "--cpu.kv_cache_mb"
+# OpenRLHF's engines on GPUs; without GPUs it is --cpu.dtype.
+GPU_DTYPE = "bfloat16"
 NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Files of weights as Hugging Face names them; a directory has one kind or the other.
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+NEVER_RUN = "adaptive tensor parallelism has never been run on a GPU: it is written from vLLM's and Ray's source"
 
 
-def layout_plan(args: SimpleNamespace, config: Any) -> LayoutPlan | None:
+def layout_plan(args: SimpleNamespace, config: Any, on_gpus: bool) -> LayoutPlan | None:
     """The layouts that the arguments ask for; None for one. Raises LayoutError."""
     if not args.tp_switch.enable:
         return None
-    vllm, asked = args.vllm, args.tp_switch
-    model = _model(config, 0)
-    return plan_layouts(
-        vllm.num_engines, vllm.tensor_parallel_size, asked.size, model, args.cpu.kv_cache_mb, asked.kv_cache_mb
-    )
+    asked, vllm, model = args.tp_switch, args.vllm, _model(args, config, on_gpus)
+    shape = plan_layouts(vllm.num_engines, vllm.tensor_parallel_size, tail_sizes(asked.size, asked.sizes), model)
+    offer = _offer(args, shape.devices, on_gpus)
+    kv_mb = asked.aligned_kv_cache_mb if on_gpus else args.cpu.kv_cache_mb
+    plan = with_caches(shape, model, Asked(kv_mb, asked.kv_cache_mb, asked.kv_caches), offer)
+    if not on_gpus:
+        return plan
+    taken = (share.weights + share.kv_cache + share.reserve for share in plan_memory(plan, model, offer).shares)
+    device = _device_bytes(args)
+    return dataclasses.replace(plan, device_shares=tuple(round(part / device, 4) for part in taken))
 
 
-def memory_sentence(args: SimpleNamespace, config: Any, plan: LayoutPlan) -> str:
-    """What the layouts take of this machine's memory, in one sentence. Raises LayoutError if they do not fit."""
-    model = _model(config, weight_bytes(config, args.actor.model_name_or_path, args.cpu.dtype))
-    return check_memory(plan_memory(plan, model, args.cpu.kv_cache_mb), plan, free_bytes(), KV_FLAG)
+def plan_sentences(args: SimpleNamespace, config: Any, plan: LayoutPlan) -> list[str]:
+    """What the layouts take of the memory, in one sentence; on GPUs also that nobody has tried it."""
+    on_gpus = bool(plan.device_shares)
+    said = memory_sentence(plan, _model(args, config, on_gpus), _offer(args, plan.devices, on_gpus))
+    return [said, NEVER_RUN] if on_gpus else [said]
 
 
-def tail_settings(settings: RhymeSettings, plan: LayoutPlan) -> RhymeSettings:
-    """What the tail engines run with: their own KV cache."""
-    return dataclasses.replace(settings, cpu=dataclasses.replace(settings.cpu, kv_cache_mb=plan.tail_kv_mb))
+def layout_settings(settings: RhymeSettings, plan: LayoutPlan, layout: int) -> RhymeSettings:
+    """What the engines of a layout run with: without GPUs, their own KV cache."""
+    return dataclasses.replace(settings, cpu=dataclasses.replace(settings.cpu, kv_cache_mb=plan.kv_sizes[layout]))
+
+
+def engine_arguments(plan: LayoutPlan, layout: int) -> dict[str, Any]:
+    """vLLM's arguments for the engines of a layout on GPUs, in place of OpenRLHF's; none without.
+
+    With a KV cache of given size vLLM 0.29.0 measures nothing, but still wants `gpu_memory_utilization` of the device
+    free when it starts (v1/worker/utils.py, request_memory): here that is what this engine is to take. A KV cache can
+    be put to sleep by itself if vLLM's own allocator holds it, which tags it (v1/worker/gpu_worker.py).
+    """
+    if not plan.device_shares:
+        return {}
+    found: dict[str, Any] = {
+        "kv_cache_memory_bytes": plan.kv_sizes[layout] * MB,
+        "gpu_memory_utilization": min(plan.device_shares[layout], 1.0),
+    }
+    if not plan.both_awake:
+        found["enable_cumem_allocator"] = True
+    return found
 
 
 def weight_bytes(config: Any, path: str, dtype: str) -> int:
-    """Bytes of the model's weights in the engines' number format, from its files; 0 if they are not on this machine."""
+    """Bytes of the model's weights in the engines' number format, from its files, or else by its configuration."""
     files = [file for pattern in WEIGHT_FILES for file in Path(path).glob(pattern)]
+    if not files:
+        return _parameters(config) * NUMBER_BYTES[dtype]
     stored = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
     return sum(file.stat().st_size for file in files) * NUMBER_BYTES[dtype] // NUMBER_BYTES.get(stored, 4)
 
@@ -56,7 +89,48 @@ def free_bytes() -> int:
     raise OSError("/proc/meminfo names no MemAvailable")
 
 
-def _model(config: Any, weights: int) -> Model:
-    text = config.get_text_config()
+def _parameters(config: Any) -> int:
+    """How many parameters such a model has."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _model(args: SimpleNamespace, config: Any, on_gpus: bool) -> Model:
+    text, dtype = config.get_text_config(), GPU_DTYPE if on_gpus else args.cpu.dtype
     heads = text.num_attention_heads
-    return Model(heads, getattr(text, "num_key_value_heads", None) or heads, weights)
+    return Model(
+        heads,
+        getattr(text, "num_key_value_heads", None) or heads,
+        weight_bytes(config, args.actor.model_name_or_path, dtype),
+        # On one rank, so of all heads.
+        kv_bytes_per_token(text, dtype, 1) * args.data.max_len,
+    )
+
+
+def _offer(args: SimpleNamespace, devices: int, on_gpus: bool) -> Offer:
+    if not on_gpus:
+        free = free_bytes()
+        return Offer(free // devices, f"{free / MB:,.0f} MB are free", "--cpu.kv_cache_mb")
+    part, device = args.vllm.gpu_memory_utilization, _device_bytes(args)
+    free = int(part * device)
+    said = f"{free / MB:,.0f} MB of each GPU's {device / MB:,.0f} MB are for engines (--vllm.gpu_memory_utilization)"
+    more = "raise --vllm.gpu_memory_utilization or lower --tp_switch.reserve_mb"
+    return Offer(free, said, "--tp_switch.aligned_kv_cache_mb", args.tp_switch.reserve_mb, more)
+
+
+def _device_bytes(args: SimpleNamespace) -> int:
+    """Memory of a GPU of the run. Raises LayoutError where nobody says."""
+    if args.tp_switch.device_mb:
+        return int(args.tp_switch.device_mb) * MB
+    gpus = Gpus()
+    total = [] if gpus.missing else gpus.look()[2]
+    if not total:
+        raise LayoutError(
+            f"this machine does not say how much memory the run's GPUs have ({gpus.missing or 'it has none'}): give "
+            "--tp_switch.device_mb"
+        )
+    return min(total)

@@ -24,9 +24,8 @@ import ray
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.engine_factory import EngineFactory, RolloutActor
-from rhyme_openrlhf.training.base_trainer import wait_for_engines
 from rhyme_openrlhf.training.critic import CriticModelActor
-from rhyme_openrlhf.training.layouts import tail_settings
+from rhyme_openrlhf.training.layout_placement import with_tail_layouts
 from rhyme_openrlhf.training.policy import PolicyModelActor
 from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.trainer import PPOTrainer
@@ -69,21 +68,6 @@ def asynchronous_trainer(settings: RhymeSettings) -> Any:
     return PPOTrainerPipeline
 
 
-def with_tail_layout(create: Callable[..., list[Any]], factory: EngineFactory, services: RunServices) -> Any:
-    """Upstream's `create_vllm_engines`, and after its engines have started those of the tail layout."""
-    plan = services.layouts
-    assert plan is not None
-
-    def create_both(engines: int, size: int, *args: Any, **kwargs: Any) -> list[Any]:
-        aligned = create(engines, size, *args, **kwargs)
-        # One after the other: an engine that starts takes what it finds free.
-        wait_for_engines(aligned, services)
-        factory.use(tail_settings(services.settings, plan))
-        return [*aligned, *create(plan.tail_engines, plan.tail_size, *args, **kwargs)]
-
-    return create_both
-
-
 def install(services: RunServices, seed: int, engine_started: Callable[[int, Any], None]) -> None:
     """Make OpenRLHF's launcher use our actors in this process; each engine's number and handle are told."""
     upstream_strategy = launcher.get_strategy
@@ -99,7 +83,7 @@ def install(services: RunServices, seed: int, engine_started: Callable[[int, Any
     )
     engine_module.RolloutRayActor = factory
     if services.layouts is not None:
-        launcher.create_vllm_engines = with_tail_layout(launcher.create_vllm_engines, factory, services)
+        launcher.create_vllm_engines = with_tail_layouts(launcher.create_vllm_engines, factory, services)
     launcher.get_strategy = get_strategy
     launcher.PolicyModelActor = PolicyModelActor
     launcher.CriticModelActor = CriticModelActor

@@ -10,6 +10,9 @@ from types import SimpleNamespace
 
 # CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
 SPARE_CPUS = 8
+ENGINES = "engines"
+# Each of what shares a GPU asks Ray for a fifth of it (OpenRLHF's 0.2).
+SHARES = 5
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,6 @@ class Share:
 def shares(args: SimpleNamespace) -> list[Share]:
     """Who gets which GPUs: every placement group and actor of a run, those with none left out."""
     engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
-    if args.tp_switch.enable and not args.train.colocate_all:
-        # The tail layout's are the same devices, but upstream makes a placement group for every set of engines.
-        engines *= 2
     sizes = {
         "actor": _group(args.actor),
         "reference": _group(args.ref) if args.algo.kl.init_coef > 0 else 0,
@@ -36,16 +36,16 @@ def shares(args: SimpleNamespace) -> list[Share]:
     if args.train.colocate_all:
         # One placement group for all models; the engines share it only when generation and training take turns.
         if args.train.async_enable:
-            found = [Share(("engines",), engines), Share(there, sizes["actor"])]
+            found = [Share((ENGINES,), engines), Share(there, sizes["actor"])]
         else:
-            found = [Share(("engines", *there), sizes["actor"])]
+            found = [Share((ENGINES, *there), sizes["actor"])]
         return [share for share in found if share.gpus]
     pairs = []
     if args.train.colocate_actor_ref:
         pairs.append(("actor", "reference"))
     if args.train.colocate_critic_reward and sizes["critic"]:
         pairs.append(("critic", "reward"))
-    found = [Share(("engines",), engines)]
+    found = [Share((ENGINES,), engines)]
     for name, size in sizes.items():
         first = next((pair for pair in pairs if name in pair), (name,))
         if name == first[0]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.settings import AUTO
 from rhyme_openrlhf.profiling.measure import QUICKLY, MeasureError, Plan, measure
 from rhyme_openrlhf.profiling.remote_engine import EngineCallError, RemoteEngine
+from rhyme_openrlhf.scheduling.layouts import ALIGNED
+from rhyme_openrlhf.scheduling.tp_switch_settings import tail_profiles
 from rhyme_openrlhf.telemetry.events import Note, NoteLevel
 from rhyme_openrlhf.telemetry.run_directory import versions
+from rhyme_openrlhf.training.layout_placement import taking_turn
 from rhyme_openrlhf.training.recorder import RunServices
 
 SOURCE = "trainer"
@@ -41,12 +45,16 @@ def install_step_times(
     compared = settings.tp_switch.enable and not settings.tp_switch.samples
     if not (settings.drafts_planned or reallocated or compared) or not engines:
         return None
-    if services.layouts is None:
+    plan = services.layouts
+    if plan is None:
         return _install(engines, services, awake, settings.latency.profile)
-    aligned = services.layouts.engines
-    found = _install(engines[:aligned], services, awake, settings.latency.profile)
-    _install(engines[aligned:], services, awake, settings.tp_switch.profile)
-    return found
+    named = tail_profiles(settings.tp_switch.profile, len(plan.tails))
+    found = []
+    for layout, asked in enumerate((settings.latency.profile, *named)):
+        # Engines that sleep between rollouts take no turns.
+        own = awake if plan.both_awake else partial(taking_turn, engines, layout, services)
+        found.append(_install([engines[number] for number in plan.numbers(layout)], services, own, asked))
+    return found[ALIGNED]
 
 
 def _install(

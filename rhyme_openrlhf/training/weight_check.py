@@ -70,8 +70,11 @@ class WeightCheck:
                 self._services.record(Note("warning", text), SOURCE)
 
     def _ask(self) -> tuple[list[float], list[list[float] | None]]:
+        plan = self._services.layouts
+        # Of layouts that take turns only one can answer; all load the same way.
+        asked = self._engines if plan is None or plan.both_awake else self._engines[: plan.engines]
         engines = wait_for(
-            [engine.score.remote(CHECKED_TOKENS) for engine in self._engines],
+            [engine.score.remote(CHECKED_TOKENS) for engine in asked],
             self._services.settings.weights.timeout_s,
             "the engines' log-probabilities",
         )

@@ -51,7 +51,7 @@ def test_an_ablation_prints_a_table_and_writes_page_and_json(
     assert advice["run"] == "+ tp-switch" and "PROFILE_OF_TP_8" in advice["flags"]
     words = f"settings to use (simulated, + tp-switch): rhyme train ... {' '.join(advice['flags'])}"
     assert words in printed and words in text
-    assert "TP switches run without GPUs only" in printed
+    assert "TP switches have never been run on a GPU" in printed
 
 
 def test_a_sweep_is_the_same_in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

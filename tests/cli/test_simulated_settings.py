@@ -49,9 +49,7 @@ def combinations() -> list[Features]:
     return found
 
 
-def test_every_combination_is_taken_or_known_to_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Where a GPU is, every TP switch is refused: which is said beside the recommendation.
-    monkeypatch.setattr(preflight_layouts, "gpu_present", lambda: False)
+def test_every_combination_is_taken_or_known_to_be_refused(tmp_path: Path) -> None:
     for features in combinations():
         args = upstream.parse([*arguments(str(tmp_path)), *flags(CLUSTER, features, FILES)])
         RhymeSettings.from_namespace(args)

@@ -1,28 +1,38 @@
-"""Layouts over the same devices: which can be, and what they take."""
+"""Layouts over the same devices: which can be, and which engines are theirs."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rhyme_openrlhf.scheduling.layouts import (
-    MB,
-    PROCESS_MB,
-    LayoutError,
-    LayoutPlan,
-    Model,
-    check_memory,
-    plan_layouts,
-    plan_memory,
-)
+from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan, Model, Tail, check_nodes, plan_layouts
 
-MODEL = Model(heads=8, kv_heads=2, weight_bytes=800 * MB)
+MODEL = Model(heads=8, kv_heads=2, weight_bytes=0)
 
 
 def test_the_tail_covers_the_same_devices() -> None:
-    assert plan_layouts(2, 1, 2, MODEL) == LayoutPlan(2, 1, 1, 2)
-    plan = plan_layouts(8, 2, 8, MODEL)
-    assert (plan.tail_engines, plan.devices) == (2, 16)
+    assert plan_layouts(2, 1, [2], MODEL) == LayoutPlan(2, 1, (Tail(1, 2),))
+    plan = plan_layouts(8, 2, [8], MODEL)
+    assert (plan.tails, plan.devices) == ((Tail(2, 8),), 16)
     assert plan.layouts() == {**dict.fromkeys(range(8), 0), 8: 1, 9: 1}
+
+
+def test_several_tails_have_the_next_numbers_smaller_ones_first() -> None:
+    plan = plan_layouts(8, 1, [8, 2, 4], MODEL)
+    assert plan.sizes == (1, 2, 4, 8)
+    assert [list(plan.numbers(layout)) for layout in range(4)] == [[*range(8)], [8, 9, 10, 11], [12, 13], [14]]
+
+
+@given(st.integers(0, 3), st.sets(st.sampled_from([2, 4, 8])), st.integers(1, 4))
+def test_every_layout_covers_every_device_once(size: int, more: set[int], engines: int) -> None:
+    sizes = {2**size * factor for factor in more} - {2**size}
+    model = Model(heads=64, kv_heads=64, weight_bytes=0)
+    plan = plan_layouts(8 * engines, 2**size, sorted(sizes), model)
+    layouts = plan.layouts()
+    assert sorted(layouts) == list(range(len(layouts)))
+    for layout, of in enumerate(plan.sizes):
+        assert sum(found == layout for found in layouts.values()) * of == plan.devices
 
 
 @pytest.mark.parametrize(
@@ -36,25 +46,14 @@ def test_the_tail_covers_the_same_devices() -> None:
 )
 def test_what_cannot_be_is_refused_with_the_reason(engines: int, size: int, tail: int, says: str) -> None:
     with pytest.raises(LayoutError, match=says):
-        plan_layouts(engines, size, tail, MODEL)
+        plan_layouts(engines, size, [tail], MODEL)
     with pytest.raises(LayoutError, match="3 key-value heads in no way"):
-        plan_layouts(2, 1, 2, Model(6, 3, MB))
+        plan_layouts(2, 1, [2], Model(6, 3, 0))
 
 
-def test_memory_is_planned_for_each_device() -> None:
-    assert plan_layouts(4, 1, 4, MODEL, 100, 30).tail_kv_mb == 30
-    # Two KV heads on four ranks: each holds one, half of a token and not a quarter.
-    plan = plan_layouts(4, 1, 4, MODEL, 100)
-    memory = plan_memory(plan, MODEL, 100)
-    assert (memory.weights, memory.tail_weights) == (800 * MB, 200 * MB)
-    # Four actors with their cores, and one actor and core with four workers.
-    assert memory.processes == 14 * PROCESS_MB * MB // 4
-    assert memory.total == 1150 * MB + memory.processes == 3250 * MB
-    said = check_memory(memory, plan, 14_000 * MB, "--cpu.kv_cache_mb")
-    assert "4 engines of tensor parallelism 1 with 800 MB of weights and 100 MB of KV cache on each device" in said
-    assert "1 of 4 with 200 MB and 50 MB, and 2,100 MB on each for their processes: 13,000 MB on 4 devices" in said
-    assert said.endswith("14,000 MB are free")
-    with pytest.raises(LayoutError, match="lower --cpu.kv_cache_mb and --tp_switch.kv_cache_mb by 25 MB together"):
-        check_memory(memory, plan, 12_900 * MB, "--cpu.kv_cache_mb")
-    with pytest.raises(LayoutError, match="weights and processes alone do not fit twice"):
-        check_memory(memory, plan, 10_000 * MB, "--cpu.kv_cache_mb")
+def test_an_engine_is_on_one_node() -> None:
+    check_nodes(["a", "a", "b", "b"], (1, 2))
+    with pytest.raises(LayoutError, match="--tp_switch.size 4: .* engines of 4 on one node each .2 on one, 2 on one"):
+        check_nodes(["a", "a", "b", "b"], (1, 2, 4))
+    with pytest.raises(LayoutError, match="--tp_switch.size 2"):
+        check_nodes(["a", "a", "a", "b"], (1, 2))

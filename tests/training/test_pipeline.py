@@ -23,7 +23,7 @@ from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.rollout.sample_turns import Turn as SampleTurn
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.step_buffer import EXCHANGED, PromptGroup, StepBuffer
 from rhyme_openrlhf.scheduling.step_plan import by_load
 from rhyme_openrlhf.scheduling.turns import Turn
@@ -393,7 +393,7 @@ def test_a_step_without_any_reward_ends_the_run(monkeypatch: pytest.MonkeyPatch)
 def test_engines_of_a_tail_layout_get_no_prompts_and_tell_what_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
     by_chance(monkeypatch, 2)
     sent: list[Any] = []
-    controller, generator, recorded = a_pipeline(sent.append, layouts=LayoutPlan(1, 1, 1, 2))
+    controller, generator, recorded = a_pipeline(sent.append, layouts=LayoutPlan(1, 1, (Tail(1, 2),)))
     reports = iter([TurnReport(0, EngineCounters(response_tokens=7)), *[TurnReport(0, EngineCounters())] * 9])
     generator.vllm_engines[1].__dict__["report_since"] = NS(remote=lambda: Ref(next(reports)))
     placed = set()

@@ -31,8 +31,8 @@ def run(**changes: object) -> NS:
     ("changes", "gpus"),
     [
         ({}, 4 + 4 + 4),
-        # Its own placement group for as many pretended devices; colocated it takes none.
-        ({"tp_switch__enable": True}, 8 + 4 + 4),
+        # Further layouts are on the same devices.
+        ({"tp_switch__enable": True}, 4 + 4 + 4),
         ({"tp_switch__enable": True, "train__colocate_all": True}, 4),
         ({"algo__kl__init_coef": 0}, 4 + 4),
         ({"train__colocate_actor_ref": True}, 4 + 4),

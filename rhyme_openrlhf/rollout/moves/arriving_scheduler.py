@@ -73,7 +73,7 @@ class ArrivingScheduler(Metering, Scheduler):
         """
         blocks = self._rooms.get(name, [])
         if blocks is None:
-            return "the reservation is void: weights were loaded since"
+            return "the reservation is void: the KV cache was given up since"
         pool, needed = self.kv_cache_manager.block_pool, -(-tokens // self.block_size) - len(blocks)
         if name not in self._rooms and len(self.running) >= self.max_num_running_reqs:
             return f"all {self.max_num_running_reqs} seats are taken"

@@ -49,6 +49,8 @@ class EngineReports:
         self._heard: dict[int, float] = {}
         self._asked: dict[int, asyncio.Task[EngineStatus | None]] = {}
         self._profiled: set[int] = set()
+        self.lent: frozenset[int] = frozenset()
+        """Engines whose devices another layout has: they look idle, and are none to send samples to."""
 
     def stop(self) -> None:
         """Ask nothing more."""
@@ -66,6 +68,7 @@ class EngineReports:
             status
             for number, status in self.statuses.items()
             if self.layout(number) == layout
+            and number not in self.lent
             and self._keeper.engines[number].alive
             and now - self._heard[number] < STALE_REPORTS * self._interval_s
         ]

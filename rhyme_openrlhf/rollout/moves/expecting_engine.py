@@ -13,6 +13,7 @@ import asyncio
 import time
 from typing import Any
 
+from rhyme_openrlhf.rollout.moves.orders_lock import OrdersLock
 from rhyme_openrlhf.rollout.moves.resumed_outputs import ResumedOutputs
 from rhyme_openrlhf.rollout.moves.travel import Progress, Started
 from rhyme_openrlhf.rollout.timeline import ELSEWHERE
@@ -99,10 +100,23 @@ class ExpectingEngine:
         if not self._running:
             self._timeline.enter(self._rests, time.time(), self.weight_version)
 
+    async def sleep_kv(self) -> None:
+        """Give the KV cache's memory to another layout. Samples that are here wait, and are computed again after it."""
+        async with self._orders.all():
+            await self.llm.pause_generation(mode="keep", clear_cache=True)
+            await self.llm.collective_rpc("rhyme_sleep_kv")
+
+    async def wake_kv(self) -> None:
+        """Have it again, and go on."""
+        async with self._orders.all():
+            await self.llm.collective_rpc("rhyme_wake_kv")
+            await self.llm.resume_generation()
+
     # --- of MovableEngine
 
     weight_version: int
     _running: set[str]
+    _orders: OrdersLock
     _rests: str
     _timeline: Any
     call_scheduler: Any

@@ -30,7 +30,8 @@ from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.home_watch import HomeWatch
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
-from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
+from rhyme_openrlhf.rollout.moves.move_record import Choice, MoveRecord
+from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.moves.travel import LOADS, SampleRequest
 from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
@@ -217,6 +218,8 @@ class SampleHome:
         self, identity: SampleIdentity, engine: int, tokens: list[int], parameters: Any, multi_modal: Any
     ) -> tuple[Any, int]:
         """vLLM's output for one turn that begins at `engine`, and the engine at which it ended."""
+        if self._watch is not None and self._watch.switcher is not None:
+            engine = self._watch.switcher.begins_at(engine)
         parameters = parameters.clone()
         if type(self.executor) is CheckedExecutor:
             leave_out_unread(parameters)

@@ -13,10 +13,10 @@ from typing import Any
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
-from rhyme_openrlhf.rollout.moves.layout_switcher import TAIL, LayoutSwitcher
+from rhyme_openrlhf.rollout.moves.layout_switcher import LayoutSwitcher
 from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
 from rhyme_openrlhf.rollout.moves.turn_holds import TurnHolds
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.telemetry.events import Event, Note
 
 
@@ -51,8 +51,9 @@ class HomeWatch:
         """None if layouts are not switched."""
         if plan is not None and rhyme.tp_switch.enable:
             holds = TurnHolds(keeper, self.reports) if rhyme.histopipe.enable else None
+            limit_s = rhyme.move.timeout_s
             self.switcher = LayoutSwitcher(
-                rhyme.tp_switch, plan, keeper, self.reports, move, record, step, admitted, holds
+                rhyme.tp_switch, plan, keeper, self.reports, move, record, step, admitted, limit_s, holds
             )
         self._loop: asyncio.Task[None] | None = None
 
@@ -66,7 +67,7 @@ class HomeWatch:
         if self.switcher is not None:
             self.switcher.place(nodes)
             for number in nodes:
-                if self.reports.layout(number) == TAIL:
+                if self.reports.layout(number) != ALIGNED:
                     await self._keeper.engines[number].port.call("stand_by")
         self._loop = asyncio.create_task(self._run())
         self._loop.add_done_callback(self._ended)
@@ -74,11 +75,11 @@ class HomeWatch:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            if not any(self._keeper.samples(number) for number in self._keeper.engines):
-                continue
-            await self.reports.hear()
-            if self._reallocator is not None:
-                self._reallocator.look()
+            if any(self._keeper.samples(number) for number in self._keeper.engines):
+                await self.reports.hear()
+                if self._reallocator is not None:
+                    self._reallocator.look()
+            # Without samples too: devices go back to the engines of the next step.
             if self.switcher is not None and not (self._reallocator is not None and self._reallocator.busy):
                 self.switcher.look()
 

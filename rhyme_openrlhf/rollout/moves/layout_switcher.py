@@ -1,10 +1,15 @@
-"""Adaptive tensor parallelism while a run generates: asks the policy, and moves a node's samples to its tail layout.
+"""Adaptive tensor parallelism while a run generates: asks the policy, and moves a node's samples to a tail layout.
 
-Beside the samples' home. Nodes are independent. Invariants: nothing switches while prompts of the step are still to
-come, or while other moves of the node are under way (so an outlier and a reallocation come first: they decide on single
-samples, a switch on all that they left); samples go only if the tail engines have room for all of them; one that could
-not be moved goes on where it is and is not asked again; the aligned engines stay as they are, so the next step's
-prompts go there without anything being switched back (in a pipelined run not before the tail engines are done).
+Beside the samples' home. Nodes are independent; one may switch more than once in a step, to larger engines every time.
+Invariants: nothing switches while prompts of the step are still to come, or while other moves of the node are under way
+(so an outlier and a reallocation come first: they decide on single samples, a switch on all that they left); samples go
+only if the tail engines have room for all of them; one that could not be moved goes on where it is and is not asked
+again; the aligned engines stay as they are, so the next step's prompts go there without anything being moved back (in a
+pipelined run not before the tail engines are done, turn_holds.py).
+
+Where devices hold the KV cache of one layout at a time (device_turns.py), all samples of the node go or none, and the
+devices go to whichever layout has samples when that which has them has none; with none anywhere, to the aligned one. So
+no sample waits for ever at an engine without its KV cache.
 """
 
 from __future__ import annotations
@@ -14,16 +19,17 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
 from rhyme_openrlhf.rollout.moves.convoy import Convoy
+from rhyme_openrlhf.rollout.moves.device_turns import DeviceTurns
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
-from rhyme_openrlhf.rollout.moves.mover import MoveRecord
+from rhyme_openrlhf.rollout.moves.move_record import MoveRecord
 from rhyme_openrlhf.rollout.moves.turn_holds import TurnHolds, turn_of
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.scheduling.tp_switch import Layout, decide
@@ -32,7 +38,6 @@ from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 
 CAUSE = "tp_switch"
-ALIGNED, TAIL = 0, 1
 # Before a switch was made: about what a move takes from a sample with steps of some milliseconds (docs/benchmarks.md).
 EACH_SECONDS = 0.02
 # Weight of one switch in what a sample's move is taken to cost.
@@ -41,8 +46,9 @@ RATE = 0.5
 
 class LayoutSwitcher:
     """That of one home. `move(sample, destination, cause, convoy)` orders a move and says how it ended;
-    `record(event)`; `step()`: the training step; `admitted()`: whether all prompts of it have come; `holds`: of a
-    pipelined run, whose engines have a next turn.
+    `record(event)`; `step()`: the training step; `admitted()`: whether all prompts of it have come; `limit_s`: seconds
+    that an engine may take to give its KV cache's memory up, or to take it; `holds`: of a pipelined run, whose engines
+    have a next turn.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class LayoutSwitcher:
         record: Callable[[LayoutSwitched], None],
         step: Callable[[], int],
         admitted: Callable[[], bool],
+        limit_s: float = 30.0,
         holds: TurnHolds | None = None,
     ) -> None:
         self._settings = settings
@@ -66,7 +73,10 @@ class LayoutSwitcher:
         self._step = step
         self._admitted = admitted
         self._holds = holds
-        self._nodes: dict[str, tuple[list[int], list[int]]] = {}
+        # Of each node the engines of its layouts.
+        self._nodes: dict[str, dict[int, list[int]]] = {}
+        self._node_of: dict[int, str] = {}
+        self._turns = None if plan.both_awake else DeviceTurns(keeper, self._nodes, limit_s)
         self._lengths: dict[str, tuple[int, ...]] = {}
         self._each_s = EACH_SECONDS
         self._stuck: set[str] = set()
@@ -74,12 +84,23 @@ class LayoutSwitcher:
 
     def place(self, nodes: Mapping[int, str]) -> None:
         """On which node each engine is."""
-        for number, node in nodes.items():
-            self._nodes.setdefault(node, ([], []))[self._reports.layout(number)].append(number)
+        self._node_of.update(nodes)
+        for number, node in sorted(nodes.items()):
+            self._nodes.setdefault(node, {}).setdefault(self._reports.layout(number), []).append(number)
 
     def know_lengths(self, lengths: Mapping[str, Sequence[int]]) -> None:
         """How long prompts (`prompt_key`) were answered before; replaces what was known."""
         self._lengths = {key: tuple(of_prompt) for key, of_prompt in lengths.items()}
+
+    def begins_at(self, engine: int) -> int:
+        """Where what was to begin at `engine` begins: its devices may be those of another layout, which has samples."""
+        node = self._node_of.get(engine)
+        if self._turns is None or node is None or self._turns.awake(node) == self._reports.layout(engine):
+            return engine
+        busy = {number: len(self._keeper.samples(number)) for number in self._nodes[node][self._turns.awake(node)]}
+        lives = [number for number in busy if self._keeper.engines[number].alive]
+        # Otherwise the devices are about to come back.
+        return min(lives, key=lambda number: busy[number]) if lives and any(busy.values()) else engine
 
     def stop(self) -> None:
         """Order nothing more."""
@@ -89,22 +110,21 @@ class LayoutSwitcher:
             self._holds.stop()
 
     def look(self) -> None:
-        """Begin the switches that the newest reports make worth it."""
-        if not self._admitted():
-            return
-        for node, (aligned, tail) in self._nodes.items():
+        """Begin the switches that the newest reports make worth it, and give devices to who waits for them."""
+        self._reports.lent = frozenset(number for node in self._nodes for number in self._lent(node))
+        for node in self._nodes:
             if node in self._switching:
                 continue
-            samples = [sample for engine in aligned for sample in self._keeper.samples(engine)]
-            going = [sample for sample in samples if sample.name not in self._stuck]
-            if not going or any(sample.moving for sample in samples):
-                continue
-            if self._holds is not None and not self._holds.is_ready(samples, tail):
-                continue
-            if self._is_worth_it(going, tail):
-                task = asyncio.create_task(self._switch_held(node, going, tail))
-                self._switching[node] = task
-                task.add_done_callback(functools.partial(self._over, node))
+            if (layout := self._next_turn(node)) is not None:
+                self._begin(node, self._hand(node, layout))
+            elif self._admitted() and (order := self._worth_it(node)) is not None:
+                source, target, samples = order
+                self._begin(node, self._switch(node, source, target, samples))
+
+    def _begin(self, node: str, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._switching[node] = task
+        task.add_done_callback(functools.partial(self._over, node))
 
     def _over(self, node: str, task: asyncio.Task[None]) -> None:
         del self._switching[node]
@@ -112,34 +132,92 @@ class LayoutSwitcher:
         if error is not None:
             self._reports.tell(f"adaptive tensor parallelism: {type(error).__name__}: {error}")
 
-    def _is_worth_it(self, samples: Sequence[KeptSample], tail: Sequence[int]) -> bool:
-        there = {status.engine: status for status in self._reports.fresh(TAIL) if status.engine in tail}
-        if not tail or len(there) < len(tail) or not all(status.open for status in there.values()):
-            return False
-        here = [status for status in self._reports.fresh(ALIGNED) if status.samples]
+    def _samples(self, node: str, layout: int) -> list[KeptSample]:
+        return [sample for engine in self._nodes[node].get(layout, ()) for sample in self._keeper.samples(engine)]
+
+    def _lent(self, node: str) -> list[int]:
+        """Engines without samples, on devices on which a layout of larger engines has some."""
+        last = max((layout for layout in self._nodes[node] if self._samples(node, layout)), default=ALIGNED)
+        smaller = [engine for layout, of_layout in self._nodes[node].items() if layout < last for engine in of_layout]
+        return [engine for engine in smaller if not self._keeper.samples(engine)]
+
+    # --- one KV cache on each device
+
+    def _next_turn(self, node: str) -> int | None:
+        """The layout that is to have the devices now; None: that which has them."""
+        if self._turns is None:
+            return None
+        awake = self._turns.awake(node)
+        waiting = [layout for layout in self._nodes[node] if self._samples(node, layout)]
+        wanted = awake if awake in waiting else min(waiting, default=ALIGNED)
+        return None if wanted == awake and not self._turns.partly(node) else wanted
+
+    async def _hand(self, node: str, layout: int) -> None:
+        assert self._turns is not None
+        if problem := await self._turns.hand(node, layout):
+            self._reports.tell(f"adaptive tensor parallelism: the devices of node {node} were not handed on: {problem}")
+
+    async def _hand_with(self, node: str, source: int, target: int) -> str:
+        """In a switch, when its samples are stopped; "" or why the devices stay where they are."""
+        assert self._turns is not None
+        if any(not sample.moving for sample in self._samples(node, source)):
+            return "a sample of the node cannot go along, and would wait without KV cache"
+        if problem := await self._turns.hand(node, target):
+            self._reports.tell(f"adaptive tensor parallelism: node {node} was not switched: {problem}")
+        return problem
+
+    # --- the policy
+
+    def _worth_it(self, node: str) -> tuple[int, int, list[KeptSample]] | None:
+        """A switch that pays now: from which layout to which, and of which samples."""
+        for source in sorted(self._nodes[node]):
+            samples = self._samples(node, source)
+            going = [sample for sample in samples if sample.name not in self._stuck]
+            if not going or any(sample.moving for sample in samples):
+                continue
+            if self._turns is not None and (source != self._turns.awake(node) or len(going) < len(samples)):
+                continue
+            target = self._target(node, source, going)
+            if target is not None:
+                return source, target, going
+        return None
+
+    def _target(self, node: str, source: int, samples: Sequence[KeptSample]) -> int | None:
+        here = [status for status in self._reports.fresh(source) if status.samples]
         contexts = {s.place: s.context for status in here for s in status.samples}
         unfinished = [self._unfinished(sample, contexts) for sample in samples]
-        if not has_room([sample.context for sample in unfinished], list(there.values())):
-            return False
+        targets = [
+            layout
+            for layout in sorted(self._nodes[node])
+            if layout > source
+            and (self._holds is None or self._holds.may_go(samples, self._nodes[node][layout]))
+            and self._is_open(node, layout, [sample.context for sample in unfinished])
+        ]
         if self._settings.samples:
-            return len(samples) <= self._settings.samples
+            return max(targets, default=None) if len(samples) <= self._settings.samples else None
         predictors = self._reports.predictors
-        if ALIGNED not in predictors or TAIL not in predictors:
-            return False
+        targets = [layout for layout in targets if layout in predictors]
+        if not targets or source not in predictors:
+            return None
         gained, drafts = speculation(here)
+        compared = [source, *targets]
+        engines = self._nodes[node]
         layouts = [
-            Layout(size, engines, predictors[layout].step_seconds, gained, drafts)
-            for layout, size, engines in (
-                (ALIGNED, self._plan.size, len({sample.engine for sample in samples} | {s.engine for s in here})),
-                (TAIL, self._plan.tail_size, len(tail)),
-            )
+            Layout(self._plan.sizes[at], len(engines[at]), predictors[at].step_seconds, gained, drafts)
+            for at in compared
         ]
         longest = self.longest_allowed(samples)
         # All are on one: that is how they were found.
         on = [sample.engine for sample in samples if sample.engine is not None]
         by_history = self._settings.rule == BY_HISTORY
-        order = decide(ALIGNED, layouts, unfinished, longest, self._switch_seconds, by_history, on)
-        return order is not None
+        order = decide(0, layouts, unfinished, longest, self._switch_seconds, by_history, on)
+        return None if order is None else compared[order.target]
+
+    def _is_open(self, node: str, layout: int, contexts: Sequence[int]) -> bool:
+        """Whether all engines of a layout are there, and have room."""
+        numbers = self._nodes[node][layout]
+        there = [status for status in self._reports.fresh(layout) if status.engine in numbers]
+        return len(there) == len(numbers) and all(status.open for status in there) and has_room(contexts, there)
 
     def longest_allowed(self, samples: Sequence[KeptSample]) -> int:
         """Tokens of the longest response that is allowed to any of these samples."""
@@ -153,36 +231,36 @@ class LayoutSwitcher:
     def _switch_seconds(self, _: int, __: int, contexts: Sequence[int]) -> float:
         return self._each_s * len(contexts)
 
-    async def _switch_held(self, node: str, samples: Sequence[KeptSample], tail: Sequence[int]) -> None:
-        """Switch; in a pipelined run within what keeps the node's engines from their next turn."""
-        if self._holds is None:
-            await self._switch(node, samples, tail)
-            return
-        async with self._holds.held(samples, self._nodes[node][ALIGNED]) as agreed:
-            if agreed:
-                await self._switch(node, samples, tail)
+    # --- the switch
 
-    async def _switch(self, node: str, samples: Sequence[KeptSample], tail: Sequence[int]) -> None:
+    async def _switch(self, node: str, source: int, target: int, samples: Sequence[KeptSample]) -> None:
+        if self._holds is not None and not await self._holds.hold(node, samples, self._nodes[node][ALIGNED]):
+            return
         began = time.monotonic()
-        convoy = Convoy(uuid.uuid4().hex, [sample.name for sample in samples])
+        hand = None if self._turns is None else functools.partial(self._hand_with, node, source, target)
+        convoy = Convoy(uuid.uuid4().hex, [sample.name for sample in samples], hand)
+        engines = self._nodes[node][target]
         ways = [
-            self._carry(sample, tail[turn % len(tail)], convoy)
+            self._carry(sample, engines[turn % len(engines)], convoy)
             for turn, sample in enumerate(sorted(samples, key=lambda sample: -len(sample.known.tokens)))
         ]
-        _, *records = await asyncio.gather(self._tell(tail, "begin_switch"), *ways)
+        _, *records = await asyncio.gather(self._tell(engines, "begin_switch"), *ways)
         moved = [record for record in records if record is not None and record.move.phase in MOVED]
         took = time.monotonic() - began
-        await self._tell(tail, "end_switch")
+        await self._tell(engines, "end_switch")
         if not moved:
+            if self._holds is not None and source == ALIGNED:
+                self._holds.let_go(node)
             return
         # Others ran on while the first of them were prepared: what is lost is the time without a token.
         lost = max((record.downtime for record in moved if record.downtime is not None), default=None)
         if lost is not None:
             self._each_s += RATE * (lost / len(moved) - self._each_s)
-        emptied = [engine for engine in self._nodes[node][ALIGNED] if not self._keeper.samples(engine)]
+        emptied = [engine for engine in self._nodes[node][source] if not self._keeper.samples(engine)]
         await self._tell(emptied, "lend_devices")
+        sizes = self._plan.sizes
         step = self._step() if self._holds is None else step_of(turn_of(samples[0]))
-        self._record(LayoutSwitched(step, node, self._plan.size, self._plan.tail_size, len(moved), took))
+        self._record(LayoutSwitched(step, node, sizes[source], sizes[target], len(moved), took))
 
     async def _carry(self, sample: KeptSample, destination: int, convoy: Convoy) -> MoveRecord | None:
         record = None

@@ -19,6 +19,7 @@ from rhyme_openrlhf.rollout.moves.convoy import Convoy
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvBufferStore, KvLayout
+from rhyme_openrlhf.rollout.moves.move_record import Choice, MoveRecord
 from rhyme_openrlhf.rollout.moves.travel import Rest, Stopped
 from rhyme_openrlhf.scheduling.move import (  # fmt: skip
     KV_TRANSFER,
@@ -32,33 +33,6 @@ from rhyme_openrlhf.scheduling.move import (  # fmt: skip
     Step,
     ask,
 )
-from rhyme_openrlhf.scheduling.move_costs import Destination
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a sample is to be carried; the downtime that is expected of it, and on which grounds (None: not known)."""
-
-    carrier: str
-    predicted: float | None = None
-    destination: Destination | None = None
-
-
-@dataclass(frozen=True)
-class MoveRecord:
-    """A move that is over. `seconds`: all of it; `tokens`: of context.
-
-    `downtime`: seconds from the stop at the source to the first token elsewhere (or to the order to resume), None where
-    that is not known. `group`: as in SampleRequest.
-    """
-
-    move: Move
-    cause: str
-    seconds: float
-    downtime: float | None
-    tokens: int
-    choice: Choice
-    group: tuple[int, int] | None = None
 
 
 @dataclass
@@ -66,14 +40,19 @@ class _Way:
     """What one move has in hand: `left` is the sample's place at the source, `room` the one at the destination.
 
     `buffers`: by engine, what the source writes and the destination reads; of one node they have one together.
-    `staged`: blocks that were copied while it ran; `computed`: tokens whose KV cache has arrived.
+    `staged`: blocks that were copied out while it ran, `arrived`: those of them that are at the destination already;
+    `computed`: tokens whose KV cache has arrived. `near`: both engines are on one node; `in_turns`: they never have
+    their KV caches at once.
     """
 
     sample: KeptSample
     left: str
     room: str
+    near: bool
+    in_turns: bool
     buffers: dict[int, KvBuffer] = field(default_factory=dict)
     staged: int = 0
+    arrived: int = 0
     stopped: Stopped | None = None
     computed: int = 0
     downtime: float | None = None
@@ -144,6 +123,8 @@ class Mover:
         source = self._place(engine)
         context = len(sample.request.prompt) + len(sample.known.tokens)
         choice = self._choose(context, engine, destination)
+        near = self._node(engine) == self._node(destination)
+        in_turns = convoy is not None and convoy.in_turns
         move = ask(
             sample.name,
             source,
@@ -151,16 +132,18 @@ class Mover:
             choice.carrier,
             moving=sample.moving,
             across_versions=across_versions,
-            hands_over=self._node(engine) == self._node(destination),
+            # Where both engines never have their KV caches at once nothing can wait for it.
+            hands_over=near and not in_turns,
         )
         sample.moving, sample.incoming = True, sample.new_place()
-        way = _Way(sample, sample.place, sample.incoming, across_versions=across_versions, convoy=convoy)
+        way = _Way(
+            sample, sample.place, sample.incoming, near, in_turns, across_versions=across_versions, convoy=convoy
+        )
         began = time.monotonic()
         try:
             while not move.over:
-                if convoy is not None:
-                    await convoy.before(move)
-                move = move.after(*await self._take(move, way))
+                refused = "" if convoy is None else await convoy.before(move)
+                move = move.after(*((Reply.REFUSED, refused) if refused else await self._take(move, way)))
         finally:
             if convoy is not None:
                 convoy.leave(sample.name)
@@ -261,9 +244,10 @@ class Mover:
         if layout != layouts[1]:
             return Reply.FAILED, f"the KV caches differ: {layout} and {layouts[1]}"
         rows = -(-way.sample.request.longest // layout.block_size)
-        on_device = self._on_device and move.hands_over
+        # Devices that take turns have no memory to spare for it.
+        on_device = self._on_device and way.near and not way.in_turns
         way.buffers[move.source] = await self._make_buffer(move.source, layout, rows, on_device)
-        if move.hands_over:
+        if way.near:
             way.buffers[move.destination] = way.buffers[move.source]
         else:
             way.buffers[move.destination] = await self._make_buffer(move.destination, layout, rows, on_device)
@@ -272,9 +256,10 @@ class Mover:
         if exported is None:
             return Reply.GONE, "the sample ended"
         problem = exported.problem or await self._bring(move, way, 0, exported.blocks)
-        if exported.blocks and not problem:
+        if exported.blocks and not problem and not way.in_turns:
             there = way.buffers[move.destination]
             problem = await self._call(move.destination, "import_kv", way.room, there, 0, exported.blocks)
+            way.arrived = exported.blocks
         if problem:
             return Reply.FAILED, problem
         way.staged = exported.blocks
@@ -292,7 +277,7 @@ class Mover:
 
     async def _bring(self, move: Move, way: _Way, first: int, end: int) -> str:
         """Between nodes: what the source has written of blocks `first` to `end` to the destination; "" or why not."""
-        if move.hands_over or end <= first:
+        if way.near or end <= first:
             return ""
         source, buffers = self._keeper.engines[move.source].port, way.buffers
         theirs, ours = buffers[move.source], buffers[move.destination]
@@ -338,8 +323,8 @@ class Mover:
         if way.across_versions:
             progress = dataclasses.replace(progress, weight_version=None)
         rest = None
-        if computed and way.stopped is not None and way.stopped.blocks > way.staged:
-            rest = Rest(way.buffers[move.destination], way.staged, way.stopped.blocks)
+        if computed and way.stopped is not None and way.stopped.blocks > way.arrived:
+            rest = Rest(way.buffers[move.destination], way.arrived, way.stopped.blocks)
         started = await self._call(
             move.destination, "start_sample", way.room, sample.request, progress, way.room, computed, rest
         )

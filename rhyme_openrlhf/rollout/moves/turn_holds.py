@@ -11,9 +11,8 @@ begin no turn; whatever happens to the samples or to an engine, those that were 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
@@ -30,13 +29,17 @@ class TurnHolds:
         self._keeper = keeper
         self._reports = reports
         self._loading: dict[int, asyncio.Task[None]] = {}
+        # Of each node that is held: for which turn, what is set to let it go, and what does.
+        self._held: dict[str, tuple[int, asyncio.Event, asyncio.Task[None]]] = {}
 
     def stop(self) -> None:
-        """Order nothing more."""
+        """Let all engines go, and order nothing more."""
         for task in self._loading.values():
             task.cancel()
+        for node in self._held:
+            self.let_go(node)
 
-    def is_ready(self, samples: Sequence[KeptSample], tail: Sequence[int]) -> bool:
+    def may_go(self, samples: Sequence[KeptSample], tail: Sequence[int]) -> bool:
         """Whether samples of a node may go to these tail engines together; those are brought to their weights."""
         statuses = self._reports.statuses
         versions = {statuses[s.engine].weight_version for s in samples if s.engine in statuses}
@@ -53,25 +56,50 @@ class TurnHolds:
     def _told(self, engine: int, task: asyncio.Task[None]) -> None:
         del self._loading[engine]
 
-    @contextlib.asynccontextmanager
-    async def held(self, samples: Sequence[KeptSample], engines: Sequence[int]) -> AsyncIterator[bool]:
-        """Within it none of a node's `engines` goes on behind the turn of these samples; False: one already has.
-
-        Leaving it waits until the samples have ended.
-        """
+    async def hold(self, node: str, samples: Sequence[KeptSample], engines: Sequence[int]) -> bool:
+        """Have none of a node's `engines` go on behind the turn of these samples until they have ended; False: one
+        already has. True for a node that is held for this turn."""
         turn = turn_of(samples[0])
+        if node in self._held:
+            return self._held[node][0] == turn
         ordered: list[int] = []
         try:
             agreed = True
             for engine in engines:
                 ordered.append(engine)
                 agreed = agreed and await self._hold(engine, turn)
-            yield agreed
-            if agreed:
-                await asyncio.wait([sample.answer for sample in samples])
-        finally:
-            for engine in ordered:
-                await self._tell(engine, "release_turns")
+        except asyncio.CancelledError:
+            await self._release(ordered)
+            raise
+        if not agreed:
+            await self._release(ordered)
+            return False
+        given_up = asyncio.Event()
+        # Never cancelled: before its beginning it would let nobody go.
+        task = asyncio.create_task(self._until_over(samples, given_up, ordered))
+        self._held[node] = turn, given_up, task
+        task.add_done_callback(functools.partial(self._over, node))
+        return True
+
+    def let_go(self, node: str) -> None:
+        """Do not wait for the samples: none of them has moved."""
+        if node in self._held:
+            self._held[node][1].set()
+
+    async def _until_over(self, samples: Sequence[KeptSample], given_up: asyncio.Event, engines: Sequence[int]) -> None:
+        ended = asyncio.ensure_future(asyncio.wait([sample.answer for sample in samples]))
+        waits = asyncio.ensure_future(given_up.wait())
+        await asyncio.wait({ended, waits}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        waits.cancel()
+        await self._release(engines)
+
+    async def _release(self, engines: Sequence[int]) -> None:
+        for engine in engines:
+            await self._tell(engine, "release_turns")
+
+    def _over(self, node: str, task: asyncio.Task[None]) -> None:
+        del self._held[node]
 
     async def _hold(self, engine: int, turn: int) -> bool:
         """Whether it stays in the turn, or has ended it and begins none; so does one that is gone."""

@@ -15,7 +15,8 @@ from rhyme_openrlhf import embedded
 from rhyme_openrlhf.config import CpuSettings, HistoSpecSettings, RhymeSettings
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
-from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
+from rhyme_openrlhf.rollout.moves.move_record import Choice, MoveRecord
+from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 
 TIMEOUT_S = 240

@@ -15,17 +15,18 @@ from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
 from rhyme_openrlhf.rollout.moves.layout_switcher import EACH_SECONDS, LayoutSwitcher, has_room, speculation
-from rhyme_openrlhf.rollout.moves.mover import Choice, Mover, MoveRecord
+from rhyme_openrlhf.rollout.moves.move_record import Choice, MoveRecord
+from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Move, Phase
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 from tests.rollout.moves.test_mover_on_fakes import expected
 from tests.rollout.moves.test_reallocator import Reporting
 
-PLAN = LayoutPlan(2, 1, 1, 2)
+PLAN = LayoutPlan(2, 1, (Tail(1, 2),))
 
 
 @pytest.fixture(autouse=True)

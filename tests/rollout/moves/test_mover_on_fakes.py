@@ -17,7 +17,8 @@ from rhyme_openrlhf.rollout.moves import handover
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper, longer
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore, KvLayout
-from rhyme_openrlhf.rollout.moves.mover import Choice, Mover
+from rhyme_openrlhf.rollout.moves.move_record import Choice
+from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.moves.travel import Exported, Grown, News, Progress, Rest, SampleRequest, Started, Stopped
 from rhyme_openrlhf.scheduling.move import ENDED, KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
 

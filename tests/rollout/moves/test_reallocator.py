@@ -13,7 +13,8 @@ from rhyme_openrlhf.rollout.moves.engine_port import OrderFailed
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
-from rhyme_openrlhf.rollout.moves.mover import Choice, Mover
+from rhyme_openrlhf.rollout.moves.move_record import Choice
+from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus, SampleStatus

@@ -16,9 +16,9 @@ from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import PREFIX
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.scheduling.move import Phase
-from rhyme_openrlhf.scheduling.move_settings import MoveSettings
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
+from rhyme_openrlhf.scheduling.move_settings import AUTO, MoveSettings
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import Event, LayoutSwitched, SampleMoved
 from tests.rollout.moves.dying_engine import DyingEngine
@@ -61,6 +61,14 @@ def test_a_sample_goes_from_one_rank_to_two_and_back(unlike: Engines, tmp_path: 
         assert engine.scheduler("rooms") == [] and engine.scheduler("read_counters")["kv_cache"] == 0
 
 
+async def comes_back(engines: list[LocalEngine]) -> None:
+    """Wait until the engine of one rank has its KV cache again, as it has before the next step's prompts."""
+    from vllm import SamplingParams
+
+    asked = SamplingParams(temperature=0, max_tokens=1)
+    await asyncio.wait_for(engines[0].call("generate", list(range(20)), asked), TIMEOUT_S)
+
+
 class OfManyLengths:
     """An agent that only asks; each sample of a prompt for `more` tokens more than the last one."""
 
@@ -76,8 +84,12 @@ class OfManyLengths:
         return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answer": list(output.outputs[0].token_ids)}
 
 
-def test_the_last_samples_go_on_with_more_tensor_parallelism(unlike: Engines) -> None:
-    """The tail of each step goes to the engine of two ranks, and the prompts of the next one to the other again."""
+@pytest.mark.parametrize(("both_awake", "carrier"), [(True, AUTO), (False, KV_TRANSFER), (False, RECOMPUTE)])
+def test_the_last_samples_go_on_with_more_tensor_parallelism(unlike: Engines, both_awake: bool, carrier: str) -> None:
+    """The tail of each step goes to the engine of two ranks, and the prompts of the next one to the other again.
+
+    Also where KV caches take turns: what is in one is gone when it sleeps.
+    """
     from vllm import SamplingParams
 
     from rhyme_openrlhf.rollout.moves.home import SampleHome
@@ -88,19 +100,23 @@ def test_the_last_samples_go_on_with_more_tensor_parallelism(unlike: Engines) ->
     async def generate(enable: bool) -> tuple[list[Any], list[Event], list[dict[str, Any]]]:
         settings = dataclasses.replace(
             RhymeSettings(),
-            move=MoveSettings(news_s=0.02),
+            move=MoveSettings(news_s=0.02, carrier=carrier),
             tp_switch=TpSwitchSettings(enable=enable, samples=left, status_s=0.05),
         )
         events: list[Event] = []
-        home = SampleHome(
-            dict(enumerate(unlike.engines)), settings, 1, None, None, events.append, LayoutPlan(1, 1, 1, 2)
-        )
+        plan = LayoutPlan(1, 1, (Tail(1, 2),), both_awake=both_awake)
+        if enable and not both_awake:
+            await unlike.engines[1].call("sleep_kv")
+        home = SampleHome(dict(enumerate(unlike.engines)), settings, 1, None, None, events.append, plan)
         await home.open()
         answers = []
         for step in (1, 2):
             home.executor = OfManyLengths(60)
             home.begin_step(step, samples)
             answers += await home.generate_responses(0, "p", "", parameters, 600, None, num_samples=samples)
+        if enable and not both_awake:
+            await comes_back(unlike.engines)
+            await unlike.engines[1].call("wake_kv")
         home.close()
         return answers, events, [engine.now("rollout_report", 0.0, 4e9)["intervals"] for engine in unlike.engines]
 
@@ -117,6 +133,7 @@ def test_the_last_samples_go_on_with_more_tensor_parallelism(unlike: Engines) ->
     assert {(m.source_engine, m.destination_engine, m.cause, m.outcome) for m in moves} == {
         (0, 1, "tp_switch", "moved")
     }
+    assert {move.carrier for move in moves} == {carrier if carrier != AUTO else KV_TRANSFER}
     assert all(1 <= event.samples <= left and event.seconds > 0 for event in switches)
     assert sum(event.samples for event in switches) == len(moves)
     # The engine of two ranks waits for nobody: while it has no sample, its devices are the other's.
@@ -141,9 +158,9 @@ def test_an_engine_killed_in_the_middle_of_a_switch_takes_no_sample_with_it(
     parameters = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
     one, two = unlike.engines
     if dies == "tail":
-        plan, engines = LayoutPlan(1, 1, 1, 2), [one, LocalEngine(1, 2, DyingEngine)]
+        plan, engines = LayoutPlan(1, 1, (Tail(1, 2),)), [one, LocalEngine(1, 2, DyingEngine)]
     else:
-        plan, engines = LayoutPlan(2, 1, 1, 2), [one, LocalEngine(1, 1, DyingEngine), two]
+        plan, engines = LayoutPlan(2, 1, (Tail(1, 2),)), [one, LocalEngine(1, 1, DyingEngine), two]
         # It reports by its number, which is another one here.
         monkeypatch.setattr(two.raw, "index", 2)
     victim, samples = engines[1], 6 * plan.engines

@@ -50,13 +50,13 @@ def test_samples_of_one_turn_and_one_version_may_go_once_the_tail_has_it() -> No
     async def main() -> None:
         ports = [Port() for _ in range(3)]
         here = [sample(0), sample(1)]
-        assert holds(ports, {0: 2, 1: 2, 2: 2})[0].is_ready(here, [2])
-        assert not holds(ports, {0: 2, 1: 3, 2: 2})[0].is_ready(here, [2])
-        assert not holds(ports, {0: 2, 1: 2, 2: 2})[0].is_ready([sample(0), sample(1, TURN + 2)], [2])
+        assert holds(ports, {0: 2, 1: 2, 2: 2})[0].may_go(here, [2])
+        assert not holds(ports, {0: 2, 1: 3, 2: 2})[0].may_go(here, [2])
+        assert not holds(ports, {0: 2, 1: 2, 2: 2})[0].may_go([sample(0), sample(1, TURN + 2)], [2])
         assert ports[2].told == []
         behind, _ = holds(ports, {0: 2, 1: 2, 2: 1})
         # Asked again while it loads, it is not told again.
-        assert not behind.is_ready(here, [2]) and not behind.is_ready(here, [2])
+        assert not behind.may_go(here, [2]) and not behind.may_go(here, [2])
         await asyncio.sleep(0.01)
         assert ports[2].told == [("take_weights", 2)]
 
@@ -68,23 +68,17 @@ def test_engines_are_held_until_the_samples_have_ended() -> None:
         ports = [Port(), Port(EngineLost("it is gone"))]
         asked, said = holds(ports, {})
         there = [sample(0), sample(0)]
-        told = []
-
-        async def switch() -> None:
-            async with asked.held(there, [0, 1]) as agreed:
-                # One that is gone begins no turn.
-                assert agreed
-                told.append("switched")
-            told.append("let go")
-
-        task = asyncio.create_task(switch())
-        await asyncio.sleep(0.01)
+        # One that is gone begins no turn. A node that is held is not asked again.
+        assert await asked.hold("node", there, [0, 1]) and await asked.hold("node", there[:1], [0, 1])
+        assert not await asked.hold("node", [sample(0, TURN + 2)], [0, 1])
         there[0].answer.set_result(None)
         await asyncio.sleep(0.01)
-        assert told == ["switched"] and ports[0].told == [("hold_turns", TURN)]
+        assert ports[0].told == [("hold_turns", TURN)]
         there[1].answer.set_exception(EngineLost("the tail engine is gone"))
-        await task
-        assert told == ["switched", "let go"] and ports[0].told[-1] == ("release_turns",) and said == []
+        await asyncio.sleep(0.01)
+        assert ports[0].told[1:] == [("release_turns",)] and said == []
+        assert await asked.hold("node", [sample(0, TURN + 2)], [0])
+        assert ports[0].told[2:] == [("hold_turns", TURN + 2)]
 
     in_loop(main)
 
@@ -94,8 +88,7 @@ def test_one_that_went_on_keeps_all_of_them_going(answer: Any) -> None:
     async def main() -> None:
         ports = [Port(), Port(answer), Port()]
         asked, said = holds(ports, {})
-        async with asked.held([sample(0)], [0, 1, 2]) as agreed:
-            assert not agreed
+        assert not await asked.hold("node", [sample(0)], [0, 1, 2])
         assert [one[0] for one in ports[0].told] == ["hold_turns", "release_turns"]
         # What was not asked any more is let go all the same.
         assert [one[0] for one in ports[2].told] == ["release_turns"]
@@ -104,13 +97,14 @@ def test_one_that_went_on_keeps_all_of_them_going(answer: Any) -> None:
     in_loop(main)
 
 
-def test_what_fails_within_lets_engines_go() -> None:
+@pytest.mark.parametrize("end", ["let_go", "stop"])
+def test_engines_are_let_go_when_nothing_moved_or_all_ends(end: str) -> None:
     async def main() -> None:
         ports = [Port()]
         asked, _ = holds(ports, {})
-        with pytest.raises(ZeroDivisionError):
-            async with asked.held([sample(0)], [0]):
-                raise ZeroDivisionError
-        assert ports[0].told[-1] == ("release_turns",)
+        assert await asked.hold("node", [sample(0)], [0])
+        asked.let_go("node") if end == "let_go" else asked.stop()
+        await asyncio.sleep(0.01)
+        assert [one[0] for one in ports[0].told] == ["hold_turns", "release_turns"]
 
     in_loop(main)
