@@ -5,6 +5,7 @@ Ray's GPUs are pretended; which of them each engine's processes get is what is l
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -47,6 +48,10 @@ class Engine:
 
     def ready(self) -> bool:
         return True
+
+    def visible(self) -> str | None:
+        """What CUDA, and so torch, would see."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
 
     def gpus(self) -> list[int]:
         """Those of its ranks, in order."""
@@ -92,7 +97,14 @@ def create(plan: LayoutPlan, monkeypatch: pytest.MonkeyPatch, shared: Any = None
         real(engines, method, services)
 
     monkeypatch.setattr(layout_placement, "_call", call)
-    factory = EngineFactory(RhymeSettings(), [], 1, ray.remote(Engine), lambda index, _: order.append(f"start {index}"))
+    factory = EngineFactory(
+        RhymeSettings(),
+        [],
+        1,
+        ray.remote(Engine),
+        lambda index, _: order.append(f"start {index}"),
+        bool(plan.device_shares),
+    )
     monkeypatch.setattr(upstream, "RolloutRayActor", factory)
     services: Any = SimpleNamespace(layouts=plan, settings=RhymeSettings(), record=lambda *_: None)
     both = layout_placement.with_tail_layouts(upstream.create_vllm_engines, factory, services)
@@ -144,6 +156,8 @@ def test_without_colocation_all_layouts_share_a_group_of_their_own(
         "start 0", "start 1", "sleep_kv of 2", "start 2", "sleep_kv of 1", "wake_kv of 2",
     ]  # fmt: skip
     assert ray.get([engine.heard.remote() for engine in engines]) == [["sleep_kv", "wake_kv"]] * 2 + [["sleep_kv"]]
+    # An engine whose ranks have its GPUs knows all the same that there are some.
+    assert ray.get(engines[2].visible.remote()) == (None if on_gpus else "")
     # Without GPUs KV caches are sized by settings, and nothing else is changed.
     given = ray.get([engine.given.remote() for engine in engines])
     assert all(one.get("enable_cumem_allocator", False) == on_gpus for one in given)
