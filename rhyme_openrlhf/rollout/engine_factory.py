@@ -16,12 +16,16 @@ from rhyme_openrlhf.rollout.engine import RhymeRolloutActor  # first: installs t
 import ray  # isort: skip
 
 RolloutActor = ray.remote(RhymeRolloutActor)
+# An engine of several GPUs has none itself: its ranks are other actors. Ray 2.55 hides all GPUs from such an actor
+# (_private/utils.py, set_visible_accelerator_ids) unless told not to, and it would take its machine for one without.
+SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 class EngineFactory:
     """Makes a run's engines, numbered from 0.
 
-    `actor` is the Ray actor class to make them of; `started` is told each engine's number and handle.
+    `actor` is the Ray actor class to make them of; `started` is told each engine's number and handle; `on_gpus`: the
+    run has GPUs (never run on one).
     """
 
     def __init__(
@@ -31,12 +35,14 @@ class EngineFactory:
         seed: int,
         actor: Any = RolloutActor,
         started: Callable[[int, Any], None] = lambda index, engine: None,
+        on_gpus: bool = False,
     ) -> None:
         self._settings = settings
         self._history_workers = list(history_workers)
         self._seed = seed
         self._actor = actor
         self._started = started
+        self._on_gpus = on_gpus
         self._made = 0
         self._options: dict[str, Any] = {}
         self._more: dict[str, Any] = {}
@@ -53,7 +59,10 @@ class EngineFactory:
     def remote(self, **arguments: Any) -> Any:
         """Start the next engine."""
         index, self._made = self._made, self._made + 1
-        engine = self._actor.options(**self._options).remote(
+        options = self._options
+        if self._on_gpus and not options.get("num_gpus"):
+            options = {**options, "runtime_env": {"env_vars": SEES_GPUS}}
+        engine = self._actor.options(**options).remote(
             rhyme=self._settings,
             run_seed=self._seed,
             index=index,

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan, Model
-from rhyme_openrlhf.scheduling.tp_switch_settings import AUTO, TOGETHER, TURNS
+from rhyme_openrlhf.scheduling.tp_switch_settings import AUTO, SMALLEST_KV_MB, TOGETHER, TURNS
 
 MB = 1024**2
 # What a process of an engine takes beside weights and KV cache, where weights lie in the machine's own memory: an actor
@@ -125,7 +125,7 @@ def _sized(plan: LayoutPlan, model: Model, asked: Asked, offer: Offer) -> Layout
             # What is rounded up must fit too.
             kv_mb = max(int((left - len(plan.tails)) / (1 + sum(ratios))), 0)
     tails = tuple(
-        dataclasses.replace(tail, kv_mb=asked.tail_kv_mb or math.ceil(kv_mb * ratio))
+        dataclasses.replace(tail, kv_mb=asked.tail_kv_mb or max(math.ceil(kv_mb * ratio), SMALLEST_KV_MB))
         for tail, ratio in zip(plan.tails, ratios, strict=True)
     )
     return dataclasses.replace(plan, kv_mb=kv_mb, tails=tails)

@@ -13,6 +13,8 @@ AUTO = "auto"
 TOGETHER = "together"
 TURNS = "turns"
 LOWEST, HIGHEST = 2, 64
+# As of --cpu.kv_cache_mb: some blocks of any model.
+SMALLEST_KV_MB = 16
 
 
 def tail_sizes(size: int, sizes: str) -> tuple[int, ...]:
@@ -118,7 +120,10 @@ class TpSwitchSettings(Settings):
     status_s: float = option(0.25, "Seconds between two looks at whether to switch.", low=0.02, high=60)
 
     def check(self) -> None:
-        """That the sizes are sizes, and have profiles."""
+        """That the sizes are sizes, and have profiles; and that a KV cache is one."""
+        for name in ("kv_cache_mb", "aligned_kv_cache_mb"):
+            if 0 < (value := getattr(self, name)) < SMALLEST_KV_MB:
+                raise SettingsError(f"{self.flag(name)} must be 0 or at least {SMALLEST_KV_MB}, got {value}")
         tail_profiles(self.profile, len(self.all_sizes))
 
     @property

@@ -100,9 +100,10 @@ def flags(cluster: Cluster, features: Features, files: Mapping[int, str]) -> tup
         found += [flag("cooldown_steps"), str(features.cooldown), flag("status_s"), f"{status:g}"]
     if features.switching != "off":
         flag = TpSwitchSettings.flag
-        larger = min(size for size in files if size > cluster.tensor_parallel and not cluster.devices % size)
+        sizes = sorted(size for size in files if size > cluster.tensor_parallel and not cluster.devices % size)
         rule = BY_HISTORY if features.switching == "history" else BY_MAXIMUM
-        found += [flag("enable"), flag("size"), str(larger), flag("rule"), rule, flag("profile"), files[larger]]
+        found += [flag("enable"), flag("size" if len(sizes) == 1 else "sizes"), ",".join(map(str, sizes))]
+        found += [flag("rule"), rule, flag("profile"), ",".join(files[size] for size in sizes)]
     found.append(_switch(HistoSpecSettings.flag("enable"), features.speculation != "off"))
     if features.speculation in ("window", "budget"):
         found += [HistoSpecSettings.flag("window_max"), str(features.window_max)]

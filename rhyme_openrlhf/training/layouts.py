@@ -51,6 +51,8 @@ def plan_sentences(args: SimpleNamespace, config: Any, plan: LayoutPlan) -> list
 
 def layout_settings(settings: RhymeSettings, plan: LayoutPlan, layout: int) -> RhymeSettings:
     """What the engines of a layout run with: without GPUs, their own KV cache."""
+    if plan.device_shares:
+        return settings
     return dataclasses.replace(settings, cpu=dataclasses.replace(settings.cpu, kv_cache_mb=plan.kv_sizes[layout]))
 
 

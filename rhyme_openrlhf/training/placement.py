@@ -79,7 +79,12 @@ def install(services: RunServices, seed: int, engine_started: Callable[[int, Any
         return strategy
 
     factory = EngineFactory(
-        services.settings, services.history_workers, seed, engine_actor(services.settings), engine_started
+        services.settings,
+        services.history_workers,
+        seed,
+        engine_actor(services.settings),
+        engine_started,
+        services.on_gpus,
     )
     engine_module.RolloutRayActor = factory
     if services.layouts is not None:

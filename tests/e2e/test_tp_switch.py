@@ -24,11 +24,14 @@ from .conftest import RUN_TIMEOUT_S, FinishedRun
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
 
 
-def test_tails_go_on_with_more_tensor_parallelism(train: Callable[..., FinishedRun]) -> None:
+@pytest.mark.parametrize("caches", ["together", "turns"])
+def test_tails_go_on_with_more_tensor_parallelism(train: Callable[..., FinishedRun], caches: str) -> None:
     run = train(
         "--vllm.num_engines", "2", "--tp_switch.enable", "--tp_switch.samples", "12", "--tp_switch.status_s", "0.05",
-        "--move.news_s", "0.05", "--train.num_episodes", "1", "--cpu.kv_cache_mb", "32",
+        "--move.news_s", "0.05", "--train.num_episodes", "1", "--cpu.kv_cache_mb", "32", "--tp_switch.kv_caches",
+        caches,
     )  # fmt: skip
+    assert ("only the layout that runs has its KV cache" in run.output) == (caches == "turns")
     assert run.code == 0, run.output
     assert "layouts: 2 engines of tensor parallelism 1" in run.output
     assert [event.status for event in run.of(RunFinished)] == ["succeeded"]
@@ -37,9 +40,9 @@ def test_tails_go_on_with_more_tensor_parallelism(train: Callable[..., FinishedR
     assert switches and all((event.from_tp, event.to_tp) == (1, 2) for event in switches)
     moves = run.of(SampleMoved)
     assert moves and {(event.destination_engine, event.cause) for event in moves} == {(2, "tp_switch")}
-    # The tail's engine has the weights of every sync, and they are the policy's.
+    # The tail's engine has the weights of every sync, and they are the policy's. Without KV cache it cannot be asked.
     assert {event.engine for event in run.of(WeightsLoaded)} == {0, 1, 2}
-    assert {event.engine for event in run.of(WeightsChecked)} == {0, 1, 2}
+    assert {event.engine for event in run.of(WeightsChecked)} == ({0, 1, 2} if caches == "together" else {0, 1})
     assert all(event.max_difference < 0.01 for event in run.of(WeightsChecked))
     assert "switch" in {event.state for event in run.of(EngineInterval) if event.engine == 2}
     assert not [event for event in run.of(Note) if event.level == "warning"]

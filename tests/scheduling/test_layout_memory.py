@@ -41,6 +41,8 @@ def test_memory_is_planned_for_each_device() -> None:
     assert plan == LayoutPlan(4, 1, (Tail(1, 4, 50),), 100)
     memory = plan_memory(plan, MODEL, machine(3500))
     assert [(share.weights, share.kv_cache) for share in memory.shares] == [(800 * MB, 100 * MB), (200 * MB, 50 * MB)]
+    # A KV cache of nothing is none.
+    assert with_caches(shape, MODEL, Asked(20), machine(3500)).tails[0].kv_mb == 16
     # Four actors with their cores, and one actor and core with four workers.
     assert sum(share.reserve for share in memory.shares) == 14 * PROCESS_MB * MB // 4
     assert memory.total == 3250 * MB

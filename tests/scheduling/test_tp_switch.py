@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -198,3 +198,94 @@ def test_with_every_length_known_it_is_the_best_switch_of_all() -> None:
             if not ordered and decide(0, layouts, samples, MOST, cost, True, [place for place, _ in left]):
                 ordered, ours = True, seconds[moment]
         assert ordered and ours <= 1.001 * min(seconds.values()) and min(seconds.values()) < 0.95 * ends[-1]
+
+
+def pair(running: int, context: int, drafts: int) -> float:
+    """One of two engines: quicker than `LAYOUTS`' narrow one below some twenty samples on the node."""
+    return 0.0110 + 5e-4 * running + 4e-8 * context
+
+
+def all_on_one(running: int, context: int, drafts: int) -> float:
+    """Quickest for the last three."""
+    return 0.0080 + 1.2e-3 * running + 2e-8 * context
+
+
+THREE = (Layout(2, 4, narrow), Layout(4, 2, pair), Layout(8, 1, all_on_one))
+
+
+def cheap(_from: int, _to: int, contexts: Sequence[int]) -> float:
+    return 0.05 + 2e-6 * sum(contexts)
+
+
+def staged(lengths: list[int], order: Callable[[int, list[int], int], int]) -> tuple[float, list[int]]:
+    """Seconds of a stage token by token, and the layouts it was in; `order(layout, samples left, tokens done)` says
+    in which layout to go on, asked whenever samples have ended.
+    """
+    seconds, layout, been, asked = 0.0, 0, [0], -1
+    for done in range(max(lengths)):
+        left = [place for place, length in enumerate(lengths) if length > done]
+        if len(left) != asked:
+            asked, target = len(left), order(layout, left, done)
+            if target != layout:
+                seconds += cheap(layout, target, [done] * len(left))
+                layout = target
+                been.append(target)
+        of = THREE[layout]
+        running = -(-len(left) // of.engines)
+        seconds += of.step_seconds(running, running * done, 0)
+    return seconds, been
+
+
+def by_policy(lengths: list[int], known: list[tuple[int, ...]]) -> Callable[[int, list[int], int], int]:
+    def order(layout: int, left: list[int], done: int) -> int:
+        samples = [Unfinished(done, done, known[place]) for place in left]
+        on = [turn % THREE[layout].engines for turn in range(len(left))]
+        found = decide(layout, THREE, samples, MOST, cheap, True, on)
+        return layout if found is None else found.target
+
+    return order
+
+
+def at_numbers(first: int, second: int) -> Callable[[int, list[int], int], int]:
+    """To two engines with at most so many samples left, to one with so many."""
+    return lambda layout, left, _: max(layout, 2 if len(left) <= second else 1 if len(left) <= first else 0)
+
+
+def test_several_layouts_are_gone_through_at_about_the_best_points_of_all() -> None:
+    draw = random.Random(9)
+    chosen, alone = [], []
+    for _ in range(3):
+        lengths = [min(int(draw.lognormvariate(5.5, 0.9)) + 1, 3000) for _ in range(32)]
+        best = min(
+            staged(lengths, at_numbers(first, second))[0]
+            for first in (*range(0, 33, 2), 32)
+            for second in range(0, 12)
+            if second <= first or not first
+        )
+        one_tail = min(staged(lengths, at_numbers(n, 0))[0] for n in range(33))
+        other_tail = min(staged(lengths, at_numbers(0, n))[0] for n in range(33))
+        ours, been = staged(lengths, by_policy(lengths, [(length,) for length in lengths]))
+        assert been == [0, 1, 2]
+        chosen.append(ours / best)
+        alone.append(min(one_tail, other_tail) / ours)
+    # Two switches gain over the best single one; and every length known, little is lost against the best two.
+    assert max(chosen) <= 1.03 and np.mean(alone) > 1.01, (chosen, alone)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 4000)), min_size=1, max_size=40),
+    st.integers(0, 2),
+    st.booleans(),
+    st.floats(0, 3),
+)
+def test_a_node_goes_to_larger_engines_only_and_only_if_that_pays(
+    pairs: list[tuple[int, int]], current: int, from_history: bool, dear: float
+) -> None:
+    samples = [Unfinished(done, done + 50, (done + more,)) for done, more in pairs]
+    order = decide(current, THREE, samples, MOST, lambda *_: dear, from_history)
+    if order is not None:
+        assert order.target > current and order.seconds_switched < order.seconds_stay
+    # A layout more that is never quicker changes nothing.
+    slower = Layout(16, 1, lambda running, context, _: 1.0 + running)
+    assert decide(current, (*THREE, slower), samples, MOST, lambda *_: dear, from_history) == order

@@ -48,8 +48,10 @@ def test_flags_name_each_feature() -> None:
     text = " ".join(chosen)
     assert "--train.async_enable" not in text and "--dispatch.by_history" in text and "--no-histospec.enable" in text
     assert (
-        "--tp_switch.size 2 --tp_switch.rule maximum --tp_switch.profile two.json" in text
+        "--tp_switch.sizes 2,4 --tp_switch.rule maximum --tp_switch.profile two.json,four.json" in text
         and "--reallocation.status_s 5" in text
     )
     assert chosen[-2:] == ("--latency.profile", "one.json")
     assert not refused(Features("sync", reallocation=True, switching="history"))
+    one = " ".join(flags(CLUSTER, Features("sync", switching="history"), {1: "one.json", 2: "two.json"}))
+    assert "--tp_switch.size 2 --tp_switch.rule history --tp_switch.profile two.json" in one

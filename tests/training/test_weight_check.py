@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.config import RhymeSettings, WeightSettings
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.telemetry.events import Event, Note, WeightsChecked
 
 pytest.importorskip("ray")
@@ -36,7 +37,11 @@ class Engine:
 
 
 def checks_of(
-    monkeypatch: pytest.MonkeyPatch, engines: list[Engine], steps: list[list[float]], check_syncs: int
+    monkeypatch: pytest.MonkeyPatch,
+    engines: list[Engine],
+    steps: list[list[float]],
+    check_syncs: int,
+    layouts: LayoutPlan | None = None,
 ) -> tuple[list[Event], Policy]:
     """The events of a run whose training steps give the policy these scores."""
     from rhyme_openrlhf.training import weight_check
@@ -44,6 +49,7 @@ def checks_of(
     monkeypatch.setattr(weight_check, "wait_for", lambda refs, timeout_s, what: refs)
     recorded: list[Event] = []
     services: Any = SimpleNamespace(
+        layouts=layouts,
         settings=RhymeSettings(weights=WeightSettings(check_syncs=check_syncs)),
         record=lambda event, source: recorded.append(event),
     )
@@ -75,6 +81,15 @@ def test_an_engine_that_kept_its_weights_did_not_move(monkeypatch: pytest.Monkey
     assert isinstance(good, WeightsChecked) and good.moved == pytest.approx(0.8, abs=0.002)
     assert bad == WeightsChecked(1, 1, pytest.approx(0.8), 0.0, pytest.approx(0.8))
     assert isinstance(note, Note) and note.level == "warning" and "engine 1" in note.text
+
+
+@pytest.mark.parametrize("both_awake", [True, False])
+def test_engines_without_kv_cache_are_not_asked(monkeypatch: pytest.MonkeyPatch, both_awake: bool) -> None:
+    """They would never answer."""
+    plan = LayoutPlan(2, 1, (Tail(1, 2),), both_awake=both_awake)
+    engines = [Engine(), Engine(), Engine()]
+    events, _ = checks_of(monkeypatch, engines, [[-1.5, -2.0]], 1, plan)
+    assert [event.engine for event in events if isinstance(event, WeightsChecked)] == list(range(2 + both_awake))
 
 
 def test_after_the_first_syncs_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

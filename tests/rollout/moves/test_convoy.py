@@ -55,6 +55,33 @@ def test_a_stopped_sample_does_not_wait_for_an_engine_that_has_failed(monkeypatc
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
+@pytest.mark.parametrize("problem", ["", "no memory"])
+def test_devices_are_handed_over_once_between_the_stops_and_the_starts(problem: str) -> None:
+    async def main() -> None:
+        handed: list[int] = []
+
+        async def between() -> str:
+            handed.append(1)
+            await asyncio.sleep(0.02)
+            return problem
+
+        convoy = Convoy("c", "abc", between)
+        assert convoy.in_turns and not Convoy("d", "ab").in_turns
+        for sample in "ab":
+            stops = asyncio.create_task(convoy.before(at(sample, Step.STOP)))
+            await asyncio.sleep(0)
+        convoy.leave("c")
+        assert await stops == ""
+        starts = [asyncio.create_task(convoy.before(at(sample, Step.START))) for sample in "ab"]
+        await asyncio.sleep(0.01)
+        assert handed == [1] and not any(start.done() for start in starts)
+        # One whose caller gave it up does not end it for the others.
+        starts[0].cancel()
+        assert await starts[1] == problem and handed == [1]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_destination_begins_with_all_of_a_convoy(

@@ -6,8 +6,10 @@ Real engines whose KV caches lose what is in them: test_tensor_parallel_moves.py
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +120,18 @@ class Node:
         for one, task in zip(asked, tasks, strict=True):
             assert (await task)[0] == expected(one)
 
+    @asynccontextmanager
+    async def switched(self, lengths: list[int]) -> AsyncIterator[asyncio.Task[None]]:
+        """Within it, from a switch on; gives what ends with the samples."""
+        self.keeper.start()
+        loop = asyncio.create_task(self.watch())
+        step = asyncio.create_task(self.step(lengths))
+        while not self.events:
+            await asyncio.sleep(0.01)
+        yield step
+        loop.cancel()
+        self.keeper.stop()
+
     async def run(self, *steps: list[int]) -> None:
         self.keeper.start()
         loop = asyncio.create_task(self.watch())
@@ -203,21 +217,15 @@ def test_what_begins_while_the_tail_has_the_devices_begins_there(tmp_path: Path)
     node = Node(tmp_path, TWO, healthy, samples=2)
 
     async def main() -> None:
-        node.keeper.start()
-        loop = asyncio.create_task(node.watch())
-        step = asyncio.create_task(node.step([3000, 3000]))
-        while not node.events:
-            await asyncio.sleep(0.01)
-        assert node.switcher.begins_at(0) == node.switcher.begins_at(2) == 2
-        turn = SampleRequest((50,), SimpleNamespace(max_tokens=5, seed=None))
-        assert (await node.keeper.generate(turn, node.switcher.begins_at(0)))[1] == 2
-        # One that has come all the same gets the devices when the others have ended.
-        late = asyncio.create_task(node.keeper.generate(turn, 0))
-        await step
-        assert (await late)[0] == expected(turn)
-        assert node.switcher.begins_at(1) == 1
-        loop.cancel()
-        node.keeper.stop()
+        async with node.switched([3000, 3000]) as step:
+            assert node.switcher.begins_at(0) == node.switcher.begins_at(2) == 2
+            turn = SampleRequest((50,), SimpleNamespace(max_tokens=5, seed=None))
+            assert (await node.keeper.generate(turn, node.switcher.begins_at(0)))[1] == 2
+            # One that has come all the same gets the devices when the others have ended.
+            late = asyncio.create_task(node.keeper.generate(turn, 0))
+            await step
+            assert (await late)[0] == expected(turn)
+            assert node.switcher.begins_at(1) == 1
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -237,8 +245,6 @@ def test_a_node_switches_as_often_as_it_pays(tmp_path: Path) -> None:
 
 
 def steep() -> Any:
-    import dataclasses
-
     flat = profile(0.001)
     return dataclasses.replace(
         flat, steps=tuple(dataclasses.replace(p, seconds=0.001 if p.running == 1 else 2.0) for p in flat.steps)
@@ -249,19 +255,13 @@ def test_devices_that_others_have_are_no_place_for_reallocation(tmp_path: Path) 
     node = Node(tmp_path, THREE, healthy, samples=2)
 
     async def main() -> None:
-        node.keeper.start()
-        loop = asyncio.create_task(node.watch())
-        step = asyncio.create_task(node.step([3000, 3000]))
-        while not node.events:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        assert node.events[0].to_tp == 4
-        assert node.reports.fresh(0) == node.reports.fresh(1) == [] and len(node.reports.fresh(2)) == 1
-        await step
-        await asyncio.sleep(0.1)
-        assert node.reports.lent == frozenset()
-        loop.cancel()
-        node.keeper.stop()
+        async with node.switched([3000, 3000]) as step:
+            await asyncio.sleep(0.1)
+            assert node.events[0].to_tp == 4
+            assert node.reports.fresh(0) == node.reports.fresh(1) == [] and len(node.reports.fresh(2)) == 1
+            await step
+            await asyncio.sleep(0.1)
+            assert node.reports.lent == frozenset()
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
