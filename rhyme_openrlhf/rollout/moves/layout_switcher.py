@@ -118,7 +118,7 @@ class LayoutSwitcher:
             return False
         gained, drafts = speculation(here)
         layouts = [
-            Layout(size, engines, predictors[layout].step_seconds, gained, drafts)
+            Layout(size, engines, predictors[layout].step_seconds, gained, drafts, predictors[layout].seconds_of)
             for layout, size, engines in (
                 (ALIGNED, self._plan.size, len({sample.engine for sample in samples} | {s.engine for s in here})),
                 (TAIL, self._plan.tail_size, len(tail)),
