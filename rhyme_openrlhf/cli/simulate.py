@@ -161,9 +161,8 @@ def main(argv: list[str]) -> int:
     if replayed:
         print("\n".join(replayed.lines()))
     if options.sweep and all(result == results[0] for result in results):
-        print(
-            f"{options.sweep.partition('=')[0]} changes nothing here: what uses it is not among the features, or never acts"
-        )
+        setting = options.sweep.partition("=")[0]
+        print(f"{setting} changes nothing here: what uses it is not among the features, or never acts")
     best = max(range(len(results)), key=lambda place: results[place].samples_per_second)
     print(f"most samples a second (simulated): {variants[best].name}")
     advice = recommend(variants, results, _files(options.profile, profiles))
