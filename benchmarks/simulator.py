@@ -1,15 +1,22 @@
 """How far is a simulated run from the real one? Measured: real runs on this machine, replayed with its own profile.
 
-    python benchmarks/simulator.py --out simulator.json [--profile PROFILE ...] [--runs DIRECTORY ...]
+    python benchmarks/simulator.py --work FOLDER [--parts N] [--out simulator.json]
+    python benchmarks/simulator.py --profile PROFILE ... --runs DIRECTORY ... [--out simulator.json]
 
 Makes profiles (`rhyme profile --sparse` of the embedded model: an engine alone, and with one and two others beside
 it), then real runs with two and three engines, with and without drafts, and replays each as `rhyme simulate --from-run`
-does: the same lengths, engines and trainer's speed, and how each sample drafted; of the run's times only the trainer's
-are used. Beside each other: every rollout stage's seconds, and the share of the stages in which engines had nothing to
-run. `--profile`, `--runs`: those that are there already instead of new ones.
+does: the same lengths, engines and trainer's speed, and how each sample drafted. Beside each other: every rollout
+stage's seconds, and the share of the stages in which engines had nothing to run.
 
-The profiles know nothing of the runs. `--correct RUN` learns one number more, from a run that is not among those
-compared: the median of its stages' real by simulated time, by which all simulated times are then multiplied.
+Each run is simulated in three ways (simulation/replay.py): by the profile alone; as a forecast, where a step is as slow
+beside the profile as the steps before it were; and with each step's own speed.
+
+Then such runs again, *paced*: real engines whose every step is stretched to PACE times the profile of an engine alone
+(--emulate.profile), so that neither the machine's speed of the moment nor who shares its cores shows. What is then
+still wrong is wrong in the simulator.
+
+Profiles and runs are kept in FOLDER, and what is there is not made again; `--parts` makes at most so many of the
+missing ones, for a machine that cannot be had for half an hour at a stretch.
 """
 
 from __future__ import annotations
@@ -18,105 +25,151 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 import statistics
-import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from latency_model import rhyme
 
+from rhyme_openrlhf.latency import profile as profile_files
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.simulation import shipped
-from rhyme_openrlhf.simulation.recorded_run import TOLERANCE, RecordedRun, compare, read_run, summary
-from rhyme_openrlhf.simulation.result import Result
-from rhyme_openrlhf.simulation.run import Run
+from rhyme_openrlhf.simulation.recorded_run import TOLERANCE, read_run
+from rhyme_openrlhf.simulation.replay import WAYS, replay
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 
-EPOCHS = 2
 ENGINES = (2, 3)
+RUNS = {"no-drafts": ["--no-histospec.enable"], "drafts": []}
+# Twice as many prompts a step as the demo has, so that a stage takes seconds; of its 48 prompts, so 2 steps an epoch.
+PROMPTS, SAMPLES = 24, 8
+EPOCHS, PACED_EPOCHS = 6, 5
 # All of a step's prompts: how each of their responses drafted is kept.
 KEPT = 64
-Profiles = tuple[dict[int, Profile], dict[int, Profile]]
+# Steps of three engines on two cores take up to 2.5 times as long as of one alone, and longer in a bad moment.
+PACE = 4.0
+PACED = "paced"
 
 
-def profiles(folder: Path) -> list[Path]:
-    """New profiles: of an engine alone, and beside as many others as the runs have."""
-    found = []
-    for beside in range(max(ENGINES)):
-        found.append(folder / f"beside-{beside}.json")
-        rhyme("profile", "--sparse", "--beside", str(beside), "--out", str(found[-1]))
-    return found
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A profile with so many engines `beside`, or a run with so many `engines`."""
+
+    path: Path
+    beside: int | None = None
+    engines: int = 0
+    options: Sequence[str] = ()
+    epochs: int = EPOCHS
+
+    @property
+    def done(self) -> Path:
+        """There once it is complete."""
+        return self.path if self.beside is not None else self.path.with_suffix(".done")
 
 
-def real_runs(folder: Path, profile: Path) -> list[Path]:
-    """Run directories of new runs, one for each number of engines, with and without drafts."""
-    found = []
+def parts(folder: Path) -> Iterator[Part]:
+    """What is made, in order: a run soon after its profile, since the machine changes over the hour."""
+    alone, paced = folder / "beside-0.json", folder / "paced.json"
+    yield Part(alone, beside=0)
     for engines in ENGINES:
-        for name, options in (
-            ("drafts", ["--latency.profile", str(profile)]),
-            ("no-drafts", ["--no-histospec.enable"]),
-        ):
-            run = folder / f"{engines}-engines-{name}"
-            rhyme(
-                "demo", "--run.dir", str(run), "--run.progress", "lines", "--vllm.num_engines", str(engines),
-                "--train.num_episodes", str(EPOCHS), "--ckpt.path", str(folder / "checkpoints"),
-                "--ckpt.output_dir", str(folder / "trained"), "--telemetry.sample_groups", str(KEPT), *options,
-            )  # fmt: skip
-            found.append(run)
-    return found
+        yield Part(folder / f"beside-{engines - 1}.json", beside=engines - 1)
+        for name, options in RUNS.items():
+            own = options or ["--latency.profile", str(alone)]
+            yield Part(folder / f"{engines}-engines-{name}", engines=engines, options=own)
+    for engines in ENGINES:
+        for name, options in RUNS.items():
+            own = [*options, "--emulate.profile", str(paced)]
+            yield Part(folder / f"{PACED}-{engines}-engines-{name}", None, engines, own, PACED_EPOCHS)
 
 
-def simulated(directory: Path, known: Profiles) -> tuple[RecordedRun, Result]:
-    """A run, and its replay."""
+def make(part: Part, folder: Path) -> None:
+    """One profile or run; what an interrupted one left is thrown away."""
+    if part.beside is not None:
+        rhyme("profile", "--sparse", "--beside", str(part.beside), "--out", str(part.path))
+        return
+    paced = folder / "paced.json"
+    if not paced.exists():
+        profile_files.write(slower(profile_files.read(folder / "beside-0.json")), paced)
+    shutil.rmtree(part.path, ignore_errors=True)
+    rhyme(
+        "demo", "--run.dir", str(part.path), "--run.progress", "lines", "--vllm.num_engines", str(part.engines),
+        "--train.num_episodes", str(part.epochs), "--rollout.batch_size", str(PROMPTS),
+        "--train.batch_size", str(PROMPTS * SAMPLES), "--rollout.n_samples_per_prompt", str(SAMPLES),
+        "--ckpt.path", str(folder / "checkpoints"), "--ckpt.output_dir", str(folder / "trained"),
+        "--telemetry.sample_groups", str(KEPT), *part.options,
+    )  # fmt: skip
+    part.done.touch()
+
+
+def slower(profile: Profile) -> Profile:
+    """Of a machine on which everything takes PACE times as long."""
+    return dataclasses.replace(
+        profile,
+        steps=tuple(dataclasses.replace(point, seconds=PACE * point.seconds) for point in profile.steps),
+        prefills=tuple(dataclasses.replace(point, seconds=PACE * point.seconds) for point in profile.prefills),
+        notes=(*profile.notes, f"times multiplied by {PACE:g}"),
+    )
+
+
+def replayed(directory: Path, profiles: Sequence[Path]) -> dict[str, Any]:
+    """One run against its replays; printed, too."""
     run = read_run(directory, Cluster(), Features())
-    alone, crowds = known
-    return run, Run(run.workload, run.cluster, run.features, alone, run.rates, crowds).go()
-
-
-def correction(directory: Path, known: Profiles) -> float:
-    """What a run says that the profiles do not: how much longer its stages take."""
-    run, result = simulated(directory, known)
-    return statistics.median(one.real / one.simulated for one in compare(run, result))
-
-
-def replayed(directory: Path, known: Profiles, factor: float) -> dict[str, Any]:
-    """One run against its replay, whose times are multiplied by `factor`; printed, too."""
-    run, result = simulated(directory, known)
-    compared = [dataclasses.replace(one, simulated=factor * one.simulated) for one in compare(run, result)]
-    print(f"{directory.name}: {run.cluster.engines} engines, drafts {run.features.speculation}")
-    print("step   rollout s, real   simulated    error   bubbles, real")
-    for one in compared:
-        print(f"{one.step:4d}  {one.real:16.2f}  {one.simulated:10.2f}  {one.error:+7.1%}  {one.bubbles:14.1%}")
-    print(summary(compared, result), flush=True)
+    found = replay(run, *shipped.load_all([str(path) for path in profiles]))
+    print(f"\n{directory.name}: {run.cluster.engines} engines, drafts {run.features.speculation}")
+    print("\n".join(found.lines()), flush=True)
+    ways = {}
+    for way in WAYS:
+        compared, seconds = found.compared[way], found.results[way].accounts.seconds
+        ways[way] = {
+            "within_tolerance": sum(abs(one.error) <= TOLERANCE for one in compared),
+            "median_error": statistics.median(one.error for one in compared),
+            "bubbles": seconds["tail"] / (seconds["rollout"] + seconds["tail"]),
+            "steps": [vars(one) for one in compared],
+        }
     return {
         "run": directory.name,
         "engines": run.cluster.engines,
         "speculation": run.features.speculation,
-        "within_tolerance": sum(abs(one.error) <= TOLERANCE for one in compared) / len(compared),
-        "median_error": statistics.median(one.error for one in compared),
-        "steps": [vars(one) for one in compared],
-        "device_seconds": dict(result.accounts.seconds),
+        "stages": len(run.stages),
+        "slowness": [one.slowness for one in found.conditions],
+        "around": [one.around for one in found.conditions],
+        "ways": ways,
     }
 
 
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="profiles and runs are kept here")
+    parser.add_argument("--parts", type=int, help="make at most so many of those that are missing")
     parser.add_argument("--profile", type=Path, action="append", help="one that is there already; again for another")
-    parser.add_argument("--correct", type=Path, metavar="RUN", help="a run directory, of a run that is not compared")
-    parser.add_argument(
-        "--runs", type=Path, nargs="*", default=[], help="run directories to replay instead of new runs"
-    )
+    parser.add_argument("--runs", type=Path, nargs="*", default=[], help="run directories to replay, without --work")
     parser.add_argument("--out", type=Path, default=Path("simulator.json"))
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="rhyme-simulator-") as folder:
-        paths = chosen.profile or profiles(Path(folder))
-        known = shipped.load_all([str(path) for path in paths])
-        factor = correction(chosen.correct, known) if chosen.correct else 1.0
-        if chosen.correct:
-            print(f"{chosen.correct.name}: real by simulated, median {factor:.2f}: all simulated times by this")
-        results = [replayed(run, known, factor) for run in chosen.runs or real_runs(Path(folder), paths[0])]
-    about = {"kind": "real runs measured, replays simulated", "cpus": os.cpu_count(), "factor": factor, "runs": results}
+    if not chosen.work and not (chosen.profile and chosen.runs):
+        parser.error("--work FOLDER, or --profile and --runs")
+    asked = [(run, list(chosen.profile)) for run in chosen.runs]
+    if chosen.work:
+        chosen.work.mkdir(parents=True, exist_ok=True)
+        missing = [part for part in parts(chosen.work) if not part.done.exists()]
+        for part in missing[: chosen.parts]:
+            make(part, chosen.work)
+        there = [part for part in parts(chosen.work) if part.done.exists()]
+        shared = [part.path for part in there if part.beside is not None]
+        for part in there:
+            if part.engines:
+                asked.append((part.path, [chosen.work / "paced.json"] if part.path.name.startswith(PACED) else shared))
+    results = [replayed(directory, profiles) for directory, profiles in asked]
+    print()
+    for way in WAYS:
+        for paced in (False, True):
+            some = [one for one in results if one["run"].startswith(PACED) == paced]
+            if some:
+                right = sum(one["ways"][way]["within_tolerance"] for one in some)
+                stages = sum(one["stages"] for one in some)
+                print(f"{way}{', paced' if paced else ''}: {right} of {stages} stages within {TOLERANCE:.0%}")
+    about = {"kind": "real runs measured, replays simulated", "cpus": os.cpu_count(), "runs": results}
     chosen.out.write_text(json.dumps(about) + "\n")
 
 

@@ -33,8 +33,8 @@ CASES: dict[str, tuple[int, int, Features]] = {
     "128 engines, 100 steps, pipeline, two-tier, outliers, defer, budget": (128, 100, PIPELINE),
     "4096 engines, 4 steps, async": (4096, 4, Features()),
     "4096 engines, 4 steps, pipeline, two-tier, outliers, defer, budget": (4096, 4, PIPELINE),
-    "128 engines, 20 steps, async, reallocation": (128, 20, Features(reallocation=True)),
-    "128 engines, 20 steps, sync, tp-switch": (128, 20, Features("sync", switching="history")),
+    "128 engines, 100 steps, async, reallocation": (128, 100, Features(reallocation=True)),
+    "128 engines, 100 steps, sync, tp-switch": (128, 100, Features("sync", switching="history")),
 }
 
 

@@ -15,9 +15,8 @@ from rhyme_openrlhf.simulation import report, shipped, study
 from rhyme_openrlhf.simulation.engine_kinds import gaps
 from rhyme_openrlhf.simulation.presets import PRESETS
 from rhyme_openrlhf.simulation.recommendation import recommend
-from rhyme_openrlhf.simulation.recorded_run import RecordedRun, compare, read_run, summary
-from rhyme_openrlhf.simulation.result import Result
-from rhyme_openrlhf.simulation.run import Run
+from rhyme_openrlhf.simulation.recorded_run import read_run
+from rhyme_openrlhf.simulation.replay import replay
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance
 from rhyme_openrlhf.simulation.study import Variant
@@ -81,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
         "--from-run",
         type=Path,
         metavar="DIRECTORY",
-        help="a real run again: its lengths, engines, trainer's speed, what its drafts gave; --features come on top",
+        help="a real run again: its lengths, engines, trainer's speed, what its drafts gave, how slow its "
+        "engines were beside the profile in each step; --features come on top",
     )
     _number(what, "--steps", int, 20, "steps to draw (not with --trace)")
     _number(what, "--prompts", int, 128, "prompts a step")
@@ -146,8 +146,9 @@ def main(argv: list[str]) -> int:
         measured = run.rates if run else ()
         if options.html:
             from rhyme_openrlhf.simulation.page import draw
-        results = study.simulate(variants, workload, profiles, options.jobs, measured, crowds)
-        replayed = _replayed(run, profiles, crowds, variants, results) if run else None
+        replayed = replay(run, profiles, crowds) if run else None
+        conditions = replayed.conditions if replayed else ()
+        results = study.simulate(variants, workload, profiles, options.jobs, measured, crowds, conditions)
     except ModuleNotFoundError as error:
         if error.name != "plotly":
             raise
@@ -158,7 +159,10 @@ def main(argv: list[str]) -> int:
     notes = _notes(profiles, options)
     _print(heading, notes, report.rows(variants, results))
     if replayed:
-        print(replayed)
+        print("\n".join(replayed.lines()))
+    if options.sweep and all(result == results[0] for result in results):
+        setting = options.sweep.partition("=")[0]
+        print(f"{setting} changes nothing here: what uses it is not among the features, or never acts")
     best = max(range(len(results)), key=lambda place: results[place].samples_per_second)
     print(f"most samples a second (simulated): {variants[best].name}")
     advice = recommend(variants, results, _files(options.profile, profiles))
@@ -188,23 +192,6 @@ def _files(names: Sequence[str], profiles: dict[int, Profile]) -> dict[int, str]
     """What a run would be given as its profiles: those that come along are of no engine of the user's."""
     own = {size: name for name in names if name not in shipped.SHIPPED for size in shipped.load_all([name])[0]}
     return {size: own.get(size, f"PROFILE_OF_TP_{size}") for size in profiles}
-
-
-def _replayed(
-    run: RecordedRun,
-    profiles: dict[int, Profile],
-    crowds: dict[int, Profile],
-    variants: Sequence[Variant],
-    results: Sequence[Result],
-) -> str:
-    """How the simulator does on the run as it was, step by step; simulated for this where no variant is that."""
-    asked = zip(variants, results, strict=True)
-    known = (result for one, result in asked if (one.cluster, one.features) == (run.cluster, run.features))
-    result = next(known, None) or Run(run.workload, run.cluster, run.features, profiles, run.rates, crowds).go()
-    compared = compare(run, result)
-    lines = ["step   rollout s, real   simulated    error"]
-    lines += [f"{one.step:4d}  {one.real:16.2f}  {one.simulated:10.2f}  {one.error:+7.1%}" for one in compared]
-    return "\n".join([*lines, summary(compared, result)])
 
 
 def _asked(options: argparse.Namespace) -> tuple[Cluster, Features]:

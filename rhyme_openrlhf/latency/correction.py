@@ -59,6 +59,11 @@ class Correction:
         self._usual = _bounded(self._all * self._usual_own)
         self._factors = {known: _bounded(self._all * factor) for known, (factor, _) in self._own.items()}
 
+    @property
+    def observed(self) -> bool:
+        """Whether any step was; before, all factors are 1."""
+        return bool(self._own)
+
     def factor(self, running: int, drafts: int) -> float:
         """What to multiply the profile's prediction by."""
         return self.factor_of(size_of(running, drafts))

@@ -8,15 +8,15 @@ profiled is told to `on_outside`, once, and answered with the nearest edge's slo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rhyme_openrlhf.latency.bucket_table import CONTEXT_BITS, BucketTable
 from rhyme_openrlhf.latency.correction import Correction, Size, size_of
 from rhyme_openrlhf.latency.step_model import StepModel
 
-# Leading bits of the context that tell buckets apart: neighbours differ by 1/16 to 1/8, where step times differ less.
-CONTEXT_BITS = 4
 # Answers kept: some 20 MB.
 MOST_ANSWERS = 100_000
 # Tables of step seconds kept: of some thousand floats each, so some MB.
@@ -41,6 +41,7 @@ class Predictor:
         self._told = False
         # By samples, leading bits of the context and how many follow them, and draft tokens.
         self._cache: dict[tuple[int, int, int, int], tuple[float, Size]] = {}
+        self._by_bucket = BucketTable(self.profiled_seconds)
         self._tables: dict[tuple[int, int, int], tuple[np.ndarray, list[int], np.ndarray]] = {}
 
     def step_seconds(self, running: int, context: int, drafts: int) -> float:
@@ -51,6 +52,17 @@ class Predictor:
     def profiled_seconds(self, running: int, context: int, drafts: int) -> float:
         """The same without correction."""
         return self._profiled(running, context, drafts)[0]
+
+    def seconds_of(
+        self, running: Sequence[int], contexts: NDArray[np.int64], drafts: Sequence[int]
+    ) -> NDArray[np.float64]:
+        """`step_seconds` of many steps: `contexts` has a column for each of `running` and `drafts`."""
+        profiled = self._by_bucket.of(running, contexts, drafts)
+        if not self.correction.observed:
+            return profiled
+        factors = [self.correction.factor(*step) for step in zip(running, drafts, strict=True)]
+        corrected: NDArray[np.float64] = profiled * factors
+        return corrected
 
     def _profiled(self, running: int, context: int, drafts: int) -> tuple[float, Size]:
         drop = context.bit_length() - CONTEXT_BITS - 1

@@ -48,6 +48,12 @@ QUICKLY = Walk(QUICK, rounds=2, steps=4, limit_s=30.0)
 SPARSE = Walk(QUICK, rounds=2, steps=6, carrying=True)
 
 
+# Where other engines do the same beside it, the measured engine makes so many times as many steps, of which the last
+# count, and the others so many times as many: calls reach engines some steps apart, and a burst would else be measured
+# in part before the others begin and after they have ended.
+OWN_STEPS, BESIDE_STEPS = 2, 4
+
+
 class Engine(Protocol):
     """What is measured (`rollout/step_measuring.py`, behind Ray)."""
 
@@ -99,7 +105,8 @@ class Plan:
 
     def steps(self) -> list[StepShape]:
         """The decode steps."""
-        return step_shapes(self.limits, self.walk.steps + 2, self.walk.grid)
+        steps = self.walk.steps * (BESIDE_STEPS if self.beside else 1)
+        return step_shapes(self.limits, steps + 2, self.walk.grid)
 
     def prefills(self) -> list[PrefillShape]:
         """The prefills."""

@@ -10,6 +10,7 @@ import ray
 
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Subject
+from rhyme_openrlhf.profiling.measure import BESIDE_STEPS, OWN_STEPS
 
 
 class EngineCallError(RuntimeError):
@@ -45,9 +46,12 @@ class RemoteEngine:
 
     def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
         """(running, context, drafts, seconds) of decode steps of this shape."""
-        rows: list[list[tuple[int, int, int, float]]] = self._together("decode_steps", shape, steps)
-        # All of them are alike, and one of them may have begun before the others or ended after them.
-        return [row for found in rows for row in found]
+        if not self._beside:
+            return list(self._call("decode_steps", shape, steps))
+        others = self._ask(self._beside, "decode_steps", shape, BESIDE_STEPS * steps)
+        own = list(self._call("decode_steps", shape, OWN_STEPS * steps))
+        self._answers(others, "decode_steps", shape)
+        return own[len(own) // 2 :]
 
     def prefill(self, shape: PrefillShape) -> float:
         """Seconds of a prefill."""
@@ -83,9 +87,15 @@ class RemoteEngine:
         return self._wait([self._actor, *self._beside], method, *arguments)
 
     def _wait(self, actors: Sequence[Any], method: str, *arguments: Any) -> list[Any]:
+        return self._answers(self._ask(actors, method, *arguments), method, *arguments)
+
+    @staticmethod
+    def _ask(actors: Sequence[Any], method: str, *arguments: Any) -> list[Any]:
+        return [getattr(actor, method).remote(*arguments) for actor in actors]
+
+    def _answers(self, asked: list[Any], method: str, *arguments: Any) -> list[Any]:
         words = " ".join([method.replace("_", " "), *(str(a) for a in arguments if not isinstance(a, str))])
         try:
-            asked = [getattr(actor, method).remote(*arguments) for actor in actors]
             answers: list[Any] = ray.get(asked, timeout=self._limit_s)
             return answers
         except ray.exceptions.GetTimeoutError:

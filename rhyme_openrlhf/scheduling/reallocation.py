@@ -33,7 +33,7 @@ class EngineLoad:
     """What an engine reported: its samples, the tokens of KV cache it has free, and its free seats (None: enough)."""
 
     engine: int
-    running: tuple[RunningSample, ...]
+    running: Sequence[RunningSample]
     free_tokens: int
     free_seats: int | None = None
 

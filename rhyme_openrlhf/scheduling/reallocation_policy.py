@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
@@ -20,6 +21,20 @@ from rhyme_openrlhf.scheduling.reallocation import (
     reallocate,
     speculative_knee,
 )
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How samples of all engines decode, in the mean, for the knee.
+
+    `context`: tokens of a sample; `tokens_per_step` and `drafts`: of a sample's decode step; `seats`: samples that an
+    engine runs at most.
+    """
+
+    context: float
+    tokens_per_step: float
+    drafts: float
+    seats: int
 
 
 class ReallocationPolicy:
@@ -58,32 +73,50 @@ class ReallocationPolicy:
 
     def orders(self, taking_part: Sequence[EngineStatus], numbers: Mapping[str, int]) -> list[Reallocation]:
         """What to move, once a decision is due; arguments as `decide`, of engines that take part."""
-        self.threshold = self._given or self._knee(taking_part)
-        if not self.threshold:
-            return []
         by_version = defaultdict(list)
         for status in taking_part:
             by_version[status.weight_version].append(_load(status, numbers))
-        orders = [order for loads in by_version.values() for order in reallocate(loads, self.threshold)]
-        movable = set(numbers.values())
+        return self.moves(list(by_version.values()), _decoding(taking_part))
+
+    def moves(self, loads: Sequence[Sequence[EngineLoad]], decoding: Decoding | None) -> list[Reallocation]:
+        """What to move between engines of the same weights, each a list of loads; samples below 0 cannot be moved.
+
+        `decoding`: of all engines that take part; None: none has a sample.
+        """
+        self.threshold = self._given or self._knee(decoding)
+        if not self.threshold:
+            return []
+        orders = [order for alike in loads for order in reallocate(alike, self.threshold)]
         found = []
         for order in orders:
-            samples = tuple(sample for sample in order.samples if sample in movable)
+            samples = tuple(sample for sample in order.samples if sample >= 0)
             if samples:
                 found.append(Reallocation(order.source, order.destination, samples))
         return found
 
-    def _knee(self, statuses: Sequence[EngineStatus]) -> int:
-        samples = [sample for status in statuses for sample in status.samples]
-        if self.predictor is None or not samples:
+    def _knee(self, decoding: Decoding | None) -> int:
+        if self.predictor is None or decoding is None:
             return 0
-        steps = [(status.decode, status.tokens_per_step) for status in statuses if status.decode is not None]
-        decoding = sum(mean.running for mean, _ in steps)
-        drafts = sum(mean.drafts for mean, _ in steps) / decoding if decoding else 0.0
-        gained = sum(mean.running * tokens for mean, tokens in steps) / decoding if decoding else 1.0
-        context = sum(sample.context for sample in samples) / len(samples)
-        seats = max(sum(not s.waiting for s in status.samples) + status.free_seats for status in statuses)
-        return self._knee_of(self.predictor.step_seconds, context, gained, drafts, max(seats, 1))
+        return self._knee_of(
+            self.predictor.step_seconds,
+            decoding.context,
+            decoding.tokens_per_step,
+            decoding.drafts,
+            max(decoding.seats, 1),
+        )
+
+
+def _decoding(statuses: Sequence[EngineStatus]) -> Decoding | None:
+    samples = [sample for status in statuses for sample in status.samples]
+    if not samples:
+        return None
+    steps = [(status.decode, status.tokens_per_step) for status in statuses if status.decode is not None]
+    decoding = sum(mean.running for mean, _ in steps)
+    drafts = sum(mean.drafts for mean, _ in steps) / decoding if decoding else 0.0
+    gained = sum(mean.running * tokens for mean, tokens in steps) / decoding if decoding else 1.0
+    context = sum(sample.context for sample in samples) / len(samples)
+    seats = max(sum(not s.waiting for s in status.samples) + status.free_seats for status in statuses)
+    return Decoding(context, gained, drafts, seats)
 
 
 def _load(status: EngineStatus, numbers: Mapping[str, int]) -> EngineLoad:

@@ -12,8 +12,9 @@ Invariants: at least one token remains for each, and no response is longer than 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,7 @@ SCENARIOS = 8
 _SHIFT = 3
 
 
-@dataclass(frozen=True)
-class Unfinished:
+class Unfinished(NamedTuple):
     """A running sample: tokens generated, tokens of context (prompt included), and its prompt's `earlier` lengths."""
 
     generated: int
@@ -40,21 +40,34 @@ def by_maximum(samples: Sequence[Unfinished], longest_allowed: int) -> NDArray[n
 
 def by_history(samples: Sequence[Unfinished], longest_allowed: int, scenarios: int = SCENARIOS) -> NDArray[np.int64]:
     """Scenarios of tokens still to come, int64[scenarios, samples]."""
-    found = np.empty((scenarios, len(samples)), dtype=np.int64)
+    # The sample's own place among the quantiles moves from sample to sample.
+    quantiles = ((np.arange(scenarios) + np.arange(scenarios)[:, None] * _SHIFT) % scenarios + 0.5) / scenarios
+    rows = quantiles.tolist()
+    # Samples of one prompt have the same earlier lengths.
+    ordered: dict[tuple[int, ...], list[int]] = {}
+    found = np.ones((len(samples), scenarios), dtype=np.int64)
+    beyond = []
     for place, sample in enumerate(samples):
-        # The sample's own place among the quantiles moves from sample to sample.
-        quantiles = ((np.arange(scenarios) + place * _SHIFT) % scenarios + 0.5) / scenarios
-        found[:, place] = _quantiles(sample, quantiles, longest_allowed)
-    return np.maximum(found, 1)
+        if sample.generated >= longest_allowed:
+            continue
+        if sample.earlier not in ordered:
+            ordered[sample.earlier] = sorted(min(length, longest_allowed) for length in sample.earlier)
+        earlier = ordered[sample.earlier]
+        first = bisect_right(earlier, sample.generated)
+        longer = len(earlier) - first
+        if longer:
+            then = [earlier[first + int(quantile * longer)] for quantile in rows[place % scenarios]]
+            found[place] = [length - sample.generated for length in then]
+        else:
+            beyond.append(place)
+    if beyond:
+        generated = np.array([[samples[place].generated] for place in beyond])
+        found[beyond] = _pareto(generated, quantiles[np.array(beyond) % scenarios], longest_allowed)
+    return np.maximum(found.T, 1)
 
 
-def _quantiles(sample: Unfinished, quantiles: NDArray[np.float64], allowed: int) -> NDArray[np.float64]:
-    longer = sorted(min(length, allowed) for length in sample.earlier if length > sample.generated)
-    if longer:
-        places = (quantiles * len(longer)).astype(np.int64)
-        return np.array(longer, dtype=np.float64)[places] - sample.generated
-    begin = max(sample.generated, 1)
-    if begin >= allowed:
-        return np.ones_like(quantiles)
-    # Quantiles of P(L > l) = begin / l, cut off at `allowed`.
-    return begin / (1 - quantiles * (1 - begin / allowed)) - sample.generated
+def _pareto(generated: NDArray[np.int64], quantiles: NDArray[np.float64], allowed: int) -> NDArray[np.float64]:
+    """Quantiles of P(L > l) = begin / l, cut off at `allowed`, less what there is."""
+    begin = np.maximum(generated, 1)
+    rest: NDArray[np.float64] = begin / (1 - quantiles * (1 - begin / allowed)) - generated
+    return rest

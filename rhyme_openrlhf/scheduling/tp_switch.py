@@ -22,12 +22,14 @@ nothing is ordered.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rhyme_openrlhf.latency.bucket_table import SecondsOfMany
 from rhyme_openrlhf.scheduling.group_time import StepSeconds
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, by_history, by_maximum
 
@@ -39,7 +41,8 @@ _FINE = 8
 class Layout:
     """A way to divide a node: `engines` of `tensor_parallel_size` devices each, and their decode step's seconds.
 
-    `tokens_per_step` and `drafts_per_step`: of a sample, with the speculation of now.
+    `tokens_per_step` and `drafts_per_step`: of a sample, with the speculation of now. `seconds_of`: the answers of
+    `step_seconds` for many steps at once (`Predictor.seconds_of`); None: it is asked one by one.
     """
 
     tensor_parallel_size: int
@@ -47,6 +50,7 @@ class Layout:
     step_seconds: StepSeconds
     tokens_per_step: float = 1.0
     drafts_per_step: float = 0.0
+    seconds_of: SecondsOfMany | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def decide(
         return _by_stopping(current, layouts, samples, longest_allowed, switch_seconds, engines)
     remaining = by_maximum(samples, longest_allowed)
     contexts = np.array([sample.context for sample in samples])
-    stay = float(_Course(layouts[current], contexts, remaining, engines).ends.max(axis=1).mean())
+    stay = float(_Course(layouts[current], contexts, remaining, engines).last.mean())
     best: Switch | None = None
     for place, layout in list(enumerate(layouts))[current + 1 :]:
         total = _spread(layout, contexts[None], remaining) + switch_seconds(current, place, contexts.tolist())
@@ -104,7 +108,7 @@ def _by_stopping(
     remaining = by_history(samples, longest_allowed)
     contexts = np.array([sample.context for sample in samples])
     course = _Course(layouts[current], contexts, remaining, engines)
-    stay = float(course.ends.max(axis=1).mean())
+    stay = float(course.last.mean())
     fewer = _classes(len(samples))[1:]
     best: Switch | None = None
     for place, layout in list(enumerate(layouts))[current + 1 :]:
@@ -140,45 +144,73 @@ def _later(
 
 
 class _Course:
-    """How the rest of a stage goes if nothing is switched. `ends`: when each sample ends in each scenario, seconds."""
+    """How the rest of a stage goes if nothing is switched. `last`: when its last sample ends in each scenario."""
 
     def __init__(
         self, layout: Layout, contexts: NDArray[np.int64], remaining: NDArray[np.int64], engines: Sequence[int]
     ) -> None:
         self._contexts = contexts
         self._remaining = remaining
-        self.ends = np.empty(remaining.shape)
-        # Of each engine its samples, and in each scenario how many tokens each of them has by when.
-        self._engines: list[tuple[list[int], NDArray[np.float64], NDArray[np.float64]]] = []
         on: dict[int, list[int]] = {}
         for place, engine in enumerate(engines):
             on.setdefault(engine, []).append(place)
-        for places in on.values():
-            ends, seconds = _timed(layout, contexts[None, places], remaining[:, places], 1)
-            begin = np.zeros((len(ends), 1))
-            tokens = np.concatenate([begin, ends], axis=1)
-            clock = np.concatenate([begin, seconds.cumsum(axis=1)], axis=1)
-            self._engines.append((places, tokens, clock))
-            for scenario in range(len(ends)):
-                self.ends[scenario, places] = np.interp(remaining[scenario, places], tokens[scenario], clock[scenario])
-        self._order = np.argsort(self.ends, axis=1)
+        self._places = list(on.values())
+        ends, seconds = _timed(layout, contexts[None], remaining, self._places, 1)
+        passed = seconds.cumsum(axis=2)
+        self.last = passed[:, :, -1].max(axis=0)
+        # Of each engine and scenario how many tokens each of its samples has by when, from nothing on; behind the last
+        # one's end no more.
+        engines_there, scenarios, cuts = ends.shape
+        self._tokens = np.zeros((engines_there, scenarios, cuts + 2))
+        self._tokens[:, :, 1:-1] = ends
+        self._tokens[:, :, -1] = ends[:, :, -1]
+        self._clock = np.zeros(self._tokens.shape)
+        self._clock[:, :, 1:-1] = passed
+        self._counts = [len(_classes(len(places))) for places in self._places]
+        for place, count in enumerate(self._counts):
+            self._clock[place, :, count + 1 :] = np.inf
+
+    @functools.cached_property
+    def _ends(self) -> NDArray[np.float64]:
+        """When each sample ends in each scenario, seconds."""
+        found = np.empty(self._remaining.shape)
+        for place, places in enumerate(self._places):
+            known = self._counts[place] + 1
+            for scenario in range(len(found)):
+                tokens, clock = self._tokens[place, scenario, :known], self._clock[place, scenario, :known]
+                found[scenario, places] = np.interp(self._remaining[scenario, places], tokens, clock)
+        return found
+
+    @functools.cached_property
+    def _order(self) -> NDArray[np.intp]:
+        """The samples of each scenario as they end."""
+        return np.argsort(self._ends, axis=1)
 
     def when(self, left: int) -> tuple[float, NDArray[np.int64], NDArray[np.int64]]:
         """Seconds until so many samples are left, fewer than now, in the mean; in each scenario their contexts then,
         and what is then left of each.
         """
-        scenarios = range(len(self.ends))
-        moments = self.ends[scenarios, self._order[:, -left - 1]]
-        done = np.empty(self.ends.shape)
-        for places, tokens, clock in self._engines:
-            for scenario in scenarios:
-                done[scenario, places] = np.interp(moments[scenario], clock[scenario], tokens[scenario])
+        scenarios = np.arange(len(self._ends))
+        moments = self._ends[scenarios, self._order[:, -left - 1]]
+        done = np.empty(self._ends.shape)
+        for places, tokens in zip(self._places, self._tokens_at(moments), strict=True):
+            done[:, places] = tokens[:, None]
         whole = np.minimum(done.round().astype(np.int64), self._remaining - 1)
         last = self._order[:, -left:]
         rest = np.take_along_axis(self._remaining - whole, last, axis=1)
         return float(moments.mean()), np.take_along_axis(self._contexts + whole, last, axis=1), rest
 
+    def _tokens_at(self, moments: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Tokens that a sample of each engine has by then in each scenario, as np.interp has them."""
+        at = (self._clock <= moments[None, :, None]).sum(axis=2)
+        engines, scenarios = np.ogrid[: at.shape[0], : at.shape[1]]
+        since, until = self._clock[engines, scenarios, at - 1], self._clock[engines, scenarios, at]
+        had, have = self._tokens[engines, scenarios, at - 1], self._tokens[engines, scenarios, at]
+        found: NDArray[np.float64] = (have - had) / (until - since) * (moments - since) + had
+        return found
 
+
+@functools.lru_cache(maxsize=4096)
 def _classes(samples: int) -> tuple[int, ...]:
     """Numbers of running samples that are told apart, from `samples` down to 1."""
     found = [samples]
@@ -191,25 +223,52 @@ def _spread(layout: Layout, contexts: NDArray[np.int64], remaining: NDArray[np.i
     """Seconds of samples that are spread evenly over a layout's engines, all going on at the same pace; the mean of the
     scenarios.
     """
-    return float(_timed(layout, contexts, remaining, layout.engines)[1].sum(axis=1).mean())
+    everybody = [list(range(remaining.shape[1]))]
+    return float(_timed(layout, contexts, remaining, everybody, layout.engines)[1].sum(axis=2).mean())
 
 
 def _timed(
-    layout: Layout, contexts: NDArray[np.int64], remaining: NDArray[np.int64], engines: int
+    layout: Layout,
+    contexts: NDArray[np.int64],
+    remaining: NDArray[np.int64],
+    groups: Sequence[list[int]],
+    engines: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The rest of a stage, cut where the number of running samples falls to a next class: of each scenario tokens at
-    the end of each cut, and its seconds. `contexts`: of each scenario, or one for all.
+    """The rest of a stage for each group of samples, cut where the number of running ones falls to a next class.
+
+    Of each group and scenario: tokens at the end of each cut, and its seconds, 0 for cuts that only other groups have.
+    `contexts`: of each scenario, or one for all; `engines`: that a group's samples are spread over.
     """
-    count = remaining.shape[1]
-    left = _classes(count)
-    # Tokens after which the sample ends that brings the number down to each class; the last one's end is the stage's.
-    ends = np.sort(remaining, axis=1)[:, [count - then - 1 for then in left[1:]] + [count - 1]]
-    tokens = np.diff(ends, axis=1, prepend=0)
-    middles = contexts.mean(axis=1, keepdims=True) + ends - tokens / 2
-    running = [-(-then // engines) for then in left]
-    drafts = [round(each * layout.drafts_per_step) for each in running]
-    steps = [
-        [layout.step_seconds(*step) for step in zip(running, of_scenario, drafts, strict=True)]
-        for of_scenario in (middles * running).round().astype(np.int64).tolist()
-    ]
-    return ends, tokens / layout.tokens_per_step * np.array(steps)
+    classes = [_classes(len(places)) for places in groups]
+    cuts, most = max(map(len, classes)), max(map(len, groups))
+    # Those of a group are its row's last; before them zeros, less than any real one.
+    ordered = np.zeros((len(groups), len(remaining), most), dtype=np.int64)
+    context = np.empty((len(groups), len(contexts), 1))
+    running = np.ones((len(groups), cuts), dtype=np.int64)
+    at = np.full((len(groups), cuts), most - 1)
+    for place, (places, left) in enumerate(zip(groups, classes, strict=True)):
+        ordered[place, :, most - len(places) :] = remaining[:, places]
+        context[place, :, 0] = contexts[:, places].sum(axis=1) / len(places)
+        running[place, : len(left)] = [-(-then // engines) for then in left]
+        # Tokens after which the sample ends that brings the number down to each class; the last one's is the stage's.
+        at[place, : len(left) - 1] = [most - then - 1 for then in left[1:]]
+    ordered.sort(axis=2)
+    ends = ordered[np.arange(len(groups))[:, None, None], np.arange(len(remaining))[:, None], at[:, None, :]]
+    tokens = ends.copy()
+    tokens[:, :, 1:] -= ends[:, :, :-1]
+    middles = ((context + ends - tokens / 2) * running[:, None, :]).round().astype(np.int64)
+    # One row a scenario, one column a cut.
+    asked = middles.transpose(1, 0, 2).reshape(len(remaining), -1)
+    samples = running.ravel().tolist()
+    drafts = [round(each * layout.drafts_per_step) for each in samples]
+    if layout.seconds_of is not None:
+        steps = layout.seconds_of(samples, asked, drafts)
+    else:
+        steps = np.array(
+            [
+                [layout.step_seconds(*step) for step in zip(samples, of_scenario, drafts, strict=True)]
+                for of_scenario in asked.tolist()
+            ]
+        )
+    each = steps.reshape(len(remaining), len(groups), cuts).transpose(1, 0, 2)
+    return ends, tokens / layout.tokens_per_step * each

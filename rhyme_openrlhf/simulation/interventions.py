@@ -9,16 +9,19 @@ what is on its way is in no decision; only engines of the first layout give and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, overload
 
 from rhyme_openrlhf.latency.predictor import context_bucket
 from rhyme_openrlhf.scheduling import outliers, reallocation
 from rhyme_openrlhf.scheduling.carriers import cheaper
-from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, SampleStatus
 from rhyme_openrlhf.scheduling.group_time import StepSeconds
-from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
-from rhyme_openrlhf.simulation.engine import Job
+from rhyme_openrlhf.scheduling.reallocation import EngineLoad, RunningSample
+from rhyme_openrlhf.scheduling.reallocation_policy import Decoding, ReallocationPolicy
+from rhyme_openrlhf.simulation.engine import Engine
+from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.layout_changes import LayoutChanges
 from rhyme_openrlhf.simulation.planner import StepPlan
 from rhyme_openrlhf.simulation.slot import Slot
@@ -86,17 +89,47 @@ class Interventions:
         slots = [slot for slot in run.slots if self.layouts.aligned(slot.node) and not slot.beginning]
         if not slots or any(slot.arriving for slot in run.slots):
             return
-        steps = max(slot.engine.counts.steps for slot in slots)
+        near = [slot.engine.near(now) for slot in slots]
+        steps = max(steps for steps, _ in near)
         if not self._policy.due([slot.engine.load for slot in slots], steps):
             return
-        run.stop_at(slots, now)
-        slots = [slot for slot in slots if not slot.beginning]
-        running = {slot.place: slot.engine.jobs_running() for slot in slots}
-        numbers = {str(job.sample): job.sample for jobs in running.values() for job in jobs}
-        if not numbers:
-            return
-        for order in self._policy.orders([self._status(slot, running[slot.place]) for slot in slots], numbers):
-            self._move(run.slots[order.source], run.slots[order.destination], order.samples, "reallocation")
+        by_version = defaultdict(list)
+        for slot in slots:
+            samples = _Samples(slot.engine, now)
+            free = run.cluster.running - len(slot.engine.running)
+            by_version[slot.version].append(EngineLoad(slot.place, samples, slot.engine.free_tokens, free))
+        for order in self._policy.moves(
+            list(by_version.values()), self._decoding(slots, [context for _, context in near])
+        ):
+            source = run.slots[order.source]
+            run.stop_at([source], now)
+            # Going to the end of its step, it may have ended some.
+            still = [sample for sample in order.samples if sample in source.engine.running]
+            if still and not source.beginning:
+                self._move(source, run.slots[order.destination], still, "reallocation")
+
+    def _decoding(self, slots: Sequence[Slot], contexts: Sequence[float]) -> Decoding | None:
+        """What live engines' reports come to in the mean; `contexts`: of each engine's running samples in all."""
+        samples = decoding = 0
+        context = gained = drafts = 0.0
+        for slot, tokens_there in zip(slots, contexts, strict=True):
+            engine = slot.engine
+            running = len(engine.running)
+            samples += engine.load
+            if engine.load > running:
+                context += sum(job.context for job in engine.jobs_waiting())
+            if running:
+                tokens, drafted = engine.speculation()
+                context += tokens_there
+                decoding += running
+                gained += running * tokens
+                drafts += running * drafted
+        if not samples:
+            return None
+        seats = self._run.cluster.running
+        if not decoding:
+            return Decoding(context / samples, 1.0, 0.0, seats)
+        return Decoding(context / samples, gained / decoding, drafts / decoding, seats)
 
     def _knee(self, step_seconds: StepSeconds, context: float, tokens_per_step: float, drafts: float, most: int) -> int:
         """The knee, asked once for contexts that step times do not tell apart: these never change here."""
@@ -107,30 +140,6 @@ class Interventions:
                 step_seconds, bucket, round(tokens_per_step, 2), round(drafts, 2), most
             )
         return self._knees[key]
-
-    def _status(self, slot: Slot, running: Sequence[Job]) -> EngineStatus:
-        """As a live engine reports itself."""
-        run, engine = self._run, slot.engine
-        samples = [SampleStatus(str(job.sample), round(job.context), job.tokens_per_step - 1) for job in running]
-        samples += [
-            SampleStatus("", round(job.context), job.tokens_per_step - 1, waiting=True) for job in engine.jobs_waiting()
-        ]
-        gained, drafts = engine.speculation()
-        decode = None
-        if running:
-            decode = DecodeMean(len(running), sum(job.context for job in running), drafts * len(running), 0.0)
-        return EngineStatus(
-            slot.place,
-            tuple(samples),
-            engine.free_tokens,
-            run.cluster.running - len(running),
-            slot.version,
-            open=True,
-            decode_steps=engine.counts.steps,
-            step_tokens=run.cluster.step_tokens,
-            tokens_per_step=gained,
-            decode=decode,
-        )
 
     # Outliers
 
@@ -215,3 +224,37 @@ class Interventions:
         """Within an epoch only: each trains its own prompts."""
         steps = self._run.workload.steps
         return self._run.features.defer and step < len(steps) and steps[step - 1].epoch == steps[step].epoch
+
+
+class _Samples(Sequence[RunningSample]):
+    """An engine's samples as of a moment; made only if they are looked at, since most engines give none away."""
+
+    def __init__(self, engine: Engine, now: float) -> None:
+        self._engine, self._now = engine, now
+
+    def __len__(self) -> int:
+        return self._engine.load
+
+    @overload
+    def __getitem__(self, place: int) -> RunningSample: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[RunningSample]: ...
+
+    def __getitem__(self, place: int | slice) -> RunningSample | Sequence[RunningSample]:
+        return self._made[place]
+
+    def __iter__(self) -> Iterator[RunningSample]:
+        return iter(self._made)
+
+    @cached_property
+    def _made(self) -> list[RunningSample]:
+        found = [
+            RunningSample(job.sample, round(job.prompt_tokens + generated), job.tokens_per_step - 1)
+            for job, generated in self._engine.running_at(self._now)
+        ]
+        # What waits counts, and cannot be moved.
+        return found + [
+            RunningSample(-1 - place, round(job.context), job.tokens_per_step - 1)
+            for place, job in enumerate(self._engine.jobs_waiting())
+        ]

@@ -19,7 +19,7 @@ from rhyme_openrlhf.scheduling import tp_switch
 from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.dispatch import assign
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
-from rhyme_openrlhf.simulation.engine import Job
+from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.slot import Slot
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class LayoutChanges:
         fullest = max(slots, key=lambda s: s.engine.load)
         gained, drafts = fullest.engine.speculation()
         layouts = [
-            tp_switch.Layout(size, run.cluster.devices // size, run.predictors[size].step_seconds, gained, drafts)
-            for size in sizes
+            tp_switch.Layout(size, run.cluster.devices // size, of.step_seconds, gained, drafts, of.seconds_of)
+            for size, of in ((size, run.predictors[size]) for size in sizes)
         ]
         samples = [Unfinished(int(job.generated), round(job.context), run.history.lengths(job.prompt)) for job in jobs]
         order = tp_switch.decide(
@@ -137,7 +137,9 @@ class LayoutChanges:
             own = [job for job, at in zip(jobs, chosen, strict=True) if at == place]
             for job in own:
                 job.computed = True
+            run.count_busy(tail)
             tail.step, tail.version, tail.idle_since = step, version, ready
+            tail.engine.slow_down(slots[0].engine.slowness)
             tail.engine.now = max(tail.engine.now, ready)
             if own:
                 run.give(tail, own, ready)

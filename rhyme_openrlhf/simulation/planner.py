@@ -18,7 +18,7 @@ from rhyme_openrlhf.scheduling.engine_shares import plan_shares
 from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
 from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank, usual_rank_groups
-from rhyme_openrlhf.simulation.engine import Job
+from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.speculation_rates import Rates
 from rhyme_openrlhf.simulation.workload import PromptLoad, StepLoad

@@ -3,7 +3,7 @@
 Read from the run directory (telemetry/run_directory.py). What a run did is beside what the simulator makes of it, so
 that the two can be compared step by step. Invariants: steps are those whose rollout stage is recorded whole, numbered
 anew from 1; of the run's own rollout times, with which the simulated ones are compared, only what looking drafts up
-took in a decode step is taken.
+took in a decode step is taken, and for who asks (simulation/conditions.py) how long engines were busy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rhyme_openrlhf.simulation.conditions import Busy
 from rhyme_openrlhf.simulation.recorded_drafts import drafting_of_step, kept_responses
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.settings import Cluster, Features, Trainer
@@ -53,13 +54,15 @@ class RealStage:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What to simulate, and what really happened; `rates` and `stages` have an entry for each step of the workload."""
+    """What to simulate, and what really happened; `rates`, `stages` and `busy` have an entry for each step of the
+    workload."""
 
     workload: Workload
     cluster: Cluster
     features: Features
     rates: tuple[Rates, ...]
     stages: tuple[RealStage, ...]
+    busy: tuple[Busy, ...]
 
 
 def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedRun:
@@ -93,7 +96,8 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
             devices=started.engines * started.tensor_parallel_size,
             tensor_parallel=started.tensor_parallel_size,
             trainer_tokens_per_second=_trained_per_second(parts, workload),
-            lookup_seconds=_lookup_seconds(events),
+            # Where steps are stretched to a profile's times, lookups are in these.
+            lookup_seconds=0.0 if started.emulated else _lookup_seconds(events),
             publish_seconds=statistics.fmean(one.get(SYNC_PART, 0.0) for one in parts),
         ),
         replace(
@@ -106,6 +110,7 @@ def read_run(directory: Path, cluster: Cluster, features: Features) -> RecordedR
         ),
         tuple(rates[step] for step in steps),
         tuple(stages[step] for step in steps),
+        _busy(events, [stages[step] for step in steps], pipeline),
     )
 
 
@@ -172,6 +177,19 @@ def _rates(events: Iterable[Recorded]) -> dict[int, Rates]:
     return found
 
 
+def _busy(events: Iterable[Recorded], stages: Sequence[RealStage], pipeline: bool) -> tuple[Busy, ...]:
+    """In the pipeline engines have no stage together, so nothing of it is around them."""
+    of_step: dict[int, list[float]] = defaultdict(list)
+    for one in events:
+        if isinstance(one.event, EngineStep):
+            of_step[one.event.step].append(one.event.counters.busy_seconds)
+    found = []
+    for stage in stages:
+        seconds = of_step[stage.step] or [0.0]
+        found.append(Busy(sum(seconds), 0.0 if pipeline else max(stage.seconds - max(seconds), 0.0)))
+    return tuple(found)
+
+
 def _lookup_seconds(events: Iterable[Recorded]) -> float:
     """Of looking drafts up in a decode step; the median of engines and steps, because the first one compiles."""
     counters = [one.event.counters for one in events if isinstance(one.event, EngineStep)]
@@ -218,6 +236,6 @@ def summary(compared: Sequence[Comparison], result: Result) -> str:
     simulated = seconds["tail"] / busy if busy else 0.0
     real = sum(one.bubbles * one.real for one in compared) / sum(one.real for one in compared)
     return (
-        f"the run as it was: {right} of {len(compared)} rollout stages are simulated within {TOLERANCE:.0%} of their "
-        f"real time (simulated / real, median {ratio:.2f}); bubbles of the stages {simulated:.1%}, really {real:.1%}"
+        f"{right} of {len(compared)} rollout stages are simulated within {TOLERANCE:.0%} of their real time "
+        f"(simulated / real, median {ratio:.2f}); bubbles of the stages {simulated:.1%}, really {real:.1%}"
     )

@@ -13,7 +13,8 @@ from rhyme_openrlhf.simulation.accounts import Accounts
 class StepTimesOf:
     """A step's times, in seconds from the start of the run, and what it generated.
 
-    `begun`: its first engine turned to it; `generating`: an engine had the weights for it.
+    `begun`: its first engine turned to it; `generating`: an engine had the weights for it. `busy`: seconds that its
+    engines had something to run, in all.
     """
 
     epoch: int
@@ -23,6 +24,7 @@ class StepTimesOf:
     generating: float = math.inf
     completed: float = 0.0
     trained: float = 0.0
+    busy: float = 0.0
 
 
 @dataclass

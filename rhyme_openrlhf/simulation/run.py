@@ -25,9 +25,11 @@ from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.group_time import Speculation
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.simulation.accounts import State
-from rhyme_openrlhf.simulation.engine import Engine, Job, Pace
+from rhyme_openrlhf.simulation.conditions import AS_PROFILED, Conditions
+from rhyme_openrlhf.simulation.engine import Engine, Pace
 from rhyme_openrlhf.simulation.engine_kinds import engine_kind
 from rhyme_openrlhf.simulation.interventions import Interventions
+from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.planner import History, StepPlan, plan
 from rhyme_openrlhf.simulation.result import Result, StepTimesOf
 from rhyme_openrlhf.simulation.settings import Cluster, Features
@@ -35,7 +37,6 @@ from rhyme_openrlhf.simulation.sharing import Sharing
 from rhyme_openrlhf.simulation.slot import Slot
 from rhyme_openrlhf.simulation.speculation_rates import (
     NO_SPECULATION,
-    Acceptance,
     Rates,
     budgeted,
     full_windows,
@@ -58,10 +59,12 @@ class Run:
         profiles: Mapping[int, Profile],
         measured: Sequence[Rates] = (),
         crowds: Mapping[int, Profile] | None = None,
+        conditions: Sequence[Conditions] = (),
     ) -> None:
         """`measured`: what drafts gave in each step of a real run, for `features.speculation` "measured".
 
-        `crowds`: profiles by the number of engines of a node at work at once, where they share what computes.
+        `crowds`: profiles by the number of engines of a node at work at once, where they share what computes;
+        `conditions`: of each step, where they are known.
         """
         noted = all(prompt.drafting for step in workload.steps for prompt in step.prompts)
         if features.speculation == "measured" and len(measured) != len(workload.steps) and not noted:
@@ -83,6 +86,7 @@ class Run:
                 for step in workload.steps
             ]
         )
+        self._conditions = conditions or [AS_PROFILED] * len(workload.steps)
         self.rates: Rates = NO_SPECULATION
         self._measured = measured
         self.paces: dict[int, Callable[[int, float, float], Pace]] = dict.fromkeys(profiles, full_windows)
@@ -124,6 +128,7 @@ class Run:
         end = max(step.completed for step in self.result.steps)
         for slot in [*self.slots, *self.interventions.layouts.tail_slots()]:
             self.idle_ends(slot, end)
+            self.count_busy(slot)
             self.result.preemptions += slot.engine.counts.preemptions
             self.result.decode_steps += slot.engine.counts.steps
             self.result.sample_steps += slot.engine.counts.sample_steps
@@ -213,7 +218,14 @@ class Run:
             load = self.profiles[self.cluster.tensor_parallel].weight_load_seconds
             slot.version = self.published
         self.result.accounts.add("sync", slot.devices, now, now + load)
-        self.at(now + load, lambda time: self._begin(slot, step, time))
+        times, conditions = self.result.steps[step - 1], self._conditions[step - 1]
+        times.generating = min(times.generating, now + load)
+        self.count_busy(slot)
+        slot.engine.slow_down(conditions.slowness)
+        # The engine has its work, on its way.
+        begin = now + load + conditions.around
+        self.result.accounts.add("rollout", slot.devices, now + load, begin)
+        self.at(begin, lambda time: self._begin(slot, step, time))
         for job in ended:
             self._sample_ended(job, now)
 
@@ -229,8 +241,6 @@ class Run:
     def _begin(self, slot: Slot, step: int, now: float) -> None:
         slot.beginning = False
         slot.step = step
-        times = self.result.steps[step - 1]
-        times.generating = min(times.generating, now)
         slot.idle_since = now
         # Without a plan all of the step has ended: this engine had no part in it.
         jobs = [*self.carried.pop(slot.place, ()), *(self.plans[step].jobs[slot.place] if step in self.plans else ())]
@@ -321,6 +331,13 @@ class Run:
         for slot in self.slots:
             self.try_begin(slot, now)
 
+    def count_busy(self, slot: Slot) -> None:
+        """What the engine was busy since this was last asked belongs to its step."""
+        busy = slot.engine.counts.busy_seconds
+        if slot.step:
+            self.result.steps[slot.step - 1].busy += busy - slot.counted_busy
+        slot.counted_busy = busy
+
     def idle_ends(self, slot: Slot, now: float) -> None:
         """The engine was idle until now: say why."""
         begin, slot.idle_since = slot.idle_since, None
@@ -347,7 +364,7 @@ class Run:
         features = self.features
         if features.speculation == "off" or epoch < 2:
             return
-        acceptance = _acceptance(features, epoch)
+        acceptance = features.acceptance(epoch)
         settings = HistoSpecSettings(window_max=features.window_max)
         budget = features.speculation == "budget"
         self.rates = proposal_rates(settings, acceptance) if budget else window_rates(settings, acceptance)
@@ -375,15 +392,6 @@ class Run:
     def engine(self, size: int) -> Engine:
         """A new engine of this tensor-parallel size, whose pace follows what speculation gives by then."""
         return Engine(self.kinds[size], lambda running, context, drafts: self.paces[size](running, context, drafts))
-
-
-def _acceptance(features: Features, epoch: int) -> Acceptance:
-    first, last = features.first_acceptance, features.last_acceptance
-    way = min((epoch - 2) / max(features.acceptance_epochs - 1, 1), 1.0)
-    return Acceptance(
-        first.coverage + way * (last.coverage - first.coverage),
-        first.probability + way * (last.probability - first.probability),
-    )
 
 
 def _tokens(step: StepLoad) -> int:

@@ -96,6 +96,15 @@ class Features:
     acceptance_epochs: int = 10
     interval: float = 5.0
 
+    def acceptance(self, epoch: int) -> Acceptance:
+        """Of drafts in an epoch from the second on: it grows to the last one in even steps."""
+        first, last = self.first_acceptance, self.last_acceptance
+        way = min((epoch - 2) / max(self.acceptance_epochs - 1, 1), 1.0)
+        return Acceptance(
+            first.coverage + way * (last.coverage - first.coverage),
+            first.probability + way * (last.probability - first.probability),
+        )
+
     def __post_init__(self) -> None:
         _check("rank-groups", self.rank_groups, 0, 65536)
         _check("alpha", self.alpha, 0, 1)

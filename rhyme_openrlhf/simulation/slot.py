@@ -9,7 +9,8 @@ class Slot:
     """An engine and where it stands. `step`: the one it works on or last worked on, 0 before the first.
 
     `idle_since`: None while it has something to run or begins, and while its devices belong to another layout.
-    `arriving`: samples on their way to it; `below`: its deferred samples, which do not keep it from its next step.
+    `counted_busy`: seconds of its engine that are counted to a step. `arriving`: samples on their way to it; `below`:
+    its deferred samples, which do not keep it from its next step.
     """
 
     def __init__(self, place: int, node: int, devices: int, engine: Engine) -> None:
@@ -22,6 +23,7 @@ class Slot:
         self.beginning = False
         self.idle_since: float | None = 0.0
         self.stamp = 0
+        self.counted_busy = 0.0
         self.arriving = 0
         self.below: set[int] = set()
 

@@ -16,6 +16,9 @@ from bisect import bisect_right
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
 
+# Where step times bend sharply Newton's method may creep: after so many tries (it usually needs four), halving.
+NEWTON_TRIES = 8
+
 
 class StepTimes:
     """The step times of one profile; `beside`: seconds of every step that the profile does not have."""
@@ -67,11 +70,23 @@ class StepTimes:
         self, running: int, context: float, drafts: int, most: int, growth: float, seconds: float, extra: float = 0.0
     ) -> int:
         """The fewest steps, at most `most`, that take `seconds` or more, when each takes `extra` seconds beside."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high) // 2
-            if self.total(running, context, drafts, middle, growth) + middle * extra >= seconds:
+        if most <= 0 or seconds <= 0:
+            return 0
+        # After `low` steps it is not reached; after `high` it is, or that is all. `middle` took `found`.
+        low, high = -1, most
+        middle, found, tries = 0, 0.0, 0
+        while high - low > 1:
+            if found >= seconds:
                 high = middle
             else:
-                low = middle + 1
-        return low
+                low = middle
+            tries += 1
+            if tries <= NEWTON_TRIES:
+                # Steps are nearly alike: as many more as the next one's time fits into what is missing.
+                each = self.seconds(running, context + middle * growth, drafts) + extra
+                more = math.ceil((seconds - found) / each) if each > 0 else most
+                middle = min(max(middle + more, low + 1), high - 1)
+            else:
+                middle = (low + high) // 2
+            found = self.total(running, context, drafts, middle, growth) + middle * extra
+        return high

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.simulation.conditions import Conditions
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Features
@@ -104,17 +105,18 @@ def simulate(
     jobs: int = 1,
     measured: Sequence[Rates] = (),
     crowds: Mapping[int, Profile] | None = None,
+    conditions: Sequence[Conditions] = (),
 ) -> list[Result]:
-    """The results, in order; `measured` and `crowds`: as `Run` takes them.
+    """The results, in order; `measured`, `crowds` and `conditions`: as `Run` takes them.
 
     Raises what a run raises (ValueError: it cannot be run as asked).
     """
     if jobs == 1 or len(variants) == 1:
-        return [_one(variant, workload, profiles, measured, crowds) for variant in variants]
+        return [_one(variant, workload, profiles, measured, crowds, conditions) for variant in variants]
     # Not forked: whoever calls may have threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(variants)), mp_context=context) as pool:
-        same = ([one] * len(variants) for one in (workload, dict(profiles), measured, crowds))
+        same = ([one] * len(variants) for one in (workload, dict(profiles), measured, crowds, conditions))
         return list(pool.map(_one, variants, *same))
 
 
@@ -124,5 +126,6 @@ def _one(
     profiles: Mapping[int, Profile],
     measured: Sequence[Rates],
     crowds: Mapping[int, Profile] | None,
+    conditions: Sequence[Conditions],
 ) -> Result:
-    return Run(workload, variant.cluster, variant.features, profiles, measured, crowds).go()
+    return Run(workload, variant.cluster, variant.features, profiles, measured, crowds, conditions).go()

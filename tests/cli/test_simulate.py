@@ -65,6 +65,13 @@ def test_a_sweep_is_the_same_in_two_processes(tmp_path: Path, monkeypatch: pytes
     assert found[0] == found[1] and "rank-groups = 2" in found[0]
 
 
+def test_a_sweep_of_what_nothing_uses_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([*SMALL, "--features", "pipeline", "--sweep", "alpha=0.1,0.2"]) == 0
+    assert "alpha changes nothing here" in capsys.readouterr().out
+    assert command.main([*SMALL, "--features", "pipeline", "--sweep", "nodes=1,2"]) == 0
+    assert "changes nothing" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
 from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, by_history, by_maximum
@@ -78,6 +81,22 @@ def test_the_policy_is_close_to_the_best_switch_point_of_all() -> None:
             found.append(stage(lengths, policy_switch_at(lengths, earlier, from_history)) / best)
     assert max(ratios[True]) <= 1.03
     assert np.mean(ratios[True]) <= np.mean(ratios[False]) + 0.005
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 9000)), min_size=1, max_size=40), st.floats(0, 3))
+def test_step_times_asked_all_at_once_change_nothing(pairs: list[tuple[int, int]], drafts: float) -> None:
+    samples = [Unfinished(done, done + 50, (length, 2 * length)) for done, length in pairs]
+    found = []
+    for together in (False, True):
+        layouts = []
+        for size, engines, slower in ((2, 4, 1.0), (8, 1, 0.55)):
+            points = tuple(dataclasses.replace(p, seconds=slower * p.seconds) for p in formula.profile().steps)
+            times = Predictor(StepModel(formula.profile(steps=points)))
+            many = times.seconds_of if together else None
+            layouts.append(Layout(size, engines, times.step_seconds, 1 + drafts / 2, drafts, many))
+        found.append(decide(0, layouts, samples, MOST, lambda *_: 0.01))
+    assert found[0] == found[1]
 
 
 def test_equal_lengths_are_not_switched() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rhyme_openrlhf.latency.transfer_model import TransferModel
-from rhyme_openrlhf.simulation.engine import EngineKind, Job
+from rhyme_openrlhf.simulation.engine import EngineKind
+from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.step_times import StepTimes
 from tests.latency import formula
 

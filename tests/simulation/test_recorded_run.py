@@ -11,6 +11,7 @@ import pytest
 from rhyme_openrlhf.cli import simulate as command
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.simulation.recorded_run import compare, read_run
+from rhyme_openrlhf.simulation.replay import replay
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Features
@@ -45,7 +46,11 @@ def record(path: Path, workload: Workload, result: Result) -> None:
             rates = RATES[number]
             decoded, drafted = round(100 * rates.tokens_per_step), round(100 * rates.drafts_per_step)
             counters = EngineCounters(decode_tokens=decoded, sample_steps=100, drafts=drafted // 4, drafted=drafted)
-            log.write(EngineStep(step, 0, counters, step - 1), "rollout")
+            # The busiest engine is busy for all of the stage.
+            busy = (seconds, times.busy - seconds)
+            for engine, own in enumerate((counters, EngineCounters())):
+                own = dataclasses.replace(own, busy_seconds=busy[engine])
+                log.write(EngineStep(step, engine, own, step - 1), "rollout")
             began = 1000.0 * step
             # Before the stage it waited for the trainer, too.
             log.write(EngineInterval(1, "idle", began - 9, began, step, cause="trainer"), "rollout")
@@ -108,6 +113,22 @@ def test_a_slower_machine_shows(recorded: Path) -> None:
     assert [one.error for one in compared] == pytest.approx([0.5] * 4)
 
 
+def test_what_a_slower_machine_took_is_learnt_from_the_steps_before(recorded: Path) -> None:
+    run = read_run(recorded, Cluster(running=64), Features())
+    quicker = dataclasses.replace(
+        PROFILE,
+        steps=tuple(dataclasses.replace(p, seconds=p.seconds / 1.5) for p in PROFILE.steps),
+        prefills=tuple(dataclasses.replace(p, seconds=p.seconds / 1.5) for p in PROFILE.prefills),
+    )
+    found = replay(run, {1: quicker}, {})
+    assert [one.slowness for one in found.conditions] == pytest.approx([1.5] * 4)
+    errors = {way: [one.error for one in compared] for way, compared in found.compared.items()}
+    assert errors["by the profile"] == pytest.approx([-1 / 3] * 4)
+    assert errors["forecast"] == pytest.approx([-1 / 3, 0, 0, 0], abs=1e-6)
+    assert errors["own speed"] == pytest.approx([0] * 4, abs=1e-6)
+    assert [line.split()[0] for line in found.lines()[1:5]] == ["7", "8", "9", "10"]
+
+
 def test_on_the_command_line_with_a_feature_more(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +138,7 @@ def test_on_the_command_line_with_a_feature_more(
     assert command.main([*asked, "--features", "async"]) == 0
     printed = capsys.readouterr().out
     assert "a recorded run" in printed and "as it was" in printed and "async" in printed
-    assert "4 of 4 rollout stages are simulated within 10% of their real time" in printed
+    assert "by the profile: 4 of 4 rollout stages are simulated within 10% of their real time" in printed
 
 
 @pytest.mark.parametrize("missing", ["lengths.jsonl", "stages", "training", "a line's end"])

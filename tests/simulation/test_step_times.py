@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rhyme_openrlhf.latency.profile import StepPoint
+from rhyme_openrlhf.simulation.step_times import StepTimes
+from tests.latency import formula
 from tests.simulation.kinds import TIMES
 
 step = st.tuples(st.integers(1, 100), st.floats(0, 40_000), st.integers(0, 300))
@@ -26,6 +29,21 @@ def test_steps_until_a_time_are_the_fewest(
     found = TIMES.steps_until(running, context, drafts, most, growth, seconds)
     assert found == most or TIMES.total(running, context, drafts, found, growth) >= seconds
     assert found == 0 or TIMES.total(running, context, drafts, found - 1, growth) < seconds
+
+
+def test_steps_until_a_time_behind_a_sharp_bend_are_found_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newton's method would creep there, one step at a time."""
+    cheap = tuple(
+        StepPoint(1, context, 0, seconds, 0.0, 9) for context, seconds in ((1, 1e-6), (9000, 1e-6), (9001, 1.0))
+    )
+    times = StepTimes(formula.profile(steps=cheap))
+    asked = []
+    whole = times.total
+    monkeypatch.setattr(times, "total", lambda *a: asked.append(a) or whole(*a))
+    for seconds in (1e-5, 8e-3, 0.5, 100.0):
+        found = times.steps_until(1, 0.0, 0, 20_000, 1.0, seconds)
+        assert whole(1, 0.0, 0, found, 1.0) >= seconds > whole(1, 0.0, 0, found - 1, 1.0)
+    assert len(asked) < 4 * 30
 
 
 @given(step)

@@ -203,7 +203,14 @@ class LayoutSwitcher:
         compared = [source, *targets]
         engines = self._nodes[node]
         layouts = [
-            Layout(self._plan.sizes[at], len(engines[at]), predictors[at].step_seconds, gained, drafts)
+            Layout(
+                self._plan.sizes[at],
+                len(engines[at]),
+                predictors[at].step_seconds,
+                gained,
+                drafts,
+                predictors[at].seconds_of,
+            )
             for at in compared
         ]
         longest = self.longest_allowed(samples)
