@@ -371,11 +371,3 @@ class LiveTexts:
         before = len(self._prompts)
         self._prompts = np.concatenate([self._prompts, np.zeros_like(self._prompts)])
         self._free_prompt_rows += list(range(before, 2 * before))[::-1]
-
-
-def compile_step() -> None:
-    """Compile a step, or load it from Numba's cache: seconds that no decode step should have to wait."""
-    texts = LiveTexts(HistoSpecSettings())
-    row = texts.start("", 0, 2, 1)
-    texts.draft([row], [[0]]).tokens()
-    texts.verified(np.array([row, 1, 1]))
