@@ -15,10 +15,11 @@ the bounds.
 
 from __future__ import annotations
 
-# What one observation weighs. Of the factor for all much: some five steps are remembered. By replay of a recorded run,
-# whose step times wandered by half, that errs least (docs/benchmarks.md), and what is the same for all draft lengths
-# changes no choice between them. Of its size's own little, a size's first ones more: 1 / FIRST, 1 / (FIRST + 2), ...
-RATE, OWN_RATE = 0.2, 0.02
+# What one observation weighs. Of the factor for all much: some three steps are remembered. By replay of a recorded run,
+# whose step times wander, the error of single steps is least with 0.2 to 0.3, and that of a rollout's means falls
+# further (docs/benchmarks.md); what is the same for all draft lengths changes no choice between them. Of its size's own
+# little, a size's first ones more: 1 / FIRST, 1 / (FIRST + 2), ...
+RATE, OWN_RATE = 0.3, 0.02
 FIRST = 10
 # A step is seldom off by more for a reason that lasts: beyond, an observation counts as this.
 MOST_AT_ONCE = 2.0

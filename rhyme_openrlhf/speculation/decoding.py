@@ -5,7 +5,7 @@ long as drafting. What is read of a request is what vLLM's own `update_draft_tok
 `v1/core/sched/scheduler.py`), and `_all_token_ids`, the list that its `all_token_ids` is a view of.
 
 Mostly a step has the requests of the one before at the same places; then a name is compared by its address, and nothing
-is looked up. Invariant: a row's NAME is the address of a str that lives as long as the row has it; no other is there.
+is looked up. Invariant: a row's NAME and ATTRIBUTES are addresses of what lives as long as the row has them, or 0.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.addresses import int64_of, prefetch
+from rhyme_openrlhf.history.addresses import int64_of, prefetch, uint8_of
 from rhyme_openrlhf.speculation.python_lists import (
     dict_item,
     get_attribute,
     give_up,
-    int_list,
     int_of,
     item_of,
+    kept_int_list,
     list_length,
     set_attribute,
 )
-from rhyme_openrlhf.speculation.rows import LIST, NAME, REQUEST, SAMPLE_COLUMNS
+from rhyme_openrlhf.speculation.rows import ATTRIBUTES, LIST, NAME, REQUEST, SAMPLE_COLUMNS
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 3145004068
+CALLED_SOURCES = 3862269666
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -37,10 +37,14 @@ Int32s = NDArray[np.int32]
 TOKENS, STATUS, CHUNK, DRAFT = "_all_token_ids", "status", "is_prefill_chunk", "spec_token_ids"
 # Numbers ahead of the one that is worked on, at which memory is fetched: one after the other takes some 40 ns.
 AHEAD = 6
-# Where CPython 3.11 has the address of an object's attributes, in words from the object; and the cache lines that those
-# of a request are in. It is only fetched from: where another version has it elsewhere, that costs time alone.
-VALUES = -4
-VALUE_LINES, LINE = 6, 64
+# Where CPython (3.11 to 3.13) has what it reads for an attribute, all of it only fetched: in a dict the address of its
+# keys, in words; in those the logarithm of how many bytes of hash table follow their header, in bytes; then entries of
+# a name and a value. A request has more attributes than an object without a dict of its own can have.
+KEYS = 4
+LOG_TABLE, HEADER, ENTRY = 9, 32, 16
+LINE = 64
+# More bytes of hash table no request has.
+MOST_LOG = 7
 # No row: the request has finished, or has none.
 GONE = -1
 
@@ -62,17 +66,17 @@ def tokens_listed(samples: Int64s, row: int) -> int:
 @njit(cache=True)
 def find_decoding(
     samples: Int64s, names: int, rows_by_name: int, last: Int64s, rows: Int64s, status: int, chunk: int,
-    running: int, false: int,
+    running: int, false: int, status_place: int, chunk_place: int,
 ) -> int:  # fmt: skip
     """The rows of the requests in the list `names` that decode, into `rows`; returns how many they are.
 
     `rows_by_name`: a dict; `last`: of each place in the list the row that was there the last time, or GONE; `status`
-    and `chunk`: the attributes' names, and `running` and `false` what they are of a request that decodes. All by
-    address.
+    and `chunk`: the attributes' names, and `running` and `false` what they are of a request that decodes, all
+    by address; and at which places of a request's dict they probably are.
     """
     found, asked = 0, list_length(names)
     for number in range(asked):
-        _foresee(samples, last, number, asked)
+        _foresee(samples, last, number, asked, status_place, chunk_place)
         name, row = item_of(names, number), last[number]
         if row == GONE or samples[row, NAME] != name:
             known = dict_item(rows_by_name, name)
@@ -88,20 +92,28 @@ def find_decoding(
 
 
 @njit(cache=True)
-def _foresee(samples: Int64s, rows: Int64s, number: int, end: int) -> None:
-    """Fetch, of requests of later numbers, first the row, then the object, then its attributes."""
+def _foresee(samples: Int64s, rows: Int64s, number: int, end: int, first: int, last: int) -> None:
+    """Fetch, of requests of later numbers, first the row, then the object and its dict, then what is in the dict.
+
+    That is the hash table, and the entries `first` and `last`.
+    """
     later = number + 3 * AHEAD
     if later < end and rows[later] != GONE:
         prefetch(samples.ctypes.data + 8 * (SAMPLE_COLUMNS * rows[later] + LIST))
     later = number + 2 * AHEAD
     if later < end and rows[later] != GONE:
-        prefetch(samples[rows[later], REQUEST] + 8 * VALUES)
         prefetch(samples[rows[later], REQUEST])
+        prefetch(samples[rows[later], ATTRIBUTES] + 8 * KEYS)
     later = number + AHEAD
     if later < end and rows[later] != GONE:
-        values = int64_of(samples[rows[later], REQUEST], VALUES)
-        for line in range(VALUE_LINES):
-            prefetch(values + LINE * line)
+        attributes = samples[rows[later], ATTRIBUTES]
+        if attributes:
+            keys = int64_of(attributes, KEYS)
+            entries = keys + HEADER + (1 << (uint8_of(keys, LOG_TABLE) & MOST_LOG))
+            for line in range(keys, entries, LINE):
+                prefetch(line)
+            prefetch(entries + ENTRY * first)
+            prefetch(entries + ENTRY * last)
 
 
 @njit(cache=True)
@@ -113,14 +125,19 @@ def _is(address: int, name: int, expected: int) -> bool:
 
 
 @njit(cache=True)
-def give_drafts(samples: Int64s, rows: Int64s, flat: Int32s, lengths: Int64s, attribute: int) -> None:
-    """Make a list of each draft that has tokens, and the attribute of its request with that name (an address)."""
+def give_drafts(
+    samples: Int64s, rows: Int64s, flat: Int32s, lengths: Int64s, attribute: int, place: int, kept: int, first: int
+) -> None:
+    """Make a list of each draft that has tokens, and the attribute of its request with that name (an address).
+
+    `place`: where that probably is in a request's dict; `kept`, `first`: as `python_lists.kept_int_list` has them.
+    """
     begin = 0
     for number in range(lengths.size):
-        _foresee(samples, rows, number, lengths.size)
+        _foresee(samples, rows, number, lengths.size, place, place)
         size = lengths[number]
         if size:
-            made = int_list(flat, begin, size)
+            made = kept_int_list(flat, begin, size, kept, first + begin)
             set_attribute(samples[rows[number], REQUEST], attribute, made)
             give_up(made)
             begin += size

@@ -25,7 +25,8 @@ import numpy as np
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex
-from rhyme_openrlhf.speculation.live_texts import Came, LiveTexts, compile_step
+from rhyme_openrlhf.speculation.compile_step import compile_step
+from rhyme_openrlhf.speculation.live_texts import Came, LiveTexts
 from rhyme_openrlhf.speculation.off_switch import OffSwitch
 from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
 from rhyme_openrlhf.speculation.rows import FROM_HISTORY, FROM_OWN, FROM_SIBLINGS, NO_SOURCE

@@ -24,7 +24,7 @@ from rhyme_openrlhf.speculation import rows as columns
 from rhyme_openrlhf.speculation import text_tables as tables
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT
 from rhyme_openrlhf.speculation.likely_next import SLOT, SLOTS
-from rhyme_openrlhf.speculation.python_lists import split
+from rhyme_openrlhf.speculation.python_lists import KEPT_AHEAD, split
 from rhyme_openrlhf.speculation.slabs import Slabs
 from rhyme_openrlhf.speculation.text_memory import GROWTH, TextMemory
 
@@ -109,13 +109,16 @@ class LiveTexts:
         self._slabs = Slabs()
         self._samples: Int64s = self._new_samples(FIRST_ROWS)
         self._prompts: Int64s = np.zeros((FIRST_ROWS, columns.PROMPT_COLUMNS), dtype=np.int64)
+        self._tables_at = self._samples.ctypes.data, self._prompts.ctypes.data
         self._memory = TextMemory(self._slabs, settings.own_output, self._shortest)
         self._free_rows = list(range(FIRST_ROWS))[::-1]
         self._free_prompt_rows = list(range(FIRST_ROWS))[::-1]
         self._by_key: dict[str, _Prompt] = {}
         self._keys: dict[int, str] = {}
         # By row, what its addresses of Python's objects belong to.
-        self._bound: dict[int, tuple[str, Any, list[int]]] = {}
+        self._bound: dict[int, tuple[Any, ...]] = {}
+        # Where a request's dict has STATUS, CHUNK and DRAFT of decoding.py.
+        self._places = [0, 0, 0]
         # Samples of the last step.
         self._asked = 0
         # As `append` has it.
@@ -166,7 +169,7 @@ class LiveTexts:
         """The sample gets no more text or drafts."""
         key = self._keys.pop(row)
         self._bound.pop(row, None)
-        self._samples[row, columns.NAME] = 0
+        self._samples[row, [columns.NAME, columns.ATTRIBUTES]] = 0
         prompt = self._by_key[key]
         prompt.running -= 1
         if not self._siblings:
@@ -182,8 +185,12 @@ class LiveTexts:
     def bind(self, row: int, name: str, request: Any) -> None:
         """The sample is vLLM's `request` of that name, the same str that is the key of the dict of rows."""
         tokens = getattr(request, decoding.TOKENS)
-        self._bound[row] = name, request, tokens
-        self._samples[row, [columns.NAME, columns.REQUEST, columns.LIST]] = id(name), id(request), id(tokens)
+        attributes = request.__dict__
+        bound = self._bound[row] = name, request, tokens, attributes
+        its_columns = [columns.NAME, columns.REQUEST, columns.LIST, columns.ATTRIBUTES]
+        self._samples[row, its_columns] = [id(one) for one in bound]
+        names = list(attributes)
+        self._places = [names.index(name) for name in (decoding.STATUS, decoding.CHUNK, decoding.DRAFT)]
 
     def draft(self, rows: list[int], texts: list[list[int]], whole: bool = False) -> Drafts:
         """Append to each sample of `rows` what is new in its text, then draft for all of them.
@@ -203,7 +210,7 @@ class LiveTexts:
         self._room_for(len(names))
         self.decoding = decoding.find_decoding(
             self._samples, id(names), id(rows), self._last, self._drafted, id(decoding.STATUS), id(decoding.CHUNK),
-            id(running), id(False),
+            id(running), id(False), *self._places[:2],
         )  # fmt: skip
         return self.decoding
 
@@ -217,7 +224,11 @@ class LiveTexts:
 
     def give(self, flat: Int32s, lengths: Int64s) -> None:
         """Give the requests of the last step's samples their drafts: so many tokens of `flat` each."""
-        decoding.give_drafts(self._samples, self._drafted, flat, lengths, id(decoding.DRAFT))
+        self._kept_at = self._out.size - self._kept_at
+        decoding.give_drafts(
+            self._samples, self._drafted, flat, lengths, id(decoding.DRAFT), self._places[-1], id(self._kept),
+            self._kept_at,
+        )  # fmt: skip
 
     def _draft(self, asked: int, whole: bool) -> Drafts:
         """For the first `asked` of the rows in `_drafted`, whose lists are known."""
@@ -225,7 +236,7 @@ class LiveTexts:
         number, total = 0, -1
         while total < 0:
             number, total = step.append_and_draft(
-                self._samples.ctypes.data, self._prompts.ctypes.data, asked, number,
+                *self._tables_at, asked, number,
                 self._longest, self._shortest, self._siblings, self._window_rule[-1], whole, extend, stop,
                 self._drafted, self._out, self._confidences, self._found, self._growing,
             )  # fmt: skip
@@ -332,6 +343,9 @@ class LiveTexts:
         self._drafted: Int64s = np.empty(rows, dtype=np.int64)
         self._last: Int64s = np.full(rows, decoding.GONE)
         self._out = np.empty(rows * self._window_rule[-1], dtype=np.int32)
+        # Ints of two steps: who computes a step may have those of the last one.
+        self._kept: list[Any] = [None] * (2 * self._out.size + KEPT_AHEAD)
+        self._kept_at = 0
         self._confidences = np.empty(self._out.size, dtype=np.float32)
         self._found = np.empty((columns.DRAFT_ROWS, rows), dtype=np.int64)
 
@@ -365,17 +379,11 @@ class LiveTexts:
         samples[:before] = self._samples
         self._slabs.give(self._samples.ravel())
         self._samples = samples
+        self._tables_at = samples.ctypes.data, self._prompts.ctypes.data
         self._free_rows += list(range(before, 2 * before))[::-1]
 
     def _more_prompt_rows(self) -> None:
         before = len(self._prompts)
         self._prompts = np.concatenate([self._prompts, np.zeros_like(self._prompts)])
+        self._tables_at = self._samples.ctypes.data, self._prompts.ctypes.data
         self._free_prompt_rows += list(range(before, 2 * before))[::-1]
-
-
-def compile_step() -> None:
-    """Compile a step, or load it from Numba's cache: seconds that no decode step should have to wait."""
-    texts = LiveTexts(HistoSpecSettings())
-    row = texts.start("", 0, 2, 1)
-    texts.draft([row], [[0]]).tokens()
-    texts.verified(np.array([row, 1, 1]))

@@ -13,13 +13,14 @@ from rhyme_openrlhf.history.lookup import INDEX_COLUMNS
 # prompt; the table of its own text; the sample's prompt; where the match in its own text goes on, and its length; up to
 # where the sibling was followed; that sibling, where the match in it goes on, and its length; its window; how its last
 # drafts fared (acceptance.py); the source of the last one, and its place among those of its step; the hash of its last
-# tokens; Python's objects of it, by their addresses: the list of its tokens, its request, and the request's name (0:
-# none is known, decoding.py); tokens past which its memory should grow; and its cursor in the prompt's index
-# (history/cursor.py).
+# tokens; Python's objects of it, by their addresses: the list of its tokens, its request, the request's name (0:
+# none is known, decoding.py), and the dict of its attributes; tokens past which its memory should grow; and its cursor
+# in the prompt's index (history/cursor.py).
 (
     TEXT, COUNT, CAPACITY, LIMIT, PROMPT, OWN_TABLE, OWN_SLOTS, OWN_AT, OWN_LENGTH, FOLLOWED, SIBLING, SIBLING_AT,
-    SIBLING_LENGTH, WINDOW, RECENT, SOURCE, NUMBER, PROMPT_TOKENS, HASH, LIST, REQUEST, NAME, ENOUGH, CURSOR,
-) = range(24)  # fmt: skip
+    SIBLING_LENGTH, WINDOW, RECENT, SOURCE, NUMBER, PROMPT_TOKENS, HASH, LIST, REQUEST, NAME, ATTRIBUTES, ENOUGH,
+    CURSOR,
+) = range(25)  # fmt: skip
 SAMPLE_COLUMNS = 32  # four cache lines
 assert CURSOR + CURSOR_COLUMNS <= SAMPLE_COLUMNS
 # A prompt: its draft index (history/lookup.py; no tokens: none); the siblings' tables, the newest first, each with its
