@@ -23,7 +23,7 @@ from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, HandedStep
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.rollout.sample_turns import Turn as SampleTurn
 from rhyme_openrlhf.rollout.samples_generator import GeneratorState
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.step_buffer import EXCHANGED, PromptGroup, StepBuffer
 from rhyme_openrlhf.scheduling.step_plan import by_load
 from rhyme_openrlhf.scheduling.turns import Turn
@@ -388,28 +388,3 @@ def test_a_step_without_any_reward_ends_the_run(monkeypatch: pytest.MonkeyPatch)
     generator.failing = {"0": [RewardLateError("late")] * 2}
     with pytest.raises(NoRewardError, match="no prompt group of step 1 has got"):
         controller.run(iter(drawn_steps([1], first=0)))
-
-
-def test_engines_of_a_tail_layout_get_no_prompts_and_tell_what_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_chance(monkeypatch, 2)
-    sent: list[Any] = []
-    controller, generator, recorded = a_pipeline(sent.append, layouts=LayoutPlan(1, 1, (Tail(1, 2),)))
-    reports = iter([TurnReport(0, EngineCounters(response_tokens=7)), *[TurnReport(0, EngineCounters())] * 9])
-    generator.vllm_engines[1].__dict__["report_since"] = NS(remote=lambda: Ref(next(reports)))
-    placed = set()
-    hand = generator.hand
-
-    def noting(drawn: DrawnStep, turn: Turn, engine_of: Any, lengths: Any, **rest: Any) -> HandedStep:
-        placed.update(engine_of)
-        return hand(drawn, turn, engine_of, lengths, **rest)
-
-    monkeypatch.setattr(generator, "hand", noting)
-    controller.run(iter(drawn_steps([2, 3], 0)))
-    assert placed == {0} and sum(isinstance(item, StepEnd) for item in sent) == 2
-    # Nothing is recorded of the step in which it did nothing.
-    steps = [event for event in recorded if isinstance(event, EngineStep) and event.engine == 1]
-    assert [(event.step, event.counters.response_tokens) for event in steps] == [(1, 7)]
-    # Without one that prompts go to, the run ends.
-    generator.vllm_engines[0] = Gone(0, "it is dead")  # type: ignore[call-overload]
-    with pytest.raises(RuntimeError, match="all engines that prompts go to are gone"):
-        controller.run(iter(drawn_steps([2], 2)))
