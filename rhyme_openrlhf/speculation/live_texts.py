@@ -119,6 +119,7 @@ class LiveTexts:
         self._bound: dict[int, tuple[Any, ...]] = {}
         # Where a request's dict has STATUS, CHUNK and DRAFT of decoding.py.
         self._places = [0, 0, 0]
+        self._kept_at = 0
         # Samples of the last step.
         self._asked = 0
         # As `append` has it.
@@ -345,7 +346,7 @@ class LiveTexts:
         self._out = np.empty(rows * self._window_rule[-1], dtype=np.int32)
         # Ints of two steps: who computes a step may have those of the last one.
         self._kept: list[Any] = [None] * (2 * self._out.size + KEPT_AHEAD)
-        self._kept_at: int = 0
+        self._kept_at = 0
         self._confidences = np.empty(self._out.size, dtype=np.float32)
         self._found = np.empty((columns.DRAFT_ROWS, rows), dtype=np.int64)
 
