@@ -14,7 +14,7 @@ from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.quality import assess
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.profiling import measure as measuring
-from rhyme_openrlhf.profiling.measure import QUICKLY, THOROUGH, WARM_UP, MeasureError, Plan, measure
+from rhyme_openrlhf.profiling.measure import BESIDE_STEPS, QUICKLY, THOROUGH, WARM_UP, MeasureError, Plan, measure
 from tests.latency import formula
 
 LIMITS = Limits(running=8, length=600, kv_cache_tokens=5000, step_tokens=512, drafts_each=32)
@@ -165,8 +165,18 @@ def test_how_many_engines_were_beside_is_in_the_profile_and_in_the_journal(tmp_p
     journal = tmp_path / "p.points"
     with pytest.raises(MeasureError, match="killed"):
         measure(plan(), FormulaEngine(dies_after=20), journal)
-    alone, beside = FormulaEngine(), FormulaEngine()
+    anew, beside = FormulaEngine(), FormulaEngine()
     profile = measure(plan(beside=2), beside, journal)
-    assert measure(plan(), alone).beside == 0 and profile.beside == 2
+    assert measure(plan(), FormulaEngine()).beside == 0 and profile.beside == 2
     # What was measured alone before is no part of it.
-    assert len(beside.asked) == len(alone.asked)
+    assert measure(plan(beside=2), anew) == profile and len(beside.asked) == len(anew.asked)
+
+
+def test_with_engines_beside_there_is_room_for_the_steps_that_these_make() -> None:
+    engine = FormulaEngine()
+    measure(plan(beside=1), engine)
+    shapes = [shape for shape in engine.asked if isinstance(shape, StepShape)]
+    steps = BESIDE_STEPS * THOROUGH.steps
+    assert shapes[0] == WARM_UP
+    assert all(s.context_each + (steps + 2) * (1 + s.drafts_each) < LIMITS.length for s in shapes[1:])
+    assert {s.running for s in shapes} == {1, 2, 4, 8}
