@@ -121,6 +121,8 @@ class LiveTexts:
         self._places = [0, 0, 0]
         # Samples of the last step.
         self._asked = 0
+        # Where the ints of the last drafts begin among those that are kept.
+        self._kept_at = 0
         # As `append` has it.
         self._growing: Int64s = np.zeros(1 + GROWN_A_STEP, dtype=np.int64)
         self.decoding = 0
@@ -345,7 +347,7 @@ class LiveTexts:
         self._out = np.empty(rows * self._window_rule[-1], dtype=np.int32)
         # Ints of two steps: who computes a step may have those of the last one.
         self._kept: list[Any] = [None] * (2 * self._out.size + KEPT_AHEAD)
-        self._kept_at: int = 0
+        self._kept_at = 0
         self._confidences = np.empty(self._out.size, dtype=np.float32)
         self._found = np.empty((columns.DRAFT_ROWS, rows), dtype=np.int64)
 
