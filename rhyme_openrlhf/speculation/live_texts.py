@@ -122,6 +122,8 @@ class LiveTexts:
         self._kept_at = 0
         # Samples of the last step.
         self._asked = 0
+        # Where the ints of the last drafts begin among those that are kept.
+        self._kept_at = 0
         # As `append` has it.
         self._growing: Int64s = np.zeros(1 + GROWN_A_STEP, dtype=np.int64)
         self.decoding = 0

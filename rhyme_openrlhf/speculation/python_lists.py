@@ -116,6 +116,7 @@ def _kept_int(items: int, place: int, value: int) -> int:
     """
     if value < LEAST_OWN or value >= LEAST_LONG:
         return new_int(value)
+    prefetch(int64_of(items, place + KEPT_AHEAD))
     kept = int64_of(items, place)
     if int64_of(kept, REFERENCES) == 1:
         put_int32(kept, DIGIT, value)
@@ -136,7 +137,6 @@ def kept_int_list(flat: NDArray[Any], begin: int, size: int, kept: int, first: i
     made = new_list(size)
     items, theirs = int64_of(made, ITEMS), int64_of(kept, ITEMS)
     for place in range(size):
-        prefetch(int64_of(theirs, first + place + KEPT_AHEAD))
         put_int64(items, place, _kept_int(theirs, first + place, flat[begin + place]))
     return made
 
