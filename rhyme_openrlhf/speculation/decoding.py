@@ -19,16 +19,16 @@ from rhyme_openrlhf.speculation.python_lists import (
     dict_item,
     get_attribute,
     give_up,
+    int_list,
     int_of,
     item_of,
-    kept_int_list,
     list_length,
     set_attribute,
 )
 from rhyme_openrlhf.speculation.rows import ATTRIBUTES, LIST, NAME, REQUEST, SAMPLE_COLUMNS
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 3389316151
+CALLED_SOURCES = 2601399007
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -125,19 +125,17 @@ def _is(address: int, name: int, expected: int) -> bool:
 
 
 @njit(cache=True)
-def give_drafts(
-    samples: Int64s, rows: Int64s, flat: Int32s, lengths: Int64s, attribute: int, place: int, kept: int, first: int
-) -> None:
+def give_drafts(samples: Int64s, rows: Int64s, flat: Int32s, lengths: Int64s, attribute: int, place: int) -> None:
     """Make a list of each draft that has tokens, and the attribute of its request with that name (an address).
 
-    `place`: where that probably is in a request's dict; `kept`, `first`: as `python_lists.kept_int_list` has them.
+    `place`: where that probably is in a request's dict.
     """
     begin = 0
     for number in range(lengths.size):
         _foresee(samples, rows, number, lengths.size, place, place)
         size = lengths[number]
         if size:
-            made = kept_int_list(flat, begin, size, kept, first + begin)
+            made = int_list(flat, begin, size)
             set_attribute(samples[rows[number], REQUEST], attribute, made)
             give_up(made)
             begin += size

@@ -24,7 +24,7 @@ from rhyme_openrlhf.speculation import rows as columns
 from rhyme_openrlhf.speculation import text_tables as tables
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT
 from rhyme_openrlhf.speculation.likely_next import SLOT, SLOTS
-from rhyme_openrlhf.speculation.python_lists import KEPT_AHEAD, split
+from rhyme_openrlhf.speculation.python_lists import split
 from rhyme_openrlhf.speculation.slabs import Slabs
 from rhyme_openrlhf.speculation.text_memory import GROWTH, TextMemory
 
@@ -119,11 +119,9 @@ class LiveTexts:
         self._bound: dict[int, tuple[Any, ...]] = {}
         # Where a request's dict has STATUS, CHUNK and DRAFT of decoding.py.
         self._places = [0, 0, 0]
-        self._kept_at = 0
         # Samples of the last step.
         self._asked = 0
         # Where the ints of the last drafts begin among those that are kept.
-        self._kept_at = 0
         # As `append` has it.
         self._growing: Int64s = np.zeros(1 + GROWN_A_STEP, dtype=np.int64)
         self.decoding = 0
@@ -227,11 +225,7 @@ class LiveTexts:
 
     def give(self, flat: Int32s, lengths: Int64s) -> None:
         """Give the requests of the last step's samples their drafts: so many tokens of `flat` each."""
-        self._kept_at = self._out.size - self._kept_at
-        decoding.give_drafts(
-            self._samples, self._drafted, flat, lengths, id(decoding.DRAFT), self._places[-1], id(self._kept),
-            self._kept_at,
-        )  # fmt: skip
+        decoding.give_drafts(self._samples, self._drafted, flat, lengths, id(decoding.DRAFT), self._places[-1])
 
     def _draft(self, asked: int, whole: bool) -> Drafts:
         """For the first `asked` of the rows in `_drafted`, whose lists are known."""
@@ -346,9 +340,6 @@ class LiveTexts:
         self._drafted: Int64s = np.empty(rows, dtype=np.int64)
         self._last: Int64s = np.full(rows, decoding.GONE)
         self._out = np.empty(rows * self._window_rule[-1], dtype=np.int32)
-        # Ints of two steps: who computes a step may have those of the last one.
-        self._kept: list[Any] = [None] * (2 * self._out.size + KEPT_AHEAD)
-        self._kept_at = 0
         self._confidences = np.empty(self._out.size, dtype=np.float32)
         self._found = np.empty((columns.DRAFT_ROWS, rows), dtype=np.int64)
 

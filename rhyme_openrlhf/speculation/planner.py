@@ -3,6 +3,9 @@
 Puts three things together for one engine: the acceptance model (how likely is each proposed token), the latency model
 (what does a step with so many draft tokens take, with so much context), and the budget (which tokens are worth it).
 
+Where no draft is believed to be worth it, now and then the beginning of one is verified all the same: what was never
+tried is never learnt, and an engine that always runs many samples would not draft however well drafts are accepted.
+
 Invariants: a draft is only ever cut, never lengthened or changed; every decision can be told (`Decision`).
 """
 
@@ -27,6 +30,10 @@ Ints = NDArray[np.int64]
 
 # Draft tokens between two looks at what was learnt: some steps of a few samples, a part of one of many.
 REFIT_TOKENS = 256
+
+# Steps in which nothing of what is proposed is verified, before a beginning is; and running samples to a token of it.
+# A token a 32 samples costs such a step some percent, and so all of them together some tenths.
+TRIED_AFTER, RUNNING_TO_A_TOKEN = 16, 32
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,8 @@ class DraftPlanner(Planner[AcceptanceModel]):
         # Of the drafts of the last step: each token's cell, and where each draft begins among them, and the last ends.
         self._cells = np.empty(0, dtype=np.int32)
         self._begins: Ints = np.empty(0, dtype=np.int64)
+        # Steps in a row in which nothing of what was proposed was verified.
+        self._untried = 0
         self._compile()
 
     def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[Cut, Decision]:
@@ -99,11 +108,15 @@ class DraftPlanner(Planner[AcceptanceModel]):
             np.empty(proposed, dtype=np.int32),
             np.empty(drafts.lengths.size + 1, dtype=np.int64),
         )
+        tried = 0
+        if self._untried == TRIED_AFTER:
+            tried = min(max(running // RUNNING_TO_A_TOKEN, 1), seconds.size - 1)
         kept, lengths = np.empty(proposed, dtype=np.int32), np.empty(drafts.lengths.size, dtype=np.int64)
         total, expected = _plan(
             self._acceptance.table, drafts.sources, drafts.matches, drafts.recents, drafts.lengths, drafts.flat,
-            drafts.confidences, seconds, running, self._cells, self._begins, kept, lengths,
+            drafts.confidences, seconds, running, tried, self._cells, self._begins, kept, lengths,
         )  # fmt: skip
+        self._untried = self._untried + 1 if proposed and not total else 0
         decision = Decision(running, context, total, expected, float(seconds[total]))
         return Cut(kept[:total], lengths), decision
 
@@ -118,7 +131,7 @@ class DraftPlanner(Planner[AcceptanceModel]):
         """Compile what a step calls, or load it from Numba's cache: seconds that no decode step should have to wait."""
         none, nothing = np.zeros(0, np.int64), np.zeros(0, np.int32)
         _plan(
-            self._acceptance.table, none, none, none, none, nothing, np.zeros(0, np.float32), np.ones(1), 1, nothing,
+            self._acceptance.table, none, none, none, none, nothing, np.zeros(0, np.float32), np.ones(1), 1, 0, nothing,
             np.zeros(1, np.int64), nothing, none,
         )  # fmt: skip
         self._acceptance.learn(nothing, np.zeros(1, np.int64), none, none, none)
@@ -126,15 +139,18 @@ class DraftPlanner(Planner[AcceptanceModel]):
 
 @njit(cache=True)
 def _plan(  # type: ignore[no-untyped-def]
-    table, sources, matches, recents, lengths, flat, confidences, seconds, running, cells, begins, kept, taken
+    table, sources, matches, recents, lengths, flat, confidences, seconds, running, tried, cells, begins, kept, taken
 ):
     """Estimate what is accepted of the drafts, choose, and cut; returns tokens kept and how many will be accepted.
 
-    Filled: `cells` of each token, `begins` of each draft, `kept` tokens without gaps, `taken` of them for each draft.
+    `tried`: tokens of the longest draft that are kept if nothing is chosen. Filled: `cells` of each token, `begins` of
+    each draft, `kept` tokens without gaps, `taken` of them for each draft.
     """
     acceptance = np.empty(flat.size, dtype=np.float32)
     estimate(table, sources, matches, recents, lengths, confidences, cells, acceptance)
     chosen, total, expected = choose_lengths(acceptance, lengths, seconds, running)
+    if total == 0 and tried and flat.size:
+        total, expected = _beginning(acceptance, lengths, tried, chosen)
     begin = at = 0
     for draft in range(lengths.size):
         begins[draft] = begin
@@ -145,3 +161,21 @@ def _plan(  # type: ignore[no-untyped-def]
         begin += lengths[draft]
     begins[lengths.size] = begin
     return total, expected
+
+
+@njit(cache=True)
+def _beginning(acceptance, lengths, tried, chosen):  # type: ignore[no-untyped-def]
+    """Choose so many tokens of the longest draft; returns what it has of them and how many will be accepted."""
+    longest = 0
+    for draft in range(lengths.size):
+        if lengths[draft] > lengths[longest]:
+            longest = draft
+    begin = 0
+    for draft in range(longest):
+        begin += lengths[draft]
+    taken, expected, path = min(tried, lengths[longest]), 0.0, 1.0
+    for place in range(begin, begin + taken):
+        path *= acceptance[place]
+        expected += path
+    chosen[longest] = taken
+    return taken, expected

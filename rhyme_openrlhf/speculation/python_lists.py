@@ -17,7 +17,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.addresses import int64_of, prefetch, put_int32, put_int64
+from rhyme_openrlhf.history.addresses import int64_of, prefetch, put_int64
 
 # As CALLED_SOURCES of draft_step.py.
 CALLED_SOURCES = 1320273453
@@ -25,12 +25,6 @@ CALLED_SOURCES = 1320273453
 # A list, in words: two that all objects have, how many items it has, and the address of its items, which are addresses.
 SIZE, ITEMS = 2, 3
 ADDRESS_BYTES = 8
-# An int of one digit: who has a reference to it, in words; and its digit, in half words (CPython 3.10 to 3.13).
-REFERENCES, DIGIT = 0, 6
-# Ints that CPython has once only, and such of more digits than one.
-LEAST_OWN, LEAST_LONG = 257, 1 << 30
-# Kept ints that are fetched ahead of the one that is written.
-KEPT_AHEAD = 16
 
 
 @njit(cache=True)
@@ -106,39 +100,6 @@ def dict_item(typing_context: Any, address: Any, key: Any) -> Any:
 def give_up(typing_context: Any, address: Any) -> Any:
     """No longer own the object."""
     return _call(types.void, types.int64, name="Py_DecRef")
-
-
-@njit(cache=True)
-def _kept_int(items: int, place: int, value: int) -> int:
-    """An int with this value, owned by the caller: the one at `place` of a list's items, if nobody else has that.
-
-    Nobody can see an int change that only the list has. Another one is replaced by the new int in the list.
-    """
-    if value < LEAST_OWN or value >= LEAST_LONG:
-        return new_int(value)
-    prefetch(int64_of(items, place + KEPT_AHEAD))
-    kept = int64_of(items, place)
-    if int64_of(kept, REFERENCES) == 1:
-        put_int32(kept, DIGIT, value)
-    else:
-        give_up(kept)
-        kept = new_int(value)
-        put_int64(items, place, kept)
-    put_int64(kept, REFERENCES, 2)
-    return kept
-
-
-@njit(cache=True)
-def kept_int_list(flat: NDArray[Any], begin: int, size: int, kept: int, first: int) -> int:
-    """As `int_list`, of ints that the list at `kept` has from `first` on, and goes on having, where those are free.
-
-    An int that Python makes is where the last one was freed, so each is waited for; these lie one after the other.
-    """
-    made = new_list(size)
-    items, theirs = int64_of(made, ITEMS), int64_of(kept, ITEMS)
-    for place in range(size):
-        put_int64(items, place, _kept_int(theirs, first + place, flat[begin + place]))
-    return made
 
 
 @njit(cache=True)

@@ -15,7 +15,7 @@ from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, PRIOR
 from rhyme_openrlhf.speculation.decision_log import DecisionLog
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Verified
 from rhyme_openrlhf.speculation.live_texts import Cut, Drafts
-from rhyme_openrlhf.speculation.planner import REFIT_TOKENS, Decision, DraftPlanner
+from rhyme_openrlhf.speculation.planner import REFIT_TOKENS, TRIED_AFTER, Decision, DraftPlanner
 from tests.latency import formula
 
 SOURCES = 4
@@ -40,7 +40,7 @@ def drafts(lengths: list[int], confidence: float = 1.0) -> Drafts:
     return Drafts(
         flat=np.arange(tokens, dtype=np.int32),
         confidences=np.full(tokens, confidence, dtype=np.float32),
-        lengths=np.array(lengths),
+        lengths=np.array(lengths, dtype=np.int64),
         sources=np.ones(count, dtype=np.int64),
         matches=np.full(count, 4),
         recents=np.full(count, FIRST_RECENT),
@@ -123,3 +123,32 @@ def test_no_step_compiles() -> None:
     drafter.verified(Verified(["one"], [len(draft)], [1]))
     drafter.draft(["one"], [[*text, 3, 9]], len(text) + 2, MANY)
     assert [list(function.signatures) for function in compiled] == before
+
+
+def test_where_nothing_is_worth_it_a_beginning_is_tried_now_and_then() -> None:
+    dear = planner(1000.0)
+    proposed = [3, 5, 0]
+    totals = [dear.cut(drafts(proposed), 64, CONTEXT, MANY)[1].drafts for _ in range(3 * (TRIED_AFTER + 1))]
+    assert [step for step, total in enumerate(totals, 1) if total] == [17, 34, 51] and set(totals) == {0, 2}
+    # Of the longest draft, and never more than there is room for; without a proposal there is nothing to try.
+    for _ in range(TRIED_AFTER):
+        dear.cut(drafts(proposed), 64, CONTEXT, MANY)
+    assert dear.cut(drafts([]), 64, CONTEXT, MANY)[1].drafts == 0
+    for _ in range(TRIED_AFTER):
+        dear.cut(drafts(proposed), 64, CONTEXT, MANY)
+    cut, decision = dear.cut(drafts(proposed), 64, CONTEXT, 1)
+    assert cut.tokens() == [[], [3], []] and decision.expected_accepted == pytest.approx(PRIOR[-1], rel=0.01)
+
+
+def test_what_was_not_believed_is_learnt() -> None:
+    """A row costs a little more than the prior gives: until something is verified, no draft ever is."""
+    doubting = planner(0.6)
+    assert doubting.cut(drafts([8] * 64), 64, CONTEXT, MANY)[1].drafts == 0
+    for _ in range(20_000):
+        taken, decision = doubting.cut(drafts([8] * 64), 64, CONTEXT, MANY)
+        if decision.drafts > 64:
+            break
+        verified = np.array([length for length in taken.lengths if length], dtype=np.int64)
+        doubting.learn(np.flatnonzero(taken.lengths), verified, verified)
+    else:
+        pytest.fail("drafts that are always accepted were never verified")
