@@ -194,7 +194,7 @@ class EnginePool:
         args = self._args
         # Two engines of one seed could sample the same: a history would then be an answer that is still to come.
         seed = args.train.seed + speculate
-        upstream.RolloutRayActor = _Factory(settings, dtype, seed, self._actor)
+        upstream.RolloutRayActor = _Factory(settings, dtype, seed, self._actor, self._on_gpus)
         (actor,) = upstream.create_vllm_engines(
             1,
             args.vllm.tensor_parallel_size,
@@ -253,8 +253,8 @@ class EnginePool:
 class _Factory(EngineFactory):
     """Makes VerifyEngines in a number format that may differ from the run's."""
 
-    def __init__(self, settings: RhymeSettings, dtype: str, seed: int, actor: Any) -> None:
-        super().__init__(settings, (), seed, actor)
+    def __init__(self, settings: RhymeSettings, dtype: str, seed: int, actor: Any, on_gpus: bool) -> None:
+        super().__init__(settings, (), seed, actor, on_gpus=on_gpus)
         self._changed = {"dtype": dtype, "max_logprobs": -1}
 
     def remote(self, **arguments: Any) -> Any:
