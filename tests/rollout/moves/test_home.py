@@ -91,7 +91,8 @@ class OneTurn:
     async def execute(self, prompt: str, sampling_params: Any, llm_engine: Any, **_: Any) -> dict[str, Any]:
         self._asked += 1
         parameters = sampling_params.clone()
-        parameters.max_tokens = 250 + 20 * self._asked
+        # As long as there is room for: those that move have to begin elsewhere before they end.
+        parameters.max_tokens = 400 + 20 * self._asked
         output = await llm_engine.generate([*range(10, 30), self._asked], parameters)
         return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answer": list(output.outputs[0].token_ids)}
 
@@ -108,7 +109,7 @@ def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
         settings = dataclasses.replace(
             RhymeSettings(),
             move=MoveSettings(news_s=0.02),
-            reallocation=ReallocationSettings(enable=enable, threshold=THRESHOLD, cooldown_steps=1, status_s=0.05),
+            reallocation=ReallocationSettings(enable=enable, threshold=THRESHOLD, cooldown_steps=1, status_s=0.02),
         )
         events: list[Event] = []
         home = SampleHome(dict(enumerate(pair.engines)), settings, 1, None, None, events.append)
