@@ -94,6 +94,7 @@ class DraftPlanner(Planner[AcceptanceModel]):
         self._begins: Ints = np.empty(0, dtype=np.int64)
         # Steps in a row in which nothing of what was proposed was verified.
         self._untried = 0
+        self._tried = False
         self._compile()
 
     def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[Cut, Decision]:
@@ -116,6 +117,7 @@ class DraftPlanner(Planner[AcceptanceModel]):
             self._acceptance.table, drafts.sources, drafts.matches, drafts.recents, drafts.lengths, drafts.flat,
             drafts.confidences, seconds, running, tried, self._cells, self._begins, kept, lengths,
         )  # fmt: skip
+        self._tried = tried > 0
         self._untried = self._untried + 1 if proposed and not total else 0
         decision = Decision(running, context, total, expected, float(seconds[total]))
         return Cut(kept[:total], lengths), decision
@@ -125,7 +127,9 @@ class DraftPlanner(Planner[AcceptanceModel]):
 
         -1: it did not see the draft.
         """
-        self._refit_after(self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted))
+        learnt = self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted)
+        # Of a beginning that was tried there are few tokens, and the next is some steps away.
+        self._refit_after(max(learnt, REFIT_TOKENS) if learnt and self._tried else learnt)
 
     def _compile(self) -> None:
         """Compile what a step calls, or load it from Numba's cache: seconds that no decode step should have to wait."""
