@@ -13,7 +13,7 @@ from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.latency.settings import AUTO, NONE
 from rhyme_openrlhf.scheduling.layouts import LayoutError
 from rhyme_openrlhf.scheduling.tp_switch_settings import TURNS, tail_profiles, tail_sizes
-from rhyme_openrlhf.training.layouts import layout_plan, plan_sentences
+from rhyme_openrlhf.training.layouts import planned_layouts
 from rhyme_openrlhf.training.resources import ENGINES, SHARES, shares
 
 # What adaptive tensor parallelism cannot go together with: whether it is asked for, and why not.
@@ -40,9 +40,7 @@ def check_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> str:
         if asked(args):
             raise PreflightError(f"--tp_switch.enable {reason}")
     try:
-        plan = layout_plan(args, config, on_gpus)
-        assert plan is not None
-        planned = plan_sentences(args, config, plan)
+        plan, planned = planned_layouts(args, config, on_gpus)
     except LayoutError as error:
         raise PreflightError(str(error)) from error
     _check_shared(args, len(plan.sizes))

@@ -28,25 +28,25 @@ NEVER_RUN = "adaptive tensor parallelism has never been run on a GPU: it is writ
 
 def layout_plan(args: SimpleNamespace, config: Any, on_gpus: bool) -> LayoutPlan | None:
     """The layouts that the arguments ask for; None for one. Raises LayoutError."""
-    if not args.tp_switch.enable:
-        return None
+    return planned_layouts(args, config, on_gpus)[0] if args.tp_switch.enable else None
+
+
+def planned_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> tuple[LayoutPlan, list[str]]:
+    """As `layout_plan`, where layouts are asked for; and what they take of the memory, in one sentence, on GPUs also
+    that nobody has tried it.
+    """
     asked, vllm, model = args.tp_switch, args.vllm, _model(args, config, on_gpus)
     shape = plan_layouts(vllm.num_engines, vllm.tensor_parallel_size, tail_sizes(asked.size, asked.sizes), model)
-    offer = _offer(args, shape.devices, on_gpus)
+    device = _device_bytes(args) if on_gpus else 0
+    offer = _gpu_offer(args, device) if on_gpus else _cpu_offer(shape.devices)
     kv_mb = asked.aligned_kv_cache_mb if on_gpus else args.cpu.kv_cache_mb
     plan = with_caches(shape, model, Asked(kv_mb, asked.kv_cache_mb, asked.kv_caches), offer)
+    said = memory_sentence(plan, model, offer)
     if not on_gpus:
-        return plan
+        return plan, [said]
     taken = (share.weights + share.kv_cache + share.reserve for share in plan_memory(plan, model, offer).shares)
-    device = _device_bytes(args)
-    return dataclasses.replace(plan, device_shares=tuple(round(part / device, 4) for part in taken))
-
-
-def plan_sentences(args: SimpleNamespace, config: Any, plan: LayoutPlan) -> list[str]:
-    """What the layouts take of the memory, in one sentence; on GPUs also that nobody has tried it."""
-    on_gpus = bool(plan.device_shares)
-    said = memory_sentence(plan, _model(args, config, on_gpus), _offer(args, plan.devices, on_gpus))
-    return [said, NEVER_RUN] if on_gpus else [said]
+    shares = tuple(round(part / device, 4) for part in taken)
+    return dataclasses.replace(plan, device_shares=shares), [said, NEVER_RUN]
 
 
 def layout_settings(settings: RhymeSettings, plan: LayoutPlan, layout: int) -> RhymeSettings:
@@ -113,12 +113,13 @@ def _model(args: SimpleNamespace, config: Any, on_gpus: bool) -> Model:
     )
 
 
-def _offer(args: SimpleNamespace, devices: int, on_gpus: bool) -> Offer:
-    if not on_gpus:
-        free = free_bytes()
-        return Offer(free // devices, f"{free / MB:,.0f} MB are free", "--cpu.kv_cache_mb")
-    part, device = args.vllm.gpu_memory_utilization, _device_bytes(args)
-    free = int(part * device)
+def _cpu_offer(devices: int) -> Offer:
+    free = free_bytes()
+    return Offer(free // devices, f"{free / MB:,.0f} MB are free", "--cpu.kv_cache_mb")
+
+
+def _gpu_offer(args: SimpleNamespace, device: int) -> Offer:
+    free = int(args.vllm.gpu_memory_utilization * device)
     said = f"{free / MB:,.0f} MB of each GPU's {device / MB:,.0f} MB are for engines (--vllm.gpu_memory_utilization)"
     more = "raise --vllm.gpu_memory_utilization or lower --tp_switch.reserve_mb"
     return Offer(free, said, "--tp_switch.aligned_kv_cache_mb", args.tp_switch.reserve_mb, more)
