@@ -17,6 +17,8 @@ from typing import Any
 
 import ray
 
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+
 # Engines answer between two decode steps; one that does not is not lost.
 ALIVE_SECONDS = 10.0
 
@@ -57,6 +59,12 @@ def leave_out_lost(engines: list[Any]) -> list[LostEngine]:
     if engines and not engines_left(engines):
         raise RuntimeError(f"all {len(engines)} engines are gone: {'; '.join(engine.reason for engine in engines)}")
     return found
+
+
+def prompt_engines_left(engines: Sequence[Any], layouts: LayoutPlan | None) -> list[int]:
+    """Of `engines_left` those that prompts go to: none of a tail layout."""
+    left = engines_left(engines)
+    return left if layouts is None else layouts.aligned(left)
 
 
 def engines_left(engines: Sequence[Any]) -> list[int]:

@@ -24,7 +24,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.history.worker import ask_last_lengths
-from rhyme_openrlhf.rollout.lost_engines import engines_left
+from rhyme_openrlhf.rollout.lost_engines import prompt_engines_left
 from rhyme_openrlhf.rollout.prompt_stream import Prompts, PromptStream
 from rhyme_openrlhf.rollout.samples_generator import (
     REPORT_TIMEOUT_SECONDS,
@@ -241,8 +241,8 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         """Within it, prompts that are sent wait for the turn of the evaluation of weight version `version`."""
         turn = evaluation_turn(version)
         leave_out(self.vllm_engines, self.services)
-        left, layouts = engines_left(self.vllm_engines), self.services.layouts
-        engines = [self.vllm_engines[number] for number in (left if layouts is None else layouts.aligned(left))]
+        left = prompt_engines_left(self.vllm_engines, self.services.layouts)
+        engines = [self.vllm_engines[number] for number in left]
         self._acknowledged([engine.hand_turn.remote(turn, None, []) for engine in engines])
         try:
             with self._doors([turn_door(engine, turn.number) for engine in engines]):

@@ -24,7 +24,7 @@ from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.rollout.dispatch import choose, routed
 from rhyme_openrlhf.rollout.engine_events import engine_events, interval_events
 from rhyme_openrlhf.rollout.engine_samples import EngineSampler
-from rhyme_openrlhf.rollout.lost_engines import engines_left, leave_out_lost
+from rhyme_openrlhf.rollout.lost_engines import engines_left, leave_out_lost, prompt_engines_left
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.telemetry.events import (
     Note,
@@ -183,10 +183,8 @@ class RhymeSamplesGenerator(SamplesGenerator):
         known = {prompt_key(prompt): list(of_prompt) for prompt, of_prompt in zip(prompts, lengths, strict=False)}
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         self._home.begin_step.remote(self.step + 1, len(prompts) * samples, known or None)
-        there = engines_left(engines)
-        if self.services.layouts is not None:
-            # Tail engines get samples from the others only, while there are others.
-            there = self.services.layouts.aligned(there) or there
+        # Tail engines get samples from the others only, while there are others.
+        there = prompt_engines_left(engines, self.services.layouts) or engines_left(engines)
         self.vllm_engines = [door(self._home, number) for number in there]
         try:
             yield

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from rhyme_openrlhf.rollout.engine import EngineCoreError
-from rhyme_openrlhf.rollout.lost_engines import engines_left
+from rhyme_openrlhf.rollout.lost_engines import engines_left, prompt_engines_left
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost
 from rhyme_openrlhf.rollout.pipeline_generator import PipelineSamplesGenerator
 from rhyme_openrlhf.rollout.samples_generator import leave_out
@@ -41,12 +41,11 @@ class EngineLoss:
 
     def left(self) -> list[int]:
         """The engines that prompts go to and that are there, as far as is known."""
-        left = engines_left(self._engines)
-        return left if self._layouts is None else self._layouts.aligned(left)
+        return prompt_engines_left(self._engines, self._layouts)
 
     def left_in_tail(self) -> list[int]:
         """The engines of a tail layout that are there, as far as is known."""
-        return [number for number in engines_left(self._engines) if number not in self.left()]
+        return sorted({*engines_left(self._engines)}.difference(self.left()))
 
     def look(self) -> list[int]:
         """The engines that are there; those that are gone are left out from now on. Raises RuntimeError if all are."""
