@@ -11,7 +11,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
+from rhyme_openrlhf.rollout.moves.engine_port import problem_of
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.scheduling.layouts import ALIGNED
 
@@ -58,17 +58,5 @@ class DeviceTurns:
 
     async def _order(self, node: str, layout: int, method: str) -> str:
         engines = [number for number in self._nodes[node].get(layout, ()) if self._keeper.engines[number].alive]
-        problems = await asyncio.gather(*(self._ask(number, method) for number in engines))
-        return next(filter(None, problems), "")
-
-    async def _ask(self, number: int, method: str) -> str:
-        try:
-            async with asyncio.timeout(self._limit_s):
-                await self._keeper.engines[number].port.call(method)
-        except EngineLost:
-            return ""
-        except TimeoutError:
-            return f"{method} was not answered by engine {number} within {self._limit_s:g} s"
-        except OrderFailed as error:
-            return str(error)
-        return ""
+        asked = (problem_of(self._keeper.engines[number].port, number, self._limit_s, method) for number in engines)
+        return next(filter(None, await asyncio.gather(*asked)), "")

@@ -5,6 +5,7 @@ Invariant: an engine that is gone, or whose vLLM process is, is an EngineLost, h
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Protocol
 
 
@@ -22,6 +23,21 @@ class EnginePort(Protocol):
     async def call(self, method: str, *arguments: Any) -> Any:
         """What the method answers. Raises EngineLost, TimeoutError if the method does, and OrderFailed for the rest."""
         ...
+
+
+async def problem_of(port: EnginePort, number: int, limit_s: float, method: str, *arguments: Any) -> str:
+    """Have engine `number` do something within so many seconds: "" or why it is not done. One that is gone has nothing
+    to do."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await port.call(method, *arguments)
+    except EngineLost:
+        return ""
+    except TimeoutError:
+        return f"{method} was not answered by engine {number} within {limit_s:g} s"
+    except OrderFailed as error:
+        return str(error)
+    return ""
 
 
 class RayEngine:

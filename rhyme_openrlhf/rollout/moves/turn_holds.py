@@ -14,7 +14,7 @@ import asyncio
 import functools
 from collections.abc import Sequence
 
-from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
+from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed, problem_of
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 
@@ -114,17 +114,9 @@ class TurnHolds:
             return False
 
     async def _tell(self, engine: int, method: str, *arguments: int) -> None:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._keeper.engines[engine].port.call(method, *arguments)
-        except EngineLost:
-            # It holds nobody up.
-            return
-        except OrderFailed as error:
-            self._reports.tell(f"adaptive tensor parallelism: engine {engine}, {method}: {error}")
-        except TimeoutError:
-            waited = f"{method} was not answered within {ANSWER_SECONDS:g} s"
-            self._reports.tell(f"adaptive tensor parallelism: engine {engine}: {waited}")
+        port = self._keeper.engines[engine].port
+        if problem := await problem_of(port, engine, ANSWER_SECONDS, method, *arguments):
+            self._reports.tell(f"adaptive tensor parallelism: {problem}")
 
 
 def turn_of(sample: KeptSample) -> int:
