@@ -33,14 +33,14 @@ class CausedTimeline(EngineTimeline):
         self._cause = cause
 
     def _cut(self, now: float) -> None:
-        if now > self._since and self._state == ELSEWHERE:
-            self._since = now
-        elif now > self._since:
+        if now <= self._since:
+            return
+        if self._state != ELSEWHERE:
             causes = {"idle": self._cause, "sync": "sync", "switch": "switch"}
             self._intervals.append(
                 TimelineInterval(self._state, self._since, now, causes.get(self._state, ""), self._version)
             )
-            self._since = now
+        self._since = now
 
     def take(self, rollout_start: float, rollout_end: float) -> list[TimelineInterval]:
         """Everything up to `rollout_end` that was not taken yet; an interval over the border is divided by it."""

@@ -87,7 +87,8 @@ class StepPlanner:
         return beta(list(newest.values()))
 
     def last_lengths(self) -> dict[str, Sequence[int]]:
-        """How long the prompts (`prompt_key`) of the steps that engines have were answered before, as far as known."""
+        """How long the prompts (`prompt_key`) of the steps that engines have were answered before, as far as known;
+        nothing where layouts are not switched, because nobody else asks."""
         return {prompt_key(prompt): of for step in self._last.values() for prompt, of in step.items() if of}
 
     def place(self, drawn: DrawnStep, engines: int) -> StepPlacement:
@@ -117,8 +118,9 @@ class StepPlanner:
             prompt: tuple(of) for _, step in sorted(self._ended.items()) for prompt, of in step.items()
         }
         lengths = [newer.get(prompt, known) for prompt, known in zip(prompts, lengths, strict=True)]
-        self._last[drawn.step] = dict(zip(prompts, lengths, strict=True))
-        _forget(self._last, drawn.step - STEPS_WITH_ENGINES)
+        if self._services.settings.tp_switch.enable:
+            self._last[drawn.step] = dict(zip(prompts, lengths, strict=True))
+            _forget(self._last, drawn.step - STEPS_WITH_ENGINES)
         return [LengthHistory(statistics.median(one), max(one)) if one else None for one in lengths]
 
     def _shares(self, groups: Sequence[RankGroup]) -> Sequence[int] | None:

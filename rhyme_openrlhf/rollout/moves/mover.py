@@ -21,7 +21,7 @@ from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvBufferStore, KvLayout
 from rhyme_openrlhf.rollout.moves.move_record import Choice, MoveRecord
 from rhyme_openrlhf.rollout.moves.travel import Rest, Stopped
-from rhyme_openrlhf.scheduling.move import (  # fmt: skip
+from rhyme_openrlhf.scheduling.move import (
     KV_TRANSFER,
     MOVED,
     Cleanup,
