@@ -38,7 +38,7 @@ def with_tail_layouts(create: Callable[..., list[Any]], factory: EngineFactory, 
     def create_all(*args: Any, **kwargs: Any) -> list[Any]:
         asked = parameters.bind(*args, **kwargs).arguments
         if asked.get("shared_pg") is None:
-            asked["shared_pg"] = _devices(plan.devices)
+            asked["shared_pg"] = _devices(plan.devices, services.settings.limits.stage_s)
         check_nodes(_nodes(asked["shared_pg"], plan.devices), plan.sizes)
         engines: list[list[Any]] = []
         for layout, size in enumerate(plan.sizes):
@@ -83,10 +83,14 @@ def _call(engines: list[Any], method: str, services: RunServices) -> None:
     ray.get([getattr(engine, method).remote() for engine in engines], timeout=services.settings.limits.stage_s)
 
 
-def _devices(count: int) -> Any:
-    """As upstream makes it for engines that share with nobody."""
+def _devices(count: int, limit_s: float) -> Any:
+    """As upstream makes it for engines that share with nobody. Raises RuntimeError if they are not to be had."""
     group = placement_group([{"GPU": 1, "CPU": 1} for _ in range(count)], strategy="PACK")
-    ray.get(group.ready())
+    if not group.wait(limit_s):
+        raise RuntimeError(
+            f"waited {limit_s:g} s (--limits.stage_s) for {count} GPUs with a CPU core each, for the engines of all "
+            "layouts: other jobs of this Ray cluster hold them, or there are fewer; see: ray status"
+        )
     return group
 
 

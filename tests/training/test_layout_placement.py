@@ -147,7 +147,7 @@ def test_without_colocation_all_layouts_share_a_group_of_their_own(
 
     groups: list[Any] = []
     made = layout_placement._devices
-    monkeypatch.setattr(layout_placement, "_devices", lambda count: groups.append(made(count)) or groups[-1])
+    monkeypatch.setattr(layout_placement, "_devices", lambda *asked: groups.append(made(*asked)) or groups[-1])
     plan = LayoutPlan(2, 1, (Tail(1, 2, 20),), 40, False, (0.4, 0.2) if on_gpus else ())
     engines = create(plan, monkeypatch)
     gpus = ray.get([engine.gpus.remote() for engine in engines])
@@ -172,6 +172,13 @@ def test_without_colocation_all_layouts_share_a_group_of_their_own(
     for engine in engines:
         ray.kill(engine)
     remove_placement_group(groups[0])
+
+
+def test_devices_that_are_not_to_be_had_are_not_waited_for_without_end(cluster: None) -> None:
+    from rhyme_openrlhf.training import layout_placement
+
+    with pytest.raises(RuntimeError, match=r"waited 0.5 s \(--limits.stage_s\) for 64 GPUs"):
+        layout_placement._devices(64, 0.5)
 
 
 def test_an_engine_over_two_nodes_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ class KeptSample:
     """One sample. `engine` and `place`: where it is; None, "": nowhere at the moment; `incoming`: where it may be soon.
 
     `known`: what it has generated, as far as was heard; `ahead`: what was heard from where it may be soon.
+    `on_settled(sample, engine before)`: told of each stay.
     """
 
     name: str
@@ -41,6 +42,7 @@ class KeptSample:
     ahead: list[Grown] = field(default_factory=list)
     moving: bool = False
     stays: itertools.count[int] = field(default_factory=itertools.count)
+    on_settled: Callable[[KeptSample, int | None], None] = lambda sample, before: None
 
     def new_place(self) -> str:
         """A name for its next stay at an engine, never used before."""
@@ -50,7 +52,8 @@ class KeptSample:
         """It is there now, and nowhere else."""
         # News is told once: what its new engine told before its move was known to be over is not told again.
         grown = self.ahead if place and place == self.incoming else ()
-        self.engine, self.place, self.incoming, self.ahead = engine, place, "", []
+        before, self.engine, self.place, self.incoming, self.ahead = self.engine, engine, place, "", []
+        self.on_settled(self, before)
         for news in grown:
             self.known = longer(self.known, news)
 
@@ -88,6 +91,8 @@ class SampleKeeper:
         self._restarting = restarts
         self._spare = frozenset(spare)
         self._samples: dict[str, KeptSample] = {}
+        # The same by engine: with thousands of engines nobody can look through all samples for those of each.
+        self._at: dict[int, dict[str, KeptSample]] = {number: {} for number in ports}
         self._numbers = itertools.count()
         self._ears: list[asyncio.Task[None]] = []
         self._restarts: set[asyncio.Task[None]] = set()
@@ -106,7 +111,14 @@ class SampleKeeper:
 
     def samples(self, engine: int) -> list[KeptSample]:
         """The unfinished samples that are at an engine."""
-        return [sample for sample in self._samples.values() if sample.engine == engine]
+        return list(self._at[engine].values())
+
+    def _settled(self, sample: KeptSample, before: int | None) -> None:
+        if before is not None:
+            self._at[before].pop(sample.name, None)
+        # A move may be over later than its sample.
+        if sample.engine is not None and sample.name in self._samples:
+            self._at[sample.engine][sample.name] = sample
 
     def sample(self, name: str) -> KeptSample:
         """An unfinished sample. Raises KeyError."""
@@ -117,7 +129,8 @@ class SampleKeeper:
 
         Raises what the engine raised for this request, and EngineLost when no engine is left.
         """
-        sample = KeptSample(str(next(self._numbers)), request, asyncio.get_running_loop().create_future())
+        answer = asyncio.get_running_loop().create_future()
+        sample = KeptSample(str(next(self._numbers)), request, answer, on_settled=self._settled)
         self._samples[sample.name] = sample
         try:
             await self.begin(sample, engine)
@@ -125,6 +138,8 @@ class SampleKeeper:
             return output, engine if sample.engine is None else sample.engine
         finally:
             del self._samples[sample.name]
+            if sample.engine is not None:
+                del self._at[sample.engine][sample.name]
             if sample.place and not (sample.answer.done() and not sample.answer.cancelled()):
                 await self._abort(sample)
 
@@ -198,9 +213,8 @@ class SampleKeeper:
 
     def _hear(self, news: News, known: KnownEngine) -> None:
         known.weight_version, known.open = news.weight_version, news.open
-        places = {place: s for s in self._samples.values() for place in (s.place, s.incoming) if place}
         for place, grown in news.grown.items():
-            sample = places.get(place)
+            sample = self._at_place(place)
             if sample is None:
                 continue
             if place == sample.place:
@@ -208,13 +222,17 @@ class SampleKeeper:
             else:
                 sample.ahead.append(grown)
         for place, outcome in news.finished.items():
-            sample = places.get(place)
+            sample = self._at_place(place)
             if sample is None or sample.answer.done():
                 continue
             if isinstance(outcome, BaseException):
                 sample.answer.set_exception(outcome)
             else:
                 sample.answer.set_result(outcome)
+
+    def _at_place(self, place: str) -> KeptSample | None:
+        sample = self._samples.get(sample_of(place))
+        return sample if sample is not None and place in (sample.place, sample.incoming) else None
 
     def _lost(self, number: int) -> None:
         """An engine is gone: what was there goes on elsewhere; what is just moving is its move's matter."""
@@ -248,6 +266,11 @@ class SampleKeeper:
         await self.begin(sample, first)
         if sample.engine is not None and lost is not None:
             self._on_restart(sample, lost, sample.engine)
+
+
+def sample_of(place: str) -> str:
+    """The name of the sample whose stay at an engine this is."""
+    return place.rpartition(".")[0]
 
 
 def longer(known: Progress, grown: Grown) -> Progress:

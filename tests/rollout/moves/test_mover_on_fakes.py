@@ -215,6 +215,9 @@ async def scenario(chance: random.Random, folder: Path, ended: Counter[Phase]) -
     moves: list[asyncio.Task[Any]] = []
     while not all(task.done() for task in running):
         samples = list(keeper._samples.values())
+        for number in range(4):
+            there = {one.name for one in keeper.samples(number)}
+            assert there == {one.name for one in samples if one.engine == number}
         if samples:
             assert all(one.known.tokens == expected(one.request)[: len(one.known.tokens)] for one in samples)
             sample = chance.choice(samples)
@@ -230,6 +233,7 @@ async def scenario(chance: random.Random, folder: Path, ended: Counter[Phase]) -
     for number, (output, one) in enumerate(zip(outputs, asked, strict=True)):
         assert number in aborted or output[0] == expected(one), output
     assert not list(folder.iterdir())
+    assert not any(keeper.samples(number) for number in range(4))
     for engine in engines:
         assert not engine.alive or (not engine.here and not engine.rooms)
     keeper.stop()
