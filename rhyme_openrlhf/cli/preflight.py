@@ -24,6 +24,7 @@ from rhyme_openrlhf.cli.preflight_models import (
     drafting_of,
 )
 from rhyme_openrlhf.latency.settings import AUTO, NONE
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 
 # Importing a reward file may import torch or a tokenizer; more than this means it does not come back.
 IMPORT_TIMEOUT_SECONDS = 180
@@ -43,15 +44,18 @@ if not callable(getattr(module, wanted, None)): sys.exit(f"it defines no {wanted
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """What the checks learned: how many training prompts there are."""
+class Checked:
+    """What the checks learned: how many training prompts there are, and the layouts of engines, None for one.
 
-    count: int
-    layouts: str = ""
-    """What several layouts take of the memory, "" with one."""
+    `said`: what several layouts take of the memory, "" with one.
+    """
+
+    prompts: int
+    layouts: LayoutPlan | None = None
+    said: str = ""
 
 
-def check(args: SimpleNamespace, on_gpus: bool = False) -> Prompts:
+def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     """Run all checks on upstream's nested arguments. Raises PreflightError for the first that fails.
 
     `on_gpus` is `platform.run_has_gpus()`.
@@ -63,7 +67,7 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Prompts:
     check_profile(args, config, drafting)
     check_source(args, config, drafting)
     _check_reallocation(args)
-    layouts = check_layouts(args, config, on_gpus)
+    layouts, said = check_layouts(args, config, on_gpus)
     _check_parts(args)
     _check_pipeline(args)
     _check_reward(args)
@@ -72,7 +76,7 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Prompts:
     if not args.data.prompt_dataset:
         raise PreflightError("--data.prompt_dataset is missing: name a file (.jsonl, .parquet, ...) or a data set")
     count = _check_prompts("--data.prompt_dataset", args.data.prompt_dataset, args.data.prompt_split, args)
-    return Prompts(count, layouts)
+    return Checked(count, layouts, said)
 
 
 def _check_engines(args: SimpleNamespace) -> None:

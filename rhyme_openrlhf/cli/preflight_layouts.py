@@ -11,7 +11,7 @@ from typing import Any
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.latency.settings import AUTO, NONE
-from rhyme_openrlhf.scheduling.layouts import LayoutError
+from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan
 from rhyme_openrlhf.scheduling.tp_switch_settings import TURNS, tail_profiles, tail_sizes
 from rhyme_openrlhf.training.layouts import planned_layouts
 from rhyme_openrlhf.training.resources import ENGINES, SHARES, shares
@@ -32,10 +32,13 @@ _NOT_IN_TURNS: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
 )
 
 
-def check_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> str:
-    """Whether further layouts can be, and fit; what they take, and what to know of them; "" if none is asked for."""
+def check_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> tuple[LayoutPlan | None, str]:
+    """Whether further layouts can be, and fit; what they take, and what to know of them. None, "" if none is asked for.
+
+    What is planned here is what is started: the memory that is free differs from one look to the next.
+    """
     if not args.tp_switch.enable:
-        return ""
+        return None, ""
     for asked, reason in _NOT_SWITCHED:
         if asked(args):
             raise PreflightError(f"--tp_switch.enable {reason}")
@@ -47,7 +50,7 @@ def check_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> str:
     if not plan.both_awake:
         _check_turns(args, "" if args.tp_switch.kv_caches == TURNS else f"{planned[0]}; ")
     _check_step_times(args)
-    return "\n".join(planned)
+    return plan, "\n".join(planned)
 
 
 def _check_turns(args: SimpleNamespace, said: str) -> None:

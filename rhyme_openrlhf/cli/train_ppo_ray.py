@@ -41,17 +41,18 @@ def main(argv: list[str]) -> int:
             from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
 
             changes = adapt_arguments(args)
-        prompts = preflight.check(args, on_gpus)
+        checked = preflight.check(args, on_gpus)
     except (PlatformError, preflight.PreflightError) as error:
         return _refuse(error)
-    for sentence in [*changes, *filter(None, [prompts.layouts])]:
+    for sentence in [*changes, *filter(None, [checked.said])]:
         print(sentence)
 
     from rhyme_openrlhf.training.launch import LaunchError, run_training
     from rhyme_openrlhf.training.resume import ResumeError
 
     try:
-        return run_training(args, settings, prompts.count, on_gpus, ["rhyme", "train", *argv])
+        command = ["rhyme", "train", *argv]
+        return run_training(args, settings, checked.prompts, checked.layouts, on_gpus, command)
     except (LaunchError, ResumeError, RunDirectoryError) as error:
         return _refuse(error)
 

@@ -42,7 +42,6 @@ from rhyme_openrlhf.training.failure import (
     one_sentence,
     unmasked_interruptions,
 )
-from rhyme_openrlhf.training.layouts import layout_plan
 from rhyme_openrlhf.training.reaper import finish, start_reaper
 from rhyme_openrlhf.training.recorder import Recorder, RunServices
 from rhyme_openrlhf.training.reporting import Reporting
@@ -65,12 +64,14 @@ class LaunchError(Exception):
 class _Job:
     """A run as it was asked for: checked arguments, where it resumes, its directory, when it started (unix seconds).
 
-    `prompts` are how many the data set has; `on_gpus` is `platform.run_has_gpus()`.
+    `prompts` are how many the data set has; `layouts` what was planned when the arguments were checked; `on_gpus` is
+    `platform.run_has_gpus()`.
     """
 
     args: SimpleNamespace
     settings: RhymeSettings
     prompts: int
+    layouts: LayoutPlan | None
     on_gpus: bool
     command: list[str]
     checkpoints: Checkpoints
@@ -79,13 +80,19 @@ class _Job:
 
 
 def run_training(
-    args: SimpleNamespace, settings: RhymeSettings, prompts: int, on_gpus: bool, command: list[str]
+    args: SimpleNamespace,
+    settings: RhymeSettings,
+    prompts: int,
+    layouts: LayoutPlan | None,
+    on_gpus: bool,
+    command: list[str],
 ) -> int:
     """Train; returns the process's exit code: 0, 1 when the run failed, 130 or 143 when Ctrl-C or SIGTERM ended it.
 
     A run that stops because its directory has a stop request ends in order, with a checkpoint of its last step: 0.
 
-    `prompts` are how many the data set has; `on_gpus` is `platform.run_has_gpus()`.
+    `prompts` are how many the data set has; `layouts` are those of its engines, None for one; `on_gpus` is
+    `platform.run_has_gpus()`.
     Raises LaunchError, ResumeError or RunDirectoryError before anything of the run is started.
     """
     started = time.time()
@@ -93,7 +100,7 @@ def run_training(
     checkpoints, notes = prepare(args, prompts)
     run = make_run_directory(settings.run.dir, settings.run.name, started)
     run.link_checkpoints(args.ckpt.path)
-    job = _Job(args, settings, prompts, on_gpus, command, checkpoints, run, started)
+    job = _Job(args, settings, prompts, layouts, on_gpus, command, checkpoints, run, started)
     run.write_json("config.json", _config(job))
     reaper = start_reaper(os.getpid())
     reporting = Reporting(run, settings.control, reaper)
@@ -247,17 +254,9 @@ def _services(job: _Job, recorder: Any) -> RunServices:
     if settings.keeps_history:
         saved = job.checkpoints.resume.history if job.checkpoints.resume is not None else ()
         workers = start_history_workers(settings.history, job.run.history, saved, recorder)
-    layouts = _layouts(args, job.on_gpus)
-    return RunServices(settings, recorder, tuple(workers), steps, args.ckpt.path, job.on_gpus, job.checkpoints, layouts)
-
-
-def _layouts(args: SimpleNamespace, on_gpus: bool) -> LayoutPlan | None:
-    if not args.tp_switch.enable:
-        return None
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(args.actor.model_name_or_path, trust_remote_code=True)
-    return layout_plan(args, config, on_gpus)
+    return RunServices(
+        settings, recorder, tuple(workers), steps, args.ckpt.path, job.on_gpus, job.checkpoints, job.layouts
+    )
 
 
 def _start_display(run: RunDirectory, mode: str) -> threading.Thread:

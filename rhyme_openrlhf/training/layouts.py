@@ -26,14 +26,9 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 NEVER_RUN = "adaptive tensor parallelism has never been run on a GPU: it is written from vLLM's and Ray's source"
 
 
-def layout_plan(args: SimpleNamespace, config: Any, on_gpus: bool) -> LayoutPlan | None:
-    """The layouts that the arguments ask for; None for one. Raises LayoutError."""
-    return planned_layouts(args, config, on_gpus)[0] if args.tp_switch.enable else None
-
-
 def planned_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> tuple[LayoutPlan, list[str]]:
-    """As `layout_plan`, where layouts are asked for; and what they take of the memory, in one sentence, on GPUs also
-    that nobody has tried it.
+    """The layouts that the arguments ask for; and what they take of the memory, in one sentence, on GPUs also that
+    nobody has tried it. Raises LayoutError.
     """
     asked, vllm, model = args.tp_switch, args.vllm, _model(args, config, on_gpus)
     shape = plan_layouts(vllm.num_engines, vllm.tensor_parallel_size, tail_sizes(asked.size, asked.sizes), model)

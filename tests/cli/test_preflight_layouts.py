@@ -21,7 +21,7 @@ pytest.importorskip("openrlhf")
 
 def asked(folder: Path, *flags: str, on_gpus: bool = False) -> str:
     args = upstream.parse([*arguments(str(folder)), "--tp_switch.enable", *flags])
-    return preflight_layouts.check_layouts(args, check_model("", args.actor.model_name_or_path), on_gpus)
+    return preflight_layouts.check_layouts(args, check_model("", args.actor.model_name_or_path), on_gpus)[1]
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_the_plan_is_told(tmp_path: Path) -> None:
 def test_without_the_flag_there_is_one_layout(tmp_path: Path) -> None:
     args = upstream.parse(arguments(str(tmp_path)))
     config = check_model("", args.actor.model_name_or_path)
-    assert preflight_layouts.check_layouts(args, config, False) == ""
-    assert layouts.layout_plan(args, config, False) is None
+    assert preflight_layouts.check_layouts(args, config, False) == (None, "")
     args.tp_switch.enable, args.vllm.num_engines, args.tp_switch.kv_cache_mb = True, 4, 20
-    assert layouts.layout_plan(args, config, False) == LayoutPlan(4, 1, (Tail(2, 2, 20),), args.cpu.kv_cache_mb)
+    plan, _ = layouts.planned_layouts(args, config, False)
+    assert plan == LayoutPlan(4, 1, (Tail(2, 2, 20),), args.cpu.kv_cache_mb)
 
 
 GPU = ("--tp_switch.device_mb", "80000", "--vllm.gpu_memory_utilization", "0.9", "--tp_switch.reserve_mb", "3000")
@@ -117,20 +117,20 @@ def test_engines_on_gpus_get_their_sizes(tmp_path: Path) -> None:
     args = upstream.parse([*arguments(str(tmp_path)), "--tp_switch.enable", "--vllm.num_engines", "4", *GPU])
     args.tp_switch.sizes = "2,4"
     config = check_model("", args.actor.model_name_or_path)
-    plan = layouts.layout_plan(args, config, True)
-    assert plan is not None and plan.both_awake and plan.sizes == (1, 2, 4)
+    plan, _ = layouts.planned_layouts(args, config, True)
+    assert plan.both_awake and plan.sizes == (1, 2, 4)
     given = [layouts.engine_arguments(plan, layout) for layout in range(3)]
     assert [one["kv_cache_memory_bytes"] for one in given] == [size * 1024**2 for size in plan.kv_sizes]
     assert sum(one["gpu_memory_utilization"] for one in given) == pytest.approx(0.9, abs=0.001)
     assert not any("enable_cumem_allocator" in one for one in given)
     args.tp_switch.kv_caches = "turns"
-    plan = layouts.layout_plan(args, config, True)
-    assert plan is not None and all(layouts.engine_arguments(plan, at)["enable_cumem_allocator"] for at in range(3))
+    plan, _ = layouts.planned_layouts(args, config, True)
+    assert all(layouts.engine_arguments(plan, at)["enable_cumem_allocator"] for at in range(3))
     # Two KV heads: over two ranks and over four, one on each.
     assert plan.kv_sizes[1] == plan.kv_sizes[2] == pytest.approx(plan.kv_sizes[0] / 2, abs=1)
     # Engines without GPUs are sized by settings.
-    without = layouts.layout_plan(args, config, False)
-    assert without is not None and layouts.engine_arguments(without, 1) == {}
+    without, _ = layouts.planned_layouts(args, config, False)
+    assert layouts.engine_arguments(without, 1) == {}
     assert layouts.layout_settings(RhymeSettings(), without, 1).cpu.kv_cache_mb == without.tails[0].kv_mb
 
 
