@@ -30,6 +30,16 @@ def _int64_pointer(typing_context: Any, address: Any) -> Any:
     return types.CPointer(types.int64)(types.int64), _as_pointer
 
 
+@intrinsic
+def _float32_pointer(typing_context: Any, address: Any) -> Any:
+    return types.CPointer(types.float32)(types.int64), _as_pointer
+
+
+@intrinsic
+def _float64_pointer(typing_context: Any, address: Any) -> Any:
+    return types.CPointer(types.float64)(types.int64), _as_pointer
+
+
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
@@ -44,6 +54,18 @@ def int32s_at(address: int, size: int) -> Any:
 def int64s_at(address: int, size: int) -> Any:
     """The int64[size] at `address`; `size` may be a shape."""
     return carray(_int64_pointer(address), size)
+
+
+@njit(inline="always")
+def float32s_at(address: int, size: int) -> Any:
+    """The float32[size] at `address`."""
+    return carray(_float32_pointer(address), size)
+
+
+@njit(inline="always")
+def float64s_at(address: int, size: int) -> Any:
+    """The float64[size] at `address`."""
+    return carray(_float64_pointer(address), size)
 
 
 def _element(bits: int, signed: bool) -> Any:

@@ -38,6 +38,7 @@ def compile_step() -> None:
     texts.find_decoding([name], {name: row}, None)
     drafts = texts.draft_decoding(False)
     texts.give(drafts.flat, drafts.lengths)
+    texts.draft_and_give()
     texts.verified(np.array([row, 1, 1]))
     for size in (CROWDED, TOO_MANY):
         texts.draft([row], [[0] * size]).tokens()

@@ -38,9 +38,9 @@ class Slabs:
         if free:
             return free.pop().view(kind)
         if nbytes > SLAB_BYTES // 2:
-            return _aligned(nbytes).view(kind)
+            return aligned(nbytes).view(kind)
         if nbytes > self._rest.size:
-            self._rest = _aligned(SLAB_BYTES)
+            self._rest = aligned(SLAB_BYTES)
         found, self._rest = self._rest[:nbytes], self._rest[nbytes:]
         return found.view(kind)
 
@@ -50,7 +50,8 @@ class Slabs:
             self._free[array.nbytes].append(array.view(np.uint8))
 
 
-def _aligned(nbytes: int) -> Bytes:
+def aligned(nbytes: int) -> Bytes:
+    """So many bytes, from the beginning of a cache line on."""
     room = np.empty(nbytes + LINE_BYTES, dtype=np.uint8)
     begin = -room.ctypes.data % LINE_BYTES
     return room[begin : begin + nbytes]

@@ -9,6 +9,8 @@ from numba import njit
 from rhyme_openrlhf.history.addresses import (
     TOGETHER,
     bytes_at_least,
+    float32s_at,
+    float64s_at,
     int32_of,
     int64_of,
     leading_zeros,
@@ -33,6 +35,17 @@ def written(address: int, place: int, value: int, wide: bool) -> int:
         return int64_of(address, place)
     put_int32(address, place, value)
     return int32_of(address, place)
+
+
+@njit
+def fractions(singles: int, doubles: int, size: int) -> float:
+    """The scalar product of two arrays."""
+    return float((float32s_at(singles, size) * float64s_at(doubles, size)).sum())
+
+
+def test_fractions_are_read() -> None:
+    singles, doubles = np.array([0.5, 0.25, 3], dtype=np.float32), np.array([8.0, 4.0, 0.125])
+    assert fractions(singles.ctypes.data, doubles.ctypes.data, 3) == 5.375
 
 
 @pytest.mark.parametrize("least", [0, 1, 77, 200, 255])

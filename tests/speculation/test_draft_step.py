@@ -21,6 +21,8 @@ from rhyme_openrlhf.speculation import (
     proposals,
     python_lists,
     rows,
+    shared_words,
+    step_parts,
     text_tables,
     window,
 )
@@ -40,7 +42,8 @@ TABLES = (addresses, likely_next, rows)
         (python_lists, (addresses,)),
         (decoding, (python_lists, rows)),
         (append_step, (text_tables, python_lists)),
-        (draft_step, (append_step, cursor, walk, acceptance, window)),
+        (draft_step, (text_tables, cursor, walk, acceptance, window)),
+        (step_parts, (append_step, decoding, draft_step, shared_words)),
         (planner, (acceptance, budget)),
         (position_acceptance, (acceptance,)),
         (proposals, (budget, position_acceptance)),
