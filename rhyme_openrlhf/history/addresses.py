@@ -144,14 +144,37 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     return types.void(types.int64), ask
 
 
+def _bytes(builder: Any, address: Any) -> Any:
+    """The TOGETHER bytes from `address` on, as a vector."""
+    lanes = ir.VectorType(ir.IntType(8), TOGETHER)
+    return builder.load(builder.inttoptr(address, lanes.as_pointer()), typ=lanes, align=1)
+
+
+@intrinsic
+def least_byte(typing_context: Any, address: Any, bits: Any) -> Any:
+    """The least of those of the TOGETHER bytes from `address` on whose bits are set in `bits`; 255: none is less."""
+
+    def find(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        there = _bytes(builder, arguments[0])
+        asked = builder.bitcast(
+            builder.trunc(arguments[1], ir.IntType(TOGETHER)), ir.VectorType(ir.IntType(1), TOGETHER)
+        )
+        greatest = ir.Constant(there.type, [ir.Constant(ir.IntType(8), 255)] * TOGETHER)
+        kind = ir.FunctionType(ir.IntType(8), [there.type])
+        reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.umin.v{TOGETHER}i8")
+        return builder.zext(builder.call(reduce, [builder.select(asked, there, greatest)]), ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), find
+
+
 @intrinsic
 def bytes_at_least(typing_context: Any, address: Any, least: Any) -> Any:
     """Which of the TOGETHER bytes from `address` on are at least `least` (0 to 255): bit i of the i-th."""
 
     def compare(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte = ir.IntType(8)
-        lanes = ir.VectorType(byte, TOGETHER)
-        there = builder.load(builder.inttoptr(arguments[0], lanes.as_pointer()), typ=lanes, align=1)
+        there = _bytes(builder, arguments[0])
+        lanes = there.type
         one = builder.insert_element(
             ir.Constant(lanes, ir.Undefined), builder.trunc(arguments[1], byte), ir.IntType(32)(0)
         )

@@ -33,6 +33,19 @@ def take_one(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
+def write_same(typing_context: Any, address: Any) -> Any:
+    """Write the word at `address` without changing it, whoever else writes it."""
+
+    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # Adding zero would be compiled to reading.
+        zero = ir.IntType(64)(0)
+        builder.cmpxchg(_pointer(builder, arguments[0]), zero, zero, "monotonic", "monotonic")
+        return context.get_dummy_value()
+
+    return types.void(types.int64), write
+
+
+@intrinsic
 def shared_word(typing_context: Any, address: Any) -> Any:
     """The word at `address`, as it is now."""
 
