@@ -20,28 +20,21 @@ TOGETHER = 32
 READ, ALL_CACHES, DATA = 0, 3, 1
 
 
-@intrinsic
-def _int32_pointer(typing_context: Any, address: Any) -> Any:
-    return types.CPointer(types.int32)(types.int64), _as_pointer
-
-
-@intrinsic
-def _int64_pointer(typing_context: Any, address: Any) -> Any:
-    return types.CPointer(types.int64)(types.int64), _as_pointer
-
-
-@intrinsic
-def _float32_pointer(typing_context: Any, address: Any) -> Any:
-    return types.CPointer(types.float32)(types.int64), _as_pointer
-
-
-@intrinsic
-def _float64_pointer(typing_context: Any, address: Any) -> Any:
-    return types.CPointer(types.float64)(types.int64), _as_pointer
-
-
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+
+def _pointer_to(kind: Any) -> Any:
+    """What makes an address a pointer to elements of this kind."""
+
+    def typed(typing_context: Any, address: Any) -> Any:
+        return types.CPointer(kind)(types.int64), _as_pointer
+
+    return intrinsic(typed)
+
+
+_int32_pointer, _int64_pointer = _pointer_to(types.int32), _pointer_to(types.int64)
+_float32_pointer, _float64_pointer = _pointer_to(types.float32), _pointer_to(types.float64)
 
 
 @njit(inline="always")

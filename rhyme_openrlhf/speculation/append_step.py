@@ -42,7 +42,7 @@ from rhyme_openrlhf.speculation.text_tables import (
 )
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 4172167567
+CALLED_SOURCES = 1782908188
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]

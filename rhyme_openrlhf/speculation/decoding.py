@@ -28,7 +28,7 @@ from rhyme_openrlhf.speculation.python_lists import (
 from rhyme_openrlhf.speculation.rows import ATTRIBUTES, LIST, NAME, REQUEST, SAMPLE_COLUMNS
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 1146075094
+CALLED_SOURCES = 2731610465
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]

@@ -59,7 +59,7 @@ from rhyme_openrlhf.speculation.window import next_window
 
 # CRC-32 of the modules above whose compiled functions are called here. Numba's cache notices a change of this file
 # only, so a change of theirs has to change this one too (tests/speculation/test_draft_step.py says the number).
-CALLED_SOURCES = 2430686122
+CALLED_SOURCES = 3968627885
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]

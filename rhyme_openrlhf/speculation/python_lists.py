@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.history.addresses import int64_of, prefetch, put_int64
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 1238188526
+CALLED_SOURCES = 1887220376
 
 # A list, in words: two that all objects have (the second is the type's address), how many items it has, and the address
 # of its items, which are addresses.

@@ -49,7 +49,7 @@ from rhyme_openrlhf.speculation.shared_words import (
 )
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 3953634995
+CALLED_SOURCES = 209532603
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
