@@ -40,7 +40,8 @@ FIRST_ROWS = 64
 ENTERED_AGAIN = 2048
 # Samples that a step looks at for that.
 GROWN_A_STEP = 4
-# Samples of a step that helping threads are woken for.
+# Samples of a step that helping threads are woken for: with 128 a second thread takes a fifth of the time away, with 64
+# less than differs from run to run (docs/histospec.md).
 LEAST_HELPED = 128
 # No attribute of a request, by address.
 NO_ATTRIBUTE = 0
