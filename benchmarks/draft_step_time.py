@@ -12,8 +12,9 @@ Before each timed step FORWARD_BYTES of memory are read, as a forward pass does,
 then the new tokens are appended to each sample's list, as vLLM's scheduler does right before it asks for drafts; the
 last step's drafts are freed before, as there. "each its own index": each prompt has an index of its own in memory, as
 in a run; "one index": all prompts' is the same, as the one tree of the suffix proposer is; "warm": without reading
-memory in between. "compiled" is the part of ours that appends and drafts. Milliseconds: median, 95th and 99th
-percentile and worst of STEPS_TIMED steps, in which texts and tables outgrow their memory.
+memory in between. "compiled" is the call that appends and drafts, and (in versions that divide a step among threads)
+gives each request its own. Milliseconds: median, 95th and 99th percentile and worst of STEPS_TIMED steps, in which
+texts and tables outgrow their memory.
 
 `--against` measures another checkout of the repository too, in processes in turn, and fails unless both draft the same
 tokens in every step (`--other_drafts`: they draft by other rules, and need not). The peers: drafting.py.
@@ -42,7 +43,7 @@ from step_overhead import scheduler_of
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
-from rhyme_openrlhf.speculation import draft_step
+from rhyme_openrlhf.speculation import live_texts
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.gain import GainMeter
 
@@ -129,7 +130,7 @@ class CompiledSeconds:
 
     def __init__(self) -> None:
         self.last = 0.0
-        self._call = draft_step.append_and_draft
+        self._call = live_texts.step.append_and_draft
 
     def __call__(self, *arguments: Any) -> Any:
         began = time.perf_counter()
@@ -163,7 +164,7 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
             drafters["vllm suffix (arctic)"] = Peer(suffix, names)
     weights = np.ones(FORWARD_BYTES // 8)
     compiled = CompiledSeconds()
-    draft_step.append_and_draft = compiled
+    live_texts.step.append_and_draft = compiled
     found = {}
     for name, drafter in drafters.items():
         texts = [text[:FIRST_TOKENS] for text in full]
@@ -192,7 +193,7 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
             found[name]["compiled_ms"] = statistics.median(inside[WARM_UP:])
             found[name]["drafted"] = float(drafted)
             found[name]["digest"] = float(digest)
-    draft_step.append_and_draft = compiled._call
+    live_texts.step.append_and_draft = compiled._call
     return found
 
 

@@ -17,6 +17,7 @@ FROZEN = {
     "--histospec.prefix_max": 16,
     "--histospec.prefix_min": 2,
     "--histospec.batch_limits": "",
+    "--histospec.threads": 2,
     "--histospec.siblings": True,
     "--histospec.extend_confidence": 0.7,
     "--histospec.stop_confidence": 0.5,

@@ -20,18 +20,21 @@ TOGETHER = 32
 READ, ALL_CACHES, DATA = 0, 3, 1
 
 
-@intrinsic
-def _int32_pointer(typing_context: Any, address: Any) -> Any:
-    return types.CPointer(types.int32)(types.int64), _as_pointer
-
-
-@intrinsic
-def _int64_pointer(typing_context: Any, address: Any) -> Any:
-    return types.CPointer(types.int64)(types.int64), _as_pointer
-
-
 def _as_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+
+def _pointer_to(kind: Any) -> Any:
+    """What makes an address a pointer to elements of this kind."""
+
+    def typed(typing_context: Any, address: Any) -> Any:
+        return types.CPointer(kind)(types.int64), _as_pointer
+
+    return intrinsic(typed)
+
+
+_int32_pointer, _int64_pointer = _pointer_to(types.int32), _pointer_to(types.int64)
+_float32_pointer, _float64_pointer = _pointer_to(types.float32), _pointer_to(types.float64)
 
 
 @njit(inline="always")
@@ -44,6 +47,18 @@ def int32s_at(address: int, size: int) -> Any:
 def int64s_at(address: int, size: int) -> Any:
     """The int64[size] at `address`; `size` may be a shape."""
     return carray(_int64_pointer(address), size)
+
+
+@njit(inline="always")
+def float32s_at(address: int, size: int) -> Any:
+    """The float32[size] at `address`."""
+    return carray(_float32_pointer(address), size)
+
+
+@njit(inline="always")
+def float64s_at(address: int, size: int) -> Any:
+    """The float64[size] at `address`."""
+    return carray(_float64_pointer(address), size)
 
 
 def _element(bits: int, signed: bool) -> Any:
@@ -122,14 +137,37 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     return types.void(types.int64), ask
 
 
+def _bytes(builder: Any, address: Any) -> Any:
+    """The TOGETHER bytes from `address` on, as a vector."""
+    lanes = ir.VectorType(ir.IntType(8), TOGETHER)
+    return builder.load(builder.inttoptr(address, lanes.as_pointer()), typ=lanes, align=1)
+
+
+@intrinsic
+def least_byte(typing_context: Any, address: Any, bits: Any) -> Any:
+    """The least of those of the TOGETHER bytes from `address` on whose bits are set in `bits`; 255: none is less."""
+
+    def find(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        there = _bytes(builder, arguments[0])
+        asked = builder.bitcast(
+            builder.trunc(arguments[1], ir.IntType(TOGETHER)), ir.VectorType(ir.IntType(1), TOGETHER)
+        )
+        greatest = ir.Constant(there.type, [ir.Constant(ir.IntType(8), 255)] * TOGETHER)
+        kind = ir.FunctionType(ir.IntType(8), [there.type])
+        reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.umin.v{TOGETHER}i8")
+        return builder.zext(builder.call(reduce, [builder.select(asked, there, greatest)]), ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), find
+
+
 @intrinsic
 def bytes_at_least(typing_context: Any, address: Any, least: Any) -> Any:
     """Which of the TOGETHER bytes from `address` on are at least `least` (0 to 255): bit i of the i-th."""
 
     def compare(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte = ir.IntType(8)
-        lanes = ir.VectorType(byte, TOGETHER)
-        there = builder.load(builder.inttoptr(arguments[0], lanes.as_pointer()), typ=lanes, align=1)
+        there = _bytes(builder, arguments[0])
+        lanes = there.type
         one = builder.insert_element(
             ir.Constant(lanes, ir.Undefined), builder.trunc(arguments[1], byte), ir.IntType(32)(0)
         )

@@ -11,16 +11,24 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.addresses import int32_of, int64_of, uint8_of, uint16_of
+from rhyme_openrlhf.history.addresses import (
+    TOGETHER,
+    bytes_at_least,
+    int32_of,
+    int64_of,
+    least_byte,
+    trailing_zeros,
+    uint16_of,
+)
 from rhyme_openrlhf.history.lookup import (
     GRADES,
-    LOOKED_AT,
     MOST_SHARED,
     REWARDS,
     SHARED,
     SUFFIXES,
     SUM_EVERY,
     SUMS,
+    TOKEN_COUNT,
     TOKENS,
     child_end,
     first_at_least,
@@ -33,7 +41,7 @@ Int64s = NDArray[np.int64]
 Float32s = NDArray[np.float32]
 
 # As CALLED_SOURCES of lookup.py, of lookup.py and what it calls.
-CALLED_SOURCES = 4228307897
+CALLED_SOURCES = 3753370144
 
 # A step's confidence is (count + A) / (node's count + B) for the child that is followed: A < B, so that a node with one
 # child is not certain, and one that was seen often is more certain than one seen once. From a recorded run of the
@@ -44,6 +52,8 @@ CONFIDENCE_B = 0.55
 # this, their number says nothing any more.
 SURE_MATCH = 12
 SHORT_MATCH_FACTOR = 0.92
+# A node's sum of rewards that nobody has made yet: no sum is so small (`history/index.py` keeps bits to spare).
+NOT_SUMMED = -(1 << 63)
 
 
 @njit(cache=True, nogil=True)
@@ -87,15 +97,15 @@ def walk(
     tokens, suffixes = index[TOKENS], index[SUFFIXES]
     found = 0
     sure = 1.0
-    # Up to where the node's suffixes are the same, as far as that is known.
-    known = _least_shared(index, low, high)
+    # Up to where the node's suffixes are the same, as far as that is known; and the sum of their rewards.
+    known, total = _least_shared(index, low, high), NOT_SUMMED
     while found < out.size:
         count = high - low
         common = depth + out.size - found
         if count > 1:
             common = known if depth <= known < MOST_SHARED else _common(index, low, high, depth, common)
             if common == depth:
-                low, high, known = _best_child(index, low, high, depth)
+                low, high, known, total = _best_child(index, low, high, depth, total)
                 if low == high:
                     break
                 common = depth + 1
@@ -121,14 +131,18 @@ def walk(
 
 
 @njit(cache=True, nogil=True)
+def _is_small(index: Int64s, low: int, high: int) -> bool:
+    """Whether the node's numbers of shared tokens are looked at together."""
+    return high - low <= TOGETHER and low + TOGETHER <= index[TOKEN_COUNT]
+
+
+@njit(cache=True, nogil=True)
 def _least_shared(index: Int64s, low: int, high: int) -> int:
     """How many first tokens all suffixes of the small node [low, high) share: MOST_SHARED or more; -1: it is large."""
-    if high - low > LOOKED_AT:
+    if not _is_small(index, low, high):
         return -1
-    least = MOST_SHARED
-    for place in range(low + 1, high):
-        least = min(least, uint8_of(index[SHARED], place))
-    return least
+    # All but the lowest bit: what the first suffix shares, it shares with one before the node.
+    return least_byte(index[SHARED] + low, (1 << (high - low)) - 2)
 
 
 @njit(cache=True, nogil=True)
@@ -142,16 +156,16 @@ def _common(index: Int64s, low: int, high: int, depth: int, most: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _best_child(index: Int64s, low: int, high: int, depth: int) -> tuple[int, int, int]:
+def _best_child(index: Int64s, low: int, high: int, depth: int, total: int) -> tuple[int, int, int, int]:
     """The child with the greatest (max(priority, 0), count, recency), see `history/index.py`; empty: all end here.
 
-    Third: `_least_shared` of it.
+    Third: `_least_shared` of it; fourth: the sum of its rewards. `total`: that of the node's, or NOT_SUMMED.
     """
-    if high - low <= LOOKED_AT and depth < MOST_SHARED:
-        start, end, shared = _best_of_small(index, low, high, depth)
+    if depth < MOST_SHARED and _is_small(index, low, high):
+        start, end, total = _best_of_small(index, low, high, depth, total)
         # What ends here is a child of its own, of one suffix, and takes no part.
         if end - start > 1 or token_at(index, start, depth) >= 0:
-            return start, end, shared
+            return start, end, _least_shared(index, start, end), total
     start = first_at_least(index, low, high, depth, 0)
     best_start, best_end, best_priority = start, start, -1
     while start < high:
@@ -160,27 +174,38 @@ def _best_child(index: Int64s, low: int, high: int, depth: int) -> tuple[int, in
         if _is_better(index, start, end, priority, best_start, best_end, best_priority):
             best_start, best_end, best_priority = start, end, priority
         start = end
-    return best_start, best_end, _least_shared(index, best_start, best_end)
+    return best_start, best_end, _least_shared(index, best_start, best_end), NOT_SUMMED
 
 
 @njit(cache=True, nogil=True)
-def _best_of_small(index: Int64s, low: int, high: int, depth: int) -> tuple[int, int, int]:
-    """As `_best_child` for a small node with branches at `depth`, but what ends here takes part."""
-    shared, grades, rewards = index[SHARED], index[GRADES], index[REWARDS]
-    best_start, best_end, best_priority, best_shared = low, low, -1, MOST_SHARED
-    start, total, least = low, int64_of(rewards, uint16_of(grades, low)), MOST_SHARED
-    for place in range(low + 1, high + 1):
-        both = uint8_of(shared, place) if place < high else depth
-        if both > depth:
-            least = min(least, both)
-        else:
-            priority = max(total, 0)
-            if _is_better(index, start, place, priority, best_start, best_end, best_priority):
-                best_start, best_end, best_priority, best_shared = start, place, priority, least
-            start, total, least = place, 0, MOST_SHARED
-        if place < high:
-            total += int64_of(rewards, uint16_of(grades, place))
-    return best_start, best_end, best_shared
+def _best_of_small(index: Int64s, low: int, high: int, depth: int, total: int) -> tuple[int, int, int]:
+    """As `_best_child` for a small node with branches at `depth`, but what ends here takes part; also its rewards' sum.
+
+    A child that most suffixes are in comes last: what the others sum up to is less work than its own sum.
+    """
+    count = high - low
+    # A bit for each suffix that begins a child.
+    starts = ~bytes_at_least(index[SHARED] + low, depth + 1) & ((1 << count) - 1) | 1
+    best_start, best_end, best_priority, best_sum, of_others = low, low, -1, 0, 0
+    most_start, most_end = low, low
+    while starts:
+        start = low + trailing_zeros(starts)
+        starts &= starts - 1
+        end = min(low + trailing_zeros(starts), high)
+        if 2 * (end - start) > count:
+            most_start, most_end = start, end
+            continue
+        found = _sum_one_by_one(index, start, end)
+        of_others += found
+        priority = max(found, 0)
+        if _is_better(index, start, end, priority, best_start, best_end, best_priority):
+            best_start, best_end, best_priority, best_sum = start, end, priority, found
+    if most_start < most_end:
+        found = _sum_one_by_one(index, most_start, most_end) if total == NOT_SUMMED else total - of_others
+        priority = max(found, 0)
+        if _is_better(index, most_start, most_end, priority, best_start, best_end, best_priority):
+            best_start, best_end, best_sum = most_start, most_end, found
+    return best_start, best_end, best_sum
 
 
 @njit(cache=True, nogil=True)
@@ -209,13 +234,18 @@ def _latest(index: Int64s, low: int, high: int) -> int:
 @njit(cache=True, nogil=True)
 def _priority(index: Int64s, low: int, high: int) -> int:
     """The sum of the rewards of the suffixes [low, high)."""
+    if high - low <= SUM_EVERY:
+        return _sum_one_by_one(index, low, high)
+    first, last = -(-low // SUM_EVERY), high // SUM_EVERY
+    whole = int64_of(index[SUMS], last) - int64_of(index[SUMS], first)
+    before, behind = _sum_one_by_one(index, low, first * SUM_EVERY), _sum_one_by_one(index, last * SUM_EVERY, high)
+    return before + whole + behind
+
+
+@njit(cache=True, nogil=True)
+def _sum_one_by_one(index: Int64s, low: int, high: int) -> int:
+    """`_priority`, of few suffixes."""
     total = 0
-    if high - low > SUM_EVERY:
-        first, last = -(-low // SUM_EVERY), high // SUM_EVERY
-        total += int64_of(index[SUMS], last) - int64_of(index[SUMS], first)
-        for place in range(low, first * SUM_EVERY):
-            total += int64_of(index[REWARDS], uint16_of(index[GRADES], place))
-        low = last * SUM_EVERY
     for place in range(low, high):
         total += int64_of(index[REWARDS], uint16_of(index[GRADES], place))
     return total

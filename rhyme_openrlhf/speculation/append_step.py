@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.history.addresses import int32s_at, prefetch
 from rhyme_openrlhf.speculation.likely_next import SLOTS, vote
-from rhyme_openrlhf.speculation.python_lists import foresee_items, int_of, item_of, list_length
+from rhyme_openrlhf.speculation.python_lists import foresee_items, int_of, item_of, list_length, type_of
 from rhyme_openrlhf.speculation.rows import (
     CAPACITY,
     COUNT,
@@ -42,7 +42,7 @@ from rhyme_openrlhf.speculation.text_tables import (
 )
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 853660717
+CALLED_SOURCES = 1782908188
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -60,12 +60,12 @@ ROW_BYTES, LINE = 8 * SAMPLE_COLUMNS, 64
 
 @njit(cache=True)
 def append(
-    samples: Int64s, prompts: Int64s, rows: Int64s, first: int, shortest: int, siblings: bool, growing: Int64s
+    samples: Int64s, prompts: Int64s, rows: Int64s, first: int, shortest: int, siblings: bool, kind: int, grows: Int64s
 ) -> int:
     """Add to each of some samples what is new in its list of tokens, from number `first` of `rows` on.
 
-    Returns the first number whose text has no room for its part (`rows.size`: all had). The last of those whose memory
-    should grow for the steps to come are in `growing`: first how many there are, then their rows (as many as fit).
+    Returns the first number whose text has no room for its part, or whose new tokens are not all of the type `kind`
+    (an address; 0: any will do), or `rows.size`. `grows[number]`: whether its memory should grow for the steps to come.
     """
     hashes = np.empty(KEPT_HASHES, dtype=np.uint64)
     befores = np.empty(GROUP, dtype=np.int64)
@@ -86,7 +86,7 @@ def append(
         while end < last:
             sample = samples[rows[end]]
             befores[end - first] = sample[COUNT]
-            if not _write(sample):
+            if not _write(sample, kind):
                 break
             kept = fetch_places(prompts[sample[PROMPT]], sample, befores[end - first], shortest, siblings, hashes, kept)
             end += 1
@@ -96,9 +96,7 @@ def append(
             sample = samples[row]
             prompt = prompts[sample[PROMPT]]
             kept = _enter(sample, prompt, row, befores[number - first], shortest, siblings, hashes, kept)
-            if sample[COUNT] > sample[ENOUGH] or (siblings and is_crowded(prompt)):
-                growing[1 + growing[0] % (growing.size - 1)] = row
-                growing[0] += 1
+            grows[number] = sample[COUNT] > sample[ENOUGH] or (siblings and is_crowded(prompt))
         first = end
         if end < last:
             break
@@ -123,8 +121,8 @@ def _foresee_tokens(sample: Int64s) -> None:
 
 
 @njit(cache=True)
-def _write(sample: Int64s) -> bool:
-    """Write the new ones of a sample's list of tokens behind its text; False: there is no room."""
+def _write(sample: Int64s, kind: int) -> bool:
+    """Write the new ones of a sample's list of tokens behind its text; False: no room, or one is not of type `kind`."""
     tokens, before = sample[LIST], sample[COUNT]
     count = list_length(tokens)
     if count > sample[CAPACITY]:
@@ -132,7 +130,10 @@ def _write(sample: Int64s) -> bool:
     if count > before:
         text = int32s_at(sample[TEXT], count)
         for at in range(before, count):
-            text[at] = int_of(item_of(tokens, at))
+            token = item_of(tokens, at)
+            if kind and type_of(token) != kind:
+                return False
+            text[at] = int_of(token)
         sample[COUNT] = count
     return True
 

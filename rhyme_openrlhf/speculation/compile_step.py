@@ -12,6 +12,7 @@ import numpy as np
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.speculation.live_texts import LiveTexts
+from rhyme_openrlhf.speculation.slabs import LINE_BYTES, aligned, have_pages
 from rhyme_openrlhf.speculation.text_memory import FIRST_TABLED, FIRST_TOKENS, GROWTH
 
 # Tokens that a text has at first, and later: so many that its table should grow, and so many that it has no room.
@@ -32,12 +33,14 @@ class _Request:
 
 def compile_step() -> None:
     """Do a step's work for a sample: found among vLLM's requests, and given by its caller."""
+    have_pages(aligned(LINE_BYTES))
     texts, name, request = LiveTexts(HistoSpecSettings()), "", _Request()
     row = texts.start("", 0, LIMIT, 1)
     texts.bind(row, name, request)
     texts.find_decoding([name], {name: row}, None)
     drafts = texts.draft_decoding(False)
     texts.give(drafts.flat, drafts.lengths)
+    texts.draft_and_give()
     texts.verified(np.array([row, 1, 1]))
     for size in (CROWDED, TOO_MANY):
         texts.draft([row], [[0] * size]).tokens()

@@ -28,7 +28,7 @@ from rhyme_openrlhf.speculation.python_lists import (
 from rhyme_openrlhf.speculation.rows import ATTRIBUTES, LIST, NAME, REQUEST, SAMPLE_COLUMNS
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 2601399007
+CALLED_SOURCES = 2731610465
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -76,7 +76,7 @@ def find_decoding(
     """
     found, asked = 0, list_length(names)
     for number in range(asked):
-        _foresee(samples, last, number, asked, status_place, chunk_place)
+        foresee(samples, last, number, asked, status_place, chunk_place)
         name, row = item_of(names, number), last[number]
         if row == GONE or samples[row, NAME] != name:
             known = dict_item(rows_by_name, name)
@@ -92,7 +92,7 @@ def find_decoding(
 
 
 @njit(cache=True)
-def _foresee(samples: Int64s, rows: Int64s, number: int, end: int, first: int, last: int) -> None:
+def foresee(samples: Int64s, rows: Int64s, number: int, end: int, first: int, last: int) -> None:
     """Fetch, of requests of later numbers, first the row, then the object and its dict, then what is in the dict.
 
     That is the hash table, and the entries `first` and `last`.
@@ -132,10 +132,15 @@ def give_drafts(samples: Int64s, rows: Int64s, flat: Int32s, lengths: Int64s, at
     """
     begin = 0
     for number in range(lengths.size):
-        _foresee(samples, rows, number, lengths.size, place, place)
-        size = lengths[number]
-        if size:
-            made = int_list(flat, begin, size)
-            set_attribute(samples[rows[number], REQUEST], attribute, made)
-            give_up(made)
-            begin += size
+        foresee(samples, rows, number, lengths.size, place, place)
+        give_draft(samples[rows[number], REQUEST], flat, begin, lengths[number], attribute)
+        begin += lengths[number]
+
+
+@njit(cache=True)
+def give_draft(request: int, flat: Int32s, begin: int, size: int, attribute: int) -> None:
+    """Make a list of `size` tokens of `flat` from `begin` on, if there are any, and the attribute of the request."""
+    if size:
+        made = int_list(flat, begin, size)
+        set_attribute(request, attribute, made)
+        give_up(made)

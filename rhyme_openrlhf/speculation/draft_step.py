@@ -1,4 +1,4 @@
-"""All drafting of one decode step in one compiled call.
+"""Drafting for some samples of one decode step, compiled.
 
 Three sources, in order of trust where they match as many of a sample's last tokens: the draft index of its prompt's
 last rollout (`history/cursor.py`); its siblings, the other samples of the same prompt on this engine, running or
@@ -18,12 +18,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.addresses import int32s_at, int64s_at, prefetch
+from rhyme_openrlhf.history.addresses import int32s_at, prefetch
 from rhyme_openrlhf.history.cursor import AT, WORD, follow, foresee_branch, foresee_node, foresee_text, move_to
 from rhyme_openrlhf.history.lookup import TOKEN_COUNT
 from rhyme_openrlhf.history.walk import SURE_MATCH, walk
 from rhyme_openrlhf.speculation.acceptance import next_recent
-from rhyme_openrlhf.speculation.append_step import append
 from rhyme_openrlhf.speculation.likely_next import SLOTS, likely_next
 from rhyme_openrlhf.speculation.rows import (
     COUNT,
@@ -40,10 +39,8 @@ from rhyme_openrlhf.speculation.rows import (
     OWN_AT,
     OWN_LENGTH,
     PROMPT,
-    PROMPT_COLUMNS,
     RECENT,
     RECENTS,
-    SAMPLE_COLUMNS,
     SOURCE,
     SOURCES,
     TABLE,
@@ -62,7 +59,7 @@ from rhyme_openrlhf.speculation.window import next_window
 
 # CRC-32 of the modules above whose compiled functions are called here. Numba's cache notices a change of this file
 # only, so a change of theirs has to change this one too (tests/speculation/test_draft_step.py says the number).
-CALLED_SOURCES = 2323796148
+CALLED_SOURCES = 3968627885
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -80,42 +77,6 @@ LIKELY_TOKENS = 2
 # Samples that are worked on together: so many that fetching takes no longer than working, and so few that what was
 # fetched is still in a core's first cache (about 20 lines of 64 bytes each).
 GROUP = 32
-# Rows that a table may have: what an address alone does not say.
-MANY = 1 << 40
-
-
-@njit(cache=True)
-def append_and_draft(
-    samples_at: int,
-    prompts_at: int,
-    asked: int,
-    first: int,
-    longest: int,
-    shortest: int,
-    siblings: bool,
-    most: int,
-    whole: bool,
-    extend_confidence: float,
-    stop_confidence: float,
-    rows: Int64s,
-    out: Int32s,
-    confidences: Float32s,
-    found: Int64s,
-    growing: Int64s,
-) -> tuple[int, int]:
-    """`append`, then `draft_step` for the same samples, the first `asked` of `rows`, unless a text has no room.
-
-    Returns the number of that sample, and the tokens drafted, or -1 then. `growing`: as `append` has it.
-    """
-    samples, prompts = int64s_at(samples_at, (MANY, SAMPLE_COLUMNS)), int64s_at(prompts_at, (MANY, PROMPT_COLUMNS))
-    rows = rows[:asked]
-    number = append(samples, prompts, rows, first, shortest, siblings, growing)
-    if number < asked:
-        return number, -1
-    return number, draft_step(
-        samples, prompts, rows, longest, shortest, siblings, most, whole, extend_confidence, stop_confidence,
-        out, confidences, found,
-    )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
@@ -123,6 +84,7 @@ def draft_step(
     samples: Int64s,
     prompts: Int64s,
     rows: Int64s,
+    numbers: Int64s,
     longest: int,
     shortest: int,
     siblings: bool,
@@ -133,52 +95,51 @@ def draft_step(
     out: Int32s,
     confidences: Float32s,
     found: Int64s,
-) -> int:
-    """Draft for each of `rows`: into `out`, one after the other without gaps; returns how many tokens that are.
+) -> None:
+    """Draft for each of `rows`, which has a number in the step: into `out`, from `most` times its number on.
 
     A draft has at most `most` tokens, and leaves room for one more below the sample's limit. Up to the sample's window
     (`whole`: as far as there is room) it ends where its confidence falls below `stop_confidence` (but not before its
     first token), and beyond that where it falls below `extend_confidence`. Confidence is the estimated probability that
-    the draft is right as a whole. `found[LENGTHS]`: tokens drafted for each row; `found[SOURCES]`: from where;
+    the draft is right as a whole. `found[LENGTHS]`: tokens drafted, by number; `found[SOURCES]`: from where;
     `found[MATCHES]`: how many tokens matched; `found[RECENTS]`: the sample's recent acceptance. `confidences`: of each
     token of `out` the estimated probability that it is right if those before it are.
     """
-    filled = 0
     confidence = np.empty(most, dtype=np.float32)
     for first in range(0, rows.size, GROUP):
         last = min(rows.size, first + GROUP)
-        for number in range(first, last):
-            sample = samples[rows[number]]
+        for place in range(first, last):
+            sample = samples[rows[place]]
             foresee_text(prompts[sample[PROMPT], INDEX:TABLE], sample[CURSOR:], sample[COUNT], longest)
             prefetch(sample[TEXT] + WORD * sample[OWN_AT])
             if siblings:
                 foresee_buckets(sample, prompts[sample[PROMPT]])
-        for number in range(first, last):
-            sample = samples[rows[number]]
+        for place in range(first, last):
+            sample = samples[rows[place]]
             if siblings:
-                foresee_siblings(samples, rows[number], longest, shortest, prompts[sample[PROMPT]])
+                foresee_siblings(samples, rows[place], longest, shortest, prompts[sample[PROMPT]])
             foresee_node(prompts[sample[PROMPT], INDEX:TABLE], sample[CURSOR:], sample[COUNT], longest)
-        for number in range(first, last):
-            sample = samples[rows[number]]
+        for place in range(first, last):
+            sample = samples[rows[place]]
             foresee_branch(prompts[sample[PROMPT], INDEX:TABLE], sample[CURSOR:], sample[COUNT], longest)
-        for number in range(first, last):
-            sample = samples[rows[number]]
+        for place in range(first, last):
+            sample = samples[rows[place]]
+            number = numbers[place]
             sample[NUMBER] = number
+            begin = most * number
             room = min(most, sample[LIMIT] - sample[COUNT] - 1)
             source, size, matched = NO_SOURCE, 0, 0
             if room > 0:
                 source, size, matched = _draft(
-                    samples, prompts, rows[number], longest, shortest, siblings,
+                    samples, prompts, rows[place], longest, shortest, siblings,
                     room, room if whole else min(sample[WINDOW], room), extend_confidence, stop_confidence,
-                    out[filled : filled + room], confidences[filled : filled + room], confidence,
+                    out[begin : begin + room], confidences[begin : begin + room], confidence,
                 )  # fmt: skip
             sample[SOURCE] = source
             found[LENGTHS, number] = size
             found[SOURCES, number] = source
             found[MATCHES, number] = matched
             found[RECENTS, number] = sample[RECENT]
-            filled += size
-    return filled
 
 
 @njit(cache=True, nogil=True)

@@ -144,10 +144,10 @@ class HistoryDrafter:
         running = self._texts.decoding
         if self._planner is None and self._switch is not None and not self._switch.allows(running):
             return
-        drafted = self._texts.draft_decoding(whole=self._planner is not None)
         if self._planner is None:
-            self._texts.give(drafted.flat, drafted.lengths)
+            self._texts.draft_and_give()
             return
+        drafted = self._texts.draft_decoding(whole=True)
         cut, self.decision = self._planner.cut(drafted, running, self._texts.context(), most)
         self._texts.give(cut.flat, cut.lengths)
 

@@ -15,7 +15,7 @@ from numba import njit
 from rhyme_openrlhf.history.addresses import int64_of, put_int64
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 1320273453
+CALLED_SOURCES = 1887220376
 
 # int64 of a slot: the pair + 1 (0: none yet; first token in the upper half, the one that followed in the lower), votes.
 SLOT = 2

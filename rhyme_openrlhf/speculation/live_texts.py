@@ -19,14 +19,16 @@ from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.cursor import BOUND, LENGTH, SEEN
 from rhyme_openrlhf.history.index import DraftIndex
 from rhyme_openrlhf.speculation import decoding
-from rhyme_openrlhf.speculation import draft_step as step
 from rhyme_openrlhf.speculation import rows as columns
+from rhyme_openrlhf.speculation import step_parts as step
 from rhyme_openrlhf.speculation import text_tables as tables
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT
-from rhyme_openrlhf.speculation.likely_next import SLOT, SLOTS
+from rhyme_openrlhf.speculation.draft_step import note_verified
+from rhyme_openrlhf.speculation.prompt_memory import PromptMemory
 from rhyme_openrlhf.speculation.python_lists import split
 from rhyme_openrlhf.speculation.slabs import Slabs
-from rhyme_openrlhf.speculation.text_memory import GROWTH, TextMemory
+from rhyme_openrlhf.speculation.step_threads import StepThreads, step_threads
+from rhyme_openrlhf.speculation.text_memory import TextMemory
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -38,11 +40,13 @@ FIRST_ROWS = 64
 ENTERED_AGAIN = 2048
 # Samples that a step looks at for that.
 GROWN_A_STEP = 4
+# Samples of a step that helping threads are woken for: with 128 a second thread takes a fifth of the time away, with 64
+# less than differs from run to run (docs/histospec.md).
+LEAST_HELPED = 128
+# No attribute of a request, by address.
+NO_ATTRIBUTE = 0
 # A draft that is right as a whole with a smaller probability is not worth proposing to anyone.
 NO_HOPE = 0.02
-# Buckets of a prompt's first table, and at most: the next one has GROWTH times as many. A new one is zeroed within a
-# step, and 1.3 MB take some tens of microseconds.
-FIRST_BUCKETS, MOST_BUCKETS = 4096, 32768
 
 
 @dataclass(frozen=True)
@@ -85,11 +89,9 @@ class Came(NamedTuple):
 
 @dataclass
 class _Prompt:
-    """One prompt's samples. The arrays are kept because rows hold only their addresses."""
+    """One prompt's samples. The index is kept because the row holds only addresses."""
 
     row: int
-    tables: list[Int64s] = field(default_factory=list)
-    votes: Int64s | None = None
     rows: list[int] = field(default_factory=list)
     running: int = 0
     index: DraftIndex | None = None
@@ -98,8 +100,12 @@ class _Prompt:
 class LiveTexts:
     """All samples of one engine, by row; see the module docstring."""
 
-    def __init__(self, settings: HistoSpecSettings) -> None:
-        """`settings` say which sources there are, how many tokens have to match, and how certain a draft has to be."""
+    def __init__(self, settings: HistoSpecSettings, threads: StepThreads | None = None) -> None:
+        """`settings` say which sources there are, how many tokens have to match, and how certain a draft has to be.
+
+        `threads`: what drafts for large steps; None: this process's, as many as the settings say.
+        """
+        self._threads = threads or step_threads(settings.threads)
         self._shortest = settings.prefix_min
         self._longest = settings.prefix_max
         self._siblings = settings.siblings
@@ -111,6 +117,7 @@ class LiveTexts:
         self._prompts: Int64s = np.zeros((FIRST_ROWS, columns.PROMPT_COLUMNS), dtype=np.int64)
         self._tables_at = self._samples.ctypes.data, self._prompts.ctypes.data
         self._memory = TextMemory(self._slabs, settings.own_output, self._shortest)
+        self._of_prompts = PromptMemory(self._slabs)
         self._free_rows = list(range(FIRST_ROWS))[::-1]
         self._free_prompt_rows = list(range(FIRST_ROWS))[::-1]
         self._by_key: dict[str, _Prompt] = {}
@@ -121,8 +128,7 @@ class LiveTexts:
         self._places = [0, 0, 0]
         # Samples of the last step.
         self._asked = 0
-        # Where the ints of the last drafts begin among those that are kept.
-        # As `append` has it.
+        # As `append_and_draft` has it.
         self._growing: Int64s = np.zeros(1 + GROWN_A_STEP, dtype=np.int64)
         self.decoding = 0
         """How many samples were found to decode."""
@@ -219,6 +225,10 @@ class LiveTexts:
         """As `draft`, for the samples that were found to decode."""
         return self._draft(self.decoding, whole)
 
+    def draft_and_give(self) -> None:
+        """As `draft_decoding`, and give each request its draft."""
+        self._run(self.decoding, False, id(decoding.DRAFT))
+
     def context(self) -> int:
         """Tokens of all samples of the last step, less the last of each, which is still to be computed."""
         return int(self._samples[self._drafted[: self._asked], columns.COUNT].sum()) - self._asked
@@ -229,22 +239,32 @@ class LiveTexts:
 
     def _draft(self, asked: int, whole: bool) -> Drafts:
         """For the first `asked` of the rows in `_drafted`, whose lists are known."""
+        self._run(asked, whole, NO_ATTRIBUTE)
+        total = step.gather(
+            self._found, asked, self._window_rule[-1], self._out, self._confidences, self._flat, self._of_flat
+        )
+        lengths, sources, matches, recents = self._found[: columns.DRAFT_ROWS, :asked]
+        return Drafts(self._flat[:total], lengths, self._of_flat[:total], sources, matches, recents)
+
+    def _run(self, asked: int, whole: bool, attribute: int) -> None:
+        """Draft, and set that attribute of the requests."""
         extend, stop = (NO_HOPE, NO_HOPE) if whole else (self._extend_confidence, self._stop_confidence)
-        number, total = 0, -1
-        while total < 0:
-            number, total = step.append_and_draft(
-                *self._tables_at, asked, number,
+        helpers = self._threads.helpers if asked >= LEAST_HELPED else 0
+        again = False
+        while True:
+            row = step.append_and_draft(
+                self._threads.address, helpers, *self._tables_at, asked, again,
                 self._longest, self._shortest, self._siblings, self._window_rule[-1], whole, extend, stop,
                 self._drafted, self._out, self._confidences, self._found, self._growing,
+                id(int), attribute, self._places[-1],
             )  # fmt: skip
-            if total < 0:
-                row = int(self._drafted[number])
-                self._memory.grow(row, self._samples[row], decoding.tokens_listed(self._samples, row))
+            if row < 0:
+                break
+            self._memory.grow(row, self._samples[row], decoding.tokens_listed(self._samples, row))
+            again = True
         if self._growing[0]:
             self._grow_some()
         self._asked = asked
-        lengths, sources, matches, recents = self._found[:, :asked]
-        return Drafts(self._out[:total], lengths, self._confidences[:total], sources, matches, recents)
 
     def verified(self, judged: Int64s) -> Came:
         """Drafts were verified.
@@ -254,21 +274,13 @@ class LiveTexts:
         """
         drafts = judged.size // 3
         came = np.empty(2 * drafts + columns.COUNT_OF_SOURCES, dtype=np.int64)
-        if not step.note_verified(
-            self._samples, judged, drafts, self._drafted[: self._asked], *self._window_rule, came
-        ):
+        if not note_verified(self._samples, judged, drafts, self._drafted[: self._asked], *self._window_rule, came):
             raise ValueError(f"need 0 <= accepted <= verified and 1 <= verified, got {judged[drafts:].tolist()}")
         return Came(came[:drafts].tolist(), came[drafts : 2 * drafts], came[2 * drafts :].tolist())
 
     def memory_bytes(self) -> int:
         """Bytes of all texts and tables (indexes not counted: they are mapped)."""
-        of_prompts = sum(
-            table.nbytes
-            for prompt in self._by_key.values()
-            for table in (*prompt.tables, prompt.votes)
-            if table is not None
-        )
-        return self._memory.nbytes() + of_prompts
+        return self._memory.nbytes() + self._of_prompts.nbytes()
 
     def _prompt(self, key: str) -> _Prompt:
         prompt = self._by_key.get(key)
@@ -279,37 +291,8 @@ class LiveTexts:
             prompt = self._by_key[key] = _Prompt(row)
             self._prompts[row] = 0
             if self._siblings:
-                self._begin_tables(prompt)
+                self._of_prompts.begin(row, self._prompts[row])
         return prompt
-
-    def _new_table(self, prompt: _Prompt, buckets: int) -> None:
-        """What is entered from now on goes into a new table."""
-        table: Int64s = self._slabs.take(np.int64, tables.table_size(buckets))
-        table[:] = 0
-        prompt.tables.insert(0, table)
-        for dropped in prompt.tables[columns.TABLES :]:
-            self._slabs.give(dropped)
-        del prompt.tables[columns.TABLES :]
-        of_tables = self._prompts[prompt.row, columns.TABLE : columns.TABLE_ENTERED]
-        of_tables[columns.TABLE_COLUMNS :] = of_tables[: -columns.TABLE_COLUMNS].copy()
-        of_tables[: columns.TABLE_COLUMNS] = table.ctypes.data, buckets
-        self._prompts[prompt.row, columns.TABLE_ENTERED] = 0
-
-    def _begin_tables(self, prompt: _Prompt) -> None:
-        """Nothing is known of what its samples say."""
-        self._new_table(prompt, FIRST_BUCKETS)
-        prompt.votes = self._slabs.take(np.int64, SLOT * SLOTS)
-        prompt.votes[:] = 0
-        self._prompts[prompt.row, columns.VOTES] = prompt.votes.ctypes.data
-
-    def _drop_tables(self, prompt: _Prompt) -> None:
-        for table in prompt.tables:
-            self._slabs.give(table)
-        prompt.tables.clear()
-        if prompt.votes is not None:
-            self._slabs.give(prompt.votes)
-            prompt.votes = None
-        self._prompts[prompt.row, columns.TABLE : columns.VOTES + 1] = 0
 
     def _lose_cursor(self, row: int) -> None:
         """The sample's prompt has another index: what matched in the earlier one says nothing."""
@@ -324,12 +307,12 @@ class LiveTexts:
             self._free_rows.append(row)
         prompt.rows.clear()
         # Entries of rows that others will have must not be found.
-        self._drop_tables(prompt)
+        self._of_prompts.drop(prompt.row, self._prompts[prompt.row])
         if prompt.index is None:
             del self._by_key[key]
             self._free_prompt_rows.append(prompt.row)
         elif self._siblings:
-            self._begin_tables(prompt)
+            self._of_prompts.begin(prompt.row, self._prompts[prompt.row])
 
     def _room_for(self, rows: int) -> None:
         if rows > self._drafted.size:
@@ -341,7 +324,9 @@ class LiveTexts:
         self._last: Int64s = np.full(rows, decoding.GONE)
         self._out = np.empty(rows * self._window_rule[-1], dtype=np.int32)
         self._confidences = np.empty(self._out.size, dtype=np.float32)
-        self._found = np.empty((columns.DRAFT_ROWS, rows), dtype=np.int64)
+        # Without gaps, unlike these two.
+        self._flat, self._of_flat = np.empty_like(self._out), np.empty_like(self._confidences)
+        self._found = np.empty((columns.STEP_ROWS, rows + 1), dtype=np.int64)
 
     def _grow_some(self) -> None:
         """Of the samples whose memory should grow: some of their own tables, and one prompt's."""
@@ -357,8 +342,7 @@ class LiveTexts:
             if self._siblings and tables.is_crowded(self._prompts[prompt.row]):
                 crowded = prompt
         if crowded is not None:
-            buckets = int(self._prompts[crowded.row, columns.TABLE_BUCKETS])
-            self._new_table(crowded, min(GROWTH * buckets, MOST_BUCKETS))
+            self._of_prompts.grow(crowded.row, self._prompts[crowded.row])
 
     def _new_samples(self, rows: int) -> Int64s:
         samples: Int64s = self._slabs.take(np.int64, rows * columns.SAMPLE_COLUMNS)

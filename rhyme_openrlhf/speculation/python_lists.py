@@ -5,7 +5,9 @@ as drafting. Lists are read where CPython has them (`listobject.h`, the same sin
 fetched ahead of time like all other memory (`addresses.prefetch`); the rest goes through Python's C API.
 
 Invariants, which the caller keeps: the interpreter's lock is held, so compiled code that calls this is never entered as
-`nogil`; an address is `id()` of an object that lives, and is of the type that is asked for.
+`nogil`; an address is `id()` of an object that lives, and is of the type that is asked for. Where the thread that holds
+the lock waits for other threads, these may read lists and ints (of the type `int` itself: only those are asked nothing
+that runs Python), and nothing else.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.history.addresses import int64_of, prefetch, put_int64
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 1320273453
+CALLED_SOURCES = 1887220376
 
-# A list, in words: two that all objects have, how many items it has, and the address of its items, which are addresses.
-SIZE, ITEMS = 2, 3
+# A list, in words: two that all objects have (the second is the type's address), how many items it has, and the address
+# of its items, which are addresses.
+TYPE, SIZE, ITEMS = 1, 2, 3
 ADDRESS_BYTES = 8
 
 
@@ -37,6 +40,12 @@ def list_length(address: int) -> int:
 def item_of(address: int, place: int) -> int:
     """The address of item `place` of the list, which goes on owning it."""
     return int64_of(int64_of(address, ITEMS), place)
+
+
+@njit(cache=True)
+def type_of(address: int) -> int:
+    """The address of the object's type."""
+    return int64_of(address, TYPE)
 
 
 @njit(cache=True)

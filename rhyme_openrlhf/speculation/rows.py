@@ -24,14 +24,16 @@ from rhyme_openrlhf.history.lookup import INDEX_COLUMNS
 SAMPLE_COLUMNS = 32  # four cache lines
 assert CURSOR + CURSOR_COLUMNS <= SAMPLE_COLUMNS
 # A prompt: its draft index (history/lookup.py; no tokens: none); the siblings' tables, the newest first, each with its
-# buckets (0: there is none); what was entered into the newest; and the slots of what mostly followed a token.
+# buckets (0: there is none); what was entered into the newest; the slots of what mostly followed a token; and, while a
+# step is divided, how many of its samples are this prompt's (step_parts.py; 0 otherwise).
 INDEX = 0
 TABLE, TABLE_BUCKETS = range(INDEX_COLUMNS, INDEX_COLUMNS + 2)
 TABLES, TABLE_COLUMNS = 4, 2
 TABLE_ENTERED = TABLE + TABLES * TABLE_COLUMNS
 VOTES = TABLE_ENTERED + 1
+HERE = VOTES + 1
 PROMPT_COLUMNS = 24  # three cache lines
-assert VOTES < PROMPT_COLUMNS
+assert HERE < PROMPT_COLUMNS
 
 # Sources as the call returns them.
 NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)
@@ -39,3 +41,7 @@ COUNT_OF_SOURCES = 4
 # What the call says of each draft, by row of its result.
 LENGTHS, SOURCES, MATCHES, RECENTS = range(4)
 DRAFT_ROWS = 4
+# And what it works by (step_parts.py): its samples in order of their prompts, by row and by number, and whether each
+# should get more memory; of each part its first place in that order, up to where it was appended, and what it is at.
+ORDERED, NUMBERS, GROWS, BEGINS, REACHED, STATUS = range(DRAFT_ROWS, DRAFT_ROWS + 6)
+STEP_ROWS = DRAFT_ROWS + 6

@@ -57,6 +57,13 @@ class HistoSpecSettings(Settings):
         "ACCEPTANCE (0 in the first pair, then rising), samples are only drafted for while at most SAMPLES of them run "
         "in the engine. If not given: always. Not in reproducible runs: how many run depends on timing.",
     )
+    threads: int = option(
+        2,
+        "Threads that draft for the samples of one engine between two steps, at most as many as there are cores that "
+        "its process may use.",
+        low=1,
+        high=64,
+    )
     # RhymeRL looks up 7 down to 3. By replay of recorded runs of the embedded task, 16 give 5 to 7 % more tokens a step
     # than 7, and 2 take a tenth of the decode steps away that 3 leave: a match that is too short to mean much costs
     # little, because its draft is short (stop_confidence).

@@ -38,7 +38,7 @@ from rhyme_openrlhf.speculation.rows import (
 )
 
 # As CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 2908930950
+CALLED_SOURCES = 3501226979
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]

@@ -76,5 +76,5 @@ def test_no_step_compiles_anything(rules: str) -> None:
     found = json.loads(done.stdout)
     assert found["drafted"]
     assert found["later"] == {}
-    of_a_step = ("decoding.find_decoding", "decoding.give_drafts", "draft_step.append_and_draft")
+    of_a_step = ("decoding.find_decoding", "decoding.give_drafts", "step_parts.append_and_draft", "step_parts.gather")
     assert all(found["made"][f"rhyme_openrlhf.speculation.{name}"] for name in of_a_step)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.speculation.draft_step import LIKELY_TOKENS
-from rhyme_openrlhf.speculation.live_texts import FIRST_BUCKETS, FIRST_ROWS, LiveTexts
+from rhyme_openrlhf.speculation.live_texts import FIRST_ROWS, LiveTexts
+from rhyme_openrlhf.speculation.prompt_memory import FIRST_BUCKETS
 from rhyme_openrlhf.speculation.rows import FROM_OWN, FROM_SIBLINGS, NO_SOURCE
 from rhyme_openrlhf.speculation.text_memory import FIRST_TABLED
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numba import njit
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.speculation.python_lists import int_of, item_of, list_length, split
+from rhyme_openrlhf.speculation.python_lists import int_of, item_of, list_length, split, type_of
 
 PARTS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=40), max_size=20)
 
@@ -26,6 +26,17 @@ def read(texts: int, out: NDArray[np.int64]) -> int:
             out[found] = int_of(item_of(text, place))
             found += 1
     return found
+
+
+@njit
+def type_at(address: int) -> int:
+    """The type of an object."""
+    return type_of(address)
+
+
+def test_what_is_like_an_int_is_told_from_an_int() -> None:
+    objects = (7, 2**40, True, np.int64(7), [])
+    assert [type_at(id(one)) == id(int) for one in objects] == [True, True, False, False, False]
 
 
 @settings(deadline=None, derandomize=True)
