@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -20,6 +20,7 @@ from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, by_history, by_maximum
 from rhyme_openrlhf.scheduling.tp_switch import Layout, decide
 from tests.latency import formula
+from tests.scheduling.plain_tp_switch import Rule, lengths_by_history
 
 MOST = 16384
 
@@ -140,6 +141,17 @@ def test_scenarios_keep_to_what_is_possible(earlier: list[int], done: int) -> No
     if longer:
         assert set((found + done).ravel()) <= set(longer)
     assert by_maximum([sample], 6000).tolist() == [[6000 - done]]
+
+
+RUNNING = st.tuples(
+    st.integers(0, 3000), st.lists(st.integers(1, 9000), max_size=5), st.integers(0, 3), st.integers(0, 300)
+)
+
+
+@given(st.lists(RUNNING, min_size=1, max_size=40), st.integers(1, 6000))
+def test_scenarios_are_those_of_the_plain_form(drawn: list[tuple[int, list[int], int, int]], longest: int) -> None:
+    samples = [Unfinished(done, done, tuple(earlier)) for done, earlier, _, _ in drawn]
+    assert by_history(samples, longest).tolist() == lengths_by_history(samples, longest)
 
 
 def test_the_cheaper_carrier_is_taken_and_the_unmeasured_never() -> None:
@@ -308,3 +320,33 @@ def test_a_node_goes_to_larger_engines_only_and_only_if_that_pays(
     # A layout more that is never quicker changes nothing.
     slower = Layout(16, 1, lambda running, context, _: 1.0 + running)
     assert decide(current, (*THREE, slower), samples, MOST, lambda *_: dear, from_history) == order
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(RUNNING, min_size=1, max_size=60),
+    st.integers(0, 1),
+    st.floats(0, 3),
+    st.sampled_from([0.0, 0.001, 0.01, 0.1, 1.0]),
+    st.booleans(),
+)
+def test_what_is_left_out_changes_no_order(
+    drawn: list[tuple[int, list[int], int, int]], current: int, drafts: float, dear: float, three: bool
+) -> None:
+    """Against the plain form, which looks at every moment by itself."""
+    samples = [Unfinished(done, done + prompt, tuple(earlier)) for done, earlier, _, prompt in drawn]
+    engines = [engine for _, _, engine, _ in drawn]
+    layouts = [
+        dataclasses.replace(layout, tokens_per_step=1 + drafts / 2, drafts_per_step=drafts)
+        for layout in (THREE if three else THREE[::2])
+    ]
+    rule = Rule(layouts, lambda source, target, contexts: dear * (1 + len(contexts) / 8 + sum(contexts) * 1e-5))
+    plain = rule.decide(min(current, len(layouts) - 2), samples, MOST, engines)
+    # Where two ways take all but the same, either may be taken.
+    assume(rule.closest > 1e-9)
+    found = decide(min(current, len(layouts) - 2), layouts, samples, MOST, rule._switch_seconds, True, engines)
+    assert (found is None) == (plain is None)
+    if found is not None and plain is not None:
+        assert found.target == plain.target
+        assert found.seconds_stay == pytest.approx(plain.seconds_stay, rel=1e-9)
+        assert found.seconds_switched == pytest.approx(plain.seconds_switched, rel=1e-9)
