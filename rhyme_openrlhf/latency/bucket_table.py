@@ -34,13 +34,13 @@ class BucketTable:
         """As `SecondsOfMany`."""
         drop = np.maximum(np.frexp(contexts)[1] - CONTEXT_BITS - 1, 0)
         buckets = (drop << CONTEXT_BITS) + (contexts >> drop)
-        if len(self._rows) + len(running) > MOST_ROWS:
-            self._rows.clear()
-            self._known.fill(np.nan)
         steps = list(zip(running, drafts, strict=True))
         try:
             rows = [self._rows[step] for step in steps]
         except KeyError:
+            if len(self._rows) + sum(step not in self._rows for step in set(steps)) > MOST_ROWS:
+                self._rows.clear()
+                self._known.fill(np.nan)
             rows = [self._rows.setdefault(step, len(self._rows)) for step in steps]
         self._grow(len(self._rows), int(buckets.max()) + 1)
         found: NDArray[np.float64] = self._known[rows, buckets]
