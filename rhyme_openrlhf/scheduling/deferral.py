@@ -71,7 +71,8 @@ class BatchLedger(Generic[PromptGroup]):
         if step <= self._handed_out:
             raise ValueError(f"the batch of step {step} was handed out before")
         own = self._steps[step]
-        if prompt_group not in self.stays(step) - set(own.ended):
+        elsewhere = prompt_group in own.deferred or prompt_group in own.pulled
+        if prompt_group not in own.own or elsewhere or prompt_group in own.ended:
             raise ValueError(f"{prompt_group!r} is not of step {step}, or cannot be dropped any more")
         own.own.remove(prompt_group)
         if instead is None:
