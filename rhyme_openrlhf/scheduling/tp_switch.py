@@ -291,7 +291,7 @@ def _evenly(
     mean of the scenarios. Arguments as `_timed`."""
     _, seconds = _timed(layout, contexts, rest, sizes, layout.engines)
     return [
-        float(of_group[:, : len(_classes(size))].sum(axis=1).sum()) / len(of_group)
+        float(np.add.reduce(np.add.reduce(of_group[:, : len(_classes(size))], axis=1))) / len(of_group)
         for of_group, size in zip(seconds, sizes, strict=True)
     ]
 
@@ -306,21 +306,15 @@ def _timed(
     of each group, scenario and sample, where a group of `sizes` has fewer samples than another with zeros before them;
     `engines`: that a group's samples are spread over.
     """
-    cuts = [_cuts(size, engines) for size in sizes]
     groups, scenarios, most = rest.shape
-    running = np.ones((groups, max(len(then) for then, _ in cuts)), dtype=np.int64)
-    at = np.full(running.shape, most - 1)
-    for place, (then, behind) in enumerate(cuts):
-        running[place, : len(then)] = then
-        at[place, : len(then)] -= behind
-    ends = np.sort(rest, axis=2)[np.arange(groups)[:, None, None], np.arange(scenarios)[:, None], at[:, None, :]]
+    running, behind, samples, drafts = _cuts(tuple(sizes), engines, layout.drafts_per_step)
+    ordered = np.sort(rest, axis=2)
+    ends = ordered[np.arange(groups)[:, None, None], np.arange(scenarios)[:, None], most - 1 - behind]
     tokens = ends.copy()
     tokens[:, :, 1:] -= ends[:, :, :-1]
-    middles = np.rint((contexts + ends - tokens / 2) * running[:, None, :]).astype(np.int64)
+    middles = np.rint((contexts + ends - tokens / 2) * running).astype(np.int64)
     # One row a scenario, one column a cut.
     asked = middles.transpose(1, 0, 2).reshape(scenarios, -1)
-    samples: list[int] = running.ravel().tolist()
-    drafts: list[int] = np.rint(running * layout.drafts_per_step).astype(np.int64).ravel().tolist()
     if layout.seconds_of is not None:
         steps = layout.seconds_of(samples, asked, drafts)
     else:
@@ -334,8 +328,18 @@ def _timed(
     return ends, tokens / layout.tokens_per_step * each
 
 
-@functools.lru_cache(maxsize=4096)
-def _cuts(samples: int, engines: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each cut of so many samples: how many run on the fullest engine, and how many end after it ends."""
-    left = _classes(samples)
-    return np.array([-(-then // engines) for then in left]), np.array([*left[1:], 0])
+@functools.lru_cache(maxsize=1024)
+def _cuts(
+    sizes: tuple[int, ...], engines: int, drafts_per_step: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int], list[int]]:
+    """Of each group and cut, with an axis for scenarios: how many samples run on the fullest engine, and how many end
+    after the cut; and in one row the samples and draft tokens of its steps.
+    """
+    classes = [_classes(size) for size in sizes]
+    running = np.ones((len(sizes), 1, max(map(len, classes))), dtype=np.int64)
+    behind = np.zeros(running.shape, dtype=np.int64)
+    for place, left in enumerate(classes):
+        running[place, 0, : len(left)] = [-(-then // engines) for then in left]
+        behind[place, 0, : len(left) - 1] = left[1:]
+    drafts = np.rint(running * drafts_per_step).astype(np.int64)
+    return running, behind, running.ravel().tolist(), drafts.ravel().tolist()

@@ -62,7 +62,7 @@ class LayoutChanges:
         if len(self._sizes) < 2:
             return
         slots = self._active(slot.node)
-        count = sum(s.engine.load for s in slots)
+        count = sum([s.engine.load for s in slots])
         asked = self._asked.get(slot.node)
         if not count or (asked is not None and asked > count > asked * (1 - ASK_AGAIN)):
             return
@@ -79,8 +79,11 @@ class LayoutChanges:
         current = sizes.index(self._layout.get(slot.node, run.cluster.tensor_parallel))
         if not tp_switch.larger(current, sizes):
             return
-        placed = [(place, job) for place, s in enumerate(slots) for job in s.engine.jobs_running()]
-        jobs = [job for _, job in placed]
+        jobs: list[Job] = []
+        on: list[int] = []
+        for place, s in enumerate(slots):
+            jobs += s.engine.jobs_running()
+            on += [place] * (len(jobs) - len(on))
         if not jobs or len(jobs) != sum(s.engine.load for s in slots):
             return
         fullest = max(slots, key=lambda s: s.engine.load)
@@ -89,8 +92,8 @@ class LayoutChanges:
             tp_switch.Layout(size, run.cluster.devices // size, of.step_seconds, gained, drafts, of.seconds_of)
             for size, of in ((size, run.predictors[size]) for size in sizes)
         ]
-        lengths = run.history.lengths
-        samples = [Unfinished(int(job.generated), round(job.context), lengths(job.prompt)) for job in jobs]
+        earlier = {prompt: run.history.lengths(prompt) for prompt in {job.prompt for job in jobs}}
+        samples = [Unfinished(int(job.generated), round(job.context), earlier[job.prompt]) for job in jobs]
         order = tp_switch.decide(
             current,
             layouts,
@@ -98,7 +101,7 @@ class LayoutChanges:
             run.workload.longest,
             lambda source, target, contexts: self._switch_seconds(sizes[source], sizes[target], contexts),
             run.features.switching == "history",
-            [place for place, _ in placed],
+            on,
         )
         if order is not None:
             self._switch(slot.node, slots, sizes[current], sizes[order.target])
