@@ -10,6 +10,7 @@ time.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -27,22 +28,25 @@ from rhyme_openrlhf.simulation.workload import drawn
 SAMPLES = 16
 PER_ENGINE = 64
 PIPELINE = Features("pipeline", two_tier=True, outliers=True, defer=True, speculation="budget")
-# Name -> engines, steps, features.
-CASES: dict[str, tuple[int, int, Features]] = {
-    "128 engines, 100 steps, async": (128, 100, Features()),
-    "128 engines, 100 steps, pipeline, two-tier, outliers, defer, budget": (128, 100, PIPELINE),
-    "4096 engines, 4 steps, async": (4096, 4, Features()),
-    "4096 engines, 4 steps, pipeline, two-tier, outliers, defer, budget": (4096, 4, PIPELINE),
-    "128 engines, 100 steps, async, reallocation": (128, 100, Features(reallocation=True)),
-    "128 engines, 100 steps, sync, tp-switch": (128, 100, Features("sync", switching="history")),
+EVERYTHING = dataclasses.replace(PIPELINE, reallocation=True, switching="history")
+# Name -> engines, steps, steps of an epoch, features. Drafts, rank groups and outliers begin with the second epoch.
+CASES: dict[str, tuple[int, int, int, Features]] = {
+    "128 engines, 100 steps, async": (128, 100, 4, Features()),
+    "128 engines, 100 steps, pipeline, two-tier, outliers, defer, budget": (128, 100, 4, PIPELINE),
+    "128 engines, 100 steps, async, reallocation": (128, 100, 4, Features(reallocation=True)),
+    "128 engines, 100 steps, sync, tp-switch": (128, 100, 4, Features("sync", switching="history")),
+    "128 engines, 100 steps, everything": (128, 100, 4, EVERYTHING),
+    "4096 engines, 1 step, async": (4096, 1, 1, Features()),
+    "4096 engines, 2 steps, pipeline, two-tier, outliers, defer, budget": (4096, 2, 1, PIPELINE),
+    "4096 engines, 2 steps, everything": (4096, 2, 1, EVERYTHING),
 }
 
 
 def measured(name: str) -> dict[str, Any]:
     """Seconds and peak memory of one case, in this process."""
-    engines, steps, features = CASES[name]
+    engines, steps, an_epoch, features = CASES[name]
     begun = time.perf_counter()
-    load = drawn(PRESETS["pat-deepscaler"], steps, engines * PER_ENGINE // SAMPLES, SAMPLES, 4, seed=1)
+    load = drawn(PRESETS["pat-deepscaler"], steps, engines * PER_ENGINE // SAMPLES, SAMPLES, an_epoch, seed=1)
     result = Run(
         load, Cluster(nodes=engines // 4, devices=8, tensor_parallel=2), features, shipped.load(["pat-a40"])
     ).go()

@@ -34,16 +34,25 @@ class BucketTable:
         """As `SecondsOfMany`."""
         drop = np.maximum(np.frexp(contexts)[1] - CONTEXT_BITS - 1, 0)
         buckets = (drop << CONTEXT_BITS) + (contexts >> drop)
-        if len(self._rows) + len(running) > MOST_ROWS:
-            self._rows.clear()
-            self._known.fill(np.nan)
-        rows = [self._rows.setdefault(step, len(self._rows)) for step in zip(running, drafts, strict=True)]
+        steps = list(zip(running, drafts, strict=True))
+        try:
+            rows = [self._rows[step] for step in steps]
+        except KeyError:
+            if len(self._rows) + sum(step not in self._rows for step in set(steps)) > MOST_ROWS:
+                self._rows.clear()
+                self._known.fill(np.nan)
+            rows = [self._rows.setdefault(step, len(self._rows)) for step in steps]
         self._grow(len(self._rows), int(buckets.max()) + 1)
         found: NDArray[np.float64] = self._known[rows, buckets]
         unknown = np.isnan(found)
-        for at, column in np.argwhere(unknown).tolist() if unknown.any() else ():
-            asked = self._seconds(running[column], int(contexts[at, column]), drafts[column])
-            found[at, column] = self._known[rows[column], buckets[at, column]] = asked
+        if unknown.any():
+            cells = buckets + np.array(rows) * self._known.shape[1]
+            # Many of them are the same: scenarios differ little, and what only others have is asked with one sample.
+            first = np.flatnonzero(unknown)[np.unique(cells[unknown], return_index=True)[1]]
+            for at, column in zip(*(axis.tolist() for axis in np.divmod(first, len(rows))), strict=True):
+                asked = self._seconds(running[column], int(contexts[at, column]), drafts[column])
+                self._known[rows[column], buckets[at, column]] = asked
+            found = self._known[rows, buckets]
         return found
 
     def _grow(self, rows: int, buckets: int) -> None:

@@ -8,6 +8,7 @@ tokens never cost less, as far as was not measured otherwise.
 from __future__ import annotations
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -36,7 +37,7 @@ class TransferModel:
             raise NotMeasured("the profile has no prefill: make it again with `rhyme profile`")
         if not lengths:
             return 0.0
-        rms = math.sqrt(sum(length * length for length in lengths) / len(lengths))
+        rms = math.sqrt(sum(map(operator.mul, lengths, lengths)) / len(lengths))
         return Curve([(n, curve.at(rms)) for n, curve in self._prefills.items()]).at(len(lengths))
 
     def kv_bytes(self, lengths: Sequence[int]) -> int:

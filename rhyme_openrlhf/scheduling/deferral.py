@@ -28,7 +28,7 @@ class _Step(Generic[PromptGroup]):
     own: set[PromptGroup]
     epoch: int = 0
     short: int = 0  # of its own, dropped and not replaced
-    ended: list[PromptGroup] = field(default_factory=list)
+    ended: dict[PromptGroup, None] = field(default_factory=dict)  # in order; steps have tens of thousands
     deferred: set[PromptGroup] = field(default_factory=set)
     pulled: set[PromptGroup] = field(default_factory=set)  # of this step's own, by the step before
 
@@ -59,7 +59,7 @@ class BatchLedger(Generic[PromptGroup]):
         own = self._steps[step]
         if prompt_group not in own.own or prompt_group in own.ended:
             raise ValueError(f"{prompt_group!r} is not of step {step}, or ended before")
-        own.ended.append(prompt_group)
+        own.ended[prompt_group] = None
         if step - 1 in self._steps:
             self._pull(step - 1)
 
@@ -71,7 +71,8 @@ class BatchLedger(Generic[PromptGroup]):
         if step <= self._handed_out:
             raise ValueError(f"the batch of step {step} was handed out before")
         own = self._steps[step]
-        if prompt_group not in self.stays(step) - set(own.ended):
+        elsewhere = prompt_group in own.deferred or prompt_group in own.pulled
+        if prompt_group not in own.own or elsewhere or prompt_group in own.ended:
             raise ValueError(f"{prompt_group!r} is not of step {step}, or cannot be dropped any more")
         own.own.remove(prompt_group)
         if instead is None:

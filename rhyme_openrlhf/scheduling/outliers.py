@@ -12,8 +12,10 @@ rounded up, ever are; a destination is never an engine of the sample's own rank 
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,12 +75,49 @@ class Destination:
     engine: int | None
 
 
-def destination(context: int, rank_group: int, engines: Sequence[RunningEngine]) -> Destination:
-    """Where an outlier of `rank_group` with `context` tokens goes; `engines`: those still running samples of the step.
-
-    Of the engines of longer rank groups with room for it, the one that runs the fewest samples.
+class RunningEngines:
+    """Engines in the order in which outliers go to them: thousands of engines have as many outliers, and to look at
+    all of them for each would take seconds.
     """
-    fitting = [e for e in engines if e.rank_group > rank_group and e.free_tokens >= context]
-    if not fitting:
-        return Destination("next_step", None)
-    return Destination("same_step", min(fitting, key=lambda e: (e.running, e.engine)).engine)
+
+    def __init__(self, engines: Iterable[RunningEngine]) -> None:
+        self._known = {engine.engine: engine for engine in engines}
+        self._by_rank_group: dict[int, list[RunningEngine]] = defaultdict(list)
+        for engine in sorted(self._known.values(), key=_fewest):
+            self._by_rank_group[engine.rank_group].append(engine)
+
+    def put(self, engine: RunningEngine) -> None:
+        """It is like this by now."""
+        self.remove(engine.engine)
+        self._known[engine.engine] = engine
+        bisect.insort(self._by_rank_group[engine.rank_group], engine, key=_fewest)
+
+    def remove(self, number: int) -> None:
+        """It runs no samples of the step, if it ever did."""
+        known = self._known.pop(number, None)
+        if known is not None:
+            of_rank_group = self._by_rank_group[known.rank_group]
+            del of_rank_group[bisect.bisect_left(of_rank_group, _fewest(known), key=_fewest)]
+
+    def first(self, context: int, rank_group: int, source: int | None) -> RunningEngine | None:
+        """Of the engines of longer rank groups with room for so many tokens, but for `source`, the one that runs the
+        fewest samples."""
+        fitting = (
+            next((e for e in engines if e.free_tokens >= context and e.engine != source), None)
+            for other, engines in self._by_rank_group.items()
+            if other > rank_group
+        )
+        return min((engine for engine in fitting if engine is not None), key=_fewest, default=None)
+
+
+def _fewest(engine: RunningEngine) -> tuple[int, int]:
+    return engine.running, engine.engine
+
+
+def destination(context: int, rank_group: int, engines: RunningEngines, source: int | None = None) -> Destination:
+    """Where an outlier of `rank_group` with `context` tokens goes.
+
+    `engines`: those still running samples of the step, with the weights of the outlier's own engine `source`.
+    """
+    found = engines.first(context, rank_group, source)
+    return Destination("next_step", None) if found is None else Destination("same_step", found.engine)

@@ -12,7 +12,7 @@ Invariants: at least one token remains for each, and no response is longer than 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 SCENARIOS = 8
 # Coprime to SCENARIOS: over SCENARIOS samples each quantile occurs once, in an order unlike the samples'.
 _SHIFT = 3
+# More than any length: stands where a prompt has fewer earlier lengths than another.
+_NEVER = np.iinfo(np.int64).max
 
 
 class Unfinished(NamedTuple):
@@ -41,28 +43,27 @@ def by_maximum(samples: Sequence[Unfinished], longest_allowed: int) -> NDArray[n
 def by_history(samples: Sequence[Unfinished], longest_allowed: int, scenarios: int = SCENARIOS) -> NDArray[np.int64]:
     """Scenarios of tokens still to come, int64[scenarios, samples]."""
     # The sample's own place among the quantiles moves from sample to sample.
-    quantiles = ((np.arange(scenarios) + np.arange(scenarios)[:, None] * _SHIFT) % scenarios + 0.5) / scenarios
-    rows = quantiles.tolist()
+    places = np.arange(len(samples))[:, None]
+    quantiles = ((np.arange(scenarios) + places * _SHIFT) % scenarios + 0.5) / scenarios
+    generated = np.array([sample.generated for sample in samples])[:, None]
     # Samples of one prompt have the same earlier lengths.
-    ordered: dict[tuple[int, ...], list[int]] = {}
-    found = np.ones((len(samples), scenarios), dtype=np.int64)
-    beyond = []
-    for place, sample in enumerate(samples):
-        if sample.generated >= longest_allowed:
-            continue
-        if sample.earlier not in ordered:
-            ordered[sample.earlier] = sorted(min(length, longest_allowed) for length in sample.earlier)
-        earlier = ordered[sample.earlier]
-        first = bisect_right(earlier, sample.generated)
-        longer = len(earlier) - first
-        if longer:
-            then = [earlier[first + int(quantile * longer)] for quantile in rows[place % scenarios]]
-            found[place] = [length - sample.generated for length in then]
-        else:
-            beyond.append(place)
-    if beyond:
-        generated = np.array([[samples[place].generated] for place in beyond])
-        found[beyond] = _pareto(generated, quantiles[np.array(beyond) % scenarios], longest_allowed)
+    histories = [sample.earlier for sample in samples]
+    rows = {earlier: place for place, earlier in enumerate(dict.fromkeys(histories))}
+    counts = np.array([[len(earlier)] for earlier in rows])
+    known = np.full((len(rows), int(counts.max()) + 1), _NEVER, dtype=np.int64)
+    lengths = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64)
+    known[np.arange(known.shape[1]) < counts] = np.minimum(lengths, longest_allowed)
+    known.sort(axis=1)
+    row = [rows[earlier] for earlier in histories]
+    ordered = known[row]
+    first = (ordered <= generated).sum(axis=1, keepdims=True)
+    longer = counts[row] - first
+    # Without a longer one this is what stands behind the last, and is replaced.
+    found = ordered[places, first + (quantiles * longer).astype(np.int64)] - generated
+    beyond = (longer == 0)[:, 0]
+    if beyond.any():
+        found[beyond] = _pareto(generated[beyond], quantiles[beyond], longest_allowed)
+    found[generated[:, 0] >= longest_allowed] = 1
     return np.maximum(found.T, 1)
 
 

@@ -129,9 +129,12 @@ class Engine:
 
     def jobs_running(self) -> list[Job]:
         """The running samples, `generated` as of now."""
+        place, found = self._place, []
         for item in self.running.values():
-            item.job.generated = self._generated(item)
-        return [item.job for item in self.running.values()]
+            job = item.job
+            job.generated = self._generated(item, place)
+            found.append(job)
+        return found
 
     def near(self, time: float) -> tuple[int, float]:
         """Decode steps done by then and tokens of context of the running samples, between two changes as if all steps
@@ -265,7 +268,9 @@ class Engine:
     def _generated(self, item: _Running, place: float | None = None) -> float:
         if place is None:
             place = self._place
-        return min(item.had + (place - item.begin) * item.job.tokens_per_step, float(item.job.length))
+        job = item.job
+        generated = item.had + (place - item.begin) * job.tokens_per_step
+        return generated if generated < job.length else float(job.length)
 
     def _run(self, job: Job, came: int = 0) -> None:
         """It runs from now on; `came`: if it did before, as which one."""

@@ -43,6 +43,8 @@ class Interventions:
         self._moved_from: set[tuple[int, int]] = set()
         # Of (step, rank group): before, none of its samples can be an outlier.
         self._not_before: dict[tuple[int, int], float] = {}
+        # Of the rank group that is looked at, by weight version.
+        self._still_running: dict[int, outliers.RunningEngines] = {}
         self.layouts = LayoutChanges(run)
 
     def begin(self) -> None:
@@ -154,6 +156,7 @@ class Interventions:
                 if plan.unfinished[place] > outliers.last_count(plan.samples[place], run.features.alpha):
                     continue
                 where, lengths = self._of_rank_group(step, place, plan, now)
+                self._still_running = {}
                 for sample in outliers.outliers(
                     lengths, plan.samples[place], group.longest, factor, run.features.alpha
                 ):
@@ -193,19 +196,16 @@ class Interventions:
 
     def _relocate(self, step: int, rank_group: int, plan: StepPlan, sample: int, source: Slot, now: float) -> None:
         run = self._run
-        engines = [
-            outliers.RunningEngine(s.place, plan.rank_group_of[s.place], s.engine.load, s.engine.free_tokens)
-            for s in run.slots
-            if s.step == step and s.engine.load and not s.beginning and s.version == source.version and s is not source
-        ]
         job = next(job for job in source.engine.jobs_running() if job.sample == sample)
-        target = outliers.destination(round(job.context), rank_group, engines)
+        engines = self._running_engines(step, plan, source.version)
+        target = outliers.destination(round(job.context), rank_group, engines, source.place)
         if target.engine is not None:
             # Once in a step, as in a run.
             if sample not in self._moved:
                 self._moved.add(sample)
                 self._moved_from.add((step, rank_group))
                 self._move(source, run.slots[target.engine], [sample], "outlier_intra")
+                self._note_node(source.node, step, plan)
         elif self._may_defer(step) and run.ledger.defer(step, (step, job.prompt)):
             # All of the prompt group trains in the next step. They go on where they are, below the engines' next one.
             for slot in run.slots:
@@ -219,11 +219,38 @@ class Interventions:
             run.look_for_batches(now)
             for slot in [slot for slot in run.slots if slot.below]:
                 run.try_begin(slot, now)
+            self._still_running = {}
+
+    def _running_engines(self, step: int, plan: StepPlan, version: int) -> outliers.RunningEngines:
+        """Those that run samples of the step with these weights; made once for the outliers of a rank group."""
+        if version not in self._still_running:
+            self._still_running[version] = outliers.RunningEngines(
+                _running_engine(slot, plan) for slot in self._run.slots if _runs(slot, step) and slot.version == version
+            )
+        return self._still_running[version]
+
+    def _note_node(self, node: int, step: int, plan: StepPlan) -> None:
+        """A sample has left one of its engines, and these may share what computes: all may be others by now."""
+        each = self._run.cluster.devices // self._run.cluster.tensor_parallel
+        for slot in self._run.slots[node * each : (node + 1) * each]:
+            for engines in self._still_running.values():
+                engines.remove(slot.place)
+            if _runs(slot, step) and slot.version in self._still_running:
+                self._still_running[slot.version].put(_running_engine(slot, plan))
 
     def _may_defer(self, step: int) -> bool:
         """Within an epoch only: each trains its own prompts."""
         steps = self._run.workload.steps
         return self._run.features.defer and step < len(steps) and steps[step - 1].epoch == steps[step].epoch
+
+
+def _runs(slot: Slot, step: int) -> bool:
+    return slot.step == step and slot.engine.load > 0 and not slot.beginning
+
+
+def _running_engine(slot: Slot, plan: StepPlan) -> outliers.RunningEngine:
+    engine = slot.engine
+    return outliers.RunningEngine(slot.place, plan.rank_group_of[slot.place], engine.load, engine.free_tokens)
 
 
 class _Samples(Sequence[RunningSample]):

@@ -62,11 +62,11 @@ class LayoutChanges:
         if len(self._sizes) < 2:
             return
         slots = self._active(slot.node)
-        if any(s.beginning or s.arriving or s.below or s.engine.waiting or s.step != slot.step for s in slots):
-            return
-        count = sum(s.engine.load for s in slots)
+        count = sum([s.engine.load for s in slots])
         asked = self._asked.get(slot.node)
         if not count or (asked is not None and asked > count > asked * (1 - ASK_AGAIN)):
+            return
+        if any(s.beginning or s.arriving or s.below or s.engine.waiting or s.step != slot.step for s in slots):
             return
         if len({s.version for s in slots if s.engine.load}) > 1:
             return
@@ -75,19 +75,25 @@ class LayoutChanges:
         # Engines that ended there may have begun their next step.
         if slots != self._active(slot.node) or any(s.beginning or s.step != slot.step for s in slots):
             return
-        placed = [(place, job) for place, s in enumerate(slots) for job in s.engine.jobs_running()]
-        jobs = [job for _, job in placed]
-        if not jobs or len(jobs) != sum(s.engine.load for s in slots):
-            return
         sizes = self._sizes
         current = sizes.index(self._layout.get(slot.node, run.cluster.tensor_parallel))
+        if not tp_switch.larger(current, sizes):
+            return
+        jobs: list[Job] = []
+        on: list[int] = []
+        for place, s in enumerate(slots):
+            jobs += s.engine.jobs_running()
+            on += [place] * (len(jobs) - len(on))
+        if not jobs or len(jobs) != sum(s.engine.load for s in slots):
+            return
         fullest = max(slots, key=lambda s: s.engine.load)
         gained, drafts = fullest.engine.speculation()
         layouts = [
             tp_switch.Layout(size, run.cluster.devices // size, of.step_seconds, gained, drafts, of.seconds_of)
             for size, of in ((size, run.predictors[size]) for size in sizes)
         ]
-        samples = [Unfinished(int(job.generated), round(job.context), run.history.lengths(job.prompt)) for job in jobs]
+        earlier = {prompt: run.history.lengths(prompt) for prompt in {job.prompt for job in jobs}}
+        samples = [Unfinished(int(job.generated), round(job.context), earlier[job.prompt]) for job in jobs]
         order = tp_switch.decide(
             current,
             layouts,
@@ -95,7 +101,7 @@ class LayoutChanges:
             run.workload.longest,
             lambda source, target, contexts: self._switch_seconds(sizes[source], sizes[target], contexts),
             run.features.switching == "history",
-            [place for place, _ in placed],
+            on,
         )
         if order is not None:
             self._switch(slot.node, slots, sizes[current], sizes[order.target])

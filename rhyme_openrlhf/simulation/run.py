@@ -26,6 +26,7 @@ from rhyme_openrlhf.scheduling.group_time import Speculation
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.simulation.accounts import State
 from rhyme_openrlhf.simulation.conditions import AS_PROFILED, Conditions
+from rhyme_openrlhf.simulation.cycles import not_searched
 from rhyme_openrlhf.simulation.engine import Engine, Pace
 from rhyme_openrlhf.simulation.engine_kinds import engine_kind
 from rhyme_openrlhf.simulation.interventions import Interventions
@@ -75,8 +76,7 @@ class Run:
             raise ValueError(
                 f"there is no profile of --tp {cluster.tensor_parallel}; those given are of {sorted(profiles)}"
             )
-        self.workload, self.cluster, self.features = workload, cluster, features
-        self.profiles = profiles
+        self.workload, self.cluster, self.features, self.profiles = workload, cluster, features, profiles
         self.kinds = {size: engine_kind(profile, cluster, features) for size, profile in profiles.items()}
         self.predictors = {size: Predictor(self.kinds[size].times.model) for size in profiles}
         self.history = History()
@@ -121,9 +121,10 @@ class Run:
         for slot in self.slots:
             self.try_begin(slot, 0.0)
         self.interventions.begin()
-        while self._events:
-            time, _, happen = heapq.heappop(self._events)
-            happen(time)
+        with not_searched():
+            while self._events:
+                time, _, happen = heapq.heappop(self._events)
+                happen(time)
         # In the pipeline an engine may be done with the last step before another is with the one before.
         end = max(step.completed for step in self.result.steps)
         for slot in [*self.slots, *self.interventions.layouts.tail_slots()]:

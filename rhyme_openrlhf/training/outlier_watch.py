@@ -8,7 +8,7 @@ have begun; a sample goes only to an engine with the same weights; one that a ta
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from rhyme_openrlhf.rollout.pipeline_engine import RunningSamples
-from rhyme_openrlhf.scheduling.outliers import RunningEngine, destination, outliers
+from rhyme_openrlhf.scheduling.outliers import RunningEngine, RunningEngines, destination, outliers
 from rhyme_openrlhf.training.step_in_flight import StepInFlight
 
 # What is too long has to be found while it still runs: with a small model, 100 tokens take a third of a second. With
@@ -82,6 +82,13 @@ def too_long(
         engine_of[place]: rank for rank, group in enumerate(step.placement.rank_groups) for place in group.prompts
     }
     busy = Counter(one.engine for one in there)
+    by_weights: dict[int, list[RunningEngine]] = defaultdict(list)
+    for engine, answer in enumerate(answers):
+        if answer is not None and engine in rank_group_of and busy[engine]:
+            by_weights[answer.weight_version].append(
+                RunningEngine(engine, rank_group_of[engine], busy[engine], answer.free_tokens)
+            )
+    engines = {version: RunningEngines(alike) for version, alike in by_weights.items()}
     found = []
     for rank, group in enumerate(step.placement.rank_groups):
         here = [answers[engine_of[place]] for place in group.prompts if place in owed]
@@ -94,16 +101,7 @@ def too_long(
             one = running[key]
             if one.engine not in rank_group_of:
                 continue
-            weights = answers[one.engine].weight_version  # type: ignore[union-attr]
-            engines = [
-                RunningEngine(engine, rank_group_of[engine], busy[engine], answer.free_tokens)
-                for engine, answer in enumerate(answers)
-                if answer is not None
-                and engine in rank_group_of
-                and engine != one.engine
-                and busy[engine]
-                and answer.weight_version == weights
-            ]
-            to = None if one.sample < 0 else destination(one.tokens, rank, engines).engine
+            alike = engines[answers[one.engine].weight_version]  # type: ignore[union-attr]
+            to = None if one.sample < 0 else destination(one.tokens, rank, alike, one.engine).engine
             found.append(Outlier(one.place, one.engine, one.sample, one.tokens, to))
     return found

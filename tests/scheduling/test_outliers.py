@@ -10,6 +10,7 @@ from rhyme_openrlhf.scheduling.outliers import (
     BETA_FLOOR,
     Destination,
     RunningEngine,
+    RunningEngines,
     beta,
     destination,
     last_count,
@@ -41,8 +42,40 @@ def test_beta_is_the_75th_percentile_and_at_least_its_floor() -> None:
 
 
 def test_a_short_rank_groups_outlier_stays_in_the_step() -> None:
-    engines = [RunningEngine(0, 0, 1, 9000), RunningEngine(1, 1, 7, 9000), RunningEngine(2, 2, 5, 9000)]
+    engines = RunningEngines([RunningEngine(0, 0, 1, 9000), RunningEngine(1, 1, 7, 9000), RunningEngine(2, 2, 5, 9000)])
     assert destination(4000, 0, engines) == Destination("same_step", 2)
     assert destination(4000, 1, engines) == Destination("same_step", 2)
     assert destination(4000, 2, engines) == Destination("next_step", None)
     assert destination(9001, 0, engines) == Destination("next_step", None)
+    # Nor does it go to the engine that it is on.
+    assert destination(4000, 0, engines, 2) == Destination("same_step", 1)
+
+
+ENGINE = st.builds(RunningEngine, st.integers(0, 8), st.integers(-1, 3), st.integers(1, 4), st.integers(0, 30))
+
+
+@given(
+    st.lists(ENGINE, unique_by=lambda engine: engine.engine),
+    st.lists(st.one_of(ENGINE, st.integers(0, 8)), max_size=8),
+    st.integers(0, 30),
+    st.integers(0, 3),
+    st.one_of(st.none(), st.integers(0, 8)),
+)
+def test_engines_kept_in_order_are_as_if_all_were_looked_at(
+    begin: list[RunningEngine], changes: list[RunningEngine | int], context: int, rank_group: int, source: int | None
+) -> None:
+    known, kept = {engine.engine: engine for engine in begin}, RunningEngines(begin)
+    for change in changes:
+        if isinstance(change, RunningEngine):
+            known[change.engine] = change
+            kept.put(change)
+        else:
+            known.pop(change, None)
+            kept.remove(change)
+    fitting = [
+        engine
+        for engine in known.values()
+        if engine.rank_group > rank_group and engine.free_tokens >= context and engine.engine != source
+    ]
+    fewest = min(fitting, key=lambda engine: (engine.running, engine.engine), default=None)
+    assert destination(context, rank_group, kept, source).engine == (fewest.engine if fewest else None)

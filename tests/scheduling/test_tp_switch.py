@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
+from rhyme_openrlhf.scheduling import tp_switch
 from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, by_history, by_maximum
 from rhyme_openrlhf.scheduling.tp_switch import Layout, decide
 from tests.latency import formula
+from tests.scheduling.plain_tp_switch import Rule, clocks, lengths_by_history
 
 MOST = 16384
 
@@ -140,6 +142,17 @@ def test_scenarios_keep_to_what_is_possible(earlier: list[int], done: int) -> No
     if longer:
         assert set((found + done).ravel()) <= set(longer)
     assert by_maximum([sample], 6000).tolist() == [[6000 - done]]
+
+
+RUNNING = st.tuples(
+    st.integers(0, 3000), st.lists(st.integers(1, 9000), max_size=5), st.integers(0, 3), st.integers(0, 300)
+)
+
+
+@given(st.lists(RUNNING, min_size=1, max_size=40), st.integers(1, 6000))
+def test_scenarios_are_those_of_the_plain_form(drawn: list[tuple[int, list[int], int, int]], longest: int) -> None:
+    samples = [Unfinished(done, done, tuple(earlier)) for done, earlier, _, _ in drawn]
+    assert by_history(samples, longest).tolist() == lengths_by_history(samples, longest)
 
 
 def test_the_cheaper_carrier_is_taken_and_the_unmeasured_never() -> None:
@@ -308,3 +321,77 @@ def test_a_node_goes_to_larger_engines_only_and_only_if_that_pays(
     # A layout more that is never quicker changes nothing.
     slower = Layout(16, 1, lambda running, context, _: 1.0 + running)
     assert decide(current, (*THREE, slower), samples, MOST, lambda *_: dear, from_history) == order
+
+
+def stage_so_far(seed: int, count: int, done: int) -> tuple[list[Unfinished], list[int]]:
+    """What is left of a long-tailed stage when about so many tokens are done, and the engine that each sample is on."""
+    draw = random.Random(seed)
+    samples, engines = [], []
+    for place in range(count):
+        mean = draw.lognormvariate(6.5, 1.0)
+        length, *earlier = (int(mean * draw.lognormvariate(0, 0.3)) + 1 for _ in range(draw.randint(1, 6)))
+        had = int(done * draw.uniform(0.9, 1.1))
+        if length > had:
+            samples.append(Unfinished(had, had + draw.randint(10, 300), tuple(earlier)))
+            engines.append(place * 4 // count)
+    return samples, engines
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(2, 120), st.integers(0, 1000))
+def test_samples_end_when_each_engines_own_clock_says(seed: int, count: int, done: int) -> None:
+    samples, engines = stage_so_far(seed, count, done)
+    assume(samples)
+    contexts, scenarios = [sample.context for sample in samples], by_history(samples, MOST)
+    ends = []
+    for rest in scenarios.tolist():
+        of_engines = clocks(LAYOUTS[0], contexts, rest, engines)
+        ends.append(sorted(np.interp(one, *of_engines[at]) for one, at in zip(rest, engines, strict=True)))
+    course = tp_switch._Course(LAYOUTS[0], np.array(contexts), scenarios, engines)
+    for left, moment in course.fewer:
+        assert moment == pytest.approx(np.mean([of_scenario[-left - 1] for of_scenario in ends]), rel=1e-9)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, 1 << 32),
+    st.integers(2, 60),
+    st.integers(0, 2500),
+    st.integers(0, 1),
+    st.sampled_from([0.0, 0.5, 3.0]),
+    st.sampled_from([0.0, 0.1, 1.0, 5.0]),
+    st.integers(0, 20),
+    st.booleans(),
+    st.sampled_from([1, 2, 16]),
+)
+# To wait pays, but not for the next sample's end: drawn, that is one in a hundred.
+@example(374, 19, 1127, 0, 0.0, 5.0, 1, False, 2)
+@example(813, 50, 1135, 0, 0.0, 10.0, 3, False, 16)
+def test_what_is_left_out_changes_no_order(
+    seed: int, count: int, done: int, current: int, drafts: float, dear: float, cheap: int, three: bool, at_once: int
+) -> None:
+    """Against the plain form, which looks at every moment by itself. With so few left that a switch is cheap, a later
+    moment may be better than now, and the next one not."""
+    samples, engines = stage_so_far(seed, count, done)
+    assume(samples)
+    layouts = [
+        dataclasses.replace(layout, tokens_per_step=1 + drafts / 2, drafts_per_step=drafts)
+        for layout in (THREE if three else THREE[::2])
+    ]
+    current = min(current, len(layouts) - 2)
+
+    def seconds(_from: int, _to: int, contexts: Sequence[int]) -> float:
+        return dear * (1 + sum(contexts) * 1e-5) * (len(contexts) > cheap)
+
+    rule = Rule(layouts, seconds)
+    plain = rule.decide(current, samples, MOST, engines)
+    # Where two ways take all but the same, either may be taken.
+    assume(rule.closest > 1e-9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tp_switch, "_AT_ONCE", at_once)
+        found = decide(current, layouts, samples, MOST, seconds, True, engines)
+    assert (found is None) == (plain is None)
+    if found is not None and plain is not None:
+        assert found.target == plain.target
+        assert found.seconds_stay == pytest.approx(plain.seconds_stay, rel=1e-9)
+        assert found.seconds_switched == pytest.approx(plain.seconds_switched, rel=1e-9)
