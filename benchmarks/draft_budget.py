@@ -29,9 +29,9 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine_in_process import RunningEngine
 
@@ -52,8 +52,9 @@ PROMPTS = 16
 # Earlier samples of a prompt that are its history, as in a run with eight samples a prompt.
 HISTORY = 8
 MOST_TOKENS = 300
-# Samples of a turn, beside those that are still running at its end: every prompt, or as many as run at once.
-FEWEST_SAMPLES = 16
+# Samples of a turn, beside those that are still running at its end, for each that runs: so turns take about as long at
+# all loads, as long as they are not all the prompts.
+SAMPLES_EACH = 2
 # Loads of the turns that are not counted: code is compiled, caches are filled, and the budget learns what is accepted.
 FIRST = ("64", "8")
 EMPTY_SECONDS = 30.0
@@ -86,9 +87,24 @@ def parameters_of(number: int, temperature: float) -> Any:
     )
 
 
-def steady(engine: RunningEngine, prompts: list[list[int]], running: int, temperature: float) -> float:
-    """Tokens per second while `running` samples are kept running, until no prompt of the turn is left to begin."""
-    numbers = iter(range(running + max(FEWEST_SAMPLES, running)))
+def parts_of(running: int) -> list[range]:
+    """The samples that the turns of a repeat begin, by number: together those of every prompt, or as many as run."""
+    each = min(SAMPLES_EACH * running, max(PROMPTS, running))
+    return [range(first, first + each + running) for first in range(0, max(PROMPTS, running), each)]
+
+
+class Turn(NamedTuple):
+    """What an arm did in a turn."""
+
+    tokens: int
+    seconds: float
+
+
+def steady(
+    engine: RunningEngine, prompts: list[list[int]], running: int, samples: Iterable[int], temperature: float
+) -> Turn:
+    """`running` samples are kept running, until none of `samples` is left to begin."""
+    numbers = iter(samples)
     begun = time.monotonic()
 
     async def stream() -> float:
@@ -108,7 +124,7 @@ def steady(engine: RunningEngine, prompts: list[list[int]], running: int, temper
     before = engine.scheduler("read_counters")["response_tokens"]
     after, ended = engine.call(until_one_is_done())
     wait_until_empty(engine)
-    return (after - before) / (ended - begun)
+    return Turn(after - before, ended - begun)
 
 
 def wait_until_empty(engine: RunningEngine) -> None:
@@ -120,12 +136,12 @@ def wait_until_empty(engine: RunningEngine) -> None:
         time.sleep(0.01)
 
 
-def drain(engine: RunningEngine, prompts: list[list[int]], temperature: float) -> float:
-    """Tokens per second of a batch of the most samples, from its start until the last one is finished."""
+def drain(engine: RunningEngine, prompts: list[list[int]], temperature: float) -> Turn:
+    """A batch of the most samples, from its start until the last one is finished."""
     began = time.monotonic()
     lanes = range(max(RUNNING))
     found = engine.call(_all([engine.one(prompts[n % PROMPTS], parameters_of(n, temperature)) for n in lanes]))
-    return sum(len(out.token_ids) for out in found) / (time.monotonic() - began)
+    return Turn(sum(len(out.token_ids) for out in found), time.monotonic() - began)
 
 
 async def _all(coroutines: list[Any]) -> list[Any]:
@@ -146,7 +162,7 @@ def measure(
     rows: Sequence[str] = ROWS,
     first: Sequence[str] = FIRST,
 ) -> None:
-    """Add to `found`, row -> arm -> tokens per second of each repeat; the arms in turn, in another order each time.
+    """Add to `found`, row -> arm -> tokens per second of each repeat; the arms in turn, in another order at each part.
 
     `arms`: of each name what the scheduler's `use` takes; `save` is called after each row; `first`: loads of the turns
     that are not counted.
@@ -154,19 +170,24 @@ def measure(
     chance = random.Random(sum(len(speeds) for by_arm in found.values() for speeds in by_arm.values()))
     for repeat in range(repeats + 1):
         for row in rows if repeat else first:
-            turns = {}
-            for arm in chance.sample(sorted(arms), len(arms)):
-                engine.scheduler("use", *arms[arm])
-                if row == DRAIN:
-                    turns[arm] = drain(engine, prompts, temperature)
-                else:
-                    turns[arm] = steady(engine, prompts, int(row), temperature)
+            turns: dict[str, list[Turn]] = {arm: [] for arm in sorted(arms)}
+            for samples in (range(0),) if row == DRAIN else parts_of(int(row)):
+                for arm in chance.sample(sorted(arms), len(arms)):
+                    engine.scheduler("use", *arms[arm])
+                    if row == DRAIN:
+                        turns[arm].append(drain(engine, prompts, temperature))
+                    else:
+                        turns[arm].append(steady(engine, prompts, int(row), samples, temperature))
+            speeds = {
+                arm: sum(turn.tokens for turn in mine) / sum(turn.seconds for turn in mine)
+                for arm, mine in turns.items()
+            }
             if repeat:
-                # Of all arms or of none: they are compared turn by turn.
-                for arm, speed in turns.items():
+                # Of all arms or of none: they are compared repeat by repeat.
+                for arm, speed in speeds.items():
                     found.setdefault(row, {}).setdefault(arm, []).append(speed)
                 save()
-            said = ", ".join(f"{arm} {speed:,.0f}" for arm, speed in sorted(turns.items()))
+            said = ", ".join(f"{arm} {speed:,.0f}" for arm, speed in speeds.items())
             print(f"repeat {repeat} of {repeats}, {row} running: {said}", flush=True)
 
 

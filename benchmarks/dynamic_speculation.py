@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ LONGEST = max(LENGTHS)
 # All arms generate the same tokens.
 TEMPERATURE = 0.0
 DYNAMIC = "vLLM, table"
-# A figure is not slower if its 95 % interval reaches this.
+# A load is slower if its 95 % interval ends below this, and open if it reaches from here to below SETTLED.
 EQUAL = 1.0
+SETTLED = 0.95
 
 Table = list[list[int]]
 
@@ -55,21 +57,23 @@ def best_table(speeds: Speeds) -> Table:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Ours / theirs at one load: the mean of repeats that were measured together, with its 95 % interval."""
+    """Ours / theirs at one load: the mean of repeats that were measured together, with its 95 % interval; geometric,
+    so that a turn at half the machine's speed weighs as much on either side, and with the median of the repeats."""
 
     row: str
     repeats: int
     ratio: float
     low: float
     high: float
+    median: float
 
 
 def judge(row: str, arms: dict[str, list[float]]) -> Row:
     """The budget against the table."""
-    ratios = [ours / theirs for ours, theirs in zip(arms[BUDGET], arms[DYNAMIC], strict=True)]
+    ratios = [math.log(ours / theirs) for ours, theirs in zip(arms[BUDGET], arms[DYNAMIC], strict=True)]
     error = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-    mean = statistics.fmean(ratios)
-    return Row(row, len(ratios), mean, mean - error, mean + error)
+    mean, median = statistics.fmean(ratios), statistics.median(ratios)
+    return Row(row, len(ratios), *map(math.exp, (mean, mean - error, mean + error, median)))
 
 
 def table_of(found: Speeds) -> str:
@@ -78,10 +82,12 @@ def table_of(found: Speeds) -> str:
     lines = [f"{'running':10s}{BUDGET:>10s}{DYNAMIC:>14s}   ours / theirs"]
     for row in rows:
         ours, theirs = (statistics.median(found[row.row][arm]) for arm in (BUDGET, DYNAMIC))
-        ratio = f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f})"
+        ratio = f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f}), median {row.median:.3f}"
         lines.append(f"{row.row:10s}{ours:10,.0f}{theirs:14,.0f}   {ratio}  {row.repeats} repeats")
     slower = [row.row for row in rows if row.high < EQUAL]
     lines.append(f"slower than the table at: {', '.join(slower) or 'no load'}")
+    unsettled = [row.row for row in rows if not (row.low >= SETTLED or row.high < EQUAL)]
+    lines.append(f"not settled by these repeats: {', '.join(unsettled) or 'no load'}")
     if loads := [row.ratio for row in rows if row.row != DRAIN]:
         lines.append(f"mean over the loads: {statistics.fmean(loads):.3f}")
     return "\n".join(lines)

@@ -22,6 +22,7 @@ from rhyme_openrlhf.speculation import (
     python_lists,
     rows,
     text_tables,
+    trying,
     window,
 )
 
@@ -41,9 +42,10 @@ TABLES = (addresses, likely_next, rows)
         (decoding, (python_lists, rows)),
         (append_step, (text_tables, python_lists)),
         (draft_step, (append_step, cursor, walk, acceptance, window)),
-        (planner, (acceptance, budget)),
+        (trying, (budget,)),
+        (planner, (acceptance, trying)),
         (position_acceptance, (acceptance,)),
-        (proposals, (budget, position_acceptance)),
+        (proposals, (position_acceptance, trying)),
     ],
 )
 def test_a_change_of_what_is_called_changes_the_caller(caller: ModuleType, called: tuple[ModuleType, ...]) -> None:
