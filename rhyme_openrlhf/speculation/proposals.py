@@ -80,6 +80,8 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         running samples, `most` the draft tokens that the engine can take in one step.
         """
         proposed = sum(lengths)
+        if not proposed:
+            return list(lengths), Decision(running, context, 0, 0.0, self.predictor.step_seconds(running, context, 0))
         seconds = self.predictor.step_table(running, context, max(min(proposed, most), 0))
         tried = self._tries.tokens(running, seconds.size - 1)
         taken, drafts, expected = _plan(
@@ -138,7 +140,8 @@ class ProposalDrafter:
             recents = [self._recents[sample.request_id] for sample in running]
             lengths, self.decision = self._planner.cut(recents, lengths, len(running), context, most)
             for sample, length in zip(running, lengths, strict=True):
-                self._waiting[sample.request_id] = Waiting(sample.tokens, length, len(sample.text))
+                if sample.tokens:
+                    self._waiting[sample.request_id] = Waiting(sample.tokens, length, len(sample.text))
         elif sum(lengths) > most:
             lengths = [min(length, most // len(running)) for length in lengths]
         return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
@@ -157,9 +160,11 @@ class ProposalDrafter:
 
     def _learn(self, planner: ProposalPlanner, running: Sequence[Proposed]) -> None:
         """Judge the last proposals of these samples by what their texts have now."""
+        if not self._waiting:
+            return
         fates = Fates([], [], [])
         for request_id, _, _, text in running:
-            waiting = self._waiting.get(request_id)
+            waiting = self._waiting.pop(request_id, None)
             if waiting is None:
                 continue
             tokens, verified, count = waiting
