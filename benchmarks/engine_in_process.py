@@ -138,9 +138,6 @@ class RunningEngine:
         os.environ.update(
             {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
             | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_NO_USAGE_STATS": "1"}
-            # vLLM's n-gram lookup starts Numba's threads, which then spin on the other core between two steps; where
-            # another process wants that core for a moment, steps wait for it and take up to ten times as long.
-            | {"NUMBA_NUM_THREADS": "1"}
             # The engine's process is a new one.
             | {"PYTHONPATH": os.pathsep.join(sys.path)}
         )
