@@ -29,11 +29,12 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine_in_process import RunningEngine
+from turns import Ratio, Turn, mean_speed, ratio, usual_speed
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.config import HistoSpecSettings, RhymeSettings
@@ -52,8 +53,9 @@ PROMPTS = 16
 # Earlier samples of a prompt that are its history, as in a run with eight samples a prompt.
 HISTORY = 8
 MOST_TOKENS = 300
-# Samples of a turn, beside those that are still running at its end: every prompt, or as many as run at once.
-FEWEST_SAMPLES = 16
+# Samples of a turn, beside those that are still running at its end, for each that runs: so turns take about as long at
+# all loads, as long as they are not all the prompts.
+SAMPLES_EACH = 2
 # Loads of the turns that are not counted: code is compiled, caches are filled, and the budget learns what is accepted.
 FIRST = ("64", "8")
 EMPTY_SECONDS = 30.0
@@ -86,9 +88,17 @@ def parameters_of(number: int, temperature: float) -> Any:
     )
 
 
-def steady(engine: RunningEngine, prompts: list[list[int]], running: int, temperature: float) -> float:
-    """Tokens per second while `running` samples are kept running, until no prompt of the turn is left to begin."""
-    numbers = iter(range(running + max(FEWEST_SAMPLES, running)))
+def parts_of(running: int) -> list[range]:
+    """The samples that the turns of a repeat begin, by number: together those of every prompt, or as many as run."""
+    each = min(SAMPLES_EACH * running, max(PROMPTS, running))
+    return [range(first, first + each + running) for first in range(0, max(PROMPTS, running), each)]
+
+
+def steady(
+    engine: RunningEngine, prompts: list[list[int]], running: int, samples: Iterable[int], temperature: float
+) -> Turn:
+    """`running` samples are kept running, until none of `samples` is left to begin."""
+    numbers = iter(samples)
     begun = time.monotonic()
 
     async def stream() -> float:
@@ -108,7 +118,7 @@ def steady(engine: RunningEngine, prompts: list[list[int]], running: int, temper
     before = engine.scheduler("read_counters")["response_tokens"]
     after, ended = engine.call(until_one_is_done())
     wait_until_empty(engine)
-    return (after - before) / (ended - begun)
+    return Turn(after - before, ended - begun)
 
 
 def wait_until_empty(engine: RunningEngine) -> None:
@@ -120,19 +130,20 @@ def wait_until_empty(engine: RunningEngine) -> None:
         time.sleep(0.01)
 
 
-def drain(engine: RunningEngine, prompts: list[list[int]], temperature: float) -> float:
-    """Tokens per second of a batch of the most samples, from its start until the last one is finished."""
+def drain(engine: RunningEngine, prompts: list[list[int]], temperature: float) -> Turn:
+    """A batch of the most samples, from its start until the last one is finished."""
     began = time.monotonic()
     lanes = range(max(RUNNING))
     found = engine.call(_all([engine.one(prompts[n % PROMPTS], parameters_of(n, temperature)) for n in lanes]))
-    return sum(len(out.token_ids) for out in found) / (time.monotonic() - began)
+    return Turn(sum(len(out.token_ids) for out in found), time.monotonic() - began)
 
 
 async def _all(coroutines: list[Any]) -> list[Any]:
     return list(await asyncio.gather(*coroutines))
 
 
-Speeds = dict[str, dict[str, list[float]]]
+# The turns of each repeat, by row and arm.
+Measured = dict[str, dict[str, list[list[Turn]]]]
 
 
 def measure(
@@ -140,43 +151,47 @@ def measure(
     prompts: list[list[int]],
     repeats: int,
     arms: dict[str, Any],
-    found: Speeds,
+    found: Measured,
     save: Callable[[], None],
     temperature: float,
     rows: Sequence[str] = ROWS,
     first: Sequence[str] = FIRST,
 ) -> None:
-    """Add to `found`, row -> arm -> tokens per second of each repeat; the arms in turn, in another order each time.
+    """Add repeats to `found`; the arms in turn, in another order at each part.
 
     `arms`: of each name what the scheduler's `use` takes; `save` is called after each row; `first`: loads of the turns
     that are not counted.
     """
-    chance = random.Random(sum(len(speeds) for by_arm in found.values() for speeds in by_arm.values()))
+    chance = random.Random(sum(len(made) for by_arm in found.values() for made in by_arm.values()))
     for repeat in range(repeats + 1):
         for row in rows if repeat else first:
-            turns = {}
-            for arm in chance.sample(sorted(arms), len(arms)):
-                engine.scheduler("use", *arms[arm])
-                if row == DRAIN:
-                    turns[arm] = drain(engine, prompts, temperature)
-                else:
-                    turns[arm] = steady(engine, prompts, int(row), temperature)
+            turns: dict[str, list[Turn]] = {arm: [] for arm in sorted(arms)}
+            for samples in (range(0),) if row == DRAIN else parts_of(int(row)):
+                for arm in chance.sample(sorted(arms), len(arms)):
+                    engine.scheduler("use", *arms[arm])
+                    if row == DRAIN:
+                        turns[arm].append(drain(engine, prompts, temperature))
+                    else:
+                        turns[arm].append(steady(engine, prompts, int(row), samples, temperature))
             if repeat:
-                # Of all arms or of none: they are compared turn by turn.
-                for arm, speed in turns.items():
-                    found.setdefault(row, {}).setdefault(arm, []).append(speed)
+                # Of all arms or of none: they are compared repeat by repeat.
+                for arm, mine in turns.items():
+                    found.setdefault(row, {}).setdefault(arm, []).append(mine)
                 save()
-            said = ", ".join(f"{arm} {speed:,.0f}" for arm, speed in sorted(turns.items()))
+            said = ", ".join(f"{arm} {mean_speed([mine]):,.0f}" for arm, mine in turns.items())
             print(f"repeat {repeat} of {repeats}, {row} running: {said}", flush=True)
 
 
-def kept(path: Path) -> Speeds:
+def kept(path: Path, name: str = "rows") -> Measured:
     """What an earlier part of the repeats measured."""
-    found: Speeds = json.loads(path.read_text())["rows"] if path.exists() else {}
-    return found
+    rows = json.loads(path.read_text())[name] if path.exists() else {}
+    return {
+        row: {arm: [[Turn(*turn) for turn in parts] for parts in repeats] for arm, repeats in by_arm.items()}
+        for row, by_arm in rows.items()
+    }
 
 
-def write(path: Path, found: Speeds, **more: Any) -> None:
+def write(path: Path, found: Measured, **more: Any) -> None:
     """For `kept`."""
     path.write_text(json.dumps({"kind": "measured", "cpus": os.cpu_count(), **more, "rows": found}) + "\n")
 
@@ -193,48 +208,50 @@ def prompts_of(most: int = PROMPTS) -> list[list[int]]:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One load: the best fixed length, and the budget's tokens per second as a share of its, with a 95 % interval."""
+    """One load: the best fixed length, and the budget's tokens per second as a share of its: of all turns, and by the
+    median turn of each part."""
 
     row: str
     best: str
-    ratio: float
-    low: float
-    high: float
+    mean: Ratio
+    usual: Ratio
 
 
-def judge(row: str, arms: dict[str, list[float]], ours_is: str = BUDGET) -> Row:
+def judge(row: str, arms: dict[str, list[list[Turn]]], ours_is: str = BUDGET) -> Row:
     """The best fixed length of the even repeats against a budget on the odd ones, and the other way round."""
-    ratios: list[float] = []
-    bests = []
-    for half in (0, 1):
-        best = max((str(n) for n in FIXED), key=lambda arm: statistics.fmean(arms[arm][half::2]))
-        bests.append(best)
-        others = slice(1 - half, None, 2)
-        ratios += [ours / theirs for ours, theirs in zip(arms[ours_is][others], arms[best][others], strict=True)]
-    mean = statistics.fmean(ratios)
-    error = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
-    return Row(row, "/".join(dict.fromkeys(bests)), mean, mean - error, mean + error)
+    found = []
+    bests: list[str] = []
+    for speed in (mean_speed, usual_speed):
+        pairs = []
+        for half in (0, 1):
+            best = max(map(str, FIXED), key=lambda arm: speed(arms[arm][half::2]))
+            bests.append(best)
+            others = slice(1 - half, None, 2)
+            pairs.append((arms[ours_is][others], arms[best][others]))
+        found.append(ratio(pairs, speed))
+    return Row(row, "/".join(dict.fromkeys(bests)), *found)
 
 
-def table(found: Speeds) -> str:
-    """Tokens per second by row and arm (medians), and the budgets against the best fixed length."""
+def table(found: Measured) -> str:
+    """Tokens per second by row and arm (usual turns), and the budgets against the best fixed length."""
     lengths, budgets = [str(n) for n in FIXED], (BUDGET, LONGER)
     heads = "".join(f"{head:>10s}" for head in (*("n=" + arm for arm in lengths), *budgets))
-    lines = [f"running {heads}   best n" + "".join(f"  {budget + '/best':24s}" for budget in budgets)]
+    lines = [f"running {heads}"]
     judged: dict[str, list[Row]] = {budget: [] for budget in budgets}
     for row in filter(found.__contains__, ROWS):
         by_arm = found[row]
-        cells = "".join(f"{statistics.median(by_arm[arm]):10,.0f}" for arm in (*lengths, *budgets))
-        ratios = []
+        cells = "".join(f"{usual_speed(by_arm[arm]):10,.0f}" for arm in (*lengths, *budgets))
+        lines.append(f"{row:8s}{cells}  {len(by_arm[BUDGET])} repeats")
         for budget in budgets:
             one = judge(row, by_arm, budget)
             judged[budget].append(one)
-            ratios.append(f"  {one.ratio:.3f} ({one.low:.3f} to {one.high:.3f})  ")
-        lines.append(f"{row:8s}{cells}{judged[BUDGET][-1].best:>9s}{''.join(ratios)}  {len(by_arm[BUDGET])} repeats")
+            of_all, usual = (f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (one.mean, one.usual))
+            lines.append(f"    {budget} / n={one.best}: of all turns {of_all}, by median turns {usual}")
     for budget, rows in judged.items():
-        loads = [row.ratio for row in rows if row.row != DRAIN]
+        loads = [row for row in rows if row.row != DRAIN]
         if loads:
-            lines.append(f"{budget}: mean over the loads {statistics.fmean(loads):.3f}")
+            of_all, usual = (statistics.fmean(getattr(row, way).value for row in loads) for way in ("mean", "usual"))
+            lines.append(f"{budget}: mean over the loads {of_all:.3f}, by median turns {usual:.3f}")
     return "\n".join(lines)
 
 

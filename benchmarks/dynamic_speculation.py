@@ -7,20 +7,23 @@ samples. The user has to make it; here it is the best one for this machine and l
 measured at every load, in turn. Then, in turn on the same engine with the same n-gram proposals: vLLM's own scheduling
 by that table, in whose steps nothing of ours is done but counting tokens, and the budget by step times. Rows, turns,
 work and draining batch as in `draft_budget.py`; a file that is there already is added to, with the table that it has,
-so the table can be made alone (`--repeats 0`) and the repeats be measured in parts.
+so the table can be made alone (`--repeats 0`) and the repeats be measured in parts. The profile is of n-gram drafts:
+`rhyme profile` with the embedded model's path and options, `--drafting.source ngram` and `--drafting.tokens 16`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from draft_budget import BUDGET, DRAIN, ROWS, RUNNING, Speeds, kept, measure, prompts_of, write
+from draft_budget import BUDGET, DRAIN, ROWS, RUNNING, Measured, kept, measure, prompts_of, write
 from engine_in_process import RunningEngine
+from turns import Ratio, Turn, mean_speed, quickest_speed, ratio, usual_speed
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.latency.profile import read_text
@@ -31,8 +34,9 @@ LONGEST = max(LENGTHS)
 # All arms generate the same tokens.
 TEMPERATURE = 0.0
 DYNAMIC = "vLLM, table"
-# A figure is not slower if its 95 % interval reaches this.
+# A load is slower if its 95 % interval ends below this, and open if it reaches from here to below SETTLED.
 EQUAL = 1.0
+SETTLED = 0.95
 
 Table = list[list[int]]
 
@@ -42,47 +46,47 @@ def every(length: int) -> Table:
     return [[1, max(RUNNING), length]]
 
 
-def best_table(speeds: Speeds) -> Table:
-    """The best length of each load that was measured, as vLLM wants it: each holds up to the next load."""
-    found = []
-    loads = [running for running in RUNNING if str(running) in speeds]
-    for number, running in enumerate(loads):
-        best = max(LENGTHS, key=lambda length: statistics.fmean(speeds[str(running)][str(length)]))
-        last = loads[number + 1] - 1 if number + 1 < len(loads) else running
-        found.append([running, last, best])
+def best_table(lengths: Measured) -> Table:
+    """The best length of each load that was measured (by quickest turns), as vLLM wants it: each holds up to the next
+    load, and the first from one sample on."""
+    found: Table = []
+    for running in (running for running in RUNNING if str(running) in lengths):
+        best = max(LENGTHS, key=lambda length: quickest_speed(lengths[str(running)][str(length)]))
+        found.append([running if found else 1, max(RUNNING), best])
+    for before, after in itertools.pairwise(found):
+        before[1] = after[0] - 1
     return found
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Ours / theirs at one load: the mean of repeats that were measured together, with its 95 % interval."""
+    """Ours / theirs at one load: of all turns, and by the median turn of each part."""
 
     row: str
     repeats: int
-    ratio: float
-    low: float
-    high: float
+    mean: Ratio
+    usual: Ratio
 
 
-def judge(row: str, arms: dict[str, list[float]]) -> Row:
+def judge(row: str, arms: dict[str, list[list[Turn]]]) -> Row:
     """The budget against the table."""
-    ratios = [ours / theirs for ours, theirs in zip(arms[BUDGET], arms[DYNAMIC], strict=True)]
-    error = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-    mean = statistics.fmean(ratios)
-    return Row(row, len(ratios), mean, mean - error, mean + error)
+    pairs = [(arms[BUDGET], arms[DYNAMIC])]
+    return Row(row, len(arms[BUDGET]), ratio(pairs, mean_speed), ratio(pairs, usual_speed))
 
 
-def table_of(found: Speeds) -> str:
-    """Tokens per second by row and arm (medians), and ours / theirs."""
+def table_of(found: Measured) -> str:
+    """Tokens per second by row and arm (usual turns), and ours / theirs."""
     rows = [judge(row, found[row]) for row in ROWS if row in found]
-    lines = [f"{'running':10s}{BUDGET:>10s}{DYNAMIC:>14s}   ours / theirs"]
+    lines = [f"{'running':10s}{BUDGET:>10s}{DYNAMIC:>14s}   ours / theirs by median turns; of all turns"]
     for row in rows:
-        ours, theirs = (statistics.median(found[row.row][arm]) for arm in (BUDGET, DYNAMIC))
-        ratio = f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f})"
-        lines.append(f"{row.row:10s}{ours:10,.0f}{theirs:14,.0f}   {ratio}  {row.repeats} repeats")
-    slower = [row.row for row in rows if row.high < EQUAL]
+        ours, theirs = (usual_speed(found[row.row][arm]) for arm in (BUDGET, DYNAMIC))
+        usual, of_all = (f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (row.usual, row.mean))
+        lines.append(f"{row.row:10s}{ours:10,.0f}{theirs:14,.0f}   {usual}; {of_all}  {row.repeats} repeats")
+    slower = [row.row for row in rows if row.usual.high < EQUAL]
     lines.append(f"slower than the table at: {', '.join(slower) or 'no load'}")
-    if loads := [row.ratio for row in rows if row.row != DRAIN]:
+    unsettled = [row.row for row in rows if not (row.usual.low >= SETTLED or row.usual.high < EQUAL)]
+    lines.append(f"not settled by these repeats: {', '.join(unsettled) or 'no load'}")
+    if loads := [row.usual.value for row in rows if row.row != DRAIN]:
         lines.append(f"mean over the loads: {statistics.fmean(loads):.3f}")
     return "\n".join(lines)
 
@@ -94,12 +98,12 @@ def main() -> None:
     parser.add_argument("--table-repeats", type=int, default=2, help="of each length at each load, for vLLM's table")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="loads to measure; all if not given")
     parser.add_argument(
-        "--profile", type=Path, required=True, help=f"rhyme profile --drafting.source ngram --drafting.tokens {LONGEST}"
+        "--profile", type=Path, required=True, help=f"of --drafting.source ngram --drafting.tokens {LONGEST}"
     )
     parser.add_argument("--out", type=Path, default=Path("dynamic_speculation.json"))
     chosen = parser.parse_args()
     prompts, found = prompts_of(), kept(chosen.out)
-    speeds: Speeds = json.loads(chosen.out.read_text())["lengths"] if chosen.out.exists() else {}
+    speeds = kept(chosen.out, "lengths")
     drafting = DraftingSettings(source="ngram", tokens=LONGEST)
     engine = RunningEngine(RhymeSettings(drafting=drafting), scheduler="engine_in_process.DynamicScheduler")
     try:
@@ -113,7 +117,7 @@ def main() -> None:
             share = counters["draft_seconds"] / max(counters["busy_seconds"], 1e-9)
             write(chosen.out, found, lengths=speeds, selection_share=share)
 
-        if missing := [row for row in ROWS if row != DRAIN and row not in speeds and chosen.table_repeats]:
+        if missing := [row for row in chosen.rows if row != DRAIN and row not in speeds and chosen.table_repeats]:
             # Fixed lengths have nothing to learn.
             first = [str(max(RUNNING))]
             measure(engine, prompts, chosen.table_repeats, fixed, speeds, save, TEMPERATURE, missing, first)

@@ -15,11 +15,13 @@ the bounds.
 
 from __future__ import annotations
 
-# What one observation weighs. Of the factor for all much: some three steps are remembered. By replay of a recorded run,
-# whose step times wander, the error of single steps is least with 0.2 to 0.3, and that of a rollout's means falls
+from collections.abc import Callable
+
+# What one observation weighs. Of the factor for all much: some two steps are remembered. By replay of two runs' steps,
+# whose times wander, the error of single steps is least with 0.4 to 0.5, and that of a rollout's means falls
 # further (docs/benchmarks.md); what is the same for all draft lengths changes no choice between them. Of its size's own
 # little, a size's first ones more: 1 / FIRST, 1 / (FIRST + 2), ...
-RATE, OWN_RATE = 0.3, 0.02
+RATE, OWN_RATE = 0.4, 0.02
 FIRST = 10
 # A step is seldom off by more for a reason that lasts: beyond, an observation counts as this.
 MOST_AT_ONCE = 2.0
@@ -29,15 +31,12 @@ BOUND = 8.0
 Size = tuple[int, int]
 
 
-def size_of(running: int, drafts: int) -> Size:
-    """Steps of one size: samples and rows to the power of two."""
-    return running.bit_length(), (running + drafts).bit_length()
-
-
 class Correction:
     """Moving averages of measured / predicted."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Callable[[int, int], int] = lambda running, drafts: running + drafts) -> None:
+        """`rows`: tokens that the engine computes in a step of so many samples and draft tokens, with its padding."""
+        self._rows = rows
         self._all = 1.0
         # Of each size its own factor beside that of all, and how often it was seen.
         self._own: dict[Size, tuple[float, int]] = {}
@@ -49,7 +48,7 @@ class Correction:
 
     def observe(self, running: int, drafts: int, predicted: float, measured: float) -> None:
         """A step of this size was predicted (without correction) and took so long, both in seconds above 0."""
-        size = size_of(running, drafts)
+        size = self.size_of(running, drafts)
         own, seen = self._own.get(size, (1.0, 0))
         off = measured / (predicted * self._all * own)
         off = max(1 / MOST_AT_ONCE, min(MOST_AT_ONCE, off)) - 1
@@ -65,9 +64,17 @@ class Correction:
         """Whether any step was; before, all factors are 1."""
         return bool(self._own)
 
+    def size_of(self, running: int, drafts: int) -> Size:
+        """Steps of one size: samples, and rows if any draft is verified, to the power of two.
+
+        All draft counts of one stair are one size: what their steps were measured to take differs by chance, and would
+        end drafts within a stair, where the next token costs nothing.
+        """
+        return running.bit_length(), self._rows(running, drafts).bit_length() if drafts else 0
+
     def factor(self, running: int, drafts: int) -> float:
         """What to multiply the profile's prediction by."""
-        return self.factor_of(size_of(running, drafts))
+        return self.factor_of(self.size_of(running, drafts))
 
     def factor_of(self, size: Size) -> float:
         """The same, of a step of that size."""

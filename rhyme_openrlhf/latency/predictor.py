@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.bucket_table import CONTEXT_BITS, BucketTable
-from rhyme_openrlhf.latency.correction import Correction, Size, size_of
+from rhyme_openrlhf.latency.correction import Correction, Size
 from rhyme_openrlhf.latency.step_model import StepModel
 
 # Answers kept: some 20 MB.
@@ -36,13 +36,13 @@ class Predictor:
 
     def __init__(self, model: StepModel, on_outside: Callable[[str], None] = lambda sentence: None) -> None:
         self.model = model
-        self.correction = Correction()
+        self.correction = Correction(model.rows)
         self._on_outside = on_outside
         self._told = False
         # By samples, leading bits of the context and how many follow them, and draft tokens.
         self._cache: dict[tuple[int, int, int, int], tuple[float, Size]] = {}
         self._by_bucket = BucketTable(self.profiled_seconds)
-        self._tables: dict[tuple[int, int, int], tuple[np.ndarray, list[int], np.ndarray]] = {}
+        self._tables: dict[tuple[int, int, int], tuple[np.ndarray, list[Size], np.ndarray]] = {}
 
     def step_seconds(self, running: int, context: int, drafts: int) -> float:
         """Seconds of the step, corrected. Arguments as `StepModel.seconds`."""
@@ -72,7 +72,10 @@ class Predictor:
             if len(self._cache) >= MOST_ANSWERS:
                 self._cache.clear()
             middle = context_bucket(context)
-            known = self._cache[key] = (self.model.seconds(running, middle, drafts), size_of(running, drafts))
+            known = self._cache[key] = (
+                self.model.seconds(running, middle, drafts),
+                self.correction.size_of(running, drafts),
+            )
             self._tell_if_outside(running, middle, drafts)
         return known
 
@@ -84,15 +87,15 @@ class Predictor:
         if key not in self._tables:
             if len(self._tables) >= MOST_TABLES:
                 self._tables.clear()
-            # A correction is of a size of step (powers of two of its rows), so a table has few of them.
-            begins = [0] + [
-                (1 << bits) - running for bits in range(running.bit_length(), (running + kept).bit_length())
-            ]
+            # A correction is of a size of step (powers of two of its padded rows), so a table has few of them.
+            least, greatest = (self.model.rows(running, drafts).bit_length() for drafts in (1, kept))
+            begins = [0, 1] + [self.model.first_rows(1 << bits) - running for bits in range(least, greatest)]
             lengths = np.array([end - begin for begin, end in itertools.pairwise([*begins, kept + 1])])
-            self._tables[key] = (self.model.table(*key), begins, lengths)
+            sizes = [self.correction.size_of(running, drafts) for drafts in begins]
+            self._tables[key] = (self.model.table(*key), sizes, lengths)
             self._tell_if_outside(running, context, most)
-        profiled, first, lengths = self._tables[key]
-        factors = [self.correction.factor(running, drafts) for drafts in first]
+        profiled, sizes, lengths = self._tables[key]
+        factors = [self.correction.factor_of(size) for size in sizes]
         corrected: np.ndarray = (profiled * np.repeat(factors, lengths))[: most + 1]
         return corrected
 

@@ -63,6 +63,13 @@ class StepModel:
         at = bisect_left(self._padded, rows)
         return self._padded[at] if at < len(self._padded) else rows
 
+    def first_rows(self, least: int) -> int:
+        """The fewest tokens of a step for which the engine computes `least` or more."""
+        at = bisect_left(self._padded, least)
+        if at == len(self._padded):
+            return max(least, self._padded[-1] + 1) if self._padded else least
+        return self._padded[at - 1] + 1 if at else 1
+
     def next_stair(self, running: int, drafts: int) -> int:
         """The most draft tokens that cost as much as `drafts`."""
         return self.rows(running, drafts) - running

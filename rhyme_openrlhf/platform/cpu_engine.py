@@ -18,7 +18,7 @@ def cpu_engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> di
     """OpenRLHF's keyword arguments for an engine, changed where the CPU build needs it.
 
     Also sets, for the processes vLLM is about to start, how its threads are bound: one core for each tensor-parallel
-    rank (its own "auto" asserts when ranks outnumber NUMA nodes).
+    rank (its own "auto" asserts when ranks outnumber NUMA nodes); and how many there are (`keep_openmp_threads`).
     """
     require_no_gpu("cpu_engine_arguments")
     # Imported here: it imports torch. The class, not its name "uni", which the CPU platform turns into "mp" so that it
@@ -39,4 +39,16 @@ def cpu_engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> di
     cores = os.cpu_count() or 1
     binding = "|".join(str(rank % cores) for rank in range(ranks)) if ranks > 1 else "nobind"
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
+    keep_openmp_threads()
     return changed
+
+
+def keep_openmp_threads() -> None:
+    """Let engines have as many OpenMP threads as OMP_NUM_THREADS says (Ray sets it for every actor), not one a core.
+
+    vLLM's n-gram lookup starts Numba's threads, which sets the number of OpenMP's for the whole process to theirs: the
+    model then runs on all cores, and its threads spin on them while they wait for each other.
+    """
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        # One number for each level of nesting.
+        os.environ["NUMBA_NUM_THREADS"] = threads.split(",")[0]

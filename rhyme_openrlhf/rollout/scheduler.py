@@ -234,6 +234,9 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             super().update_draft_token_ids(draft_token_ids)
             return
         started = time.perf_counter()
+        # Before the next step is planned, so that it is planned by what the last one took.
+        if self.planner is not None and (step := self._clock.planned(started)) is not None:
+            self.planner.took(*step)
         if self._singly:
             self._draft_singly(draft_token_ids.req_ids)
         else:
@@ -291,12 +294,10 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         return self.planner is not None or self.drafting.probe_share > 0 or super().is_timed()
 
     def on_scheduled(self, output: Any, before: DecodeStep | None) -> None:
-        """Learn from the step before, of what was expected of it and of what drafts gain."""
+        """Compare what the step before took with what was expected of it, and learn what drafts gain."""
         if before is not None:
             if self._decided is not None:
                 self._decisions.add(self._decided, before.seconds, self._accepted)
-            if self.planner is not None:
-                self.planner.took(*before)
             if self._scheduled is not None:
                 tokens = before.running + self._accepted
                 if said := self.gain.step(self._scheduled.number, before.running, tokens, before.seconds):

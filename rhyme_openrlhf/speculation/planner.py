@@ -3,8 +3,8 @@
 Puts three things together for one engine: the acceptance model (how likely is each proposed token), the latency model
 (what does a step with so many draft tokens take, with so much context), and the budget (which tokens are worth it).
 
-Where no draft is believed to be worth it, now and then the beginning of one is verified all the same: what was never
-tried is never learnt, and an engine that always runs many samples would not draft however well drafts are accepted.
+Where no draft is believed to be worth it, now and then the beginning of one is verified all the same
+(`speculation/trying.py`), and learnt from at once.
 
 Invariants: a draft is only ever cut, never lengthened or changed; every decision can be told (`Decision`).
 """
@@ -20,20 +20,16 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.speculation.acceptance import AcceptanceModel, estimate
-from rhyme_openrlhf.speculation.budget import choose_lengths
 from rhyme_openrlhf.speculation.live_texts import Cut, Drafts
+from rhyme_openrlhf.speculation.trying import Tries, choose_or_try
 
 # CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 3854265917
+CALLED_SOURCES = 1108718550
 
 Ints = NDArray[np.int64]
 
 # Draft tokens between two looks at what was learnt: some steps of a few samples, a part of one of many.
 REFIT_TOKENS = 256
-
-# Steps in which nothing of what is proposed is verified, before a beginning is; and running samples to a token of it.
-# A token a 32 samples costs such a step some percent, and so all of them together some tenths.
-TRIED_AFTER, RUNNING_TO_A_TOKEN = 16, 32
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,7 @@ class Planner(Generic[A]):
         """`predictor`: of this engine's steps; `acceptance`: of its drafts."""
         self.predictor = predictor
         self._acceptance = acceptance
+        self._tries = Tries()
         self._learnt = 0
 
     def took(self, running: int, context: int, drafts: int, seconds: float) -> None:
@@ -77,8 +74,10 @@ class Planner(Generic[A]):
         self._acceptance.refit()
 
     def _refit_after(self, tokens: int) -> None:
+        """So many tokens of the last step's drafts were learnt from."""
         self._learnt += tokens
-        if self._learnt >= REFIT_TOKENS:
+        # Of a beginning that was tried there are few tokens, and the next is some steps away.
+        if self._learnt >= REFIT_TOKENS or (tokens and self._tries.trying):
             self._learnt = 0
             self._acceptance.refit()
 
@@ -92,9 +91,6 @@ class DraftPlanner(Planner[AcceptanceModel]):
         # Of the drafts of the last step: each token's cell, and where each draft begins among them, and the last ends.
         self._cells = np.empty(0, dtype=np.int32)
         self._begins: Ints = np.empty(0, dtype=np.int64)
-        # Steps in a row in which nothing of what was proposed was verified.
-        self._untried = 0
-        self._tried = False
         self._compile()
 
     def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[Cut, Decision]:
@@ -109,16 +105,13 @@ class DraftPlanner(Planner[AcceptanceModel]):
             np.empty(proposed, dtype=np.int32),
             np.empty(drafts.lengths.size + 1, dtype=np.int64),
         )
-        tried = 0
-        if self._untried == TRIED_AFTER:
-            tried = min(max(running // RUNNING_TO_A_TOKEN, 1), seconds.size - 1)
+        tried = self._tries.tokens(running, seconds.size - 1)
         kept, lengths = np.empty(proposed, dtype=np.int32), np.empty(drafts.lengths.size, dtype=np.int64)
         total, expected = _plan(
             self._acceptance.table, drafts.sources, drafts.matches, drafts.recents, drafts.lengths, drafts.flat,
             drafts.confidences, seconds, running, tried, self._cells, self._begins, kept, lengths,
         )  # fmt: skip
-        self._tried = tried > 0
-        self._untried = self._untried + 1 if proposed and not total else 0
+        self._tries.decided(proposed, total)
         decision = Decision(running, context, total, expected, float(seconds[total]))
         return Cut(kept[:total], lengths), decision
 
@@ -127,9 +120,7 @@ class DraftPlanner(Planner[AcceptanceModel]):
 
         -1: it did not see the draft.
         """
-        learnt = self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted)
-        # Of a beginning that was tried there are few tokens, and the next is some steps away.
-        self._refit_after(max(learnt, REFIT_TOKENS) if learnt and self._tried else learnt)
+        self._refit_after(self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted))
 
     def _compile(self) -> None:
         """Compile what a step calls, or load it from Numba's cache: seconds that no decode step should have to wait."""
@@ -152,9 +143,7 @@ def _plan(  # type: ignore[no-untyped-def]
     """
     acceptance = np.empty(flat.size, dtype=np.float32)
     estimate(table, sources, matches, recents, lengths, confidences, cells, acceptance)
-    chosen, total, expected = choose_lengths(acceptance, lengths, seconds, running)
-    if total == 0 and tried and flat.size:
-        total, expected = _beginning(acceptance, lengths, tried, chosen)
+    chosen, total, expected = choose_or_try(acceptance, lengths, seconds, running, tried)
     begin = at = 0
     for draft in range(lengths.size):
         begins[draft] = begin
@@ -165,21 +154,3 @@ def _plan(  # type: ignore[no-untyped-def]
         begin += lengths[draft]
     begins[lengths.size] = begin
     return total, expected
-
-
-@njit(cache=True)
-def _beginning(acceptance, lengths, tried, chosen):  # type: ignore[no-untyped-def]
-    """Choose so many tokens of the longest draft; returns what it has of them and how many will be accepted."""
-    longest = 0
-    for draft in range(lengths.size):
-        if lengths[draft] > lengths[longest]:
-            longest = draft
-    begin = 0
-    for draft in range(longest):
-        begin += lengths[draft]
-    taken, expected, path = min(tried, lengths[longest]), 0.0, 1.0
-    for place in range(begin, begin + taken):
-        path *= acceptance[place]
-        expected += path
-    chosen[longest] = taken
-    return taken, expected

@@ -6,7 +6,8 @@ history (`speculation/budget.py`) takes tokens of all samples in the order of th
 
 What is not verified is judged too: the token that was sampled behind the verified part is the one that was proposed
 there with just the probability with which it would have been accepted. So a sample whose proposals become right is
-noticed while nothing of it is verified.
+noticed while nothing of it is verified. That says nothing of the tokens behind that one: where none is believed to be
+worth it, now and then the beginning of a proposal is verified all the same (`speculation/trying.py`).
 
 Invariants: a draft is only ever cut, never lengthened or changed; without a planner it is verified as it was proposed,
 as far as the step has room.
@@ -22,15 +23,15 @@ from numba import njit
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_SHARE
-from rhyme_openrlhf.speculation.budget import choose_lengths
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.live_texts import Came
 from rhyme_openrlhf.speculation.planner import Decision, Planner
 from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance, likelihoods
 from rhyme_openrlhf.speculation.rows import COUNT_OF_SOURCES, NO_SOURCE
+from rhyme_openrlhf.speculation.trying import choose_or_try
 
 # CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 3335270332
+CALLED_SOURCES = 728536906
 
 
 class Proposed(NamedTuple):
@@ -68,7 +69,7 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         # Compiled, or loaded from Numba's cache, so that no decode step waits for it.
         nothing = np.zeros(1, np.int64)
         self._acceptance.learn(nothing, nothing, nothing)
-        _plan(self._acceptance.table, nothing, nothing, np.ones(1), 1)
+        _plan(self._acceptance.table, nothing, nothing, np.ones(1), 1, 0)
 
     def cut(
         self, recents: Sequence[int], lengths: Sequence[int], running: int, context: int, most: int
@@ -78,10 +79,15 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         For each draft its sample's recent acceptance (thousandths) and its length; `context` is the tokens of all
         running samples, `most` the draft tokens that the engine can take in one step.
         """
-        seconds = self.predictor.step_table(running, context, max(min(sum(lengths), most), 0))
+        proposed = sum(lengths)
+        if not proposed:
+            return list(lengths), Decision(running, context, 0, 0.0, self.predictor.step_seconds(running, context, 0))
+        seconds = self.predictor.step_table(running, context, max(min(proposed, most), 0))
+        tried = self._tries.tokens(running, seconds.size - 1)
         taken, drafts, expected = _plan(
-            self._acceptance.table, np.array(recents, np.int64), np.array(lengths, np.int64), seconds, running
+            self._acceptance.table, np.array(recents, np.int64), np.array(lengths, np.int64), seconds, running, tried
         )
+        self._tries.decided(proposed, drafts)
         return taken.tolist(), Decision(running, context, drafts, expected, float(seconds[drafts]))
 
     def learn(self, fates: Fates) -> None:
@@ -92,9 +98,9 @@ class ProposalPlanner(Planner[PositionAcceptance]):
 
 
 @njit(cache=True)
-def _plan(table, recents, lengths, seconds, running):  # type: ignore[no-untyped-def]
+def _plan(table, recents, lengths, seconds, running, tried):  # type: ignore[no-untyped-def]
     """Estimate what is accepted of the drafts, and choose: their lengths, the sum, and how many will be accepted."""
-    return choose_lengths(likelihoods(table, recents, lengths), lengths, seconds, running)
+    return choose_or_try(likelihoods(table, recents, lengths), lengths, seconds, running, tried)
 
 
 class ProposalDrafter:
@@ -134,7 +140,8 @@ class ProposalDrafter:
             recents = [self._recents[sample.request_id] for sample in running]
             lengths, self.decision = self._planner.cut(recents, lengths, len(running), context, most)
             for sample, length in zip(running, lengths, strict=True):
-                self._waiting[sample.request_id] = Waiting(sample.tokens, length, len(sample.text))
+                if sample.tokens:
+                    self._waiting[sample.request_id] = Waiting(sample.tokens, length, len(sample.text))
         elif sum(lengths) > most:
             lengths = [min(length, most // len(running)) for length in lengths]
         return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
@@ -153,9 +160,11 @@ class ProposalDrafter:
 
     def _learn(self, planner: ProposalPlanner, running: Sequence[Proposed]) -> None:
         """Judge the last proposals of these samples by what their texts have now."""
+        if not self._waiting:
+            return
         fates = Fates([], [], [])
         for request_id, _, _, text in running:
-            waiting = self._waiting.get(request_id)
+            waiting = self._waiting.pop(request_id, None)
             if waiting is None:
                 continue
             tokens, verified, count = waiting

@@ -88,6 +88,18 @@ def test_a_long_tail_moves_the_mean_as_it_should() -> None:
     assert statistics.fmean(found) == pytest.approx(1.18, rel=0.03)
 
 
+def test_draft_counts_of_one_stair_are_corrected_alike() -> None:
+    """Else chance says that a draft should end before the stair does."""
+    asked = Predictor(StepModel(formula.profile(padded_rows=(16, 32, 64))))
+    for drafts, slower in ((1, 0.9), (9, 1.1)):
+        for _ in range(30):
+            asked.observe(1, 64, drafts, slower * asked.profiled_seconds(1, 64, drafts))
+    table = asked.step_table(1, 64, 40)
+    # 2 to 16 rows are one stair, so are 17 to 32; without drafts it is another kind of step.
+    assert len(set(table[1:16])) == 1 and len(set(table[16:32])) == 1
+    assert asked.correction.factor(1, 0) != asked.correction.factor(1, 1)
+
+
 def test_a_table_holds_what_the_single_questions_answer() -> None:
     asked = predictor()
     for drafts, slower in ((0, 1.2), (48, 2.0)):

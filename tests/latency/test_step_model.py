@@ -104,3 +104,10 @@ def test_no_step_takes_no_time_however_steep_a_disturbed_profile_is() -> None:
         for running, context in ((1, 1), (2, 10), (4, 4), (10, 20), (40, 5)):
             assert min(model.seconds(running, context, drafts) for drafts in range(6)) >= 0.0025
             assert model.table(running, context, 40).min() >= 0.0025
+
+
+@pytest.mark.parametrize("padded", [(), (16, 32, 64), (1, 2, 4, 8)])
+def test_the_fewest_tokens_that_are_padded_so_far(padded: tuple[int, ...]) -> None:
+    model = StepModel(formula.profile(padded_rows=padded))
+    for least in range(1, 100):
+        assert model.first_rows(least) == next(rows for rows in range(1, 200) if model.rows(rows, 0) >= least)

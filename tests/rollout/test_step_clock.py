@@ -45,6 +45,39 @@ def test_a_pause_is_not_part_of_a_step() -> None:
     assert clock.scheduled(output({"a": 1}), DECODING, 99.0) is None
 
 
+def test_a_planned_step_lasts_until_the_next_is_planned() -> None:
+    clock = StepClock()
+    assert clock.planned(9.0) is None
+    clock.scheduled(output({"a": 1, "b": 9}), DECODING, 9.5)
+    # A prefill is not timed, and what follows it at once is.
+    assert clock.planned(9.9) is None
+    clock.scheduled(output({"a": 1, "b": 3}, {"b": [7, 8]}), DECODING, 10.0)
+    assert clock.planned(10.5) == DecodeStep(2, 47, 2, 10.5 - 9.9)
+    # Asked twice, it is the same step.
+    assert clock.planned(10.6) is None
+    assert clock.scheduled(output({"a": 1}), DECODING, 10.75) == DecodeStep(2, 47, 2, 0.75)
+    assert clock.planned(11.0) == DecodeStep(1, 29, 0, 11.0 - 10.6)
+
+
+def test_a_step_that_nobody_planned_is_not_timed_from_a_plan() -> None:
+    clock = StepClock()
+    for begun in (1.0, 2.0):
+        clock.scheduled(output({"a": 1}), DECODING, begun)
+    assert clock.planned(3.0) is None
+    clock.scheduled(output({"a": 1}), DECODING, 4.0)
+    clock.scheduled(output({"a": 1}), DECODING, 5.0)
+    assert clock.planned(6.0) is None
+
+
+def test_a_pause_before_a_planned_step_is_not_part_of_it() -> None:
+    clock = StepClock()
+    clock.scheduled(output({"a": 1}), DECODING, 1.0)
+    clock.interrupted()
+    assert clock.planned(1.5) is None
+    clock.scheduled(output({"a": 1}), DECODING, 99.0)
+    assert clock.planned(99.5) is None
+
+
 def test_decoding_samples_and_prefills_are_told_apart() -> None:
     # Scheduling has counted the step's own tokens: 30 of "a" were there before. "back" lost its cache to others.
     there = requests(a=(5, 34), b=(1, 21), new=(0, 64), longer=(0, 512), back=(40, 90))

@@ -25,6 +25,7 @@ from rhyme_openrlhf.speculation import (
     slabs,
     step_parts,
     text_tables,
+    trying,
     window,
 )
 
@@ -46,9 +47,10 @@ TABLES = (addresses, likely_next, rows)
         (draft_step, (text_tables, cursor, walk, acceptance, window)),
         (slabs, (shared_words,)),
         (step_parts, (append_step, decoding, draft_step, shared_words)),
-        (planner, (acceptance, budget)),
+        (trying, (budget,)),
+        (planner, (acceptance, trying)),
         (position_acceptance, (acceptance,)),
-        (proposals, (budget, position_acceptance)),
+        (proposals, (position_acceptance, trying)),
     ],
 )
 def test_a_change_of_what_is_called_changes_the_caller(caller: ModuleType, called: tuple[ModuleType, ...]) -> None:

@@ -10,6 +10,7 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.speculation.proposals import Fates, ProposalDrafter, ProposalPlanner, Proposed
+from rhyme_openrlhf.speculation.trying import TRIED_AFTER
 from tests.latency import formula
 
 TOKENS = 4
@@ -17,10 +18,10 @@ MANY = 10_000
 DRAFT = [11, 12, 13, 14]
 
 
-def planner(ms_a_row: float) -> ProposalPlanner:
-    """Steps of 10 ms, and so much more for each row."""
+def planner(ms_a_row: float, ms_to_verify: float = 0.0) -> ProposalPlanner:
+    """Steps of 10 ms, so much more for each row, and so much more if anything is verified."""
     points = tuple(
-        StepPoint(b, b * each, b * d, 0.010 + ms_a_row / 1000 * (b + b * d), 0.0, 9)
+        StepPoint(b, b * each, b * d, 0.010 + ms_a_row / 1000 * (b + b * d) + (d > 0) * ms_to_verify / 1000, 0.0, 9)
         for b in (1, 64)
         for each in (16, 1024)
         for d in (0, 1, 31)
@@ -28,12 +29,12 @@ def planner(ms_a_row: float) -> ProposalPlanner:
     return ProposalPlanner(Predictor(StepModel(formula.profile(steps=points, padded_rows=()))), TOKENS)
 
 
-def drafter(samples: int, ms_a_row: float | None = None) -> ProposalDrafter:
+def drafter(samples: int, ms_a_row: float | None = None, ms_to_verify: float = 0.0) -> ProposalDrafter:
     made = ProposalDrafter()
     for number in range(samples):
         made.start(str(number))
     if ms_a_row is not None:
-        made.plan_with(planner(ms_a_row))
+        made.plan_with(planner(ms_a_row, ms_to_verify))
     return made
 
 
@@ -61,6 +62,10 @@ class Samples:
         for _ in range(count):
             drafts = self.step()
         return drafts
+
+    def become(self, right: int) -> None:
+        """From now on every sample goes on with so many tokens of DRAFT."""
+        self._right = [right] * len(self._right)
 
 
 def test_without_a_planner_what_fits_is_verified() -> None:
@@ -99,6 +104,19 @@ def test_proposals_that_become_right_are_noticed_while_nothing_is_verified() -> 
     samples._right[0] = TOKENS
     drafts = samples.steps(40)
     assert drafts[0] and drafts[1:] == [[]] * 3
+
+
+def test_tokens_behind_the_first_are_tried_where_nothing_is_worth_it() -> None:
+    """The first token alone does not pay for verifying, so what stands behind it would never be judged again."""
+    samples = Samples(drafter(2, 0.0, ms_to_verify=11.0), [1, 1])
+    assert all(samples.step())
+    samples.steps(200)
+    # One right token for each sample is not worth a step of 21 ms instead of 10.
+    lengths = [sum(map(len, samples.step())) for _ in range(10 * (TRIED_AFTER + 1))]
+    assert set(lengths) == {0, 1} and sum(lengths) == 10
+    samples.become(TOKENS)
+    samples.steps(2000)
+    assert samples.step() == [DRAFT, DRAFT]
 
 
 def test_a_proposal_is_judged_up_to_the_token_behind_what_was_verified() -> None:
