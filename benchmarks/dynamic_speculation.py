@@ -82,12 +82,16 @@ def table_of(found: Measured) -> str:
         ours, theirs = (usual_speed(found[row.row][arm]) for arm in (BUDGET, DYNAMIC))
         usual, of_all = (f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (row.usual, row.mean))
         lines.append(f"{row.row:10s}{ours:10,.0f}{theirs:14,.0f}   {usual}; {of_all}  {row.repeats} repeats")
-    slower = [row.row for row in rows if row.usual.high < EQUAL]
-    lines.append(f"slower than the table at: {', '.join(slower) or 'no load'}")
-    unsettled = [row.row for row in rows if not (row.usual.low >= SETTLED or row.usual.high < EQUAL)]
-    lines.append(f"not settled by these repeats: {', '.join(unsettled) or 'no load'}")
-    if loads := [row.usual.value for row in rows if row.row != DRAIN]:
-        lines.append(f"mean over the loads: {statistics.fmean(loads):.3f}")
+    for said, figure in (("by median turns", "usual"), ("of all turns", "mean")):
+        ratios = {row.row: getattr(row, figure) for row in rows}
+        slower = [name for name, one in ratios.items() if one.high < EQUAL]
+        unsettled = [name for name, one in ratios.items() if not (one.low >= SETTLED or one.high < EQUAL)]
+        loads = [one.value for name, one in ratios.items() if name != DRAIN]
+        mean = f"{statistics.fmean(loads):.3f}" if loads else "not measured"
+        lines.append(
+            f"{said}: slower than the table at {', '.join(slower) or 'no load'}; not settled by these repeats: "
+            f"{', '.join(unsettled) or 'no load'}; mean over the loads {mean}"
+        )
     return "\n".join(lines)
 
 
