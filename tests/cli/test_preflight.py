@@ -29,7 +29,7 @@ def right_files_are_imported_once() -> Iterator[None]:
         yield
 
 
-def check(tmp_path: Path, **changed: str) -> preflight.Prompts:
+def check(tmp_path: Path, **changed: str) -> preflight.Checked:
     """Run the checks on the demo's arguments with some flags changed (`__` for a dot)."""
     argv = arguments(str(tmp_path))
     for name, value in changed.items():
@@ -46,7 +46,7 @@ def refused(tmp_path: Path, **changed: str) -> str:
 
 def test_the_demo_passes(tmp_path: Path) -> None:
     rows = (embedded.DATA / "mixed_train.jsonl").read_text().splitlines()
-    assert check(tmp_path).count == len(rows)
+    assert check(tmp_path).prompts == len(rows)
 
 
 def test_missing_data_set(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def draft_model(folder: Path, **config: object) -> str:
 
 
 def test_the_embedded_draft_model_passes(tmp_path: Path) -> None:
-    assert check(tmp_path, drafting__source="draft_model", drafting__model=str(embedded.DRAFT_MODEL)).count > 0
+    assert check(tmp_path, drafting__source="draft_model", drafting__model=str(embedded.DRAFT_MODEL)).prompts > 0
 
 
 def test_a_draft_model_with_another_vocabulary(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_an_eagle_head_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(preflight_models, "gpu_present", lambda: False)
     assert "runs on GPUs only" in refused(tmp_path, drafting__source="eagle3", drafting__model=head)
     monkeypatch.setattr(preflight_models, "gpu_present", lambda: True)
-    assert check(tmp_path, drafting__source="eagle3", drafting__model=head).count > 0
+    assert check(tmp_path, drafting__source="eagle3", drafting__model=head).prompts > 0
 
 
 def test_a_draft_model_that_is_not_there(tmp_path: Path) -> None:

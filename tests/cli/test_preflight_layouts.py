@@ -24,6 +24,12 @@ def asked(folder: Path, *flags: str, on_gpus: bool = False) -> str:
     return preflight_layouts.check_layouts(args, check_model("", args.actor.model_name_or_path), on_gpus)[1]
 
 
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with memory for four engines, whatever else runs on this one."""
+    monkeypatch.setattr(layouts, "free_bytes", lambda: 64 << 30)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -52,6 +58,7 @@ def test_the_plan_is_told(tmp_path: Path) -> None:
     assert asked(tmp_path, "--vllm.num_engines", "2", *unmeasured)
 
 
+@pytest.mark.usefixtures("roomy")
 def test_without_the_flag_there_is_one_layout(tmp_path: Path) -> None:
     args = upstream.parse(arguments(str(tmp_path)))
     config = check_model("", args.actor.model_name_or_path)
@@ -112,6 +119,7 @@ def test_what_shares_a_gpu_finds_room(tmp_path: Path) -> None:
         asked(tmp_path, *COLOCATED, *critic, "--tp_switch.sizes", "2,4", *GPU, on_gpus=True)
 
 
+@pytest.mark.usefixtures("roomy")
 def test_engines_on_gpus_get_their_sizes(tmp_path: Path) -> None:
     """vLLM takes `gpu_memory_utilization` of the device for granted at its start, also where it sizes nothing by it."""
     args = upstream.parse([*arguments(str(tmp_path)), "--tp_switch.enable", "--vllm.num_engines", "4", *GPU])
