@@ -9,6 +9,7 @@ takes the lock when the transaction begins and not in its middle; nobody waits l
 from __future__ import annotations
 
 import math
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg.pq import Format
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.engine.interfaces import DBAPIConnection, ExecutionContext
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor, ExecutionContext
 from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
@@ -32,6 +33,8 @@ from rhyme_openrlhf.api.curve_blocks import settle_all
 DIALECTS = ("sqlite+pysqlite", "postgresql+psycopg")
 # A batch is written in milliseconds; whoever waits longer is told to come back.
 BUSY_SECONDS = 5.0
+# A change of the journal takes a few milliseconds.
+_RETRY_SECONDS = 0.01
 # For the whole of PostgreSQL: two services that start at once upgrade one after the other.
 _UPGRADE_LOCK = 0x72687970
 # SQLite's cache of pages in a connection, in KiB: what the indexes of a large store need while it grows.
@@ -96,18 +99,12 @@ class Database:
         Raises BusyError when another writer does not end. What must not be changed meanwhile is locked by the caller
         (`SELECT ... FOR UPDATE`); a run before its attempts.
         """
-        with self._turn():
-            try:
-                with Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
-                    session.connection()  # so that the lock is taken now
-                    yield session
-            except OperationalError as error:
-                if _is_busy(error):
-                    raise BusyError(f"the store is locked by another writer for {BUSY_SECONDS:g} s") from error
-                raise
+        with self._turn(), Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
+            session.connection()  # so that the lock is taken now
+            yield session
 
     def upgrade(self) -> None:
-        """Bring the schema to this version's. Raises DatabaseError when it is a newer one."""
+        """Bring the schema to this version's. Raises DatabaseError when it is a newer one, BusyError as `writing`."""
         with self._turn(), self._writing_engine.begin() as connection:
             upgrade(connection)
             # Not in a migration: those stay as they are, and know no tables of later versions.
@@ -121,15 +118,18 @@ class Database:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        if not self.is_sqlite:
-            yield
-            return
-        if not self._writer.acquire(timeout=BUSY_SECONDS):
+        """The only writer of this process, on SQLite; raises BusyError when another process's does not end either."""
+        if self.is_sqlite and not self._writer.acquire(timeout=BUSY_SECONDS):
             raise BusyError(f"waited {BUSY_SECONDS:g} s for another writer of the store")
         try:
             yield
+        except OperationalError as error:
+            if _is_busy(error):
+                raise BusyError(f"the store is locked by another writer for {BUSY_SECONDS:g} s") from error
+            raise
         finally:
-            self._writer.release()
+            if self.is_sqlite:
+                self._writer.release()
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
@@ -170,8 +170,8 @@ def _sqlite_engine(url: str) -> Engine:
         # The driver's own idea of when a transaction begins is too late for reads: it is told by "begin" below.
         connection.isolation_level = None
         cursor = connection.cursor()
+        _use_write_ahead_log(cursor)
         for pragma in (
-            "journal_mode = WAL",
             "foreign_keys = ON",
             # In WAL mode this keeps the file whole over a loss of power; the last moment's commits may be lost then,
             # and are not lost when a process is killed.
@@ -187,6 +187,19 @@ def _sqlite_engine(url: str) -> Engine:
         connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
 
     return engine
+
+
+def _use_write_ahead_log(cursor: DBAPICursor) -> None:
+    """For this file, for good. SQLite's own waiting leaves this out while another connection does the same."""
+    limit = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > limit:
+                raise
+            time.sleep(_RETRY_SECONDS)
 
 
 def _postgresql_engine(url: str) -> Engine:

@@ -2,6 +2,7 @@
 
 vLLM offers `call_utility(name, *args)` from the driver to methods of EngineCore, and no way to reach the scheduler.
 Importing this module (the scheduler plug-in does, in the engine-core process) adds `EngineCore.rhyme_scheduler`.
+What it calls is given a way to the workers, and may say whether the engine's loop may wait for calls.
 Checked against vLLM 0.29.0 `v1/engine/core.py`; contract test: `tests/rollout/test_engine_core_channel.py`.
 
 Invariant: only methods named in the scheduler's `CALLABLE` can be called.
@@ -9,6 +10,7 @@ Invariant: only methods named in the scheduler's `CALLABLE` can be called.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from vllm.v1.engine.core import EngineCore
@@ -28,6 +30,8 @@ def _call_scheduler(self: EngineCore, method: str, arguments: list) -> Any:
     waiting = getattr(self, "input_queue", None)
     if hasattr(scheduler, "is_called") and waiting is not None:
         scheduler.is_called = lambda: not waiting.empty()
+        # Its loop waits for a call, for as long as that takes, when it has nothing else to do; or only looks for one.
+        scheduler.wait_for_calls = functools.partial(setattr, self, "process_input_queue_block")
     return getattr(scheduler, method)(*arguments)
 
 

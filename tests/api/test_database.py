@@ -4,6 +4,7 @@ import json
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -134,22 +135,37 @@ def test_a_connection_that_died_is_replaced_unless_it_was_used_just_now(
 
 def test_two_services_upgrade_at_once(empty_url: str) -> None:
     stores = [Database(empty_url) for _ in range(2)]
-    errors: list[Exception] = []
-
-    def run(store: Database) -> None:
-        try:
-            store.upgrade()
-        except DatabaseError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(store,)) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert errors == []
+    with ThreadPoolExecutor() as services:
+        for upgraded in [services.submit(store.upgrade) for store in stores]:
+            upgraded.result(60)
     for store in stores:
         store.dispose()
+
+
+def test_a_file_is_opened_for_the_first_time_by_several_at_once(tmp_path: Path) -> None:
+    """SQLite does not wait by itself while another connection changes the kind of journal."""
+    for number in range(20):
+        stores = [Database(f"sqlite:///{tmp_path}/{number}.db") for _ in range(4)]
+        together = threading.Barrier(len(stores))
+
+        def open_one(store: Database, together: threading.Barrier = together) -> str:
+            together.wait(60)
+            with store.reading() as session:
+                return str(session.execute(text("PRAGMA journal_mode")).scalar())
+
+        with ThreadPoolExecutor() as services:
+            assert [*services.map(open_one, stores)] == ["wal"] * len(stores)
+        for store in stores:
+            store.dispose()
+
+
+def test_an_upgrade_that_cannot_begin_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.2)
+    Database(f"sqlite:///{tmp_path}/a.db").upgrade()
+    with sqlite3.connect(tmp_path / "a.db", isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(BusyError, match=r"locked by another writer for 0\.2 s"):
+            Database(f"sqlite:///{tmp_path}/a.db").upgrade()
 
 
 def test_sqlite_is_set_up(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ pytest.importorskip("uvicorn")
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-STEPS = 6
+# So many that the run is still on its way when a slow machine has seen its first step and asked it to stop.
+STEPS = 16
 
 
 def test_a_run_is_started_watched_stopped_resumed_and_cloned(

@@ -41,3 +41,29 @@ def test_the_scheduler_methods_we_override_exist() -> None:
     for name in ("schedule", "update_from_output", "add_request", "update_draft_token_ids", "_free_request"):
         assert callable(getattr(Scheduler, name))
     assert "scheduled_spec_decode_tokens" in inspect.getsource(Scheduler.update_from_output)
+
+
+def test_a_scheduler_can_say_whether_the_loop_waits_for_calls() -> None:
+    """moves/arriving_scheduler.py: an engine that expects a sample must see it come."""
+    import queue
+
+    from rhyme_openrlhf.rollout.engine_core_channel import _call_scheduler
+
+    source = inspect.getsource(core.EngineCoreProc._process_input_queue)
+    # Asked anew each time round, after the scheduler was asked whether it has requests.
+    loop = source[source.index("while not self.has_work()") :]
+    assert "block = self.process_input_queue_block" in loop and "self.input_queue.get(block=block)" in loop
+    assert "self.scheduler.has_requests()" in inspect.getsource(core.EngineCoreProc.has_work)
+    assert "if not self.scheduler.has_requests():\n            return {}, False" in inspect.getsource(
+        core.EngineCore.step
+    )
+
+    scheduler = SimpleNamespace(
+        CALLABLE=("ask",), ask=lambda: scheduler.is_called(), is_called=None, wait_for_calls=None
+    )
+    engine = SimpleNamespace(scheduler=scheduler, input_queue=queue.Queue(), process_input_queue_block=True)
+    assert _call_scheduler(engine, "ask", []) is False
+    scheduler.wait_for_calls(False)
+    assert engine.process_input_queue_block is False
+    engine.input_queue.put("a call")
+    assert _call_scheduler(engine, "ask", []) is True

@@ -7,8 +7,10 @@ is handed over or an order asks for one: their engines' devices may be this one'
 
 Invariants: every order may be given twice; a reservation keeps one seat free (`max_num_running_reqs`), so that there is
 always one to go on with; no KV block survives a reset of the prefix cache (a weight load): arrivals recompute then, and
-reservations are void; an engine that only expects samples computes nothing.
-Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`.
+reservations are void; an engine that only expects samples runs no model: not even an empty step, for which its workers
+would stay awake and take the processors of those who are to hand over.
+Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`, and `v1/engine/core.py`, whose
+loop asks `has_requests` before it waits for a call, and again in a step.
 """
 
 from __future__ import annotations
@@ -48,10 +50,12 @@ class ArrivingScheduler(Metering, Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Both set before each call from the engine's owner (engine_core_channel.py): calls a method of the workers; and
-        # says whether another call waits for the end of this step.
+        # All set before each call from the engine's owner (engine_core_channel.py): calls a method of the workers; says
+        # whether another call waits; and tells the engine whether it may wait for one while it has no requests. Without
+        # the latter two (an engine in its owner's process, which steps it) an engine looks out in empty steps.
         self.call_workers: Any = None
         self.is_called: Any = None
+        self.wait_for_calls: Any = None
         # Blocks by reservation; None: void, its blocks are gone. And how many tokens of KV cache lie in them.
         self._rooms: dict[str, list[Any] | None] = {}
         self._filled: dict[str, int] = {}
@@ -181,14 +185,10 @@ class ArrivingScheduler(Metering, Scheduler):
         keep(self._gone_on, request_id, (len(came.tokens), problem))
 
     def _look_out(self) -> None:
-        """Take what is handed over. With nothing else to do wait for it, or for a call: an empty step would take
-        processors from the engines that are still to hand over, where they are the same.
-        """
+        """With nothing else to do: wait for what is handed over, or for a call, and not long."""
         self._take_handovers()
         limit = time.monotonic() + LOOKING_SECONDS
-        while self._expected and not super().has_requests() and self.is_called is not None:
-            if self.is_called() or time.monotonic() > limit:
-                return
+        while self._expected and not super().has_requests() and not self.is_called() and time.monotonic() < limit:
             time.sleep(LOOK_SECONDS)
             self._take_handovers()
 
@@ -219,7 +219,7 @@ class ArrivingScheduler(Metering, Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         if self._expected:
-            self._look_out()
+            self._take_handovers()
         now = time.perf_counter()
         output = super().schedule(*args, **kwargs)
         if self._arrived:
@@ -240,8 +240,16 @@ class ArrivingScheduler(Metering, Scheduler):
         return outputs
 
     def has_requests(self) -> bool:
-        """As vLLM; and an engine with nothing else to do steps on, so that it sees a handover."""
-        return super().has_requests() or (bool(self._expected) and self._pause_state is PauseState.UNPAUSED)
+        """As vLLM; and an engine with nothing else to do looks out for what it expects, before it answers."""
+        if super().has_requests():
+            return True
+        expecting = bool(self._expected) and self._pause_state is PauseState.UNPAUSED
+        if self.is_called is None:
+            return expecting
+        self.wait_for_calls(not expecting)
+        if expecting:
+            self._look_out()
+        return super().has_requests()
 
     def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Any]:
         """As vLLM; and such arrivals are expected no more."""

@@ -87,13 +87,17 @@ def test_devices_are_handed_over_once_between_the_stops_and_the_starts(problem: 
 def test_a_destination_begins_with_all_of_a_convoy(
     pair: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """One stop comes late: until then, or until it is waited for no more, nothing runs at the destination."""
+    """One stop comes late: until then, or until it is waited for no more, nothing runs at the destination.
+
+    Not even an empty step: the engine says no time of one.
+    """
     monkeypatch.setattr(convoys, "STOP_SECONDS", 0.2 if fails else 5.0)
     asked = [request([*range(10 + number, 60), number + 7], max_tokens=250) for number in range(3)]
     pair.carrier = KV_TRANSFER
     expected = [answer(pair.run(lambda keeper, mover, one=one: keeper.generate(one, 0), tmp_path))[0] for one in asked]
     stops = 0
     meanwhile: list[dict[str, int]] = []
+    busy: set[float] = set()
 
     async def delay(method: str) -> None:
         nonlocal stops
@@ -103,6 +107,7 @@ def test_a_destination_begins_with_all_of_a_convoy(
                 for _ in range(4):
                     await asyncio.sleep(0.15)
                     meanwhile.append(await asyncio.to_thread(pair.engines[1].scheduler, "output_lengths"))
+                    busy.add((await asyncio.to_thread(pair.engines[1].scheduler, "read_counters"))["busy_seconds"])
 
     async def test(keeper: Any, mover: Any) -> Any:
         running = [asyncio.create_task(keeper.generate(one, 0)) for one in asked]
@@ -122,3 +127,4 @@ def test_a_destination_begins_with_all_of_a_convoy(
         pair.engines[0].before = None
     assert [answer(output)[0] for output in outputs] == expected
     assert any(meanwhile) == fails and len(meanwhile) == 4
+    assert (len(busy) > 1) == fails
