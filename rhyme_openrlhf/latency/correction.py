@@ -42,13 +42,16 @@ class Correction:
         self._own: dict[Size, tuple[float, int]] = {}
         # Of the sizes that were seen lately, for those that never were.
         self._usual_own = 1.0
-        # The products, which are asked for far more often than they change.
+        # The products of those that were asked for since the last observation.
         self._factors: dict[Size, float] = {}
         self._usual = 1.0
 
     def observe(self, running: int, drafts: int, predicted: float, measured: float) -> None:
+        """A step of so many samples and draft tokens; the rest as `observe_size`."""
+        self.observe_size(self.size_of(running, drafts), predicted, measured)
+
+    def observe_size(self, size: Size, predicted: float, measured: float) -> None:
         """A step of this size was predicted (without correction) and took so long, both in seconds above 0."""
-        size = self.size_of(running, drafts)
         own, seen = self._own.get(size, (1.0, 0))
         off = measured / (predicted * self._all * own)
         off = max(1 / MOST_AT_ONCE, min(MOST_AT_ONCE, off)) - 1
@@ -57,7 +60,7 @@ class Correction:
         self._own[size] = (_bounded(own), seen + 1)
         self._usual_own += RATE * (own - self._usual_own)
         self._usual = _bounded(self._all * self._usual_own)
-        self._factors = {known: _bounded(self._all * factor) for known, (factor, _) in self._own.items()}
+        self._factors.clear()
 
     @property
     def observed(self) -> bool:
@@ -78,7 +81,11 @@ class Correction:
 
     def factor_of(self, size: Size) -> float:
         """The same, of a step of that size."""
-        return self._factors.get(size, self._usual)
+        factor = self._factors.get(size)
+        if factor is None:
+            own = self._own.get(size)
+            factor = self._factors[size] = self._usual if own is None else _bounded(self._all * own[0])
+        return factor
 
 
 def _bounded(factor: float) -> float:

@@ -42,6 +42,7 @@ class Predictor:
         # By samples, leading bits of the context and how many follow them, and draft tokens.
         self._cache: dict[tuple[int, int, int, int], tuple[float, Size]] = {}
         self._by_bucket = BucketTable(self.profiled_seconds)
+        # Profiled seconds by draft tokens, the sizes of those steps, and which of them each is.
         self._tables: dict[tuple[int, int, int], tuple[np.ndarray, list[Size], np.ndarray]] = {}
 
     def step_seconds(self, running: int, context: int, drafts: int) -> float:
@@ -90,13 +91,13 @@ class Predictor:
             # A correction is of a size of step (powers of two of its padded rows), so a table has few of them.
             least, greatest = (self.model.rows(running, drafts).bit_length() for drafts in (1, kept))
             begins = [0, 1] + [self.model.first_rows(1 << bits) - running for bits in range(least, greatest)]
-            lengths = np.array([end - begin for begin, end in itertools.pairwise([*begins, kept + 1])])
+            lengths = [end - begin for begin, end in itertools.pairwise([*begins, kept + 1])]
             sizes = [self.correction.size_of(running, drafts) for drafts in begins]
-            self._tables[key] = (self.model.table(*key), sizes, lengths)
+            self._tables[key] = (self.model.table(*key), sizes, np.repeat(np.arange(len(sizes)), lengths))
             self._tell_if_outside(running, context, most)
-        profiled, sizes, lengths = self._tables[key]
-        factors = [self.correction.factor_of(size) for size in sizes]
-        corrected: np.ndarray = (profiled * np.repeat(factors, lengths))[: most + 1]
+        profiled, sizes, which = self._tables[key]
+        factors = np.array([self.correction.factor_of(size) for size in sizes])
+        corrected: np.ndarray = profiled[: most + 1] * factors[which[: most + 1]]
         return corrected
 
     def _tell_if_outside(self, running: int, context: int, drafts: int) -> None:
@@ -109,6 +110,6 @@ class Predictor:
 
     def observe(self, running: int, context: int, drafts: int, seconds: float) -> None:
         """A step of this engine took `seconds` (above 0)."""
-        predicted = self.profiled_seconds(running, context, drafts)
+        predicted, size = self._profiled(running, context, drafts)
         if predicted > 0:
-            self.correction.observe(running, drafts, predicted, seconds)
+            self.correction.observe_size(size, predicted, seconds)

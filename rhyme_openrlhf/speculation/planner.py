@@ -11,8 +11,7 @@ Invariants: a draft is only ever cut, never lengthened or changed; every decisio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numba import njit
@@ -32,8 +31,7 @@ Ints = NDArray[np.int64]
 REFIT_TOKENS = 256
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """Draft tokens of a step of `running` samples with `context` tokens in all, and what was expected of it."""
 
     running: int

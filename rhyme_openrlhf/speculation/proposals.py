@@ -156,7 +156,7 @@ class ProposalDrafter:
         count = len(drafts.requests)
         by_source = [0] * COUNT_OF_SOURCES
         by_source[NO_SOURCE] = sum(drafts.accepted)
-        return Came([NO_SOURCE] * count, np.full(count, -1), by_source)
+        return Came([NO_SOURCE] * count, np.array([-1] * count, dtype=np.int64), by_source)
 
     def _learn(self, planner: ProposalPlanner, running: Sequence[Proposed]) -> None:
         """Judge the last proposals of these samples by what their texts have now."""
