@@ -14,9 +14,9 @@ import numpy as np
 
 
 class Curve:
-    """y over x."""
+    """y over x. `slope_below` and `slope_above`: with which it goes on outside of its points."""
 
-    __slots__ = ("_slope_above", "_slope_below", "xs", "ys")
+    __slots__ = ("slope_above", "slope_below", "xs", "ys")
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         """`points`: (x, y) in any order, each x once, at least one. Raises ValueError otherwise."""
@@ -25,8 +25,8 @@ class Curve:
         self.ys = [float(y) for _, y in ordered]
         if not ordered or len(set(self.xs)) != len(self.xs):
             raise ValueError("a curve needs at least one point, and each x once")
-        self._slope_below = self._slope(0, 1)
-        self._slope_above = self._slope(-2, -1)
+        self.slope_below = self._slope(0, 1)
+        self.slope_above = self._slope(-2, -1)
 
     def _slope(self, left: int, right: int) -> float:
         if len(self.xs) == 1:
@@ -41,17 +41,29 @@ class Curve:
         """The curve's value at `x`."""
         xs, ys = self.xs, self.ys
         if x <= xs[0]:
-            return max(ys[0] - self._slope_below * (xs[0] - x), 0.0)
+            return max(ys[0] - self.slope_below * (xs[0] - x), 0.0)
         if x >= xs[-1]:
-            return ys[-1] + self._slope_above * (x - xs[-1])
+            return ys[-1] + self.slope_above * (x - xs[-1])
         right = bisect_right(xs, x)
         left = right - 1
         return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
 
     def at_all(self, xs: np.ndarray) -> np.ndarray:
-        """`at` each of `xs`."""
-        below = np.maximum(self.ys[0] - self._slope_below * (self.xs[0] - xs), 0.0)
-        above = self.ys[-1] + self._slope_above * (xs - self.xs[-1])
-        within = np.interp(xs, self.xs, self.ys)
-        found: np.ndarray = np.where(xs < self.xs[0], below, np.where(xs > self.xs[-1], above, within))
+        """`at` each of `xs`, which ascend."""
+        begin, end = np.searchsorted(xs, self.xs[0]), np.searchsorted(xs, self.xs[-1], side="right")
+        found = np.empty(len(xs))
+        found[:begin] = np.maximum(self.ys[0] - self.slope_below * (self.xs[0] - xs[:begin]), 0.0)
+        found[begin:end] = np.interp(xs[begin:end], self.xs, self.ys)
+        found[end:] = self.ys[-1] + self.slope_above * (xs[end:] - self.xs[-1])
         return found
+
+
+def line(left: float, low: float, right: float, high: float, x: float) -> float:
+    """The curve through (left, low) and (right, high) at `x`; if both are one point, it is level."""
+    if left == right:
+        return low
+    slope = (high - low) / (right - left)
+    if left <= x <= right:
+        return low + slope * (x - left)
+    slope = max(slope, 0.0)
+    return max(low - slope * (left - x), 0.0) if x < left else high + slope * (x - right)

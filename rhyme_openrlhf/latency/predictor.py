@@ -8,15 +8,19 @@ profiled is told to `on_outside`, once, and answered with the nearest edge's slo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.latency.bucket_table import CONTEXT_BITS, BucketTable
 from rhyme_openrlhf.latency.correction import Correction, Size
 from rhyme_openrlhf.latency.step_model import StepModel
 
+# Seconds of steps: samples and draft tokens of each column, contexts with a row for each of several steps of a column.
+SecondsOfMany = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+
+# Leading bits of the context that tell buckets apart: neighbours differ by 1/16 to 1/8, where step times differ less.
+CONTEXT_BITS = 4
 # Answers kept: some 20 MB.
 MOST_ANSWERS = 100_000
 # Tables of step seconds kept: of some thousand floats each, so some MB.
@@ -41,7 +45,6 @@ class Predictor:
         self._told = False
         # By samples, leading bits of the context and how many follow them, and draft tokens.
         self._cache: dict[tuple[int, int, int, int], tuple[float, Size]] = {}
-        self._by_bucket = BucketTable(self.profiled_seconds)
         # Profiled seconds by draft tokens, the sizes of those steps, and which of them each is.
         self._tables: dict[tuple[int, int, int], tuple[np.ndarray, list[Size], np.ndarray]] = {}
 
@@ -55,13 +58,16 @@ class Predictor:
         return self._profiled(running, context, drafts)[0]
 
     def seconds_of(
-        self, running: Sequence[int], contexts: NDArray[np.int64], drafts: Sequence[int]
+        self, running: NDArray[np.int64], contexts: NDArray[np.int64], drafts: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """`step_seconds` of many steps: `contexts` has a column for each of `running` and `drafts`."""
-        profiled = self._by_bucket.of(running, contexts, drafts)
+        profiled, outside = self.model.seconds_of(running, contexts, drafts, CONTEXT_BITS + 1, not self._told)
+        if outside is not None:
+            row, column = outside
+            self._tell_if_outside(int(running[column]), context_bucket(int(contexts[row, column])), int(drafts[column]))
         if not self.correction.observed:
             return profiled
-        factors = [self.correction.factor(*step) for step in zip(running, drafts, strict=True)]
+        factors = [self.correction.factor(*step) for step in zip(running.tolist(), drafts.tolist(), strict=True)]
         corrected: NDArray[np.float64] = profiled * factors
         return corrected
 

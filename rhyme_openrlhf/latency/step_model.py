@@ -19,9 +19,11 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rhyme_openrlhf.latency.curve import Curve
-from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.latency import step_kernels
+from rhyme_openrlhf.latency.curve import Curve, line
+from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
 
 # Families of curves at one context that are kept, each by all numbers of rows: some thousand floats, so some MB. Steps
 # of different numbers of samples lie between the same two.
@@ -56,6 +58,23 @@ class StepModel:
         self._verified_running = sorted(self._verify)
         self._verified_rows = {running: sorted(by_rows) for running, by_rows in self._verify.items()}
         self._known: dict[tuple[int, int, int], np.ndarray] = {}
+        self._rows_known: dict[int, np.ndarray] = {}
+        rows_of = [self._verified_rows[b] for b in self._verified_running]
+        verify_curves = [self._verify[b][r] for b in self._verified_running for r in self._verified_rows[b]]
+        plain_running, verified_running = _whole(self._running), _whole(self._verified_running)
+        one_each = step_kernels.begins([1] * len(plain_running))
+        all_plain = step_kernels.Curves.of([self._plain[b] for b in self._running])
+        # What the compiled form is made of.
+        self._families = (
+            step_kernels.Family(plain_running, one_each, plain_running, all_plain),
+            step_kernels.Family(
+                verified_running,
+                step_kernels.begins(map(len, rows_of)),
+                _whole([rows for of_family in rows_of for rows in of_family]),
+                step_kernels.Curves.of(verify_curves),
+            ),
+            _whole(self._padded),
+        )
 
     def rows(self, running: int, drafts: int) -> int:
         """Tokens that the engine computes in the step, with its padding."""
@@ -105,6 +124,24 @@ class StepModel:
         at = self.rows(running, drafts) if drafts else running
         return max(_between([(b, self._plain[b]) for b in _around(self._running, at)], at, context), self._least)
 
+    def seconds_of(
+        self,
+        running: NDArray[np.int64],
+        contexts: NDArray[np.int64],
+        drafts: NDArray[np.int64],
+        bits: int,
+        judged: bool = False,
+    ) -> tuple[NDArray[np.float64], tuple[int, int] | None]:
+        """`seconds` of many steps; and if that is `judged`, row and column of one that is not covered, if any.
+
+        `contexts` has a column for each of `running` and `drafts`. Contexts of more than `bits` bits stand for the
+        middle of those with the same leading ones.
+        """
+        found, outside = step_kernels.step_seconds(
+            *self._families, self._least, bits, running, contexts, drafts, judged
+        )
+        return found, None if outside[0] < 0 else outside
+
     def table(self, running: int, context: int, most: int) -> np.ndarray:
         """`seconds` with 0 to `most` draft tokens, float64[most + 1], at the price of a few of them."""
         seconds = np.empty(most + 1)
@@ -113,7 +150,8 @@ class StepModel:
             return seconds
         if not self._verify:
             curve = Curve([(b, self._plain[b].at(context)) for b in self._running])
-            seconds[1:] = np.maximum(curve.at_all(self._all_rows(running + most)[running:]), self._least)
+            rows = self._all_rows(_power_of_two(running + most))[running : running + most]
+            seconds[1:] = np.maximum(curve.at_all(rows), self._least)
             return seconds
         around = _around(self._verified_running, running)
         curves = [self._by_rows(b, context, running + most)[running : running + most] for b in around]
@@ -129,7 +167,7 @@ class StepModel:
 
     def _by_rows(self, running: int, context: int, most: int) -> np.ndarray:
         """Seconds of verifying steps with 1 to at least `most` rows by the family of a profiled number of samples."""
-        size = 1 << (most - 1).bit_length()
+        size = _power_of_two(most)
         key = (running, context, size)
         known = self._known.get(key)
         if known is None:
@@ -140,14 +178,33 @@ class StepModel:
         return known
 
     def _all_rows(self, most: int) -> np.ndarray:
-        """What the engine computes for 1 to `most` rows, with its padding."""
-        rows = np.arange(1, most + 1)
-        if not self._padded:
-            return rows
-        stairs = np.asarray(self._padded)
-        at = np.searchsorted(stairs, rows)
-        padded: np.ndarray = np.where(at < len(stairs), stairs[np.minimum(at, len(stairs) - 1)], rows)
-        return padded
+        """What the engine computes for 1 to `most` (a power of two) rows, with its padding."""
+        known = self._rows_known.get(most)
+        if known is None:
+            known = np.arange(1, most + 1)
+            if self._padded:
+                stairs = np.asarray(self._padded)
+                at = np.searchsorted(stairs, known)
+                known = np.where(at < len(stairs), stairs[np.minimum(at, len(stairs) - 1)], known)
+            self._rows_known[most] = known
+        return known
+
+
+def compile_seconds_of() -> None:
+    """Have `StepModel.seconds_of` compiled, or loaded from Numba's cache: that takes seconds, which no decision should
+    wait."""
+    model = StepModel(Profile(Subject("", "", "float32", 1), "derived", (StepPoint(1, 1, 0, 1.0, 0.0, 1),)))
+    one = np.ones(1, dtype=np.int64)
+    model.seconds_of(one, one[None], one, 1)
+
+
+def _power_of_two(least: int) -> int:
+    """The first one from `least` on."""
+    return 1 << (least - 1).bit_length()
+
+
+def _whole(numbers: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(numbers, dtype=np.int64)
 
 
 def _merged(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -185,11 +242,4 @@ def _between(curves: Sequence[tuple[int, Curve]], x: float, context: float) -> f
 
 def _line(points: Sequence[tuple[int, float]], x: float) -> float:
     """`Curve(points).at(x)` of one or two points that ascend, at a fraction of its price."""
-    (left, low), (right, high) = points[0], points[-1]
-    if left == right:
-        return low
-    slope = (high - low) / (right - left)
-    if left <= x <= right:
-        return low + slope * (x - left)
-    slope = max(slope, 0.0)
-    return max(low - slope * (left - x), 0.0) if x < left else high + slope * (x - right)
+    return line(*points[0], *points[-1], x)

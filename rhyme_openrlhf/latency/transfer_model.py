@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -29,7 +30,7 @@ class TransferModel:
         by_sequences: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for point in profile.prefills:
             by_sequences[point.sequences].append((point.length, point.seconds))
-        self._prefills = {sequences: PowerCurve(points) for sequences, points in by_sequences.items()}
+        self._prefills = [(sequences, PowerCurve(points)) for sequences, points in sorted(by_sequences.items())]
 
     def prefill_seconds(self, lengths: Sequence[int]) -> float:
         """Prefill of sequences of these lengths together: as of as many of their root-mean-square length (eq. 3, 4)."""
@@ -38,7 +39,12 @@ class TransferModel:
         if not lengths:
             return 0.0
         rms = math.sqrt(sum(map(operator.mul, lengths, lengths)) / len(lengths))
-        return Curve([(n, curve.at(rms)) for n, curve in self._prefills.items()]).at(len(lengths))
+        # The two numbers that this one lies between, or the outermost on its side: the curve needs no others.
+        right = min(
+            max(bisect_right(self._prefills, len(lengths), key=operator.itemgetter(0)), 1), len(self._prefills) - 1
+        )
+        around = self._prefills[max(right - 1, 0) : right + 1]
+        return Curve([(n, curve.at(rms)) for n, curve in around]).at(len(lengths))
 
     def kv_bytes(self, lengths: Sequence[int]) -> int:
         """Bytes that one rank sends (eq. 1, with the profile's own bytes per token: grouped-query heads are right)."""

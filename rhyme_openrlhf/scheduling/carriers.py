@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
 
 CarrierName = Literal["transfer", "recompute"]
 
 
-@dataclass(frozen=True)
-class Carrier:
+class Carrier(NamedTuple):
     """The way chosen, and the seconds it takes."""
 
     name: CarrierName

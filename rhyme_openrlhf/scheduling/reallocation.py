@@ -11,16 +11,21 @@ cache and seats hold what it gets.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rhyme_openrlhf.latency.predictor import SecondsOfMany
 
 # A sample that adds less than this part of what the first one brought is beyond the knee: of an ideal roofline (a
 # slope, then level) any part between 0 and 1 gives the corner, and a half is as far from both as can be.
 LEVEL = 0.5
 
 
-@dataclass(frozen=True)
-class RunningSample:
+class RunningSample(NamedTuple):
     """`context`: prompt and response tokens so far; `accepted`: draft tokens accepted per step, in the mean."""
 
     sample: int
@@ -28,8 +33,10 @@ class RunningSample:
     accepted: float = 0.0
 
 
-@dataclass(frozen=True)
-class EngineLoad:
+_SHORTER_FIRST = operator.attrgetter("context", "accepted", "sample")
+
+
+class EngineLoad(NamedTuple):
     """What an engine reported: its samples, the tokens of KV cache it has free, and its free seats (None: enough)."""
 
     engine: int
@@ -67,17 +74,16 @@ def knee(throughput: Callable[[int], float], most: int) -> int:
 
 
 def speculative_knee(
-    step_seconds: Callable[[int, int, int], float], context: float, tokens_per_step: float, drafts: float, most: int
+    seconds_of: SecondsOfMany, context: float, tokens_per_step: float, drafts: float, most: int
 ) -> int:
     """The knee where each sample has `context` tokens, verifies `drafts` and gains `tokens_per_step` tokens a step.
 
-    `step_seconds(running, context, drafts)`: of a step, in all (latency/predictor.py).
+    `seconds_of`: of steps, in all (`Predictor.seconds_of`).
     """
-
-    def throughput(count: int) -> float:
-        return count * tokens_per_step / step_seconds(count, round(count * context), round(count * drafts))
-
-    return knee(throughput, most)
+    counts = np.arange(1, most + 1)
+    contexts = np.rint(counts * context).astype(np.int64)[None]
+    seconds = seconds_of(counts, contexts, np.rint(counts * drafts).astype(np.int64))[0].tolist()
+    return knee(lambda count: count * tokens_per_step / seconds[count - 1], most)
 
 
 def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
@@ -95,10 +101,12 @@ def reallocate(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocation
             count = min(count, target.free_seats)
         free = target.free_tokens
         moved: list[int] = []
-        for sample in sorted(source.running, key=lambda s: (s.context, s.accepted, s.sample)):
-            if len(moved) < count and sample.context <= free:
-                free -= sample.context
-                moved.append(sample.sample)
+        for sample in sorted(source.running, key=_SHORTER_FIRST):
+            # Those behind it are no shorter.
+            if len(moved) >= count or sample.context > free:
+                break
+            free -= sample.context
+            moved.append(sample.sample)
         if moved:
             found.append(Reallocation(source.engine, target.engine, tuple(moved)))
     return found

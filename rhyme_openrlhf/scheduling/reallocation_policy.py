@@ -98,7 +98,7 @@ class ReallocationPolicy:
         if self.predictor is None or decoding is None:
             return 0
         return self._knee_of(
-            self.predictor.step_seconds,
+            self.predictor.seconds_of,
             decoding.context,
             decoding.tokens_per_step,
             decoding.drafts,

@@ -19,12 +19,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rhyme_openrlhf.scheduling.stage_kernels import scenarios_of
+
 # Enough to tell early from late; each costs one walk through the rest of the stage.
 SCENARIOS = 8
 # Coprime to SCENARIOS: over SCENARIOS samples each quantile occurs once, in an order unlike the samples'.
 _SHIFT = 3
-# More than any length: stands where a prompt has fewer earlier lengths than another.
-_NEVER = np.iinfo(np.int64).max
 
 
 class Unfinished(NamedTuple):
@@ -42,33 +42,18 @@ def by_maximum(samples: Sequence[Unfinished], longest_allowed: int) -> NDArray[n
 
 def by_history(samples: Sequence[Unfinished], longest_allowed: int, scenarios: int = SCENARIOS) -> NDArray[np.int64]:
     """Scenarios of tokens still to come, int64[scenarios, samples]."""
-    # The sample's own place among the quantiles moves from sample to sample.
-    places = np.arange(len(samples))[:, None]
-    quantiles = ((np.arange(scenarios) + places * _SHIFT) % scenarios + 0.5) / scenarios
-    generated = np.array([sample.generated for sample in samples])[:, None]
-    # Samples of one prompt have the same earlier lengths.
-    histories = [sample.earlier for sample in samples]
-    rows = {earlier: place for place, earlier in enumerate(dict.fromkeys(histories))}
-    counts = np.array([[len(earlier)] for earlier in rows])
-    known = np.full((len(rows), int(counts.max()) + 1), _NEVER, dtype=np.int64)
-    lengths = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64)
-    known[np.arange(known.shape[1]) < counts] = np.minimum(lengths, longest_allowed)
-    known.sort(axis=1)
-    row = [rows[earlier] for earlier in histories]
-    ordered = known[row]
-    first = (ordered <= generated).sum(axis=1, keepdims=True)
-    longer = counts[row] - first
-    # Without a longer one this is what stands behind the last, and is replaced.
-    found = ordered[places, first + (quantiles * longer).astype(np.int64)] - generated
-    beyond = (longer == 0)[:, 0]
-    if beyond.any():
-        found[beyond] = _pareto(generated[beyond], quantiles[beyond], longest_allowed)
-    found[generated[:, 0] >= longest_allowed] = 1
-    return np.maximum(found.T, 1)
-
-
-def _pareto(generated: NDArray[np.int64], quantiles: NDArray[np.float64], allowed: int) -> NDArray[np.float64]:
-    """Quantiles of P(L > l) = begin / l, cut off at `allowed`, less what there is."""
-    begin = np.maximum(generated, 1)
-    rest: NDArray[np.float64] = begin / (1 - quantiles * (1 - begin / allowed)) - generated
-    return rest
+    generated, _, histories = zip(*samples, strict=True)
+    # Samples of one prompt have the same earlier lengths, most times the same object.
+    names = list(map(id, histories))
+    known = dict(zip(names, histories, strict=True))
+    rows = dict(zip(known, range(len(known)), strict=True))
+    found: NDArray[np.int64] = scenarios_of(
+        np.array(generated),
+        np.array([rows[name] for name in names]),
+        np.array(list(itertools.chain.from_iterable(known.values())), dtype=np.int64),
+        np.array([0, *itertools.accumulate(map(len, known.values()))]),
+        longest_allowed,
+        scenarios,
+        _SHIFT,
+    )
+    return found

@@ -6,13 +6,15 @@ It says beside its answer how close the closest of its comparisons was, since su
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
 
 from rhyme_openrlhf.scheduling.remaining_lengths import SCENARIOS, Unfinished
-from rhyme_openrlhf.scheduling.tp_switch import Layout, Switch, SwitchSeconds
+from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.tp_switch import Switch, SwitchSeconds
 
 # When an engine has so many tokens of each of its samples: tokens and seconds, ascending from 0.
 Clock = tuple[list[float], list[float]]
@@ -133,3 +135,17 @@ def clock(layout: Layout, contexts: Sequence[int], rest: Sequence[int], engines:
         ends.append(end)
         passed.append(passed[-1] + tokens / layout.tokens_per_step * seconds)
     return ends, passed
+
+
+def stage_so_far(seed: int, count: int, done: int) -> tuple[list[Unfinished], list[int]]:
+    """What is left of a long-tailed stage when about so many tokens are done, and the engine that each sample is on."""
+    draw = random.Random(seed)
+    samples, engines = [], []
+    for place in range(count):
+        mean = draw.lognormvariate(6.5, 1.0)
+        length, *earlier = (int(mean * draw.lognormvariate(0, 0.3)) + 1 for _ in range(draw.randint(1, 6)))
+        had = int(done * draw.uniform(0.9, 1.1))
+        if length > had:
+            samples.append(Unfinished(had, had + draw.randint(10, 300), tuple(earlier)))
+            engines.append(place * 4 // count)
+    return samples, engines

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.scheduling.reallocation import Cooldown, EngineLoad, RunningSample, knee, reallocate
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.scheduling.reallocation import (
+    Cooldown,
+    EngineLoad,
+    RunningSample,
+    knee,
+    reallocate,
+    speculative_knee,
+)
+from tests.latency import formula
 
 FREE = 10**9
 
@@ -93,6 +103,18 @@ def test_the_papers_measured_throughput_has_its_knee_at_one_of_the_two_threshold
         raise AssertionError(samples)
 
     assert knee(throughput, 24) in (6, 19)
+
+
+@pytest.mark.parametrize(("context", "tokens", "drafts"), [(700.0, 1.0, 0.0), (3100.4, 2.37, 6.125), (64.5, 1.5, 31.0)])
+def test_the_knee_of_a_profile_is_that_of_its_steps_one_by_one(context: float, tokens: float, drafts: float) -> None:
+    predictor = Predictor(StepModel(formula.profile()))
+
+    def throughput(count: int) -> float:
+        return count * tokens / predictor.step_seconds(count, round(count * context), round(count * drafts))
+
+    for _ in range(2):
+        assert speculative_knee(predictor.seconds_of, context, tokens, drafts, 96) == knee(throughput, 96)
+        predictor.observe(16, 4096, 0, 0.02)
 
 
 def test_decisions_are_a_cooldown_apart() -> None:

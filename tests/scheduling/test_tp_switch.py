@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
-from rhyme_openrlhf.scheduling import tp_switch
+from rhyme_openrlhf.scheduling import stage_kernels, tp_switch
 from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, by_history, by_maximum
-from rhyme_openrlhf.scheduling.tp_switch import Layout, decide
+from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.tp_switch import compile_rule, decide
 from tests.latency import formula
-from tests.scheduling.plain_tp_switch import Rule, clocks, lengths_by_history
+from tests.scheduling.plain_tp_switch import Rule, lengths_by_history, stage_so_far
 
 MOST = 16384
 
@@ -133,6 +134,7 @@ def test_an_order_is_always_predicted_to_pay(pairs: list[tuple[int, int]], from_
         assert decide(0, LAYOUTS, samples, 4001, lambda *_: 1e9, from_history) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 6000), max_size=6), st.integers(0, 5999))
 def test_scenarios_keep_to_what_is_possible(earlier: list[int], done: int) -> None:
     sample = Unfinished(done, done, tuple(earlier))
@@ -149,6 +151,7 @@ RUNNING = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(RUNNING, min_size=1, max_size=40), st.integers(1, 6000))
 def test_scenarios_are_those_of_the_plain_form(drawn: list[tuple[int, list[int], int, int]], longest: int) -> None:
     samples = [Unfinished(done, done, tuple(earlier)) for done, earlier, _, _ in drawn]
@@ -323,35 +326,6 @@ def test_a_node_goes_to_larger_engines_only_and_only_if_that_pays(
     assert decide(current, (*THREE, slower), samples, MOST, lambda *_: dear, from_history) == order
 
 
-def stage_so_far(seed: int, count: int, done: int) -> tuple[list[Unfinished], list[int]]:
-    """What is left of a long-tailed stage when about so many tokens are done, and the engine that each sample is on."""
-    draw = random.Random(seed)
-    samples, engines = [], []
-    for place in range(count):
-        mean = draw.lognormvariate(6.5, 1.0)
-        length, *earlier = (int(mean * draw.lognormvariate(0, 0.3)) + 1 for _ in range(draw.randint(1, 6)))
-        had = int(done * draw.uniform(0.9, 1.1))
-        if length > had:
-            samples.append(Unfinished(had, had + draw.randint(10, 300), tuple(earlier)))
-            engines.append(place * 4 // count)
-    return samples, engines
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 1 << 32), st.integers(2, 120), st.integers(0, 1000))
-def test_samples_end_when_each_engines_own_clock_says(seed: int, count: int, done: int) -> None:
-    samples, engines = stage_so_far(seed, count, done)
-    assume(samples)
-    contexts, scenarios = [sample.context for sample in samples], by_history(samples, MOST)
-    ends = []
-    for rest in scenarios.tolist():
-        of_engines = clocks(LAYOUTS[0], contexts, rest, engines)
-        ends.append(sorted(np.interp(one, *of_engines[at]) for one, at in zip(rest, engines, strict=True)))
-    course = tp_switch._Course(LAYOUTS[0], np.array(contexts), scenarios, engines)
-    for left, moment in course.fewer:
-        assert moment == pytest.approx(np.mean([of_scenario[-left - 1] for of_scenario in ends]), rel=1e-9)
-
-
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(0, 1 << 32),
@@ -395,3 +369,22 @@ def test_what_is_left_out_changes_no_order(
         assert found.target == plain.target
         assert found.seconds_stay == pytest.approx(plain.seconds_stay, rel=1e-9)
         assert found.seconds_switched == pytest.approx(plain.seconds_switched, rel=1e-9)
+
+
+def test_after_compiling_no_decision_compiles_anything() -> None:
+    """It would take seconds, in which the home of samples answers nobody."""
+    compile_rule()
+    # Those that Python calls; what only they call is compiled with them.
+    compiled = [one for name, one in vars(stage_kernels).items() if hasattr(one, "signatures") and name[0] != "_"]
+    before = [len(function.signatures) for function in compiled]
+    assert len(before) == 9 and min(before) >= 1
+    samples, engines = stage_so_far(5, 60, 300)
+    predictors = [Predictor(StepModel(formula.profile())) for _ in THREE]
+    layouts = [
+        dataclasses.replace(layout, step_seconds=of.step_seconds, seconds_of=of.seconds_of, drafts_per_step=1.5)
+        for layout, of in zip(THREE, predictors, strict=True)
+    ]
+    for from_history in (True, False):
+        for asked in (layouts, THREE):
+            decide(0, asked, samples, MOST, cheap, from_history, engines)
+    assert [len(function.signatures) for function in compiled] == before
