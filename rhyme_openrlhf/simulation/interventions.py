@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, overload
 
-from rhyme_openrlhf.latency.predictor import context_bucket
+from rhyme_openrlhf.latency.predictor import SecondsOfMany, context_bucket
 from rhyme_openrlhf.scheduling import outliers, reallocation
 from rhyme_openrlhf.scheduling.carriers import cheaper
-from rhyme_openrlhf.scheduling.group_time import StepSeconds
 from rhyme_openrlhf.scheduling.reallocation import EngineLoad, RunningSample
 from rhyme_openrlhf.scheduling.reallocation_policy import Decoding, ReallocationPolicy
 from rhyme_openrlhf.simulation.engine import Engine
@@ -41,6 +40,8 @@ class Interventions:
         self._moved: set[int] = set()
         # (step, rank group) of which a sample is elsewhere.
         self._moved_from: set[tuple[int, int]] = set()
+        # Of each step and rank group: where samples went that were moved, for the steps that are not complete.
+        self._elsewhere: dict[int, dict[int, dict[int, Slot]]] = defaultdict(lambda: defaultdict(dict))
         # Of (step, rank group): before, none of its samples can be an outlier.
         self._not_before: dict[tuple[int, int], float] = {}
         # Of the rank group that is looked at, by weight version.
@@ -73,6 +74,9 @@ class Interventions:
         sent = carrier.name == "transfer"
         for job in jobs:
             job.computed = sent
+            step = job.sample >> 32
+            if step in run.plans and run.plans[step].rank_groups:
+                self._elsewhere[step][run.plans[step].group_of[job.prompt]][job.sample] = target
         target.arriving += len(jobs)
         # What is computed again is computed by the target, beside its other samples.
         run.at(source.engine.now + (carrier.seconds if sent else 0.0), lambda time: self._arrive(target, jobs, time))
@@ -133,13 +137,13 @@ class Interventions:
             return Decoding(context / samples, 1.0, 0.0, seats)
         return Decoding(context / samples, gained / decoding, drafts / decoding, seats)
 
-    def _knee(self, step_seconds: StepSeconds, context: float, tokens_per_step: float, drafts: float, most: int) -> int:
+    def _knee(self, seconds_of: SecondsOfMany, context: float, tokens_per_step: float, drafts: float, most: int) -> int:
         """The knee, asked once for contexts that step times do not tell apart: these never change here."""
         bucket = context_bucket(round(context))
         key = (bucket, round(100 * tokens_per_step), round(100 * drafts), most)
         if key not in self._knees:
             self._knees[key] = reallocation.speculative_knee(
-                step_seconds, bucket, round(tokens_per_step, 2), round(drafts, 2), most
+                seconds_of, bucket, round(tokens_per_step, 2), round(drafts, 2), most
             )
         return self._knees[key]
 
@@ -149,6 +153,8 @@ class Interventions:
         run = self._run
         # The step that is completed next.
         for step, plan in sorted(run.plans.items())[:1]:
+            for complete in [known for known in self._elsewhere if known < step]:
+                del self._elsewhere[complete]
             factor = run.history.growth_factor(run.workload.steps[step - 1].epoch, run.features.beta_floor)
             for place, group in enumerate(plan.rank_groups):
                 if step not in run.plans or now < self._not_before.get((step, place), 0.0):
@@ -187,18 +193,24 @@ class Interventions:
             and not s.beginning
         ]
         self._run.stop_at(at_work, now)
-        for slot in at_work:
-            for job in slot.engine.jobs_running():
-                of_step = job.sample >> 32 == step and job.sample not in slot.below
-                if of_step and plan.group_of[job.prompt] == place:
-                    where[job.sample], lengths[job.sample] = slot, int(job.generated)
+        # On its own engines, and where single ones went.
+        own = (slot for slot in at_work if plan.rank_group_of[slot.place] == place)
+        found = [(sample, prompt, slot) for slot in own for sample, prompt in slot.engine.prompts_running()]
+        looked_at = set(at_work)
+        for sample, slot in self._elsewhere[step][place].items():
+            if slot in looked_at and sample in slot.engine.running:
+                found.append((sample, slot.engine.running[sample].job.prompt, slot))
+        for sample, prompt, slot in found:
+            if sample >> 32 == step and plan.group_of[prompt] == place and sample not in slot.below:
+                where[sample], lengths[sample] = slot, int(slot.engine.generated(sample))
         return where, lengths
 
     def _relocate(self, step: int, rank_group: int, plan: StepPlan, sample: int, source: Slot, now: float) -> None:
         run = self._run
-        job = next(job for job in source.engine.jobs_running() if job.sample == sample)
+        job = source.engine.running[sample].job
+        context = round(job.prompt_tokens + source.engine.generated(sample))
         engines = self._running_engines(step, plan, source.version)
-        target = outliers.destination(round(job.context), rank_group, engines, source.place)
+        target = outliers.destination(context, rank_group, engines, source.place)
         if target.engine is not None:
             # Once in a step, as in a run.
             if sample not in self._moved:
@@ -210,8 +222,8 @@ class Interventions:
             # All of the prompt group trains in the next step. They go on where they are, below the engines' next one.
             for slot in run.slots:
                 if slot.step == step and slot.engine.load:
-                    siblings = (j for j in slot.engine.jobs_running() if j.prompt == job.prompt)
-                    own = {j.sample for j in siblings if j.sample >> 32 == step}
+                    alike = (sample for sample, prompt in slot.engine.prompts_running() if prompt == job.prompt)
+                    own = {sample for sample in alike if sample >> 32 == step}
                     slot.below |= own
                     run.deferred |= own
                     plan.unfinished[rank_group] -= len(own)

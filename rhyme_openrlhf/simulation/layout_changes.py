@@ -19,6 +19,7 @@ from rhyme_openrlhf.scheduling import tp_switch
 from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.dispatch import assign
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
+from rhyme_openrlhf.scheduling.stage_course import Layout
 from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.slot import Slot
 
@@ -84,16 +85,19 @@ class LayoutChanges:
         for place, s in enumerate(slots):
             jobs += s.engine.jobs_running()
             on += [place] * (len(jobs) - len(on))
-        if not jobs or len(jobs) != sum(s.engine.load for s in slots):
+        if not jobs or len(jobs) != sum([s.engine.load for s in slots]):
             return
         fullest = max(slots, key=lambda s: s.engine.load)
         gained, drafts = fullest.engine.speculation()
         layouts = [
-            tp_switch.Layout(size, run.cluster.devices // size, of.step_seconds, gained, drafts, of.seconds_of)
+            Layout(size, run.cluster.devices // size, of.step_seconds, gained, drafts, of.seconds_of)
             for size, of in ((size, run.predictors[size]) for size in sizes)
         ]
         earlier = {prompt: run.history.lengths(prompt) for prompt in {job.prompt for job in jobs}}
-        samples = [Unfinished(int(job.generated), round(job.context), earlier[job.prompt]) for job in jobs]
+        samples = [
+            Unfinished(int(job.generated), round(job.prompt_tokens + job.generated), earlier[job.prompt])
+            for job in jobs
+        ]
         order = tp_switch.decide(
             current,
             layouts,

@@ -48,6 +48,8 @@ class History:
     def __init__(self) -> None:
         self._lengths: dict[int, tuple[int, ...]] = {}
         self._growth: dict[int, list[tuple[float, float]]] = {}
+        # Of each epoch and floor: prompts whose growth was known, and what it came to.
+        self._factors: dict[tuple[int, float], tuple[int, float]] = {}
 
     def lengths(self, prompt: int) -> tuple[int, ...]:
         """Of the prompt's last responses; empty if never seen."""
@@ -66,7 +68,11 @@ class History:
 
     def growth_factor(self, epoch: int, floor: float) -> float:
         """The outliers' factor in an epoch: by the growth seen in the epoch before."""
-        return outliers.beta(self._growth.get(epoch - 1, ()), floor)
+        growth = self._growth.get(epoch - 1, ())
+        known = self._factors.get((epoch, floor))
+        if known is None or known[0] != len(growth):
+            known = self._factors[epoch, floor] = len(growth), outliers.beta(growth, floor)
+        return known[1]
 
 
 def plan(

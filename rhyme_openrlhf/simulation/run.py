@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import heapq
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
-from rhyme_openrlhf.scheduling.group_time import Speculation
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.simulation.accounts import State
 from rhyme_openrlhf.simulation.conditions import AS_PROFILED, Conditions
 from rhyme_openrlhf.simulation.cycles import not_searched
-from rhyme_openrlhf.simulation.engine import Engine, Pace
+from rhyme_openrlhf.simulation.engine import Engine
 from rhyme_openrlhf.simulation.engine_kinds import engine_kind
 from rhyme_openrlhf.simulation.interventions import Interventions
 from rhyme_openrlhf.simulation.job import Job
@@ -36,14 +34,8 @@ from rhyme_openrlhf.simulation.result import Result, StepTimesOf
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.sharing import Sharing
 from rhyme_openrlhf.simulation.slot import Slot
-from rhyme_openrlhf.simulation.speculation_rates import (
-    NO_SPECULATION,
-    Rates,
-    budgeted,
-    full_windows,
-    proposal_rates,
-    window_rates,
-)
+from rhyme_openrlhf.simulation.speculating import Speculating
+from rhyme_openrlhf.simulation.speculation_rates import Rates
 from rhyme_openrlhf.simulation.workload import PromptLoad, StepLoad, Workload
 
 PromptGroup = tuple[int, int]
@@ -87,9 +79,7 @@ class Run:
             ]
         )
         self._conditions = conditions or [AS_PROFILED] * len(workload.steps)
-        self.rates: Rates = NO_SPECULATION
-        self._measured = measured
-        self.paces: dict[int, Callable[[int, float, float], Pace]] = dict.fromkeys(profiles, full_windows)
+        self.speculating = Speculating(features, self.kinds, measured)
         self.plans: dict[int, StepPlan] = {}
         self.ledger: BatchLedger[PromptGroup] = BatchLedger(len(workload.steps))
         self.carried: dict[int, list[Job]] = {}
@@ -150,18 +140,18 @@ class Run:
         slot.stamp += 1
         stamp, time = slot.stamp, slot.engine.next_change()
         if time < math.inf:
-            self.at(time, lambda now: self._change(slot, stamp))
+            self.at(time, partial(self._change, slot, stamp))
 
-    def _change(self, slot: Slot, stamp: int) -> None:
+    def _change(self, slot: Slot, stamp: int, _: float) -> None:
         if slot.stamp == stamp:
             self.ended(slot, slot.engine.change())
 
     def ended(self, slot: Slot, jobs: list[Job]) -> None:
         """These jobs of the engine ended now, by its clock; also without any, it is watched anew."""
         now = slot.engine.now
-        if slot.engine.idle and slot.idle_since is None and not slot.beginning:
-            slot.idle_since = now
         if slot.engine.idle:
+            if slot.idle_since is None and not slot.beginning:
+                slot.idle_since = now
             self._sharing.work_changed(slot, now)
         self.watch(slot)
         for job in jobs:
@@ -252,22 +242,21 @@ class Run:
 
     def _plan(self, step: int, now: float) -> None:
         load = self.workload.steps[step - 1]
-        if self.features.speculation == "measured":
-            self.rates = self._measured[step - 1] if self._measured else NO_SPECULATION
-        else:
-            self._speculate(load.epoch)
+        self.speculating.turn_to(step, load.epoch)
+        for slot in [*self.slots, *self.interventions.layouts.tail_slots()]:
+            slot.engine.pace = self.speculating.paces[slot.devices]
         self.result.steps[step - 1].begun = now
-        size = self.cluster.tensor_parallel
+        size, running = self.cluster.tensor_parallel, self.cluster.running
         self.plans[step] = plan(
             step,
             load,
             len(self.slots),
             self.history,
             self.features,
-            self.rates,
-            self._verified(load),
+            self.speculating.rates,
+            self.speculating.verified(load, self.history, len(self.slots), running, size),
             self.predictors[size],
-            self.cluster.running,
+            running,
             self.training_seconds,
         )
         self._planned = step
@@ -360,39 +349,12 @@ class Run:
 
     # Parts
 
-    def _speculate(self, epoch: int) -> None:
-        """What speculation gives in this epoch: from the second on, growing to the last acceptance."""
-        features = self.features
-        if features.speculation == "off" or epoch < 2:
-            return
-        acceptance = features.acceptance(epoch)
-        settings = HistoSpecSettings(window_max=features.window_max)
-        budget = features.speculation == "budget"
-        self.rates = proposal_rates(settings, acceptance) if budget else window_rates(settings, acceptance)
-        self.paces = {
-            size: budgeted(kind.times, self.rates, acceptance) if budget else full_windows
-            for size, kind in self.kinds.items()
-        }
-
-    def _verified(self, load: StepLoad) -> Speculation:
-        """What the step's drafts will give and cost in the middle of it, by the lengths that were last seen."""
-        rates = self.rates
-        if not rates.drafts_per_step:
-            return Speculation()
-        samples = sum(len(prompt.lengths) for prompt in load.prompts)
-        running = max(min(round(samples / len(self.slots)), self.cluster.running), 1)
-        lengths = [length for prompt in load.prompts for length in self.history.lengths(prompt.prompt)]
-        each = statistics.fmean(prompt.prompt_tokens for prompt in load.prompts)
-        each += statistics.fmean(lengths) / 2 if lengths else 0.0
-        pace = self.paces[self.cluster.tensor_parallel](running, running * each, running * rates.drafts_per_step)
-        return Speculation(rates.tokens_per_step * pace.part, pace.drafts / running)
-
     def _slot(self, place: int, node: int, size: int) -> Slot:
         return Slot(place, node, size, self.engine(size))
 
     def engine(self, size: int) -> Engine:
-        """A new engine of this tensor-parallel size, whose pace follows what speculation gives by then."""
-        return Engine(self.kinds[size], lambda running, context, drafts: self.paces[size](running, context, drafts))
+        """A new engine of this tensor-parallel size, at the pace that speculation gives by now."""
+        return Engine(self.kinds[size], self.speculating.paces[size])
 
 
 def _tokens(step: StepLoad) -> int:

@@ -11,13 +11,18 @@ whose `total` first reaches a time.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
 
 # Where step times bend sharply Newton's method may creep: after so many tries (it usually needs four), halving.
 NEWTON_TRIES = 8
+
+_Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class StepTimes:
@@ -29,41 +34,29 @@ class StepTimes:
         # The model bends where a profiled point is, for whatever number of samples.
         contexts = sorted({0, *(point.context for point in profile.steps)})
         # One more, so that the line beyond the last point has two points to lie on.
-        self._contexts = [float(context) for context in contexts] + [2.0 * contexts[-1] + 1]
-        self._curves: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
+        self._contexts = np.array([*contexts, 2.0 * contexts[-1] + 1], dtype=np.float64)
+        self._curves: dict[tuple[int, int], _Curve] = {}
 
-    def _curve(self, running: int, drafts: int) -> tuple[list[float], list[float]]:
+    def _curve(self, running: int, drafts: int) -> _Curve:
         """Values at the contexts, and slopes behind each."""
         known = self._curves.get((running, drafts))
         if known is None:
-            xs = self._contexts
+            xs = self._contexts.tolist()
             values = [self.model.seconds(running, int(x), drafts) + self._beside for x in xs]
             slopes = [(values[i + 1] - values[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
-            known = self._curves[running, drafts] = (values, [*slopes, slopes[-1]])
+            known = self._curves[running, drafts] = (np.array(values), np.array([*slopes, slopes[-1]]))
         return known
 
     def seconds(self, running: int, context: float, drafts: int) -> float:
         """Seconds of one step of `running` samples with `context` tokens and `drafts` draft tokens in all."""
         values, slopes = self._curve(running, drafts)
-        at = bisect_right(self._contexts, context) - 1
-        return values[at] + slopes[at] * (context - self._contexts[at])
+        found: float = _seconds(values, slopes, self._contexts, float(context))
+        return found
 
     def total(self, running: int, context: float, drafts: int, steps: int, growth: float) -> float:
         """Seconds of `steps` steps, the first with `context` tokens and each next with `growth` (above 0) more."""
-        values, slopes = self._curve(running, drafts)
-        xs, last = self._contexts, len(self._contexts) - 1
-        at = bisect_right(xs, context) - 1
-        done, found = 0, 0.0
-        while done < steps:
-            begin = context + done * growth
-            while at < last and xs[at + 1] <= begin:
-                at += 1
-            count = steps - done
-            if at < last:
-                count = min(count, max(1, math.ceil((xs[at + 1] - begin) / growth)))
-            slope = slopes[at]
-            found += count * (values[at] + slope * (begin - xs[at])) + slope * growth * (count * (count - 1) / 2)
-            done += count
+        curve = self._curves.get((running, drafts)) or self._curve(running, drafts)
+        found: float = _total(*curve, self._contexts, context, steps, growth)
         return found
 
     def steps_until(
@@ -72,21 +65,52 @@ class StepTimes:
         """The fewest steps, at most `most`, that take `seconds` or more, when each takes `extra` seconds beside."""
         if most <= 0 or seconds <= 0:
             return 0
-        # After `low` steps it is not reached; after `high` it is, or that is all. `middle` took `found`.
-        low, high = -1, most
-        middle, found, tries = 0, 0.0, 0
-        while high - low > 1:
-            if found >= seconds:
-                high = middle
-            else:
-                low = middle
-            tries += 1
-            if tries <= NEWTON_TRIES:
-                # Steps are nearly alike: as many more as the next one's time fits into what is missing.
-                each = self.seconds(running, context + middle * growth, drafts) + extra
-                more = math.ceil((seconds - found) / each) if each > 0 else most
-                middle = min(max(middle + more, low + 1), high - 1)
-            else:
-                middle = (low + high) // 2
-            found = self.total(running, context, drafts, middle, growth) + middle * extra
-        return high
+        curve = self._curves.get((running, drafts)) or self._curve(running, drafts)
+        found: int = _steps_until(*curve, self._contexts, context, most, growth, seconds, extra)
+        return found
+
+
+@njit(cache=True)
+def _seconds(values, slopes, contexts, context):  # type: ignore[no-untyped-def]
+    at = np.searchsorted(contexts, context, side="right") - 1
+    return values[at] + slopes[at] * (context - contexts[at])
+
+
+@njit(cache=True)
+def _total(values, slopes, contexts, context, steps, growth):  # type: ignore[no-untyped-def]
+    last = contexts.size - 1
+    at = np.searchsorted(contexts, context, side="right") - 1
+    done, found = 0, 0.0
+    while done < steps:
+        begin = context + done * growth
+        while at < last and contexts[at + 1] <= begin:
+            at += 1
+        count = steps - done
+        if at < last:
+            count = min(count, max(1, math.ceil((contexts[at + 1] - begin) / growth)))
+        slope = slopes[at]
+        found += count * (values[at] + slope * (begin - contexts[at])) + slope * growth * (count * (count - 1) / 2)
+        done += count
+    return found
+
+
+@njit(cache=True)
+def _steps_until(values, slopes, contexts, context, most, growth, seconds, extra):  # type: ignore[no-untyped-def]
+    # After `low` steps it is not reached; after `high` it is, or that is all. `middle` took `found`.
+    low, high = -1, most
+    middle, found, tries = 0, 0.0, 0
+    while high - low > 1:
+        if found >= seconds:
+            high = middle
+        else:
+            low = middle
+        tries += 1
+        if tries <= NEWTON_TRIES:
+            # Steps are nearly alike: as many more as the next one's time fits into what is missing.
+            each = _seconds(values, slopes, contexts, context + middle * growth) + extra
+            more = math.ceil((seconds - found) / each) if each > 0 else most
+            middle = min(max(middle + more, low + 1), high - 1)
+        else:
+            middle = (low + high) // 2
+        found = _total(values, slopes, contexts, context, middle, growth) + middle * extra
+    return high
