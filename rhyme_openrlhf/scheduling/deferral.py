@@ -15,6 +15,7 @@ the last step nothing is deferred; a deferral that would leave a step without en
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -28,9 +29,13 @@ class _Step(Generic[PromptGroup]):
     own: set[PromptGroup]
     epoch: int = 0
     short: int = 0  # of its own, dropped and not replaced
-    ended: dict[PromptGroup, None] = field(default_factory=dict)  # in order; steps have tens of thousands
+    # In the order in which they ended, each; steps have tens of thousands.
+    ended: dict[PromptGroup, None] = field(default_factory=dict)
+    staying: dict[PromptGroup, None] = field(default_factory=dict)  # of those that ended: they train in this step
+    pulled: dict[PromptGroup, None] = field(default_factory=dict)  # of this step's own, by the step before
+    late: dict[PromptGroup, None] = field(default_factory=dict)  # deferred ones that ended
     deferred: set[PromptGroup] = field(default_factory=set)
-    pulled: set[PromptGroup] = field(default_factory=set)  # of this step's own, by the step before
+    said: tuple[int, int, int] = (0, 0, 0)  # how many of each part of `certain` were said to be new
 
     @property
     def can_give(self) -> int:
@@ -60,6 +65,7 @@ class BatchLedger(Generic[PromptGroup]):
         if prompt_group not in own.own or prompt_group in own.ended:
             raise ValueError(f"{prompt_group!r} is not of step {step}, or ended before")
         own.ended[prompt_group] = None
+        (own.late if prompt_group in own.deferred else own.staying)[prompt_group] = None
         if step - 1 in self._steps:
             self._pull(step - 1)
 
@@ -84,7 +90,7 @@ class BatchLedger(Generic[PromptGroup]):
     def stays(self, step: int) -> set[PromptGroup]:
         """Those of the step's own that train in it, as far as can be said."""
         own = self._steps[step]
-        return own.own - own.deferred - own.pulled
+        return own.own - own.deferred - own.pulled.keys()
 
     def defer(self, step: int, prompt_group: PromptGroup) -> bool:
         """Whether the prompt group trains in the next step from now on; False: it stays, as if nothing was asked."""
@@ -104,20 +110,36 @@ class BatchLedger(Generic[PromptGroup]):
 
     def certain(self, step: int) -> tuple[PromptGroup, ...]:
         """What is finished and will be in the step's batch whatever comes, once the step before has its own."""
+        return tuple(itertools.chain.from_iterable(self._certain(step)))
+
+    def newly_certain(self, step: int) -> tuple[PromptGroup, ...]:
+        """What `certain` has by now, and had not when this was last asked: asked whenever one ends, it goes through no
+        whole step."""
+        parts = self._certain(step)
+        if not parts:
+            return ()
+        own = self._steps[step]
+        new = (
+            list(itertools.islice(reversed(part), len(part) - said))[::-1]
+            for part, said in zip(parts, own.said, strict=True)
+        )
+        found = tuple(itertools.chain.from_iterable(new))
+        own.said = len(parts[0]), len(parts[1]), len(parts[2])
+        return found
+
+    def _certain(self, step: int) -> tuple[dict[PromptGroup, None], ...]:
+        """The step's own, the next one's that were pulled, and the late ones of the step before. Once the step before
+        has its batch, all only grow; before that there are none."""
         own, before, following = (self._steps.get(number) for number in (step, step - 1, step + 1))
         if own is None or step > self._handed_out + 1:
             return ()
-        order = [g for g in own.ended if g not in own.deferred and g not in own.pulled]
-        order += [g for g in following.ended if g in following.pulled] if following else []
-        order += [g for g in before.ended if g in before.deferred] if before else []
-        return tuple(order)
+        return own.staying, following.pulled if following else {}, before.late if before else {}
 
     def swapped(self, step: int) -> tuple[tuple[PromptGroup, ...], tuple[PromptGroup, ...]]:
         """What the step's batch leaves to the next, and what it took of the next one's own: as many; once it is handed
         out."""
         own, following = self._steps[step], self._steps.get(step + 1)
-        taken = [g for g in following.ended if g in following.pulled] if following else []
-        return tuple(own.deferred), tuple(taken)
+        return tuple(own.deferred), tuple(following.pulled) if following else ()
 
     def batch(self, step: int) -> tuple[PromptGroup, ...] | None:
         """The prompt groups that the step trains on, once all are finished and the step before has its own; else None.
@@ -130,15 +152,12 @@ class BatchLedger(Generic[PromptGroup]):
         # A step that is finished before the one before it may still have to give one of its own.
         if own is None or step > self._handed_out + 1:
             return None
-        if len(own.ended) < len(own.own) - len(own.deferred) - len(own.pulled):
+        if len(own.staying) < len(own.own) - len(own.deferred) - len(own.pulled):
             # Asked whenever a prompt group ends: most times this is the answer.
             return None
         before = self._steps.get(step - 1)
-        late = before.deferred if before else set()
-        if self._owed_by_next(step) > 0 or (before is not None and len(own.pulled) < len(late)):
-            return None
-        ended = set(own.ended)
-        if not self.stays(step) <= ended or (before is not None and not late <= set(before.ended)):
+        late = len(before.deferred) if before else 0
+        if self._owed_by_next(step) > 0 or len(own.pulled) < late or (before is not None and len(before.late) < late):
             return None
         order = self.certain(step)
         self._handed_out = step
@@ -166,4 +185,5 @@ class BatchLedger(Generic[PromptGroup]):
             if self._owed_by_next(step) <= 0:
                 return
             if candidate not in following.pulled and candidate not in following.deferred:
-                following.pulled.add(candidate)
+                following.pulled[candidate] = None
+                del following.staying[candidate]

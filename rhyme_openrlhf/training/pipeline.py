@@ -189,7 +189,7 @@ class Pipeline:
         self._late = [step for step in self._late if step.handed.calls]
         if self._outliers is not None and len(self._flying) == STEPS_AHEAD:
             self._judge_lengths(self._outliers, *self._flying)
-        self._send(self._ledger.certain(self._flying[0].drawn.step))
+        self._send(self._ledger.newly_certain(self._flying[0].drawn.step))
 
     def _take(self, step: StepInFlight, ref: Any) -> None:
         handed = step.handed

@@ -36,9 +36,12 @@ def test_every_prompt_group_trains_exactly_once(sizes: list[int], seed: int, oft
         assert begun < len(trained) + 2 or ledger.batch(len(trained) + 2) is None
         step = len(trained) + 1
         certain = ledger.certain(step)
-        # What was certain stays so.
+        # What was certain stays so, and what is new is said once.
         assert set(sent) <= set(certain)
-        sent = list(certain)
+        new = ledger.newly_certain(step)
+        assert not set(new) & set(sent)
+        sent += new
+        assert sorted(sent) == sorted(certain) and ledger.newly_certain(step) == ()
         batch = ledger.batch(step)
         if batch is not None:
             assert set(batch) == set(sent)

@@ -26,13 +26,15 @@ from rhyme_openrlhf.rollout.moves.device_turns import DeviceTurns
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, SampleKeeper
+from rhyme_openrlhf.rollout.moves.layout_reports import LayoutReports
 from rhyme_openrlhf.rollout.moves.move_record import MoveRecord
 from rhyme_openrlhf.rollout.moves.turn_holds import TurnHolds, turn_of
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
-from rhyme_openrlhf.scheduling.tp_switch import Layout, decide
+from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.tp_switch import compile_rule, decide
 from rhyme_openrlhf.scheduling.tp_switch_settings import BY_HISTORY, TpSwitchSettings
 from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
@@ -64,6 +66,8 @@ class LayoutSwitcher:
         limit_s: float = 30.0,
         holds: TurnHolds | None = None,
     ) -> None:
+        # Nothing is generated yet: later it would keep samples waiting.
+        compile_rule()
         self._settings = settings
         self._plan = plan
         self._keeper = keeper
@@ -80,6 +84,8 @@ class LayoutSwitcher:
         self._lengths: dict[str, tuple[int, ...]] = {}
         self._each_s = EACH_SECONDS
         self._stuck: set[str] = set()
+        # Of the look that is going on, by layout.
+        self._newest: dict[int, LayoutReports] = {}
         self._switching: dict[str, asyncio.Task[None]] = {}
 
     def place(self, nodes: Mapping[int, str]) -> None:
@@ -112,6 +118,7 @@ class LayoutSwitcher:
     def look(self) -> None:
         """Begin the switches that the newest reports make worth it, and give devices to who waits for them."""
         self._reports.lent = frozenset(number for node in self._nodes for number in self._lent(node))
+        self._newest.clear()
         for node in self._nodes:
             if node in self._switching:
                 continue
@@ -183,9 +190,8 @@ class LayoutSwitcher:
         return None
 
     def _target(self, node: str, source: int, samples: Sequence[KeptSample]) -> int | None:
-        here = [status for status in self._reports.fresh(source) if status.samples]
-        contexts = {s.place: s.context for status in here for s in status.samples}
-        unfinished = [self._unfinished(sample, contexts) for sample in samples]
+        here = self._reported(source)
+        unfinished = [self._unfinished(sample, here.contexts) for sample in samples]
         targets = [
             layout
             for layout in sorted(self._nodes[node])
@@ -199,7 +205,7 @@ class LayoutSwitcher:
         targets = [layout for layout in targets if layout in predictors]
         if not targets or source not in predictors:
             return None
-        gained, drafts = speculation(here)
+        gained, drafts = here.speculation
         compared = [source, *targets]
         engines = self._nodes[node]
         layouts = [
@@ -220,10 +226,16 @@ class LayoutSwitcher:
         order = decide(0, layouts, unfinished, longest, self._switch_seconds, by_history, on)
         return None if order is None else compared[order.target]
 
+    def _reported(self, layout: int) -> LayoutReports:
+        """Made once in a look, for all nodes."""
+        if layout not in self._newest:
+            self._newest[layout] = LayoutReports(self._reports.fresh(layout))
+        return self._newest[layout]
+
     def _is_open(self, node: str, layout: int, contexts: Sequence[int]) -> bool:
         """Whether all engines of a layout are there, and have room."""
         numbers = self._nodes[node][layout]
-        there = [status for status in self._reports.fresh(layout) if status.engine in numbers]
+        there = self._reported(layout).of(numbers)
         return len(there) == len(numbers) and all(status.open for status in there) and has_room(contexts, there)
 
     def longest_allowed(self, samples: Sequence[KeptSample]) -> int:
@@ -299,13 +311,3 @@ def has_room(contexts: Sequence[int], engines: Sequence[EngineStatus]) -> bool:
         if len(dealt) > engine.free_seats or sum(dealt) > engine.free_tokens:
             return False
     return True
-
-
-def speculation(engines: Sequence[EngineStatus]) -> tuple[float, float]:
-    """Tokens and draft tokens of a sample's decode step, in the mean of engines' timed steps."""
-    steps = [(status.decode, status.tokens_per_step) for status in engines if status.decode is not None]
-    decoding = sum(mean.running for mean, _ in steps)
-    if not decoding:
-        return 1.0, 0.0
-    gained = sum(mean.running * tokens for mean, tokens in steps) / decoding
-    return max(gained, 1.0), sum(mean.drafts for mean, _ in steps) / decoding

@@ -14,7 +14,7 @@ from rhyme_openrlhf.rollout.moves.convoy import Convoy
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
-from rhyme_openrlhf.rollout.moves.layout_switcher import EACH_SECONDS, LayoutSwitcher, has_room, speculation
+from rhyme_openrlhf.rollout.moves.layout_switcher import EACH_SECONDS, LayoutSwitcher, has_room
 from rhyme_openrlhf.rollout.moves.move_record import Choice, MoveRecord
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
@@ -211,7 +211,45 @@ def test_all_must_fit() -> None:
     assert not has_room([100, 50, 10], [status(2, 1, 1000), status(3, 5, 1000)])
 
 
-def test_speculation_is_that_of_the_steps() -> None:
-    assert speculation([status(0, 1, 1)]) == (1.0, 0.0)
-    busy, idle = DecodeMean(3, 300, 6, 0.01), DecodeMean(1, 100, 0, 0.01)
-    assert speculation([status(0, 1, 1, busy, 2.0), status(1, 1, 1, idle, 1.0)]) == (7 / 4, 6 / 4)
+def test_a_look_lists_each_layouts_engines_once_however_many_nodes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, asked = 5, []
+    plan = LayoutPlan(2 * nodes, 1, (Tail(nodes, 2),))
+    kept: dict[int, list[Any]] = {engine: [] for engine in range(3 * nodes)}
+    for engine in range(2 * nodes):
+        request = SimpleNamespace(prompt=[1] * 9, history=None, parameters=SimpleNamespace(max_tokens=9000))
+        known = SimpleNamespace(tokens=[1] * 500)
+        kept[engine] = [SimpleNamespace(name=str(engine), engine=engine, place="", moving=False)]
+        kept[engine][0].request, kept[engine][0].known = request, known
+    keeper: Any = SimpleNamespace(engines={n: SimpleNamespace(alive=True) for n in kept}, samples=kept.__getitem__)
+    fresh = EngineReports.fresh
+
+    def counted(reports: EngineReports, layout: int = 0) -> list[EngineStatus]:
+        asked.append(layout)
+        return fresh(reports, layout)
+
+    monkeypatch.setattr(EngineReports, "fresh", counted)
+
+    async def look() -> dict[str, tuple[int, int]]:
+        reports = EngineReports(keeper, 60.0, lambda text: None, plan.layouts())
+        for layout, seconds in enumerate((0.01, 0.0001)):
+            reports.install(profile(seconds), layout)
+        reports.statuses = {n: status(n, 2, 5000) for n in kept}
+        reports._heard = dict.fromkeys(kept, asyncio.get_running_loop().time())
+        nothing: Any = None
+        switcher = LayoutSwitcher(
+            TpSwitchSettings(enable=True), plan, keeper, reports, nothing, nothing, lambda: 7, lambda: True
+        )
+        switcher.place({n: str(n // 2 if n < 2 * nodes else n - 2 * nodes) for n in kept})
+        begun = {}
+
+        def begin(node: str, work: Any) -> None:
+            begun[node] = (work.cr_frame.f_locals["source"], work.cr_frame.f_locals["target"])
+            work.close()
+
+        monkeypatch.setattr(switcher, "_begin", begin)
+        switcher.look()
+        return begun
+
+    # Much quicker tail engines: every node is switched.
+    assert asyncio.run(look()) == {str(node): (0, 1) for node in range(nodes)}
+    assert sorted(asked) == [0, 1]
