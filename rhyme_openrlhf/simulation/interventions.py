@@ -74,9 +74,9 @@ class Interventions:
         sent = carrier.name == "transfer"
         for job in jobs:
             job.computed = sent
-            step = job.sample >> 32
-            if step in run.plans and run.plans[step].rank_groups:
-                self._elsewhere[step][run.plans[step].group_of[job.prompt]][job.sample] = target
+            plan = run.plans.get(job.sample >> 32)
+            if run.features.outliers and plan is not None and plan.rank_groups:
+                self._elsewhere[job.sample >> 32][plan.group_of[job.prompt]][job.sample] = target
         target.arriving += len(jobs)
         # What is computed again is computed by the target, beside its other samples.
         run.at(source.engine.now + (carrier.seconds if sent else 0.0), lambda time: self._arrive(target, jobs, time))
