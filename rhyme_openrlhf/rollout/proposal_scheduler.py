@@ -4,6 +4,8 @@ The worker proposes after each step, as vLLM has it; between two steps the budge
 much as is worth it. While drafts are left out to measure what they gain, nothing is proposed either: the draft model
 then only keeps its KV cache up to date, which is vLLM's own way of a step with no speculative tokens.
 
+Where planning takes too much of a step a plan holds for some (speculation/plan_turns.py); such steps are not timed.
+
 Invariants: a draft only ever proposes, vLLM's rejection sampler decides; scheduling is synchronous, so that proposals
 come through the scheduler. Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py` (num_spec_tokens_to_schedule) and
 `v1/spec_decode/llm_base_proposer.py` (K = 0).
@@ -11,11 +13,13 @@ come through the scheduler. Checked against vLLM 0.29.0 `v1/core/sched/scheduler
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
 from rhyme_openrlhf.speculation.gain import GainMeter
+from rhyme_openrlhf.speculation.plan_turns import PlanTurns
 from rhyme_openrlhf.speculation.proposals import ProposalDrafter, ProposalPlanner, Proposed
 from rhyme_openrlhf.speculation.rows import NO_SOURCE
 
@@ -35,6 +39,9 @@ class ProposalScheduler(HistoryScheduler):
         self.gain = GainMeter(self.drafting.probe_share, SETTLING_STEPS)
         self.source_names = {NO_SOURCE: self.drafting.source}
         self._proposed: dict[str, list[int]] = {}
+        self._turns = PlanTurns()
+        # Whether the next step goes by a plan that holds.
+        self._holds = False
 
     def make_drafter(self) -> Any:
         """What cuts drafts."""
@@ -52,8 +59,25 @@ class ProposalScheduler(HistoryScheduler):
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Keep of each proposal what the budget takes."""
+        started = time.perf_counter()
         self._proposed = dict(zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True))
+        self._holds = self._may_hold() and self._turns.holds(len(self.running))
+        if self._holds:
+            self._draft_singly(draft_token_ids.req_ids)
+            self.meter.add_draft_seconds(time.perf_counter() - started)
+            return
         super().update_draft_token_ids(draft_token_ids)
+        decided = self.drafter.decision
+        if decided is not None:
+            self._turns.planned(time.perf_counter() - started, decided.seconds)
+
+    def _may_hold(self) -> bool:
+        """Whether nothing needs a plan of its own: steps by which the gain is measured do, and are timed."""
+        return self.planner is not None and self.forced_drafts is None and not self.gain.is_near()
+
+    def is_timed(self) -> bool:
+        """As its base, but for steps by a plan that holds."""
+        return not self._holds and super().is_timed()
 
     def _draft_all(self, names: list[str]) -> None:
         # What is cut here came with the requests' names.
@@ -70,6 +94,9 @@ class ProposalScheduler(HistoryScheduler):
             )
             for request in decoding
         ]
+        if self._holds:
+            held: list[list[int]] = self.drafter.draft_held(running, self._most_drafts())
+            return held
         context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0
         drafts: list[list[int]] = self.drafter.draft(running, context, self._most_drafts())
         return drafts

@@ -56,6 +56,11 @@ class StepClock:
             return None
         return DecodeStep(step.running, step.context, step.drafts, now - begun)
 
+    def skipped(self) -> None:
+        """A step was scheduled that is not timed."""
+        self._before = self._planned = self._next_planned = None
+        self._runs = True
+
     def interrupted(self) -> None:
         """Whatever comes next does not follow at once."""
         self._before = self._planned = self._next_planned = None

@@ -42,7 +42,7 @@ class StepTiming(Scheduler):
         now = time.perf_counter()
         output = super().schedule(*args, **kwargs)
         if not self.is_timed():
-            self._clock.interrupted()
+            self._clock.skipped()
             return output
         timed = self._clock.scheduled(output, self.requests, now)
         if timed is not None and self.forced_drafts is not None:

@@ -96,6 +96,10 @@ class GainMeter:
         in_interval = self._period > 0 and self._stretch_of(number) == INSIDE
         return Ticket(number, self._drafting != in_interval)
 
+    def is_near(self) -> bool:
+        """Whether the step that is asked for next lies in an interval or in the steps around it, or has no drafts."""
+        return not self._drafting or (self._period > 0 and self._place_of(self._asked) >= 0)
+
     def step(self, number: int, running: int, tokens: int, seconds: float) -> str:
         """The step of ticket `number` ran so many samples, gave so many tokens and took `seconds`.
 
@@ -124,8 +128,12 @@ class GainMeter:
         mean, error = statistics.fmean(self._logs), statistics.stdev(self._logs) / math.sqrt(len(self._logs))
         return math.exp(mean), math.exp(mean - width * error), math.exp(mean + width * error)
 
+    def _place_of(self, number: int) -> int:
+        """Among the steps in an interval and around it; below 0: before them."""
+        return number % self._period - (self._period - 3 * INTERVAL_STEPS - self._settling)
+
     def _stretch_of(self, number: int) -> int | None:
-        place = number % self._period - (self._period - 3 * INTERVAL_STEPS - self._settling)
+        place = self._place_of(number)
         after = place - (INSIDE + 1) * INTERVAL_STEPS
         if 0 <= after < self._settling:
             return None

@@ -9,6 +9,9 @@ there with just the probability with which it would have been accepted. So a sam
 noticed while nothing of it is verified. That says nothing of the tokens behind that one: where none is believed to be
 worth it, now and then the beginning of a proposal is verified all the same (`speculation/trying.py`).
 
+Where planning takes too much of a step, a plan holds for some steps (`speculation/plan_turns.py`): it is then the least
+probability for which a token was verified, and drafts are cut where theirs falls below it; nothing is learnt meanwhile.
+
 Invariants: a draft is only ever cut, never lengthened or changed; without a planner it is verified as it was proposed,
 as far as the step has room.
 """
@@ -22,7 +25,7 @@ import numpy as np
 from numba import njit
 
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_SHARE
+from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_SHARE, class_of_recent
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.live_texts import Came
 from rhyme_openrlhf.speculation.planner import Decision, Planner
@@ -32,6 +35,10 @@ from rhyme_openrlhf.speculation.trying import choose_or_try
 
 # CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
 CALLED_SOURCES = 728536906
+
+# Above every probability; and what two of them may differ by that are the same.
+_NONE = 2.0
+_SAME = 1e-5
 
 
 class Proposed(NamedTuple):
@@ -66,6 +73,8 @@ class ProposalPlanner(Planner[PositionAcceptance]):
     def __init__(self, predictor: Predictor, tokens: int) -> None:
         """`predictor`: of this engine's steps; `tokens`: the most that is proposed for a sample."""
         super().__init__(predictor, PositionAcceptance(tokens))
+        # Of the tokens that the last plan verified the least probable, with those before it; above 1: there was none.
+        self._least = _NONE
         # Compiled, or loaded from Numba's cache, so that no decode step waits for it.
         nothing = np.zeros(1, np.int64)
         self._acceptance.learn(nothing, nothing, nothing)
@@ -84,11 +93,23 @@ class ProposalPlanner(Planner[PositionAcceptance]):
             return list(lengths), Decision(running, context, 0, 0.0, self.predictor.step_seconds(running, context, 0))
         seconds = self.predictor.step_table(running, context, max(min(proposed, most), 0))
         tried = self._tries.tokens(running, seconds.size - 1)
-        taken, drafts, expected = _plan(
+        taken, drafts, expected, least = _plan(
             self._acceptance.table, np.array(recents, np.int64), np.array(lengths, np.int64), seconds, running, tried
         )
+        if tried and drafts == tried:
+            self._least = _NONE
+        else:
+            # Where all was verified, that says nothing of the next token.
+            self._least = least if drafts < proposed else min(least, self._least)
         self._tries.decided(proposed, drafts)
         return taken.tolist(), Decision(running, context, drafts, expected, float(seconds[drafts]))
+
+    def held_lengths(self) -> list[int]:
+        """While the last plan holds: draft tokens to verify of a sample, by the class of its recent acceptance."""
+        paths = np.cumprod(self._acceptance.table, axis=1)
+        # Products in another order may differ in their last bit.
+        held: list[int] = (paths >= self._least * (1 - _SAME)).sum(axis=1).tolist()
+        return held
 
     def learn(self, fates: Fates) -> None:
         """What became of the drafts of one step."""
@@ -99,8 +120,21 @@ class ProposalPlanner(Planner[PositionAcceptance]):
 
 @njit(cache=True)
 def _plan(table, recents, lengths, seconds, running, tried):  # type: ignore[no-untyped-def]
-    """Estimate what is accepted of the drafts, and choose: their lengths, the sum, and how many will be accepted."""
-    return choose_or_try(likelihoods(table, recents, lengths), lengths, seconds, running, tried)
+    """Estimate what is accepted of the drafts, and choose: their lengths, the sum, and how many will be accepted.
+
+    And the probability of the least probable token among them, with those before it; _NONE if there is none.
+    """
+    acceptance = likelihoods(table, recents, lengths)
+    chosen, total, expected = choose_or_try(acceptance, lengths, seconds, running, tried)
+    least, begin = np.float32(_NONE), 0
+    for draft in range(lengths.size):
+        path = np.float32(1.0)
+        for place in range(begin, begin + chosen[draft]):
+            path *= acceptance[place]
+        if chosen[draft] and path < least:
+            least = path
+        begin += lengths[draft]
+    return chosen, total, expected, least
 
 
 class ProposalDrafter:
@@ -111,6 +145,8 @@ class ProposalDrafter:
         # How each sample's proposals fared lately, in thousandths; and its last one, until it can be judged.
         self._recents: dict[str, int] = {}
         self._waiting: dict[str, Waiting] = {}
+        # Lengths by recent acceptance while a plan holds; none before it is asked for.
+        self._held: list[int] = []
         self.decision: Decision | None = None
         """What the planner decided for the next step; None without a planner."""
 
@@ -132,6 +168,7 @@ class ProposalDrafter:
     def draft(self, running: Sequence[Proposed], context: int, most: int) -> list[list[int]]:
         """Draft tokens to verify in the next decode step, for each sample. Raises KeyError as `finish`."""
         self.decision = None
+        self._held = []
         lengths = [max(min(len(sample.tokens), sample.room), 0) for sample in running]
         if not running:
             return []
@@ -143,6 +180,21 @@ class ProposalDrafter:
                 if sample.tokens:
                     self._waiting[sample.request_id] = Waiting(sample.tokens, length, len(sample.text))
         elif sum(lengths) > most:
+            lengths = [min(length, most // len(running)) for length in lengths]
+        return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
+
+    def draft_held(self, running: Sequence[Proposed], most: int) -> list[list[int]]:
+        """As `draft`, by the last plan, and nothing is learnt; needs a planner."""
+        assert self._planner is not None
+        if not self._held:
+            self._held = self._planner.held_lengths()
+            # Not judged: what it would be judged by is known when it is planned anew.
+            self.leave_out()
+        lengths = [
+            max(min(len(tokens), room, self._held[class_of_recent(self._recents[request_id])]), 0) if tokens else 0
+            for request_id, tokens, room, _ in running
+        ]
+        if sum(lengths) > most:
             lengths = [min(length, most // len(running)) for length in lengths]
         return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
 

@@ -84,3 +84,12 @@ def test_decoding_samples_and_prefills_are_told_apart() -> None:
     scheduled = {"a": 4, "b": 1, "new": 64, "longer": 128, "back": 90}
     found = content_of(output(scheduled, {"a": [7, 8, 9]}), there, 7.0)
     assert found == StepContent(7.0, running=2, context=30 + 20, drafts=3, prefills=(64, 128, 90))
+
+
+def test_a_step_that_is_not_timed_is_none_and_what_follows_it_is() -> None:
+    clock = StepClock()
+    clock.scheduled(output({"a": 1}), DECODING, 1.0)
+    clock.skipped()
+    assert clock.planned(2.0) is None
+    assert clock.scheduled(output({"a": 1}), DECODING, 2.5) is None
+    assert clock.planned(3.0) == DecodeStep(1, 29, 0, 1.0)

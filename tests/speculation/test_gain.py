@@ -44,6 +44,26 @@ def test_intervals_take_their_share_of_the_steps() -> None:
     assert without == 20 * INTERVAL_STEPS
 
 
+@pytest.mark.parametrize("settling", [0, 1])
+def test_it_says_what_lies_near_an_interval(settling: int) -> None:
+    """Every step that is compared or without drafts, and those that settle between them; and few others."""
+    meter = GainMeter(SHARE, settling)
+    near = []
+    for _ in range(4 * PERIOD):
+        said = meter.is_near()
+        near.append(said)
+        ticket = meter.ask()
+        assert said or (ticket.drafts and meter._stretch_of(ticket.number) is None)
+    assert sum(near) == 4 * (3 * INTERVAL_STEPS + settling)
+    assert not GainMeter(0).is_near()
+
+
+def test_while_drafting_is_off_every_step_is_near() -> None:
+    meter = GainMeter(SHARE)
+    run(meter, FEWEST * PERIOD, 0.7)
+    assert all([meter.is_near() and meter.ask().number for _ in range(1, PERIOD)])
+
+
 def test_without_a_share_nothing_is_tried() -> None:
     meter = GainMeter(0)
     assert run(meter, 500, 0.1) == [] and meter.ask().drafts and meter.now() is None

@@ -140,6 +140,41 @@ def test_a_proposal_is_judged_up_to_the_token_behind_what_was_verified() -> None
     assert len(learnt) == 5
 
 
+def test_a_plan_that_holds_verifies_what_it_verified_and_learns_nothing() -> None:
+    # The second sample's drafts are right up to their first token, and a token costs as much as a quarter of a step.
+    made = drafter(2, 2.5)
+    samples = Samples(made, [TOKENS, 1])
+    drafts = samples.steps(300)
+    assert len(drafts[0]) == TOKENS > len(drafts[1])
+    asked = proposals(2)
+    planned = made.draft(asked, 200, MANY)
+    assert made.decision is not None
+    assert made.draft_held(asked, MANY) == planned and made.decision is None
+    # By each sample's own proposal and room, and the most of a step.
+    one = [Proposed("1", DRAFT, MANY, [1]), Proposed("0", DRAFT[:2], MANY, [1]), Proposed("0", DRAFT, 3, [1])]
+    assert made.draft_held(one, MANY) == [planned[1], DRAFT[:2], DRAFT[:3]]
+    assert made.draft_held(asked, 2) == [planned[0][:1], planned[1][:1]]
+    # What is drafted meanwhile is judged by nothing.
+    assert not made._waiting
+    made.draft([Proposed("0", [], MANY, [1])], 100, MANY)
+    assert made.draft_held(asked, MANY) == planned
+    # A short proposal that is verified whole says nothing of longer ones.
+    assert made.draft([Proposed("0", DRAFT[:1], MANY, [1])], 100, MANY) == [DRAFT[:1]]
+    assert made.draft_held(asked, MANY) == planned
+
+
+def test_where_nothing_is_worth_it_a_plan_holds_that_verifies_nothing() -> None:
+    made = drafter(2, 0.0, ms_to_verify=11.0)
+    samples = Samples(made, [0, 0])
+    samples.steps(300)
+    verified = 0
+    for _ in range(2 * (TRIED_AFTER + 1)):
+        # Also behind a step that only tried.
+        verified += sum(map(len, samples.step()))
+        assert made.draft_held(proposals(2), MANY) == [[], []]
+    assert verified == 2
+
+
 def test_new_weights_make_it_doubt() -> None:
     plan = planner(1.0)
     made = ProposalDrafter()

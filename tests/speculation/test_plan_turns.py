@@ -1,0 +1,53 @@
+"""Which steps are planned anew."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.speculation.plan_turns import MOST_HELD, PLANNED_IN_A_ROW, PLANNING_SHARE, PlanTurns
+
+
+def planned_of(turns: PlanTurns, steps: int, seconds: float, step_seconds: float, running: int = 1) -> list[bool]:
+    """Of so many steps, which are planned."""
+    planned = []
+    for _ in range(steps):
+        holds = turns.holds(running)
+        planned.append(not holds)
+        if not holds:
+            turns.planned(seconds, step_seconds)
+    return planned
+
+
+def test_where_planning_takes_little_every_step_is_planned() -> None:
+    assert all(planned_of(PlanTurns(), 100, 0.0001, 0.020))
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e-3, 1.0))
+def test_planning_takes_no_more_than_its_share(seconds: float, step_seconds: float) -> None:
+    """But for what it takes however seldom it is done, and rounding to whole steps."""
+    period = PLANNED_IN_A_ROW + MOST_HELD
+    planned = planned_of(PlanTurns(), 20 * period, seconds, step_seconds)
+    share = sum(planned) / len(planned) * seconds / step_seconds
+    least = PLANNED_IN_A_ROW / period * seconds / step_seconds
+    assert share <= max(PLANNING_SHARE * 1.5, least * 1.1)
+
+
+def test_planned_are_some_steps_in_a_row() -> None:
+    planned = planned_of(PlanTurns(), 60, 0.0002, 0.005)
+    assert planned[:PLANNED_IN_A_ROW] == [True] * PLANNED_IN_A_ROW
+    runs = "".join("p" if one else "h" for one in planned).replace("hp", "h p").replace("ph", "p h").split()
+    assert {len(run) for run in runs[:-1] if run[0] == "p"} == {PLANNED_IN_A_ROW}
+    assert {len(run) for run in runs[:-1] if run[0] == "h"} == {14}
+
+
+@pytest.mark.parametrize("change", ["another", "asked"])
+def test_other_samples_are_planned_anew(change: str) -> None:
+    turns = PlanTurns()
+    planned_of(turns, PLANNED_IN_A_ROW, 0.001, 0.005)
+    assert turns.holds(1)
+    if change == "asked":
+        turns.begin(1)
+    running = 2 if change == "another" else 1
+    assert planned_of(turns, PLANNED_IN_A_ROW, 0.001, 0.005, running) == [True] * PLANNED_IN_A_ROW
