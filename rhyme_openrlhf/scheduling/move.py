@@ -124,6 +124,10 @@ class MoveRefused(ValueError):
     """A move that must not begin; the message says why."""
 
 
+class NotYet(MoveRefused):
+    """One that may begin later: engines are at different weights, or one loads them."""
+
+
 KV_TRANSFER: Final = "kv_transfer"
 RECOMPUTE: Final = "recompute"
 
@@ -336,10 +340,10 @@ def ask(
         raise MoveRefused(f"sample {sample} is on engine {source.engine} already")
     for place in (source, destination):
         if not place.open:
-            raise MoveRefused(f"sample {sample} cannot move: engine {place.engine} loads weights or is gone")
+            raise NotYet(f"sample {sample} cannot move: engine {place.engine} loads weights or is gone")
     if source.weight_version != destination.weight_version:
         if not across_versions:
-            raise MoveRefused(
+            raise NotYet(
                 f"sample {sample} cannot move: engine {source.engine} has weight version {source.weight_version}, "
                 f"engine {destination.engine} has {destination.weight_version}"
             )

@@ -31,7 +31,7 @@ from rhyme_openrlhf.rollout.moves.move_record import MoveRecord
 from rhyme_openrlhf.rollout.moves.turn_holds import TurnHolds, turn_of
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
-from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused
+from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused, NotYet
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.scheduling.stage_course import Layout
 from rhyme_openrlhf.scheduling.tp_switch import compile_rule, decide
@@ -285,8 +285,8 @@ class LayoutSwitcher:
         record = None
         try:
             record = await self._move(int(sample.name), destination, CAUSE, convoy)
-        except KeyError:
-            # It has ended since.
+        except (KeyError, NotYet):
+            # It has ended since; or its engine has other weights since it reported, and a later look asks again.
             return None
         except MoveRefused as refused:
             self._reports.tell(f"adaptive tensor parallelism: {refused}")

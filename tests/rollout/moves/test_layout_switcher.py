@@ -20,7 +20,7 @@ from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
-from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Move, Phase
+from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Move, MoveRefused, NotYet, Phase
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 from tests.rollout.moves.test_mover_on_fakes import expected
@@ -253,3 +253,18 @@ def test_a_look_lists_each_layouts_engines_once_however_many_nodes_there_are(mon
     # Much quicker tail engines: every node is switched.
     assert asyncio.run(look()) == {str(node): (0, 1) for node in range(nodes)}
     assert sorted(asked) == [0, 1]
+
+
+@pytest.mark.parametrize("refusal", [NotYet, MoveRefused])
+def test_a_move_that_may_begin_later_is_asked_for_again(refusal: type[MoveRefused]) -> None:
+    """An engine may have taken weights since it reported; any other refusal is told, and its sample left alone."""
+    told: list[str] = []
+
+    async def move(*_: Any) -> MoveRecord:
+        raise refusal("engine 1 has other weights")
+
+    switcher = LayoutSwitcher.__new__(LayoutSwitcher)
+    switcher._reports, switcher._move, switcher._stuck = SimpleNamespace(tell=told.append), move, set()  # type: ignore[assignment]
+    convoy = Convoy("c", ["7"])
+    assert asyncio.run(switcher._carry(SimpleNamespace(name="7"), 2, convoy)) is None  # type: ignore[arg-type]
+    assert (switcher._stuck, bool(told)) == ((set(), False) if refusal is NotYet else ({"7"}, True))
