@@ -72,8 +72,9 @@ class ProposalScheduler(HistoryScheduler):
             self._turns.planned(time.perf_counter() - started, decided.seconds)
 
     def _may_hold(self) -> bool:
-        """Whether nothing needs a plan of its own: steps by which the gain is measured do, and are timed."""
-        return self.planner is not None and self.forced_drafts is None and not self.gain.is_near()
+        """Whether the next step needs no plan of its own: the first ones do, and those that measure what drafts gain."""
+        settled = self.planner is not None and self.planner.settled
+        return settled and self.forced_drafts is None and not self.gain.is_near()
 
     def is_timed(self) -> bool:
         """As its base, but for steps by a plan that holds."""

@@ -36,6 +36,8 @@ from rhyme_openrlhf.speculation.trying import choose_or_try
 # CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
 CALLED_SOURCES = 728536906
 
+# Proposed tokens that are judged before a plan may hold: some first steps of many samples, a minute of a single one.
+SETTLED_TOKENS = 2048
 # Above every probability; and what two of them may differ by that are the same.
 _NONE = 2.0
 _SAME = 1e-5
@@ -75,6 +77,7 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         super().__init__(predictor, PositionAcceptance(tokens))
         # Of the tokens that the last plan verified the least probable, with those before it; above 1: there was none.
         self._least = _NONE
+        self._judged = 0
         # Compiled, or loaded from Numba's cache, so that no decode step waits for it.
         nothing = np.zeros(1, np.int64)
         self._acceptance.learn(nothing, nothing, nothing)
@@ -104,6 +107,11 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         self._tries.decided(proposed, drafts)
         return taken.tolist(), Decision(running, context, drafts, expected, float(seconds[drafts]))
 
+    @property
+    def settled(self) -> bool:
+        """Whether so much was learnt that it changes little from step to step."""
+        return self._judged >= SETTLED_TOKENS
+
     def held_lengths(self) -> list[int]:
         """While the last plan holds: draft tokens to verify of a sample, by the class of its recent acceptance."""
         paths = np.cumprod(self._acceptance.table, axis=1)
@@ -115,7 +123,9 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         """What became of the drafts of one step."""
         recents, judged, right = (np.array(one, np.int64) for one in fates)
         self._acceptance.learn(recents, judged, right)
-        self._refit_after(sum(fates.judged))
+        tokens = sum(fates.judged)
+        self._judged += tokens
+        self._refit_after(tokens)
 
 
 @njit(cache=True)

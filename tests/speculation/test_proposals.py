@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.speculation.proposals import Fates, ProposalDrafter, ProposalPlanner, Proposed
+from rhyme_openrlhf.speculation.proposals import SETTLED_TOKENS, Fates, ProposalDrafter, ProposalPlanner, Proposed
 from rhyme_openrlhf.speculation.trying import TRIED_AFTER
 from tests.latency import formula
 
@@ -161,6 +161,16 @@ def test_a_plan_that_holds_verifies_what_it_verified_and_learns_nothing() -> Non
     # A short proposal that is verified whole says nothing of longer ones.
     assert made.draft([Proposed("0", DRAFT[:1], MANY, [1])], 100, MANY) == [DRAFT[:1]]
     assert made.draft_held(asked, MANY) == planned
+
+
+def test_no_plan_holds_before_enough_was_judged() -> None:
+    plan = planner(1.0)
+    judged = 0
+    while judged < SETTLED_TOKENS:
+        assert not plan.settled
+        plan.learn(Fates([500] * 20, [TOKENS] * 20, [1] * 20))
+        judged += 20 * TOKENS
+    assert plan.settled
 
 
 def test_where_nothing_is_worth_it_a_plan_holds_that_verifies_nothing() -> None:
