@@ -72,7 +72,7 @@ class ProposalScheduler(HistoryScheduler):
             self._turns.planned(time.perf_counter() - started, decided.seconds)
 
     def _may_hold(self) -> bool:
-        """Whether the next step needs no plan of its own: the first ones do, and those that measure what drafts gain."""
+        """Whether the next step needs no plan of its own: the first ones do, and those that measure the gain."""
         settled = self.planner is not None and self.planner.settled
         return settled and self.forced_drafts is None and not self.gain.is_near()
 
