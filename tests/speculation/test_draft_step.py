@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from rhyme_openrlhf.history import addresses, cursor, lookup, walk
+from rhyme_openrlhf.latency import curve, step_kernels
 from rhyme_openrlhf.speculation import (
     acceptance,
     append_step,
@@ -51,6 +52,7 @@ TABLES = (addresses, likely_next, rows)
         (planner, (acceptance, trying)),
         (position_acceptance, (acceptance,)),
         (proposals, (position_acceptance, trying)),
+        (step_kernels, (curve,)),
     ],
 )
 def test_a_change_of_what_is_called_changes_the_caller(caller: ModuleType, called: tuple[ModuleType, ...]) -> None:
