@@ -47,11 +47,8 @@ class Correction:
         self._usual = 1.0
 
     def observe(self, running: int, drafts: int, predicted: float, measured: float) -> None:
-        """A step of so many samples and draft tokens; the rest as `observe_size`."""
-        self.observe_size(self.size_of(running, drafts), predicted, measured)
-
-    def observe_size(self, size: Size, predicted: float, measured: float) -> None:
         """A step of this size was predicted (without correction) and took so long, both in seconds above 0."""
+        size = self.size_of(running, drafts)
         own, seen = self._own.get(size, (1.0, 0))
         off = measured / (predicted * self._all * own)
         off = max(1 / MOST_AT_ONCE, min(MOST_AT_ONCE, off)) - 1

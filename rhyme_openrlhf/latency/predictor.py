@@ -116,6 +116,6 @@ class Predictor:
 
     def observe(self, running: int, context: int, drafts: int, seconds: float) -> None:
         """A step of this engine took `seconds` (above 0)."""
-        predicted, size = self._profiled(running, context, drafts)
+        predicted = self.profiled_seconds(running, context, drafts)
         if predicted > 0:
-            self.correction.observe_size(size, predicted, seconds)
+            self.correction.observe(running, drafts, predicted, seconds)

@@ -13,6 +13,7 @@ the engine's time is one; outside of what was measured the nearest edge goes on 
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
@@ -59,22 +60,6 @@ class StepModel:
         self._verified_rows = {running: sorted(by_rows) for running, by_rows in self._verify.items()}
         self._known: dict[tuple[int, int, int], np.ndarray] = {}
         self._rows_known: dict[int, np.ndarray] = {}
-        rows_of = [self._verified_rows[b] for b in self._verified_running]
-        verify_curves = [self._verify[b][r] for b in self._verified_running for r in self._verified_rows[b]]
-        plain_running, verified_running = _whole(self._running), _whole(self._verified_running)
-        one_each = step_kernels.begins([1] * len(plain_running))
-        all_plain = step_kernels.Curves.of([self._plain[b] for b in self._running])
-        # What the compiled form is made of.
-        self._families = (
-            step_kernels.Family(plain_running, one_each, plain_running, all_plain),
-            step_kernels.Family(
-                verified_running,
-                step_kernels.begins(map(len, rows_of)),
-                _whole([rows for of_family in rows_of for rows in of_family]),
-                step_kernels.Curves.of(verify_curves),
-            ),
-            _whole(self._padded),
-        )
 
     def rows(self, running: int, drafts: int) -> int:
         """Tokens that the engine computes in the step, with its padding."""
@@ -138,9 +123,31 @@ class StepModel:
         middle of those with the same leading ones.
         """
         found, outside = step_kernels.step_seconds(
-            *self._families, self._least, bits, running, contexts, drafts, judged
+            *self._compiled, self._least, bits, running, contexts, drafts, judged
         )
         return found, None if outside[0] < 0 else outside
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[step_kernels.Family, step_kernels.Family, NDArray[np.int64]]:
+        """What the compiled form is made of: curves of steps without drafts and with, and the padded rows."""
+        rows_of = [self._verified_rows[b] for b in self._verified_running]
+        verify_curves = [self._verify[b][r] for b in self._verified_running for r in self._verified_rows[b]]
+        plain_running = _whole(self._running)
+        return (
+            step_kernels.Family(
+                plain_running,
+                step_kernels.begins([1] * len(plain_running)),
+                plain_running,
+                step_kernels.Curves.of([self._plain[b] for b in self._running]),
+            ),
+            step_kernels.Family(
+                _whole(self._verified_running),
+                step_kernels.begins(map(len, rows_of)),
+                _whole([rows for of_family in rows_of for rows in of_family]),
+                step_kernels.Curves.of(verify_curves),
+            ),
+            _whole(self._padded),
+        )
 
     def table(self, running: int, context: int, most: int) -> np.ndarray:
         """`seconds` with 0 to `most` draft tokens, float64[most + 1], at the price of a few of them."""

@@ -63,7 +63,7 @@ class StepClock:
 
     def interrupted(self) -> None:
         """Whatever comes next does not follow at once."""
-        self._before = self._planned = self._next_planned = None
+        self.skipped()
         self._runs = False
 
 

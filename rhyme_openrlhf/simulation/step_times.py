@@ -55,8 +55,7 @@ class StepTimes:
 
     def total(self, running: int, context: float, drafts: int, steps: int, growth: float) -> float:
         """Seconds of `steps` steps, the first with `context` tokens and each next with `growth` (above 0) more."""
-        curve = self._curves.get((running, drafts)) or self._curve(running, drafts)
-        found: float = _total(*curve, self._contexts, context, steps, growth)
+        found: float = _total(*self._curve(running, drafts), self._contexts, context, steps, growth)
         return found
 
     def steps_until(
@@ -65,8 +64,7 @@ class StepTimes:
         """The fewest steps, at most `most`, that take `seconds` or more, when each takes `extra` seconds beside."""
         if most <= 0 or seconds <= 0:
             return 0
-        curve = self._curves.get((running, drafts)) or self._curve(running, drafts)
-        found: int = _steps_until(*curve, self._contexts, context, most, growth, seconds, extra)
+        found: int = _steps_until(*self._curve(running, drafts), self._contexts, context, most, growth, seconds, extra)
         return found
 
 

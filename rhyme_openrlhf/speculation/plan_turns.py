@@ -30,15 +30,11 @@ class PlanTurns:
     def holds(self, running: int) -> bool:
         """Whether the next step, of so many samples, goes by the last plan."""
         if running != self._running:
-            self.begin(running)
+            self._running, self._in_a_row, self._spent, self._left = running, 0, 0.0, 0
         if not self._left:
             return False
         self._left -= 1
         return True
-
-    def begin(self, running: int = 0) -> None:
-        """The next steps are planned anew."""
-        self._running, self._in_a_row, self._spent, self._left = running, 0, 0.0, 0
 
     def planned(self, seconds: float, step_seconds: float) -> None:
         """A step that takes `step_seconds` was planned in `seconds`, both above 0."""

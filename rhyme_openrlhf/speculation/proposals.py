@@ -147,6 +147,11 @@ def _plan(table, recents, lengths, seconds, running, tried):  # type: ignore[no-
     return chosen, total, expected, least
 
 
+def _fitting(lengths: list[int], most: int) -> list[int]:
+    """These draft lengths, if a step has room for all; else none longer than its even share of `most`."""
+    return lengths if sum(lengths) <= most else [min(length, most // len(lengths)) for length in lengths]
+
+
 class ProposalDrafter:
     """What the scheduler asks for the drafts of all samples of one engine. One caller at a time."""
 
@@ -189,8 +194,8 @@ class ProposalDrafter:
             for sample, length in zip(running, lengths, strict=True):
                 if sample.tokens:
                     self._waiting[sample.request_id] = Waiting(sample.tokens, length, len(sample.text))
-        elif sum(lengths) > most:
-            lengths = [min(length, most // len(running)) for length in lengths]
+        else:
+            lengths = _fitting(lengths, most)
         return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
 
     def draft_held(self, running: Sequence[Proposed], most: int) -> list[list[int]]:
@@ -204,9 +209,8 @@ class ProposalDrafter:
             max(min(len(tokens), room, self._held[class_of_recent(self._recents[request_id])]), 0) if tokens else 0
             for request_id, tokens, room, _ in running
         ]
-        if sum(lengths) > most:
-            lengths = [min(length, most // len(running)) for length in lengths]
-        return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
+        cut = zip(running, _fitting(lengths, most), strict=True)
+        return [sample.tokens[:length] for sample, length in cut]
 
     def leave_out(self) -> None:
         """The next decode step has no drafts."""
