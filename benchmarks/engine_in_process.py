@@ -94,10 +94,14 @@ class DynamicScheduler(ProposalScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._own_tokens = 0
+        # What calls the engine's workers, given with the first call of this scheduler.
+        self.call_workers: Any = None
 
     def use(self, table: list[list[int]] | None) -> None:
-        """vLLM's own way from now on, by this `num_speculative_tokens_per_batch_size`; None: the budget."""
+        """vLLM's own way from now on, by this `num_speculative_tokens_per_batch_size`; None: the budget, and n-grams
+        looked up as in a run."""
         self._own = table is not None
+        self.call_workers("rhyme_look_up_serially", args=(not self._own,))
         # An interval without drafts may have been under way.
         self._ticket = self._scheduled = None
         self.dynamic_sd_lookup = None

@@ -44,7 +44,7 @@ from rhyme_openrlhf.rollout.sample_turns import TURNS, Turn
 from rhyme_openrlhf.rollout.scheduler import DRAFTING_KEY, SETTINGS_KEY
 from rhyme_openrlhf.rollout.step_measuring import StepMeasuring
 from rhyme_openrlhf.rollout.timeline import EngineTimeline
-from rhyme_openrlhf.speculation.settings import HISTORY
+from rhyme_openrlhf.speculation.settings import HISTORY, NGRAM
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.training.seeding import current_sample
 from rhyme_openrlhf.training.weight_buckets import Segment
@@ -123,6 +123,8 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)
         await super().__init__(*args, rhyme=rhyme, **kwargs)
+        if rhyme.histospec.enable and rhyme.drafting.source == NGRAM:
+            await self.llm.collective_rpc("rhyme_look_up_serially")
         workers = history_workers if rhyme.drafts_from_history else []
         self._history = HistoryFeed(workers, self.call_scheduler, rhyme.history.fetch_timeout_s)
         self._in_flight = HistoriesInFlight(self._history)

@@ -16,11 +16,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from vllm.v1.request import RequestStatus
+
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
 from rhyme_openrlhf.speculation.gain import GainMeter
 from rhyme_openrlhf.speculation.plan_turns import PlanTurns
-from rhyme_openrlhf.speculation.proposals import ProposalDrafter, ProposalPlanner, Proposed
+from rhyme_openrlhf.speculation.proposals import Held, ProposalDrafter, ProposalPlanner, Proposed
 from rhyme_openrlhf.speculation.rows import NO_SOURCE
 
 # The first step behind an interval without drafts has none to verify: nothing was proposed in the step before it.
@@ -40,8 +42,9 @@ class ProposalScheduler(HistoryScheduler):
         self.source_names = {NO_SOURCE: self.drafting.source}
         self._proposed: dict[str, list[int]] = {}
         self._turns = PlanTurns()
-        # Whether the next step goes by a plan that holds.
+        # Whether the next step goes by a plan that holds; and by which, once it is asked for.
         self._holds = False
+        self._held: Held | None = None
 
     def make_drafter(self) -> Any:
         """What cuts drafts."""
@@ -60,21 +63,34 @@ class ProposalScheduler(HistoryScheduler):
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Keep of each proposal what the budget takes."""
         started = time.perf_counter()
-        self._proposed = dict(zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True))
-        self._holds = self._may_hold() and self._turns.holds(len(self.running))
+        self._holds = self.forced_drafts is None and self._turns.holds(len(self.running))
         if self._holds:
-            self._draft_singly(draft_token_ids.req_ids)
+            self._draft_held(draft_token_ids)
             self.meter.add_draft_seconds(time.perf_counter() - started)
             return
+        self._held = None
+        self._proposed = dict(zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True))
         super().update_draft_token_ids(draft_token_ids)
         decided = self.drafter.decision
         if decided is not None:
-            self._turns.planned(time.perf_counter() - started, decided.seconds)
+            # The first steps need plans of their own, and so do those that measure the gain.
+            most = self.gain.far_steps() if self.planner.settled else 0
+            self._turns.planned(time.perf_counter() - started, decided.seconds, most)
 
-    def _may_hold(self) -> bool:
-        """Whether the next step needs no plan of its own: the first ones do, and those that measure the gain."""
-        settled = self.planner is not None and self.planner.settled
-        return settled and self.forced_drafts is None and not self.gain.is_near()
+    def _draft_held(self, proposed: Any) -> None:
+        """In one loop, because with few samples each function that is called is a good part of what planning saves."""
+        held = self._held = self._held or self.drafter.hold()
+        self.gain.pass_by()
+        requests, running, left = self.requests, RequestStatus.RUNNING, self._most_drafts()
+        for request_id, tokens in zip(proposed.req_ids, proposed.draft_token_ids, strict=True):
+            request = requests.get(request_id)
+            if request is None or request.status is not running or request.is_prefill_chunk:
+                continue
+            draft = tokens[: min(held.by_sample.get(request_id, held.of_new), left)]
+            if draft and request.structured_output_request is not None:
+                draft = self._grammatical(request, draft)
+            left -= len(draft)
+            request.spec_token_ids = draft
 
     def is_timed(self) -> bool:
         """As its base, but for steps by a plan that holds."""
@@ -95,9 +111,6 @@ class ProposalScheduler(HistoryScheduler):
             )
             for request in decoding
         ]
-        if self._holds:
-            held: list[list[int]] = self.drafter.draft_held(running, self._most_drafts())
-            return held
         context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0
         drafts: list[list[int]] = self.drafter.draft(running, context, self._most_drafts())
         return drafts

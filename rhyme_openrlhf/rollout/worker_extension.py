@@ -24,6 +24,7 @@ from rhyme_openrlhf.profiling.subject import hardware_name
 from rhyme_openrlhf.rollout.moves import resumed_requests
 from rhyme_openrlhf.rollout.moves.moving_worker import MovingWorker
 from rhyme_openrlhf.rollout.moves.sleeping_worker import SleepingWorker
+from rhyme_openrlhf.rollout.ngram_worker import NgramWorker
 from rhyme_openrlhf.training.weight_buckets import Segment
 
 resumed_requests.apply()
@@ -40,8 +41,8 @@ else:
     cpu_shapes.apply()
 
 
-class WorkerExtension(MovingWorker, SleepingWorker, _Base):
-    """OpenRLHF's worker extension plus the weight buffer and moves."""
+class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
+    """OpenRLHF's worker extension plus the weight buffer, moves and n-grams."""
 
     def rhyme_load_weights(self, plain_segment: list[Any]) -> int:
         """Load a weight version (`Segment.to_plain()`) into this worker's shard of the model; returns the version.

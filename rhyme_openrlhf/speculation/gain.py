@@ -28,6 +28,8 @@ WIDTH = 1.96
 SWITCHING_WIDTH = 3.5
 # Samples running before and after an interval may differ by this share.
 ALIKE = 0.2
+# Where no interval comes: more steps than anybody plans ahead.
+FAR = 1_000_000
 # The stretches of steps that are compared: before an interval, inside it, after it.
 INSIDE = 1
 
@@ -96,9 +98,15 @@ class GainMeter:
         in_interval = self._period > 0 and self._stretch_of(number) == INSIDE
         return Ticket(number, self._drafting != in_interval)
 
-    def is_near(self) -> bool:
-        """Whether the step that is asked for next lies in an interval or in the steps around it, or has no drafts."""
-        return not self._drafting or (self._period > 0 and self._place_of(self._asked) >= 0)
+    def far_steps(self) -> int:
+        """How many of the next steps lie outside of intervals and the steps around them, and have drafts."""
+        if not self._drafting:
+            return 0
+        return max(-self._place_of(self._asked), 0) if self._period else FAR
+
+    def pass_by(self) -> None:
+        """The next decode step lies outside of intervals (`far_steps`) and is not timed: as `ask`, at less cost."""
+        self._asked += 1
 
     def step(self, number: int, running: int, tokens: int, seconds: float) -> str:
         """The step of ticket `number` ran so many samples, gave so many tokens and took `seconds`.

@@ -36,11 +36,11 @@ class PlanTurns:
         self._left -= 1
         return True
 
-    def planned(self, seconds: float, step_seconds: float) -> None:
-        """A step that takes `step_seconds` was planned in `seconds`, both above 0."""
+    def planned(self, seconds: float, step_seconds: float, most_held: int) -> None:
+        """A step that takes `step_seconds` was planned in `seconds`, both above 0; its plan may hold for as many."""
         self._in_a_row += 1
         self._spent += seconds
         if self._in_a_row == PLANNED_IN_A_ROW:
             steps = round(self._spent / (PLANNING_SHARE * step_seconds))
             self._in_a_row, self._spent = 0, 0.0
-            self._left = min(max(steps - PLANNED_IN_A_ROW, 0), MOST_HELD)
+            self._left = min(max(steps - PLANNED_IN_A_ROW, 0), MOST_HELD, most_held)

@@ -60,6 +60,13 @@ class Waiting(NamedTuple):
     text_tokens: int
 
 
+class Held(NamedTuple):
+    """What is verified at most while a plan holds: of each sample that had started, and of a new one."""
+
+    by_sample: dict[str, int]
+    of_new: int
+
+
 class Fates(NamedTuple):
     """What became of some proposals: their samples' recent acceptance before them (thousandths), tokens that can be
     judged, and how many of those were right before the first wrong one."""
@@ -160,8 +167,6 @@ class ProposalDrafter:
         # How each sample's proposals fared lately, in thousandths; and its last one, until it can be judged.
         self._recents: dict[str, int] = {}
         self._waiting: dict[str, Waiting] = {}
-        # Lengths by recent acceptance while a plan holds; none before it is asked for.
-        self._held: list[int] = []
         self.decision: Decision | None = None
         """What the planner decided for the next step; None without a planner."""
 
@@ -183,7 +188,6 @@ class ProposalDrafter:
     def draft(self, running: Sequence[Proposed], context: int, most: int) -> list[list[int]]:
         """Draft tokens to verify in the next decode step, for each sample. Raises KeyError as `finish`."""
         self.decision = None
-        self._held = []
         lengths = [max(min(len(sample.tokens), sample.room), 0) for sample in running]
         if not running:
             return []
@@ -198,19 +202,14 @@ class ProposalDrafter:
             lengths = _fitting(lengths, most)
         return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
 
-    def draft_held(self, running: Sequence[Proposed], most: int) -> list[list[int]]:
-        """As `draft`, by the last plan, and nothing is learnt; needs a planner."""
+    def hold(self) -> Held:
+        """The last plan is to hold for some steps, about which nothing is learnt; needs a planner."""
         assert self._planner is not None
-        if not self._held:
-            self._held = self._planner.held_lengths()
-            # Not judged: what it would be judged by is known when it is planned anew.
-            self.leave_out()
-        lengths = [
-            max(min(len(tokens), room, self._held[class_of_recent(self._recents[request_id])]), 0) if tokens else 0
-            for request_id, tokens, room, _ in running
-        ]
-        cut = zip(running, _fitting(lengths, most), strict=True)
-        return [sample.tokens[:length] for sample, length in cut]
+        lengths = self._planner.held_lengths()
+        # Not judged: what it would be judged by is known when it is planned anew.
+        self.leave_out()
+        by_sample = {request_id: lengths[class_of_recent(recent)] for request_id, recent in self._recents.items()}
+        return Held(by_sample, lengths[class_of_recent(FIRST_RECENT)])
 
     def leave_out(self) -> None:
         """The next decode step has no drafts."""

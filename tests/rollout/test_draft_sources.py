@@ -16,6 +16,8 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, to
 from tests.latency import formula
 
 PROMPTS = 16
+# Each judges about a tenth of what has to be judged before plans may hold, or more.
+MOST_PASSES = 20
 HALF = str(embedded.DRAFT_MODEL)
 
 
@@ -47,6 +49,9 @@ def engine(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
 
     drafting = DraftingSettings(source=request.param, model=HALF if request.param == "draft_model" else "")
     running = RunningEngine(RhymeSettings(drafting=drafting, cpu=CpuSettings(kv_cache_mb=64)))
+    if request.param == "ngram":
+        # As a run's engine does.
+        running.call(running.llm.collective_rpc("rhyme_look_up_serially"))
     yield request.param, running
     running.stop()
 
@@ -93,6 +98,14 @@ def test_greedy_output_is_the_same_whole_and_cut(
         for which in ("predicted_ms", "real_ms")
     )
     assert predicted == pytest.approx(real, rel=0.3)
+    # Once enough was judged plans hold, and such steps tell no decision. Nothing else changes.
+    for _ in range(MOST_PASSES):
+        again, then = answers(drafting, prompts)
+        assert again == expected
+        if sum(drafting.scheduler("take_decisions")["decode_steps"]) < 0.9 * then.decode_steps:
+            break
+    else:
+        pytest.fail(f"no plan held in {MOST_PASSES} passes")
 
 
 def dear_points() -> tuple[Any, ...]:

@@ -7,9 +7,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from vllm.v1.spec_decode import ngram_proposer
 
 from rhyme_openrlhf.history import addresses, cursor, lookup, walk
 from rhyme_openrlhf.latency import curve, step_kernels
+from rhyme_openrlhf.rollout import ngram_worker
 from rhyme_openrlhf.speculation import (
     acceptance,
     append_step,
@@ -53,6 +55,7 @@ TABLES = (addresses, likely_next, rows)
         (position_acceptance, (acceptance,)),
         (proposals, (position_acceptance, trying)),
         (step_kernels, (curve,)),
+        (ngram_worker, (ngram_proposer,)),
     ],
 )
 def test_a_change_of_what_is_called_changes_the_caller(caller: ModuleType, called: tuple[ModuleType, ...]) -> None:

@@ -15,7 +15,7 @@ def planned_of(turns: PlanTurns, steps: int, seconds: float, step_seconds: float
         holds = turns.holds(running)
         planned.append(not holds)
         if not holds:
-            turns.planned(seconds, step_seconds)
+            turns.planned(seconds, step_seconds, MOST_HELD)
     return planned
 
 
@@ -46,3 +46,12 @@ def test_other_samples_are_planned_anew() -> None:
     planned_of(turns, PLANNED_IN_A_ROW, 0.001, 0.005)
     assert turns.holds(1)
     assert planned_of(turns, PLANNED_IN_A_ROW, 0.001, 0.005, running=2) == [True] * PLANNED_IN_A_ROW
+
+
+def test_a_plan_holds_no_longer_than_it_may() -> None:
+    for most in (0, 3):
+        turns = PlanTurns()
+        for _ in range(PLANNED_IN_A_ROW):
+            assert not turns.holds(1)
+            turns.planned(0.001, 0.005, most)
+        assert [turns.holds(1) for _ in range(most + 1)] == [True] * most + [False]

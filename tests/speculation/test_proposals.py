@@ -146,21 +146,21 @@ def test_a_plan_that_holds_verifies_what_it_verified_and_learns_nothing() -> Non
     samples = Samples(made, [TOKENS, 1])
     drafts = samples.steps(300)
     assert len(drafts[0]) == TOKENS > len(drafts[1])
-    asked = proposals(2)
-    planned = made.draft(asked, 200, MANY)
+    planned = list(map(len, made.draft(proposals(2), 200, MANY)))
     assert made.decision is not None
-    assert made.draft_held(asked, MANY) == planned and made.decision is None
-    # By each sample's own proposal and room, and the most of a step.
-    one = [Proposed("1", DRAFT, MANY, [1]), Proposed("0", DRAFT[:2], MANY, [1]), Proposed("0", DRAFT, 3, [1])]
-    assert made.draft_held(one, MANY) == [planned[1], DRAFT[:2], DRAFT[:3]]
-    assert made.draft_held(asked, 2) == [planned[0][:1], planned[1][:1]]
+    held = made.hold()
+    assert held.by_sample == {"0": planned[0], "1": planned[1]} and made.decision is None
+    # One that starts meanwhile is held to fare as new ones do.
+    made.start("new")
+    assert held.of_new == made.hold().by_sample["new"]
+    made.finish("new")
     # What is drafted meanwhile is judged by nothing.
     assert not made._waiting
     made.draft([Proposed("0", [], MANY, [1])], 100, MANY)
-    assert made.draft_held(asked, MANY) == planned
+    assert made.hold() == held
     # A short proposal that is verified whole says nothing of longer ones.
     assert made.draft([Proposed("0", DRAFT[:1], MANY, [1])], 100, MANY) == [DRAFT[:1]]
-    assert made.draft_held(asked, MANY) == planned
+    assert made.hold() == held
 
 
 def test_no_plan_holds_before_enough_was_judged() -> None:
@@ -181,7 +181,8 @@ def test_where_nothing_is_worth_it_a_plan_holds_that_verifies_nothing() -> None:
     for _ in range(2 * (TRIED_AFTER + 1)):
         # Also behind a step that only tried.
         verified += sum(map(len, samples.step()))
-        assert made.draft_held(proposals(2), MANY) == [[], []]
+        held = made.hold()
+        assert set(held.by_sample.values()) == {0} and not held.of_new
     assert verified == 2
 
 
