@@ -129,7 +129,7 @@ def parse(argv: Sequence[str]) -> SimpleNamespace:
         # Upstream's checks read options that have no default without asking whether they were given.
         raise ArgumentsError(
             "a required option is missing: give at least --actor.model_name_or_path, --data.prompt_dataset, "
-            f"--vllm.num_engines and a reward (--reward.remote_url or --reward.model_name_or_path) [{error}]"
+            "--vllm.num_engines and a reward (--reward.remote_url or --reward.model_name_or_path)"
         ) from error
     (args,) = received
     return args
