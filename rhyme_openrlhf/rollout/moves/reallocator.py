@@ -13,7 +13,7 @@ from typing import Any
 
 from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
-from rhyme_openrlhf.scheduling.move import MoveRefused
+from rhyme_openrlhf.scheduling.move import MoveRefused, NotYet
 from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
 from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 
@@ -68,8 +68,8 @@ class Reallocator:
     async def _carry_out(self, sample: int, destination: int) -> None:
         try:
             await self._move(sample, destination, CAUSE)
-        except KeyError:
-            # It has ended since the report.
+        except (KeyError, NotYet):
+            # It has ended since the report; or an engine has other weights since, and a later look asks again.
             return
         except MoveRefused as refused:
             self._reports.tell(f"reallocation: {refused}")

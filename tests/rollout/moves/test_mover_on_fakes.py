@@ -55,6 +55,7 @@ class FakeEngine:
     here: dict[str, _Running] = field(default_factory=dict)
     finished: dict[str, Any] = field(default_factory=dict)
     rooms: dict[str, int] = field(default_factory=dict)
+    weights: int = 0
 
     async def call(self, method: str, *arguments: Any) -> Any:
         fault = self.fault(method)
@@ -103,7 +104,7 @@ class FakeEngine:
                 continue
             grown[place] = Grown(sample.told, tuple(sample.tokens[sample.told :]))
             sample.told = len(sample.tokens)
-        return News(finished, grown, 0, True)
+        return News(finished, grown, self.weights, True)
 
     def start_sample(
         self, place: str, request: SampleRequest, progress: Progress | None = None, room: str = "", computed: int = 0,

@@ -43,11 +43,13 @@ class Reporting(FakeEngine):
 
 
 async def generate(
-    folder: Path, engines: list[Reporting], counts: list[int], length: int
+    folder: Path, engines: list[Reporting], counts: list[int], length: int, newer: list[int]
 ) -> tuple[list[Any], Any, Any]:
     for number, engine in enumerate(engines):
         engine.number = number
     keeper = SampleKeeper(dict(enumerate(engines)), 0.001)
+    for engine in newer:
+        engines[engine].weights = 1
     moved: list[Any] = []
     mover = Mover(keeper, KvBufferStore(folder), lambda *_: Choice(KV_TRANSFER), 1.0, moved.append)
 
@@ -85,8 +87,11 @@ def seats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.rollout.moves.test_mover_on_fakes.SEATS", 50)
 
 
-def run(folder: Path, engines: list[Reporting], counts: list[int], length: int = 400) -> Any:
-    return asyncio.run(asyncio.wait_for(generate(folder, engines, counts, length), 60))
+def run(
+    folder: Path, engines: list[Reporting], counts: list[int], length: int = 400, newer: list[int] | None = None
+) -> Any:
+    """`newer`: engines that have newer weights than they reported."""
+    return asyncio.run(asyncio.wait_for(generate(folder, engines, counts, length, newer or []), 60))
 
 
 def healthy(_: str) -> str:
@@ -125,3 +130,8 @@ def test_a_move_that_fails_leaves_its_sample_generating(tmp_path: Path) -> None:
 
     moved, _, _ = run(tmp_path, [Reporting(healthy), Reporting(refuses)], [10, 1])
     assert moved and {record.move.phase.value for record in moved} == {"cancelled"}
+
+
+def test_engines_with_other_weights_since_they_reported_are_nothing_to_tell(tmp_path: Path) -> None:
+    moved, said, reallocator = run(tmp_path, [Reporting(healthy), Reporting(healthy)], [10, 1], newer=[1])
+    assert moved == [] == said and reallocator.decisions >= 1
