@@ -30,6 +30,7 @@ from vllm import RequestOutput, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.utils import random_uuid
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rhyme_openrlhf.rollout import engine_core_channel
@@ -86,6 +87,8 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     }
 
 
+# Requests, prompt tokens of each and tokens of each answer: one prefill and one decode step, of more than one sample.
+REHEARSAL = (2, 8, 2)
 # What OpenRLHF's executor asks for; whoever asks for more (`rhyme verify`) reads more.
 UPSTREAM_LOGPROBS = 1
 
@@ -128,6 +131,19 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         workers = history_workers if rhyme.drafts_from_history else []
         self._history = HistoryFeed(workers, self.call_scheduler, rhyme.history.fetch_timeout_s)
         self._in_flight = HistoriesInFlight(self._history)
+        await self._start_the_rest()
+
+    async def _start_the_rest(self) -> None:
+        """What else an engine starts once, now: else it is time of the first rollout stage.
+
+        The first requests load plug-ins and start threads here, and kernels in the workers. And this process has
+        hundreds of thousands of objects when all is imported, which Python's next full garbage collection goes through:
+        about half a second in which no request gets to vLLM, soon after the first ones. vLLM's own server, in whose
+        place this actor stands, leaves them out of all collections, as it does in its engine core; so do we.
+        """
+        async with asyncio.timeout(self.rhyme.limits.stage_s):
+            await self._run(*REHEARSAL, {})
+        freeze_gc_heap()
 
     @staticmethod
     def plugins(rhyme: RhymeSettings) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -49,6 +50,9 @@ class Actor:
                 index=0, history_workers=[],
             )
         )  # fmt: skip
+        # Before anything is asked of it.
+        self.had_requests = self.raw.llm.output_handler is not None
+        self.counted = self.call(self.raw._totals())
 
     def call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(240)
@@ -130,6 +134,19 @@ def until_running(actor: Actor) -> None:
 def first_log_probability(output: Any) -> float:
     answer = output.outputs[0]
     return answer.logprobs[0][answer.token_ids[0]].logprob
+
+
+def test_first_requests_are_of_the_start_and_counted_nowhere(actor: Actor) -> None:
+    assert actor.had_requests
+    assert (actor.counted.response_tokens, actor.counted.decode_steps, actor.counted.finished_samples) == (0, 0, 0)
+
+
+def test_what_is_there_at_the_start_is_in_no_garbage_collection(actor: Actor) -> None:
+    import torch
+
+    # A collection goes through what it returns; half a second of that lay in a run's first stage.
+    assert gc.is_tracked(torch) and gc.is_tracked(actor.raw.llm)
+    assert not {id(torch), id(actor.raw.llm)} & set(map(id, gc.get_objects()))
 
 
 def test_each_version_is_loaded_and_no_cached_block_survives_it(actor: Actor, tmp_path: Path) -> None:
