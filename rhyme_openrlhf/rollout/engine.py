@@ -87,8 +87,9 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     }
 
 
-# Requests, prompt tokens of each and tokens of each answer: one prefill and one decode step, of more than one sample.
-REHEARSAL = (2, 8, 2)
+# Requests before a run's first, prompt tokens of each and tokens of each answer: a prefill and a decode step of more
+# than one sample. And the prompt that they say they are of, as a run's requests do.
+REHEARSAL, REHEARSED = (2, 8, 2), "rehearsal"
 # What OpenRLHF's executor asks for; whoever asks for more (`rhyme verify`) reads more.
 UPSTREAM_LOGPROBS = 1
 
@@ -142,7 +143,7 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         place this actor stands, leaves them out of all collections, as it does in its engine core; so do we.
         """
         async with asyncio.timeout(self.rhyme.limits.stage_s):
-            await self._run(*REHEARSAL, {})
+            await self._run(*REHEARSAL, {PROMPT_KEY: REHEARSED})
         freeze_gc_heap()
 
     @staticmethod
