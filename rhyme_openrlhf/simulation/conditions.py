@@ -54,8 +54,8 @@ def recorded(busy: Sequence[Busy], simulated: Sequence[float]) -> tuple[Conditio
 def known_before(steps: Sequence[Conditions]) -> tuple[Conditions, ...]:
     """What was known of each step when it began; `steps`: what they then were like.
 
-    Around its first stage there can be what a run starts once (in older recordings a garbage collection in each engine's
-    actor, a second of it): that says nothing of the next.
+    Around its first stage there can be what a run starts once (in older recordings a garbage collection in each
+    engine's actor, a second of it): that says nothing of the next.
     """
     slowness = itertools.accumulate(
         (one.slowness for one in steps), lambda known, new: known + NEW_WEIGHT * (new - known)
