@@ -11,7 +11,6 @@ cache and seats hold what it gets.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,14 +25,14 @@ LEVEL = 0.5
 
 
 class RunningSample(NamedTuple):
-    """`context`: prompt and response tokens so far; `accepted`: draft tokens accepted per step, in the mean."""
+    """`context`: prompt and response tokens so far; `accepted`: draft tokens accepted per step, in the mean.
 
-    sample: int
+    They compare as they are given away: in the order of their fields.
+    """
+
     context: int
-    accepted: float = 0.0
-
-
-_SHORTER_FIRST = operator.attrgetter("context", "accepted", "sample")
+    accepted: float
+    sample: int
 
 
 class EngineLoad(NamedTuple):
@@ -101,7 +100,7 @@ def reallocate(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocation
             count = min(count, target.free_seats)
         free = target.free_tokens
         moved: list[int] = []
-        for sample in sorted(source.running, key=_SHORTER_FIRST):
+        for sample in sorted(source.running):
             # Those behind it are no shorter.
             if len(moved) >= count or sample.context > free:
                 break

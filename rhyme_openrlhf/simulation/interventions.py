@@ -289,11 +289,11 @@ class _Samples(Sequence[RunningSample]):
     @cached_property
     def _made(self) -> list[RunningSample]:
         found = [
-            RunningSample(job.sample, round(job.prompt_tokens + generated), job.tokens_per_step - 1)
-            for job, generated in self._engine.running_at(self._now)
+            RunningSample(round(job.prompt_tokens + generated), job.tokens_per_step - 1, job.sample)
+            for job, generated in zip(*self._engine.running_at(self._now), strict=True)
         ]
         # What waits counts, and cannot be moved.
         return found + [
-            RunningSample(-1 - place, round(job.context), job.tokens_per_step - 1)
+            RunningSample(round(job.context), job.tokens_per_step - 1, -1 - place)
             for place, job in enumerate(self._engine.jobs_waiting())
         ]

@@ -159,7 +159,8 @@ class Run:
             self._sample_ended(job, now)
         if jobs:
             self.interventions.layouts.after_ends(slot, now)
-        self.try_begin(slot, now)
+        if slot.done:
+            self.try_begin(slot, now)
 
     def stop_at(self, slots: Iterable[Slot], now: float) -> None:
         """Engines go to the end of the step that is going on, wherever one is."""
