@@ -171,3 +171,29 @@ def _at_all(curves, number, contexts, found):  # type: ignore[no-untyped-def]
                 right += 1
             left = right - 1
             found[row] = ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
+
+
+@njit(cache=True)
+def along(xs, ys, asked, least):  # type: ignore[no-untyped-def]
+    """`Curve.at_all` of the curve through these points (their xs ascend), where nothing is below `least`."""
+    last = xs.size - 1
+    below = above = 0.0
+    if last > 0:
+        below = max((ys[1] - ys[0]) / (xs[1] - xs[0]), 0.0)
+        above = max((ys[last] - ys[last - 1]) / (xs[last] - xs[last - 1]), 0.0)
+    found = np.empty(asked.size)
+    at = 0
+    for place in range(asked.size):
+        x = asked[place]
+        if x < xs[0]:
+            value = max(ys[0] - below * (xs[0] - x), 0.0)
+        elif x > xs[last]:
+            value = ys[last] + above * (x - xs[last])
+        else:
+            while at < last and xs[at + 1] <= x:
+                at += 1
+            value = ys[at]
+            if x != xs[at]:
+                value += (ys[at + 1] - ys[at]) / (xs[at + 1] - xs[at]) * (x - xs[at])
+        found[place] = max(value, least)
+    return found

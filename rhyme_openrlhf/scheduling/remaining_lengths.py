@@ -66,16 +66,15 @@ def by_maximum(samples: UnfinishedSamples, longest_allowed: int) -> NDArray[np.i
     return np.maximum(longest_allowed - samples.generated, 1)[None]
 
 
-def by_history(
-    samples: UnfinishedSamples, longest_allowed: int, scenarios: int = SCENARIOS
-) -> NDArray[np.int64]:
+def by_history(samples: UnfinishedSamples, longest_allowed: int, scenarios: int = SCENARIOS) -> NDArray[np.int64]:
     """Scenarios of tokens still to come, int64[scenarios, samples]."""
     histories = samples.histories
+    begins = np.array([0, *itertools.accumulate(map(len, histories))])
     found: NDArray[np.int64] = scenarios_of(
         samples.generated,
         samples.history,
-        np.array(list(itertools.chain.from_iterable(histories)), dtype=np.int64),
-        np.array([0, *itertools.accumulate(map(len, histories))]),
+        np.fromiter(itertools.chain.from_iterable(histories), np.int64, begins[-1]),
+        begins,
         longest_allowed,
         scenarios,
         _SHIFT,

@@ -98,9 +98,7 @@ def spread(layout: Layout, contexts: NDArray[np.int64], remaining: NDArray[np.in
     return evenly(layout, mean, remaining[None].copy(), [len(contexts)])[0]
 
 
-def evenly(
-    layout: Layout, contexts: NDArray[np.float64], rest: NDArray[np.int64], sizes: Sequence[int]
-) -> list[float]:
+def evenly(layout: Layout, contexts: NDArray[np.float64], rest: NDArray[np.int64], sizes: Sequence[int]) -> list[float]:
     """For each group of samples their seconds, spread over the layout's engines and all going on at the same pace, the
     mean of the scenarios. Arguments as `_timed`."""
     _, tokens, steps, counts = _timed(layout, contexts, rest, np.array(sizes), layout.engines)

@@ -93,7 +93,7 @@ class Counts:
 
 @dataclass
 class Engine:
-    """`pace`: what speculation gives by now, for steps from the next change on. `load`: samples here, in whatever state.
+    """`pace`: what speculation gives by now, for steps from the next change on. `load`: samples here.
 
     `slowness`: how many times as long as its kind's its steps take; changed by `slow_down` only.
     """
@@ -177,7 +177,8 @@ class Engine:
     def next_change(self) -> float:
         """When something changes; infinity if there is nothing to run. Begins what can begin."""
         if self._plan is None:
-            self._admit()
+            if self.waiting and not self._prefill:
+                self._admit()
             self._plan = self._planned()
         return self.now + self._plan[1] if self._plan[0] else math.inf
 
@@ -284,11 +285,12 @@ class Engine:
         and a call for each would take longer than the rest."""
         jobs = [item.job for item in self.running.values()]
         generated = [
-            item.had + (place - item.begin) * item.job.tokens_per_step for item in self.running.values()
+            tokens
+            if (tokens := item.had + (place - item.begin) * item.job.tokens_per_step) < item.job.length
+            else float(item.job.length)
+            for item in self.running.values()
         ]
-        return jobs, [
-            tokens if tokens < job.length else float(job.length) for job, tokens in zip(jobs, generated, strict=True)
-        ]
+        return jobs, generated
 
     def _run(self, job: Job, came: int = 0) -> None:
         """It runs from now on; `came`: if it did before, as which one."""
@@ -312,8 +314,7 @@ class Engine:
         self.counts.tokens += item.job.generated - item.had
 
     def _admit(self) -> None:
-        if self._prefill or not self.waiting:
-            return
+        """Begin the prefill of those that wait, as many as there is room for."""
         jobs: list[Job] = []
         free = self.kind.kv_tokens - self._context
         # Room for one step of everybody, else what comes in is preempted at once.
