@@ -201,9 +201,17 @@ class StepModel:
 def compile_seconds_of() -> None:
     """Have `StepModel.seconds_of` compiled, or loaded from Numba's cache: that takes seconds, which no decision should
     wait."""
-    model = StepModel(Profile(Subject("", "", "float32", 1), "derived", (StepPoint(1, 1, 0, 1.0, 0.0, 1),)))
     one = np.ones(1, dtype=np.int64)
-    model.seconds_of(one, one[None], one, 1)
+    _least_model().seconds_of(one, one[None], one, 1)
+
+
+def compile_table() -> None:
+    """The same of `StepModel.table`."""
+    _least_model().table(1, 1, 1)
+
+
+def _least_model() -> StepModel:
+    return StepModel(Profile(Subject("", "", "float32", 1), "derived", (StepPoint(1, 1, 0, 1.0, 0.0, 1),)))
 
 
 def _power_of_two(least: int) -> int:
