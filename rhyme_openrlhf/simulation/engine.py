@@ -56,6 +56,8 @@ class _Running:
     begin: float
     came: int
     had: float  # tokens generated when it began here
+    rate: float  # the job's tokens per step and length, which are asked for together with these
+    length: int
 
 
 @dataclass
@@ -285,9 +287,7 @@ class Engine:
         and a call for each would take longer than the rest."""
         jobs = [item.job for item in self.running.values()]
         generated = [
-            tokens
-            if (tokens := item.had + (place - item.begin) * item.job.tokens_per_step) < item.job.length
-            else float(item.job.length)
+            tokens if (tokens := item.had + (place - item.begin) * item.rate) < item.length else float(item.length)
             for item in self.running.values()
         ]
         return jobs, generated
@@ -297,7 +297,7 @@ class Engine:
         job.computed = True
         if not came:
             came = self._came = self._came + 1
-        self.running[job.sample] = _Running(job, self._place, came, job.generated)
+        self.running[job.sample] = _Running(job, self._place, came, job.generated, job.tokens_per_step, job.length)
         steps = max(math.ceil((job.pause - job.generated) / job.tokens_per_step - _ROUNDING), 0)
         heapq.heappush(self._ends, (self._place + steps, came, job.sample))
         self._context += job.context
