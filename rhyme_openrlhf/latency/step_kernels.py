@@ -6,6 +6,7 @@ Invariant: nothing here is decided otherwise than in `step_model.py` and `curve.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -69,23 +70,30 @@ def step_seconds(plain, verify, padded, least, bits, running, contexts, drafts, 
     """
     found = np.empty(contexts.shape)
     outside = (-1, -1)
+    middles = np.empty(contexts.shape[0], dtype=np.int64)
+    low, high, other = np.empty((3, contexts.shape[0]))
     for column in range(running.size):
         samples, drafted = running[column], drafts[column]
         verifies = drafted > 0 and verify.running.size > 0
         at = _rows(padded, samples + drafted) if drafted else samples
-        family = verify if verifies else plain
         by = samples if verifies else at
-        left, right = _around(family.running, 0, family.running.size, by)
-        reach = _reach(family, verifies, at, by) if judged else np.inf
-        for row in range(contexts.shape[0]):
-            context = _middle(contexts[row, column], bits)
-            if verifies:
-                low, high = _of_rows(verify, left, at, context), _of_rows(verify, right, at, context)
-            else:
-                low, high = _at(plain.curves, left, context), _at(plain.curves, right, context)
-            seconds = _line(family.running[left], low, family.running[right], high, by)
-            found[row, column] = max(seconds, least)
-            if context > reach and outside[0] < 0:
+        for row in range(middles.size):
+            middles[row] = _middle(contexts[row, column], bits)
+        if verifies:
+            left, right = _around(verify.running, 0, verify.running.size, by)
+            fewer, more = verify.running[left], verify.running[right]
+            reach = _reach(verify, True, at, by) if judged else np.inf
+            _of_rows(verify, left, at, middles, low, other)
+            _of_rows(verify, right, at, middles, high, other)
+        else:
+            left, right = _around(plain.running, 0, plain.running.size, by)
+            fewer, more = plain.running[left], plain.running[right]
+            reach = _reach(plain, False, at, by) if judged else np.inf
+            _at_all(plain.curves, left, middles, low)
+            _at_all(plain.curves, right, middles, high)
+        for row in range(middles.size):
+            found[row, column] = max(_line(fewer, low[row], more, high[row], by), least)
+            if middles[row] > reach and outside[0] < 0:
                 outside = (row, column)
     return found, outside
 
@@ -105,17 +113,19 @@ def _reach(family, verifies, rows, by):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _of_rows(verify, place, rows, context):  # type: ignore[no-untyped-def]
+def _of_rows(verify, place, rows, contexts, found, other):  # type: ignore[no-untyped-def]
+    """With so many rows at each of `contexts`; `other`: room for as many numbers."""
     left, right = _around(verify.rows, verify.begins[place], verify.begins[place + 1], rows)
-    low, high = _at(verify.curves, left, context), _at(verify.curves, right, context)
-    return _line(verify.rows[left], low, verify.rows[right], high, rows)
+    _at_all(verify.curves, left, contexts, found)
+    _at_all(verify.curves, right, contexts, other)
+    for row in range(contexts.size):
+        found[row] = _line(verify.rows[left], found[row], verify.rows[right], other[row], rows)
 
 
 @njit(cache=True)
 def _middle(context, bits):  # type: ignore[no-untyped-def]
-    drop = 0
-    while context >> drop >= 1 << bits:
-        drop += 1
+    # The bits of what lies above the leading ones; whole numbers of this size are exact as floats.
+    drop = math.frexp(context >> bits)[1]
     return ((context >> drop) << drop) + ((1 << drop) >> 1)
 
 
@@ -145,16 +155,45 @@ def _nearest(known, begin, end, x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _at(curves, number, x):  # type: ignore[no-untyped-def]
-    """`Curve.at`."""
+def _at_all(curves, number, contexts, found):  # type: ignore[no-untyped-def]
+    """`Curve.at` each of `contexts`."""
     first, last = curves.begins[number], curves.begins[number + 1] - 1
-    xs, ys = curves.xs, curves.ys
-    if x <= xs[first]:
-        return max(ys[first] - curves.below[number] * (xs[first] - x), 0.0)
-    if x >= xs[last]:
-        return ys[last] + curves.above[number] * (x - xs[last])
-    right = first + 1
-    while xs[right] <= x:
-        right += 1
-    left = right - 1
-    return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
+    xs, ys, below, above = curves.xs, curves.ys, curves.below[number], curves.above[number]
+    for row in range(contexts.size):
+        x = contexts[row]
+        if x <= xs[first]:
+            found[row] = max(ys[first] - below * (xs[first] - x), 0.0)
+        elif x >= xs[last]:
+            found[row] = ys[last] + above * (x - xs[last])
+        else:
+            right = first + 1
+            while xs[right] <= x:
+                right += 1
+            left = right - 1
+            found[row] = ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
+
+
+@njit(cache=True)
+def along(xs, ys, asked, least):  # type: ignore[no-untyped-def]
+    """`Curve.at_all` of the curve through these points (their xs ascend), where nothing is below `least`."""
+    last = xs.size - 1
+    below = above = 0.0
+    if last > 0:
+        below = max((ys[1] - ys[0]) / (xs[1] - xs[0]), 0.0)
+        above = max((ys[last] - ys[last - 1]) / (xs[last] - xs[last - 1]), 0.0)
+    found = np.empty(asked.size)
+    at = 0
+    for place in range(asked.size):
+        x = asked[place]
+        if x < xs[0]:
+            value = max(ys[0] - below * (xs[0] - x), 0.0)
+        elif x > xs[last]:
+            value = ys[last] + above * (x - xs[last])
+        else:
+            while at < last and xs[at + 1] <= x:
+                at += 1
+            value = ys[at]
+            if x != xs[at]:
+                value += (ys[at + 1] - ys[at]) / (xs[at + 1] - xs[at]) * (x - xs[at])
+        found[place] = max(value, least)
+    return found

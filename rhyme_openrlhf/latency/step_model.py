@@ -51,6 +51,7 @@ class StepModel:
             else:
                 verify[point.running][self.rows(point.running, point.drafts)].append(measured)
         self._running = sorted(plain)
+        self._running_known = np.array(self._running, dtype=np.float64)
         self._plain = {running: Curve(points) for running, points in plain.items()}
         self._verify = {
             running: {rows: Curve(_merged(points)) for rows, points in by_rows.items()}
@@ -156,9 +157,9 @@ class StepModel:
         if not most:
             return seconds
         if not self._verify:
-            curve = Curve([(b, self._plain[b].at(context)) for b in self._running])
+            values = np.array([self._plain[b].at(context) for b in self._running])
             rows = self._all_rows(_power_of_two(running + most))[running : running + most]
-            seconds[1:] = np.maximum(curve.at_all(rows), self._least)
+            seconds[1:] = step_kernels.along(self._running_known, values, rows, self._least)
             return seconds
         around = _around(self._verified_running, running)
         curves = [self._by_rows(b, context, running + most)[running : running + most] for b in around]
@@ -200,9 +201,17 @@ class StepModel:
 def compile_seconds_of() -> None:
     """Have `StepModel.seconds_of` compiled, or loaded from Numba's cache: that takes seconds, which no decision should
     wait."""
-    model = StepModel(Profile(Subject("", "", "float32", 1), "derived", (StepPoint(1, 1, 0, 1.0, 0.0, 1),)))
     one = np.ones(1, dtype=np.int64)
-    model.seconds_of(one, one[None], one, 1)
+    _least_model().seconds_of(one, one[None], one, 1)
+
+
+def compile_table() -> None:
+    """The same of `StepModel.table`."""
+    _least_model().table(1, 1, 1)
+
+
+def _least_model() -> StepModel:
+    return StepModel(Profile(Subject("", "", "float32", 1), "derived", (StepPoint(1, 1, 0, 1.0, 0.0, 1),)))
 
 
 def _power_of_two(least: int) -> int:

@@ -11,7 +11,6 @@ cache and seats hold what it gets.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,15 +24,9 @@ from rhyme_openrlhf.latency.predictor import SecondsOfMany
 LEVEL = 0.5
 
 
-class RunningSample(NamedTuple):
-    """`context`: prompt and response tokens so far; `accepted`: draft tokens accepted per step, in the mean."""
-
-    sample: int
-    context: int
-    accepted: float = 0.0
-
-
-_SHORTER_FIRST = operator.attrgetter("context", "accepted", "sample")
+# Prompt and response tokens so far; draft tokens accepted per step, in the mean; and which sample it is. Plain, since
+# a decision has thousands, and in this order, since so they are given away.
+RunningSample = tuple[int, float, int]
 
 
 class EngineLoad(NamedTuple):
@@ -101,12 +94,12 @@ def reallocate(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocation
             count = min(count, target.free_seats)
         free = target.free_tokens
         moved: list[int] = []
-        for sample in sorted(source.running, key=_SHORTER_FIRST):
+        for context, _, sample in sorted(source.running):
             # Those behind it are no shorter.
-            if len(moved) >= count or sample.context > free:
+            if len(moved) >= count or context > free:
                 break
-            free -= sample.context
-            moved.append(sample.sample)
+            free -= context
+            moved.append(sample)
         if moved:
             found.append(Reallocation(source.engine, target.engine, tuple(moved)))
     return found

@@ -17,7 +17,6 @@ from rhyme_openrlhf.scheduling.reallocation import (
     Cooldown,
     EngineLoad,
     Reallocation,
-    RunningSample,
     reallocate,
     speculative_knee,
 )
@@ -122,7 +121,7 @@ def _decoding(statuses: Sequence[EngineStatus]) -> Decoding | None:
 def _load(status: EngineStatus, numbers: Mapping[str, int]) -> EngineLoad:
     # A sample that cannot be moved gets a number that none has: it counts.
     running = tuple(
-        RunningSample(numbers.get(sample.place, -1 - place), sample.context, sample.accepted)
+        (sample.context, sample.accepted, numbers.get(sample.place, -1 - place))
         for place, sample in enumerate(status.samples)
     )
     return EngineLoad(status.engine, running, status.free_tokens, status.free_seats)

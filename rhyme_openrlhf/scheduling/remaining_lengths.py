@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,23 +36,45 @@ class Unfinished(NamedTuple):
     earlier: tuple[int, ...] = ()
 
 
-def by_maximum(samples: Sequence[Unfinished], longest_allowed: int) -> NDArray[np.int64]:
+@dataclass(frozen=True)
+class UnfinishedSamples:
+    """Many of them by columns: hundreds are asked about at a time. `history`: of each sample, which of `histories`."""
+
+    generated: NDArray[np.int64]
+    contexts: NDArray[np.int64]
+    history: NDArray[np.int64]
+    histories: Sequence[tuple[int, ...]]
+
+    def __len__(self) -> int:
+        return len(self.generated)
+
+    @staticmethod
+    def of(samples: Sequence[Unfinished]) -> UnfinishedSamples:
+        """These, in this order."""
+        rows: dict[tuple[int, ...], int] = {}
+        history = [rows.setdefault(sample.earlier, len(rows)) for sample in samples]
+        return UnfinishedSamples(
+            np.array([sample.generated for sample in samples], dtype=np.int64),
+            np.array([sample.context for sample in samples], dtype=np.int64),
+            np.array(history, dtype=np.int64),
+            tuple(rows),
+        )
+
+
+def by_maximum(samples: UnfinishedSamples, longest_allowed: int) -> NDArray[np.int64]:
     """PAT's bound: everything runs to the longest response allowed. int64[1, samples], tokens still to come."""
-    return np.array([[max(longest_allowed - sample.generated, 1) for sample in samples]], dtype=np.int64)
+    return np.maximum(longest_allowed - samples.generated, 1)[None]
 
 
-def by_history(samples: Sequence[Unfinished], longest_allowed: int, scenarios: int = SCENARIOS) -> NDArray[np.int64]:
+def by_history(samples: UnfinishedSamples, longest_allowed: int, scenarios: int = SCENARIOS) -> NDArray[np.int64]:
     """Scenarios of tokens still to come, int64[scenarios, samples]."""
-    generated, _, histories = zip(*samples, strict=True)
-    # Samples of one prompt have the same earlier lengths, most times the same object.
-    names = list(map(id, histories))
-    known = dict(zip(names, histories, strict=True))
-    rows = dict(zip(known, range(len(known)), strict=True))
+    histories = samples.histories
+    begins = np.array([0, *itertools.accumulate(map(len, histories))])
     found: NDArray[np.int64] = scenarios_of(
-        np.array(generated),
-        np.array([rows[name] for name in names]),
-        np.array(list(itertools.chain.from_iterable(known.values())), dtype=np.int64),
-        np.array([0, *itertools.accumulate(map(len, known.values()))]),
+        samples.generated,
+        samples.history,
+        np.fromiter(itertools.chain.from_iterable(histories), np.int64, begins[-1]),
+        begins,
         longest_allowed,
         scenarios,
         _SHIFT,

@@ -21,9 +21,6 @@ from rhyme_openrlhf.latency.predictor import SecondsOfMany
 from rhyme_openrlhf.scheduling import stage_kernels
 from rhyme_openrlhf.scheduling.group_time import StepSeconds
 
-# Numbers of remaining samples that are told apart: up to this many each, beyond it each an eighth fewer than the last.
-_FINE = 8
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -54,7 +51,7 @@ class Course:
         # Of each sample.
         self._engine = np.array([numbers[engine] for engine in engines])
         rest, means, sizes = stage_kernels.by_engine(contexts, remaining, self._engine, len(numbers))
-        ends, tokens, steps, self._counts = _timed(layout, means, rest, tuple(sizes.tolist()), 1)
+        ends, tokens, steps, self._counts = _timed(layout, means, rest, sizes, 1)
         self._had, self._clock, self.last = stage_kernels.clocks(
             ends, tokens, steps, layout.tokens_per_step, self._counts
         )
@@ -62,9 +59,9 @@ class Course:
     @functools.cached_property
     def fewer(self) -> list[tuple[int, float]]:
         """Numbers of samples left that are told apart, fewer than now, with the seconds until then in the mean."""
-        lefts = _classes(len(self._contexts))[1:]
-        moments = stage_kernels.mean_moments(self._ended, np.array(lefts, dtype=np.int64))
-        return list(zip(lefts, moments.tolist(), strict=True))
+        lefts = stage_kernels.classes(len(self._contexts))[1:]
+        moments = stage_kernels.mean_moments(self._ends, self._order, lefts)
+        return list(zip(lefts.tolist(), moments.tolist(), strict=True))
 
     def when(self, lefts: Sequence[int]) -> tuple[list[float], list[list[int]], NDArray[np.float64], NDArray[np.int64]]:
         """For numbers of samples left, of those in `fewer`: seconds until then, in the mean; what contexts those have
@@ -72,9 +69,9 @@ class Course:
         """
         asked = np.array(lefts)
         there, rest, means = stage_kernels.when_left(
-            self._had, self._clock, self._engine, self._contexts, self._remaining, self._order, self._ended, asked
+            self._had, self._clock, self._engine, self._contexts, self._remaining, self._order, self._ends, asked
         )
-        there.sort(axis=2)
+        there.sort()
         usual = [
             of_left[-left:] for of_left, left in zip(stage_kernels.usual_contexts(there).tolist(), lefts, strict=True)
         ]
@@ -92,73 +89,42 @@ class Course:
     @functools.cached_property
     def _order(self) -> NDArray[np.intp]:
         """The samples of each scenario as they end."""
-        return np.argsort(self._ends, axis=1)
-
-    @functools.cached_property
-    def _ended(self) -> NDArray[np.float64]:
-        """When the first sample of each scenario ends, the second, and so on."""
-        return np.sort(self._ends, axis=1)
+        return self._ends.argsort()
 
 
 def spread(layout: Layout, contexts: NDArray[np.int64], remaining: NDArray[np.int64]) -> float:
     """Seconds of samples that are spread evenly over a layout's engines, the mean of the scenarios."""
     mean = np.array([[int(contexts.sum()) / len(contexts)]])
-    return evenly(layout, mean, remaining[None], (len(contexts),))[0]
+    return evenly(layout, mean, remaining[None].copy(), [len(contexts)])[0]
 
 
-def evenly(
-    layout: Layout, contexts: NDArray[np.float64], rest: NDArray[np.int64], sizes: tuple[int, ...]
-) -> list[float]:
+def evenly(layout: Layout, contexts: NDArray[np.float64], rest: NDArray[np.int64], sizes: Sequence[int]) -> list[float]:
     """For each group of samples their seconds, spread over the layout's engines and all going on at the same pace, the
     mean of the scenarios. Arguments as `_timed`."""
-    _, tokens, steps, counts = _timed(layout, contexts, rest, sizes, layout.engines)
+    _, tokens, steps, counts = _timed(layout, contexts, rest, np.array(sizes), layout.engines)
     found: list[float] = stage_kernels.mean_seconds(tokens, steps, layout.tokens_per_step, counts).tolist()
     return found
 
 
 def _timed(
-    layout: Layout, contexts: NDArray[np.float64], rest: NDArray[np.int64], sizes: tuple[int, ...], engines: int
+    layout: Layout, contexts: NDArray[np.float64], rest: NDArray[np.int64], sizes: NDArray[np.int64], engines: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
     """The rest of a stage for each group of samples, cut where the number of running ones falls to a next class.
 
     Of each group and scenario: tokens at the end of each cut, and between its ends; seconds of a step in it, with one
     row a scenario; and how many cuts each group has, behind which there are no tokens.
     `contexts`: the mean of a group's samples, with an axis for scenarios; `rest`: tokens still to come of each group,
-    scenario and sample, where a group of `sizes` has fewer samples than another with zeros before them; `engines`: that
-    a group's samples are spread over.
+    scenario and sample, where a group of `sizes` has fewer samples than another with zeros before them, which are put
+    into order; `engines`: that a group's samples are spread over.
     """
-    running, behind, counts = _cuts(sizes, engines)
-    ordered = np.sort(rest, axis=2)
-    ends, tokens, middles, drafts = stage_kernels.cut(ordered, behind, running, contexts, layout.drafts_per_step)
+    rest.sort()
+    ends, tokens, running, middles, drafts, counts = stage_kernels.cut(
+        rest, sizes, engines, contexts, layout.drafts_per_step
+    )
     if layout.seconds_of is not None:
-        return ends, tokens, layout.seconds_of(running.ravel(), middles, drafts), counts
+        return ends, tokens, layout.seconds_of(running, middles, drafts), counts
     steps = [
-        [
-            layout.step_seconds(*step)
-            for step in zip(running.ravel().tolist(), of_scenario, drafts.tolist(), strict=True)
-        ]
+        [layout.step_seconds(*step) for step in zip(running.tolist(), of_scenario, drafts.tolist(), strict=True)]
         for of_scenario in middles.tolist()
     ]
     return ends, tokens, np.array(steps, dtype=np.float64), counts
-
-
-@functools.lru_cache(maxsize=4096)
-def _classes(samples: int) -> tuple[int, ...]:
-    """Numbers of running samples that are told apart, from `samples` down to 1."""
-    found = [samples]
-    while found[-1] > 1:
-        found.append(found[-1] - max(1, found[-1] // _FINE))
-    return tuple(found)
-
-
-@functools.lru_cache(maxsize=4096)
-def _cuts(sizes: tuple[int, ...], engines: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of each group and cut: how many samples run on the fullest engine, and how many end after the cut; and of each
-    group how many cuts it has."""
-    classes = [_classes(size) for size in sizes]
-    running = np.ones((len(sizes), max(map(len, classes))), dtype=np.int64)
-    behind = np.zeros(running.shape, dtype=np.int64)
-    for place, left in enumerate(classes):
-        running[place, : len(left)] = [-(-then // engines) for then in left]
-        behind[place, : len(left) - 1] = left[1:]
-    return running, behind, np.array([len(left) for left in classes])

@@ -10,6 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+# Numbers of running samples that are told apart: up to this many each, beyond it each an eighth fewer than the last.
+_FINE = 8
+
 
 @njit(cache=True)
 def _total(values):  # type: ignore[no-untyped-def]
@@ -61,30 +64,54 @@ def by_engine(contexts, remaining, engine, engines):  # type: ignore[no-untyped-
 
 
 @njit(cache=True)
-def cut(ordered, behind, running, contexts, drafts_per_step):  # type: ignore[no-untyped-def]
-    """Tokens at the end of each cut; tokens of each cut; with one row a scenario and one column a group's cut, the
-    tokens of context in its middle; and the draft tokens of its steps. `ordered`: tokens still to come, ascending;
-    `contexts`: the mean of a group's, for each scenario or for all."""
+def classes(samples):  # type: ignore[no-untyped-def]
+    """Numbers of running samples that are told apart, from `samples` down to 1."""
+    count, left = 1, samples
+    while left > 1:
+        count, left = count + 1, left - max(1, left // _FINE)
+    found = np.empty(count, dtype=np.int64)
+    found[0] = samples
+    for at in range(1, count):
+        found[at] = found[at - 1] - max(1, found[at - 1] // _FINE)
+    return found
+
+
+@njit(cache=True)
+def cut(ordered, sizes, engines, contexts, drafts_per_step):  # type: ignore[no-untyped-def]
+    """Tokens at the end of each cut; tokens of each cut; how many samples run on the fullest engine in it, one group
+    behind the other; with one row a scenario and one column a group's cut, the tokens of context in its middle; the
+    draft tokens of its steps; and how many cuts each group has. `ordered`: tokens still to come, ascending; `sizes`:
+    samples of each group, spread over `engines`; `contexts`: the mean of a group's, for each scenario or for all."""
     groups, scenarios, most = ordered.shape
-    cuts = behind.shape[1]
+    cuts = classes(sizes.max()).size
     ends = np.empty((groups, scenarios, cuts), dtype=np.int64)
     tokens = np.empty((groups, scenarios, cuts), dtype=np.int64)
+    running = np.ones(groups * cuts, dtype=np.int64)
     middles = np.empty((scenarios, groups * cuts), dtype=np.int64)
     drafts = np.empty(groups * cuts, dtype=np.int64)
+    counts = np.empty(groups, dtype=np.int64)
+    behind = np.empty(cuts, dtype=np.int64)  # samples that end after the cut
     for group in range(groups):
+        lefts = classes(sizes[group])
+        counts[group] = lefts.size
+        behind[:] = 0
+        behind[: lefts.size - 1] = lefts[1:]
         for at in range(cuts):
-            drafts[group * cuts + at] = np.int64(np.rint(running[group, at] * drafts_per_step))
+            column = group * cuts + at
+            if at < lefts.size:
+                running[column] = -(-lefts[at] // engines)
+            drafts[column] = np.int64(np.rint(running[column] * drafts_per_step))
         for scenario in range(scenarios):
             context = contexts[group, scenario if contexts.shape[1] > 1 else 0]
             before = 0
             for at in range(cuts):
-                end = ordered[group, scenario, most - 1 - behind[group, at]]
+                end = ordered[group, scenario, most - 1 - behind[at]]
                 ends[group, scenario, at] = end
                 tokens[group, scenario, at] = end - before
-                middle = (context + end - (end - before) / 2) * running[group, at]
+                middle = (context + end - (end - before) / 2) * running[group * cuts + at]
                 middles[scenario, group * cuts + at] = np.int64(np.rint(middle))
                 before = end
-    return ends, tokens, middles, drafts
+    return ends, tokens, running, middles, drafts, counts
 
 
 @njit(cache=True)
@@ -148,17 +175,20 @@ def moments_of_ends(had, clock, counts, engine, remaining):  # type: ignore[no-u
 
 
 @njit(cache=True)
-def mean_moments(ended, lefts):  # type: ignore[no-untyped-def]
-    """When so many samples are left, the mean of the scenarios. `ended`: moments of ends, ascending."""
-    scenarios, samples = ended.shape
+def mean_moments(ends, order, lefts):  # type: ignore[no-untyped-def]
+    """When so many samples are left, the mean of the scenarios. `ends`: when samples end; `order`: which is first."""
+    scenarios, samples = ends.shape
     found = np.empty(lefts.size)
+    moments = np.empty(scenarios)
     for at in range(lefts.size):
-        found[at] = _total(ended[:, samples - lefts[at] - 1].copy()) / scenarios
+        for scenario in range(scenarios):
+            moments[scenario] = ends[scenario, order[scenario, samples - lefts[at] - 1]]
+        found[at] = _total(moments) / scenarios
     return found
 
 
 @njit(cache=True)
-def when_left(had, clock, engine, contexts, remaining, order, ended, lefts):  # type: ignore[no-untyped-def]
+def when_left(had, clock, engine, contexts, remaining, order, ends, lefts):  # type: ignore[no-untyped-def]
     """Of those left in each scenario when so many are, as they end: their contexts then, behind zeros; what is then
     left of each, likewise; and the mean of those contexts."""
     scenarios, samples = remaining.shape
@@ -168,7 +198,7 @@ def when_left(had, clock, engine, contexts, remaining, order, ended, lefts):  # 
     whole = np.empty(had.shape[0], dtype=np.int64)
     for at in range(lefts.size):
         for scenario in range(scenarios):
-            moment = ended[scenario, samples - lefts[at] - 1]
+            moment = ends[scenario, order[scenario, samples - lefts[at] - 1]]
             for on in range(had.shape[0]):
                 whole[on] = _tokens_at(had[on, scenario], clock[on, scenario], moment)
             total = 0

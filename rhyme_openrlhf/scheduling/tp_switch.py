@@ -26,9 +26,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, by_history, by_maximum
+from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, UnfinishedSamples, by_history, by_maximum
 from rhyme_openrlhf.scheduling.stage_course import Course, Layout, evenly, spread
 
 # Later moments of a switch that are looked at together: of some thousand samples, so in some MB.
@@ -57,7 +55,7 @@ def larger(current: int, layouts: Sequence[object]) -> range:
 def decide(
     current: int,
     layouts: Sequence[Layout],
-    samples: Sequence[Unfinished],
+    samples: Sequence[Unfinished] | UnfinishedSamples,
     longest_allowed: int,
     switch_seconds: SwitchSeconds,
     from_history: bool = True,
@@ -68,14 +66,15 @@ def decide(
     `layouts`: smaller tensor-parallel sizes first; only those behind `current` are switched to.
     `engines`: which engine of the current layout each sample is on, by any number; None: they are spread evenly.
     """
-    if not samples or not larger(current, layouts):
+    if not len(samples) or not larger(current, layouts):
         return None
+    if not isinstance(samples, UnfinishedSamples):
+        samples = UnfinishedSamples.of(samples)
     if engines is None:
         engines = [place % layouts[current].engines for place in range(len(samples))]
     if from_history:
         return _by_stopping(current, layouts, samples, longest_allowed, switch_seconds, engines)
-    remaining = by_maximum(samples, longest_allowed)
-    contexts = np.array([sample.context for sample in samples])
+    remaining, contexts = by_maximum(samples, longest_allowed), samples.contexts
     stay = Course(layouts[current], contexts, remaining, engines).last
     best: Switch | None = None
     for place in larger(current, layouts):
@@ -89,13 +88,12 @@ def decide(
 def _by_stopping(
     current: int,
     layouts: Sequence[Layout],
-    samples: Sequence[Unfinished],
+    samples: UnfinishedSamples,
     longest_allowed: int,
     switch_seconds: SwitchSeconds,
     engines: Sequence[int],
 ) -> Switch | None:
-    remaining = by_history(samples, longest_allowed)
-    contexts = np.array([sample.context for sample in samples])
+    remaining, contexts = by_history(samples, longest_allowed), samples.contexts
     course = Course(layouts[current], contexts, remaining, engines)
     stay = course.last
     best: Switch | None = None
@@ -153,7 +151,7 @@ class _Later:
     def _seconds(self, place: int, lefts: Sequence[int]) -> list[float]:
         """With a switch to the layout at `place`, for each number of samples that are then left."""
         moments, moved, means, rest = self.course.when(lefts)
-        after = evenly(self.layouts[place], means, rest, tuple(lefts))
+        after = evenly(self.layouts[place], means, rest, lefts)
         return [
             moment + self.switch_seconds(self.current, place, of_left) + seconds
             for moment, of_left, seconds in zip(moments, moved, after, strict=True)

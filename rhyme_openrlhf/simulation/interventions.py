@@ -288,12 +288,12 @@ class _Samples(Sequence[RunningSample]):
 
     @cached_property
     def _made(self) -> list[RunningSample]:
-        found = [
-            RunningSample(job.sample, round(job.prompt_tokens + generated), job.tokens_per_step - 1)
-            for job, generated in self._engine.running_at(self._now)
-        ]
+        jobs, generated = self._engine.running_at(self._now)
+        contexts = [round(job.prompt_tokens + tokens) for job, tokens in zip(jobs, generated, strict=True)]
+        accepted = [job.tokens_per_step - 1 for job in jobs]
+        found = list(zip(contexts, accepted, [job.sample for job in jobs], strict=True))
         # What waits counts, and cannot be moved.
         return found + [
-            RunningSample(-1 - place, round(job.context), job.tokens_per_step - 1)
+            (round(job.context), job.tokens_per_step - 1, -1 - place)
             for place, job in enumerate(self._engine.jobs_waiting())
         ]

@@ -15,10 +15,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rhyme_openrlhf.scheduling import tp_switch
 from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.dispatch import assign
-from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
+from rhyme_openrlhf.scheduling.remaining_lengths import UnfinishedSamples
 from rhyme_openrlhf.scheduling.stage_course import Layout
 from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.slot import Slot
@@ -81,10 +83,13 @@ class LayoutChanges:
         if not tp_switch.larger(current, sizes):
             return
         jobs: list[Job] = []
+        generated: list[float] = []
         on: list[int] = []
         for place, s in enumerate(slots):
-            jobs += s.engine.jobs_running()
-            on += [place] * (len(jobs) - len(on))
+            running, tokens = s.engine.jobs_running()
+            jobs += running
+            generated += tokens
+            on += [place] * len(running)
         if not jobs or len(jobs) != sum([s.engine.load for s in slots]):
             return
         fullest = max(slots, key=lambda s: s.engine.load)
@@ -93,15 +98,10 @@ class LayoutChanges:
             Layout(size, run.cluster.devices // size, of.step_seconds, gained, drafts, of.seconds_of)
             for size, of in ((size, run.predictors[size]) for size in sizes)
         ]
-        earlier = {prompt: run.history.lengths(prompt) for prompt in {job.prompt for job in jobs}}
-        samples = [
-            Unfinished(int(job.generated), round(job.prompt_tokens + job.generated), earlier[job.prompt])
-            for job in jobs
-        ]
         order = tp_switch.decide(
             current,
             layouts,
-            samples,
+            self._unfinished(jobs, generated),
             run.workload.longest,
             lambda source, target, contexts: self._switch_seconds(sizes[source], sizes[target], contexts),
             run.features.switching == "history",
@@ -109,6 +109,18 @@ class LayoutChanges:
         )
         if order is not None:
             self._switch(slot.node, slots, sizes[current], sizes[order.target])
+
+    def _unfinished(self, jobs: Sequence[Job], generated: Sequence[float]) -> UnfinishedSamples:
+        """In the policy's words, with whole tokens."""
+        prompts = [job.prompt for job in jobs]
+        rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+        tokens = np.array(generated)
+        return UnfinishedSamples(
+            tokens.astype(np.int64),
+            np.rint(tokens + [job.prompt_tokens for job in jobs]).astype(np.int64),
+            np.array([rows[prompt] for prompt in prompts]),
+            [self._run.history.lengths(prompt) for prompt in rows],
+        )
 
     def _active(self, node: int) -> list[Slot]:
         layout = self._layout.get(node)

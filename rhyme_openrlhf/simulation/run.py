@@ -138,9 +138,9 @@ class Run:
     def watch(self, slot: Slot) -> None:
         """Something changed at the engine: its next change is an event, an earlier one no longer."""
         slot.stamp += 1
-        stamp, time = slot.stamp, slot.engine.next_change()
+        time = slot.engine.next_change()
         if time < math.inf:
-            self.at(time, partial(self._change, slot, stamp))
+            self.at(time, partial(self._change, slot, slot.stamp))
 
     def _change(self, slot: Slot, stamp: int, _: float) -> None:
         if slot.stamp == stamp:
@@ -159,12 +159,13 @@ class Run:
             self._sample_ended(job, now)
         if jobs:
             self.interventions.layouts.after_ends(slot, now)
-        self.try_begin(slot, now)
+        if slot.done:
+            self.try_begin(slot, now)
 
     def stop_at(self, slots: Iterable[Slot], now: float) -> None:
         """Engines go to the end of the step that is going on, wherever one is."""
         for slot in slots:
-            if not slot.engine.idle:
+            if slot.engine.now < now and slot.engine.load:
                 self.ended(slot, slot.engine.run_until(now))
 
     def give(self, slot: Slot, jobs: list[Job], now: float) -> None:

@@ -11,10 +11,12 @@ Invariants: never less than one token a step; nothing is drafted where no histor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.latency.predictor import context_bucket
@@ -104,21 +106,25 @@ def budgeted(times: StepTimes, rates: Rates, acceptance: Acceptance) -> Callable
     `rates`: of `proposal_rates`.
     """
     known: dict[tuple[int, int], Pace] = {}
+    size = max(1, round(rates.window))
+
+    @functools.cache
+    def drafted(drafting: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        likely = np.full(drafting * size, acceptance.probability, dtype=np.float32)
+        return likely, np.full(drafting, size, dtype=np.int32)
 
     def pace(running: int, context: float, drafts: float) -> Pace:
         if not drafts:
             return Pace(0, 1.0)
         key = (running, context_bucket(int(context)))
-        if key not in known:
+        found = known.get(key)
+        if found is None:
             drafting = round(running * acceptance.coverage)
-            size = max(1, round(rates.window))
             most = min(drafting * size, MOST_DRAFTS)
             seconds = times.model.table(running, key[1], most)
-            lengths = np.full(drafting, size, dtype=np.int32)
-            likely = np.full(drafting * size, acceptance.probability, dtype=np.float32)
-            chosen = budget.choose(likely, lengths, seconds, running)
+            chosen = budget.choose(*drafted(drafting), seconds, running)
             part = (1 + chosen.expected_accepted / running) / rates.tokens_per_step
-            known[key] = Pace(chosen.drafts, min(part, 1.0))
-        return known[key]
+            found = known[key] = Pace(chosen.drafts, min(part, 1.0))
+        return found
 
     return pace

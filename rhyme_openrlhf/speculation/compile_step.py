@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.latency.step_model import compile_table
 from rhyme_openrlhf.speculation.live_texts import LiveTexts
 from rhyme_openrlhf.speculation.slabs import LINE_BYTES, aligned, have_pages
 from rhyme_openrlhf.speculation.text_memory import FIRST_TABLED, FIRST_TOKENS, GROWTH
@@ -33,6 +34,7 @@ class _Request:
 
 def compile_step() -> None:
     """Do a step's work for a sample: found among vLLM's requests, and given by its caller."""
+    compile_table()
     have_pages(aligned(LINE_BYTES))
     texts, name, request = LiveTexts(HistoSpecSettings()), "", _Request()
     row = texts.start("", 0, LIMIT, 1)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.latency import step_kernels
+from rhyme_openrlhf.latency.curve import Curve
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.latency.step_model import StepModel, compile_seconds_of
+from rhyme_openrlhf.latency.step_model import StepModel, compile_seconds_of, compile_table
 from tests.latency import formula
 
 
@@ -80,3 +81,25 @@ def test_after_compiling_no_profile_compiles_anything() -> None:
     for profile in PROFILES.values():
         Predictor(StepModel(profile)).seconds_of(np.array([4, 16]), np.array([[400, 1600]]), np.array([0, 8]))
     assert before == len(step_kernels.step_seconds.signatures) > 0
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.integers(1, 400), st.floats(0.001, 10.0), min_size=1, max_size=6),
+    st.integers(1, 300),
+    st.integers(1, 300),
+    st.sampled_from([0.0, 0.5]),
+)
+def test_values_along_a_curve_are_the_curves(points: dict[int, float], begin: int, count: int, least: float) -> None:
+    asked = np.arange(begin, begin + count)
+    xs = sorted(points)
+    found = step_kernels.along(np.array(xs, dtype=float), np.array([points[x] for x in xs]), asked, least)
+    assert found.tolist() == np.maximum(Curve(list(points.items())).at_all(asked), least).tolist()
+
+
+def test_after_compiling_no_table_compiles_anything() -> None:
+    compile_table()
+    before = len(step_kernels.along.signatures)
+    for profile in PROFILES.values():
+        StepModel(profile).table(4, 400, 30)
+    assert before == len(step_kernels.along.signatures) > 0

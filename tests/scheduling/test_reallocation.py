@@ -13,7 +13,6 @@ from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.scheduling.reallocation import (
     Cooldown,
     EngineLoad,
-    RunningSample,
     knee,
     reallocate,
     speculative_knee,
@@ -25,7 +24,7 @@ FREE = 10**9
 
 def load(engine: int, samples: int, free: int = FREE, contexts: list[int] | None = None) -> EngineLoad:
     contexts = contexts or [100] * samples
-    return EngineLoad(engine, tuple(RunningSample(engine * 1000 + i, c) for i, c in enumerate(contexts)), free)
+    return EngineLoad(engine, tuple((c, 0.0, engine * 1000 + i) for i, c in enumerate(contexts)), free)
 
 
 def most_moved(counts: list[int], threshold: int) -> int:
@@ -45,7 +44,7 @@ def test_the_objective_is_reached_within_the_constraints(counts: list[int], thre
     moves = reallocate(loads, threshold)
     after = list(counts)
     for move in moves:
-        assert set(move.samples) <= {sample.sample for sample in loads[move.source].running}
+        assert set(move.samples) <= {sample for _, _, sample in loads[move.source].running}
         after[move.source] -= len(move.samples)
         after[move.destination] += len(move.samples)
         assert after[move.source] >= threshold and after[move.destination] <= threshold
@@ -62,7 +61,7 @@ def test_the_papers_example(threshold: int) -> None:
 
 
 def test_shorter_contexts_go_first_then_fewer_accepted_tokens() -> None:
-    running = tuple(RunningSample(i, c, a) for i, (c, a) in enumerate([(300, 1.0), (100, 2.0), (100, 1.0), (200, 0.0)]))
+    running = tuple((c, a, i) for i, (c, a) in enumerate([(300, 1.0), (100, 2.0), (100, 1.0), (200, 0.0)]))
     (move,) = reallocate([EngineLoad(0, running, FREE), load(1, 0)], 1)
     assert move.samples == (2,)
     (move,) = reallocate([EngineLoad(0, running, FREE), load(1, 0)], 2)

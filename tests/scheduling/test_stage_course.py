@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.scheduling.remaining_lengths import by_history
+from rhyme_openrlhf.scheduling.remaining_lengths import UnfinishedSamples, by_history
 from rhyme_openrlhf.scheduling.stage_course import Course, Layout, spread
 from tests.scheduling.plain_tp_switch import clock, clocks, stage_so_far
 
@@ -20,7 +20,7 @@ LAYOUT = Layout(2, 4, lambda running, context, drafts: 0.0154 + 2.9e-4 * running
 def test_samples_end_when_each_engines_own_clock_says(seed: int, count: int, done: int) -> None:
     samples, engines = stage_so_far(seed, count, done)
     assume(samples)
-    contexts, scenarios = [sample.context for sample in samples], by_history(samples, MOST)
+    contexts, scenarios = [sample.context for sample in samples], by_history(UnfinishedSamples.of(samples), MOST)
     ends = []
     for rest in scenarios.tolist():
         of_engines = clocks(LAYOUT, contexts, rest, engines)
@@ -40,6 +40,6 @@ def test_samples_end_when_each_engines_own_clock_says(seed: int, count: int, don
 def test_evenly_spread_samples_take_as_long_as_the_plain_form_says(seed: int, count: int, done: int) -> None:
     samples, _ = stage_so_far(seed, count, done)
     assume(samples)
-    contexts, scenarios = [sample.context for sample in samples], by_history(samples, MOST)
+    contexts, scenarios = [sample.context for sample in samples], by_history(UnfinishedSamples.of(samples), MOST)
     wanted = [clock(LAYOUT, contexts, rest, LAYOUT.engines)[1][-1] for rest in scenarios.tolist()]
     assert spread(LAYOUT, np.array(contexts), scenarios) == pytest.approx(np.mean(wanted), rel=1e-9)

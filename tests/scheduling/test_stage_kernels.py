@@ -45,7 +45,7 @@ def test_what_is_left_is_the_last_to_end(samples: int, scenarios: int, seed: int
     assert ends.tolist() == remaining.tolist()
     order, ended = np.argsort(ends, axis=1), np.sort(ends, axis=1)
     lefts = np.array([samples - 1, 1])
-    there, rest, means = stage_kernels.when_left(had, clock, engine, contexts, remaining, order, ended, lefts)
+    there, rest, means = stage_kernels.when_left(had, clock, engine, contexts, remaining, order, ends, lefts)
     for at, left in enumerate(lefts.tolist()):
         for scenario in range(scenarios):
             passed = int(ended[scenario, -left - 1])

@@ -18,7 +18,7 @@ from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
 from rhyme_openrlhf.scheduling import stage_kernels, tp_switch
 from rhyme_openrlhf.scheduling.carriers import cheaper
-from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, by_history, by_maximum
+from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, UnfinishedSamples, by_history, by_maximum
 from rhyme_openrlhf.scheduling.stage_course import Layout
 from rhyme_openrlhf.scheduling.tp_switch import compile_rule, decide
 from tests.latency import formula
@@ -138,12 +138,12 @@ def test_an_order_is_always_predicted_to_pay(pairs: list[tuple[int, int]], from_
 @given(st.lists(st.integers(1, 6000), max_size=6), st.integers(0, 5999))
 def test_scenarios_keep_to_what_is_possible(earlier: list[int], done: int) -> None:
     sample = Unfinished(done, done, tuple(earlier))
-    found = by_history([sample, sample], 6000)
+    found = by_history(UnfinishedSamples.of([sample, sample]), 6000)
     assert found.shape == (8, 2) and found.min() >= 1 and (done + found).max() <= 6000
     longer = [length for length in earlier if length > done]
     if longer:
         assert set((found + done).ravel()) <= set(longer)
-    assert by_maximum([sample], 6000).tolist() == [[6000 - done]]
+    assert by_maximum(UnfinishedSamples.of([sample]), 6000).tolist() == [[6000 - done]]
 
 
 RUNNING = st.tuples(
@@ -155,7 +155,7 @@ RUNNING = st.tuples(
 @given(st.lists(RUNNING, min_size=1, max_size=40), st.integers(1, 6000))
 def test_scenarios_are_those_of_the_plain_form(drawn: list[tuple[int, list[int], int, int]], longest: int) -> None:
     samples = [Unfinished(done, done, tuple(earlier)) for done, earlier, _, _ in drawn]
-    assert by_history(samples, longest).tolist() == lengths_by_history(samples, longest)
+    assert by_history(UnfinishedSamples.of(samples), longest).tolist() == lengths_by_history(samples, longest)
 
 
 def test_the_cheaper_carrier_is_taken_and_the_unmeasured_never() -> None:
@@ -377,7 +377,7 @@ def test_after_compiling_no_decision_compiles_anything() -> None:
     # Those that Python calls; what only they call is compiled with them.
     compiled = [one for name, one in vars(stage_kernels).items() if hasattr(one, "signatures") and name[0] != "_"]
     before = [len(function.signatures) for function in compiled]
-    assert len(before) == 9 and min(before) >= 1
+    assert len(before) == 10 and min(before) >= 1
     samples, engines = stage_so_far(5, 60, 300)
     predictors = [Predictor(StepModel(formula.profile())) for _ in THREE]
     layouts = [
