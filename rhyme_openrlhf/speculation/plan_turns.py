@@ -4,8 +4,8 @@ To judge proposals, learn from the last ones and choose takes the processor abou
 samples running: nothing of a step of 50 ms, several percent of one of 4. What is known changes little from one step to
 the next, so that a plan holds for some steps, as many as planning is too dear for.
 
-Invariants: pure; another number of running samples is planned anew; planned are always some steps in a row, because a
-step is timed from its planning to that of the next one.
+Invariants: pure; where clearly more or fewer samples run than were planned for, it is planned anew; planned are always
+some steps in a row, because a step is timed from its planning to that of the next one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ PLANNING_SHARE = 0.0025
 PLANNED_IN_A_ROW = 2
 # So that what changes is noticed in a quarter of a second of the shortest steps there are.
 MOST_HELD = 48
+# A plan is by the probability of tokens, which is right for about as many samples: in a large batch one comes or goes
+# every few steps. A batch of fewer than these is planned anew each time.
+ALIKE = 8
 
 
 class PlanTurns:
@@ -29,9 +32,11 @@ class PlanTurns:
 
     def holds(self, running: int) -> bool:
         """Whether the next step, of so many samples, goes by the last plan."""
-        if running != self._running:
+        if abs(running - self._running) * ALIKE > self._running:
             self._running, self._in_a_row, self._spent, self._left = running, 0, 0.0, 0
         if not self._left:
+            if not self._in_a_row:
+                self._running = running
             return False
         self._left -= 1
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,13 @@ def test_other_samples_are_planned_anew() -> None:
     planned_of(turns, PLANNED_IN_A_ROW, 0.001, 0.005)
     assert turns.holds(1)
     assert planned_of(turns, PLANNED_IN_A_ROW, 0.001, 0.005, running=2) == [True] * PLANNED_IN_A_ROW
+
+
+@pytest.mark.parametrize(("before", "now", "holds"), [(32, 30, True), (32, 36, True), (32, 27, False), (7, 8, False)])
+def test_about_as_many_samples_go_by_the_same_plan(before: int, now: int, holds: bool) -> None:
+    turns = PlanTurns()
+    planned_of(turns, PLANNED_IN_A_ROW, 0.001, 0.005, running=before)
+    assert turns.holds(now) == holds
 
 
 def test_a_plan_holds_no_longer_than_it_may() -> None:
