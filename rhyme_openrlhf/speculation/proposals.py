@@ -10,7 +10,8 @@ noticed while nothing of it is verified. That says nothing of the tokens behind 
 worth it, now and then the beginning of a proposal is verified all the same (`speculation/trying.py`).
 
 Where planning takes too much of a step, a plan holds for some steps (`speculation/plan_turns.py`): it is then the least
-probability for which a token was verified, and drafts are cut where theirs falls below it; nothing is learnt meanwhile.
+probability for which a token is verified, and drafts are cut where theirs falls below it; nothing is learnt meanwhile.
+A plan of few tokens says only that it lies between two of them, and so what was known before goes on to hold there.
 
 Invariants: a draft is only ever cut, never lengthened or changed; without a planner it is verified as it was proposed,
 as far as the step has room.
@@ -82,8 +83,10 @@ class ProposalPlanner(Planner[PositionAcceptance]):
     def __init__(self, predictor: Predictor, tokens: int) -> None:
         """`predictor`: of this engine's steps; `tokens`: the most that is proposed for a sample."""
         super().__init__(predictor, PositionAcceptance(tokens))
-        # Of the tokens that the last plan verified the least probable, with those before it; above 1: there was none.
+        # The probability, with those before it, from which on a token is worth it, as far as the last plans say; and
+        # whether the last one verified nothing that was.
         self._least = _NONE
+        self._nothing = True
         self._judged = 0
         # Compiled, or loaded from Numba's cache, so that no decode step waits for it.
         nothing = np.zeros(1, np.int64)
@@ -103,14 +106,12 @@ class ProposalPlanner(Planner[PositionAcceptance]):
             return list(lengths), Decision(running, context, 0, 0.0, self.predictor.step_seconds(running, context, 0))
         seconds = self.predictor.step_table(running, context, max(min(proposed, most), 0))
         tried = self._tries.tokens(running, seconds.size - 1)
-        taken, drafts, expected, least = _plan(
+        taken, drafts, expected, least, left_out = _plan(
             self._acceptance.table, np.array(recents, np.int64), np.array(lengths, np.int64), seconds, running, tried
         )
-        if tried and drafts == tried:
-            self._least = _NONE
-        else:
-            # Where all was verified, that says nothing of the next token.
-            self._least = least if drafts < proposed else min(least, self._least)
+        self._nothing = drafts == tried
+        if not self._nothing and not left_out < self._least <= least:
+            self._least = (left_out + least) / 2
         self._tries.decided(proposed, drafts)
         return taken.tolist(), Decision(running, context, drafts, expected, float(seconds[drafts]))
 
@@ -122,8 +123,9 @@ class ProposalPlanner(Planner[PositionAcceptance]):
     def held_lengths(self) -> list[int]:
         """While the last plan holds: draft tokens to verify of a sample, by the class of its recent acceptance."""
         paths = np.cumprod(self._acceptance.table, axis=1)
+        least = _NONE if self._nothing else self._least * (1 - _SAME)
         # Products in another order may differ in their last bit.
-        held: list[int] = (paths >= self._least * (1 - _SAME)).sum(axis=1).tolist()
+        held: list[int] = (paths >= least).sum(axis=1).tolist()
         return held
 
     def learn(self, fates: Fates) -> None:
@@ -139,19 +141,22 @@ class ProposalPlanner(Planner[PositionAcceptance]):
 def _plan(table, recents, lengths, seconds, running, tried):  # type: ignore[no-untyped-def]
     """Estimate what is accepted of the drafts, and choose: their lengths, the sum, and how many will be accepted.
 
-    And the probability of the least probable token among them, with those before it; _NONE if there is none.
+    And, with those before it, the probability of the least probable token among them (_NONE if there is none) and that
+    of the most probable one that is left out (0 if there is none).
     """
     acceptance = likelihoods(table, recents, lengths)
     chosen, total, expected = choose_or_try(acceptance, lengths, seconds, running, tried)
-    least, begin = np.float32(_NONE), 0
+    least, left_out, begin = np.float32(_NONE), np.float32(0.0), 0
     for draft in range(lengths.size):
         path = np.float32(1.0)
         for place in range(begin, begin + chosen[draft]):
             path *= acceptance[place]
         if chosen[draft] and path < least:
             least = path
+        if chosen[draft] < lengths[draft]:
+            left_out = max(left_out, path * acceptance[begin + chosen[draft]])
         begin += lengths[draft]
-    return chosen, total, expected, least
+    return chosen, total, expected, least, left_out
 
 
 def _fitting(lengths: list[int], most: int) -> list[int]:

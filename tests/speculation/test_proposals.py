@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.speculation.acceptance import class_of_recent
 from rhyme_openrlhf.speculation.proposals import SETTLED_TOKENS, Fates, ProposalDrafter, ProposalPlanner, Proposed
 from rhyme_openrlhf.speculation.trying import TRIED_AFTER
 from tests.latency import formula
@@ -161,6 +162,21 @@ def test_a_plan_that_holds_verifies_what_it_verified_and_learns_nothing() -> Non
     # A short proposal that is verified whole says nothing of longer ones.
     assert made.draft([Proposed("0", DRAFT[:1], MANY, [1])], 100, MANY) == [DRAFT[:1]]
     assert made.hold() == held
+
+
+def test_a_plan_of_few_tokens_forgets_nothing_of_where_the_boundary_lies() -> None:
+    """A sample with a sure token and a hopeless one says nothing of a token that is right half the time."""
+    plan = planner(2.5)
+    for _ in range(10):
+        plan.learn(Fates([1000] * 40, [2] * 40, [1] * 39 + [0]))
+        plan.learn(Fates([0] * 40, [1] * 40, [1] * 22 + [0] * 18))
+    both, _ = plan.cut([1000, 0], [2, 2], 2, 100, MANY)
+    assert both == [1, 1]
+    held = plan.held_lengths()
+    assert (held[class_of_recent(1000)], held[class_of_recent(0)]) == (1, 1)
+    for _ in range(3):
+        assert plan.cut([1000], [2], 1, 100, MANY)[0] == [1]
+        assert plan.held_lengths() == held
 
 
 def test_no_plan_holds_before_enough_was_judged() -> None:
