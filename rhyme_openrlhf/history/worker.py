@@ -68,7 +68,8 @@ class WorkerPlace:
     """Which of the run's `workers` history workers this is, its journal, and the checkpoint's files it begins with.
 
     `memory_bytes`: its share of its node's memory; `spill`: its directory for indexes beyond that; `recorder`: the
-    run's recorder, or None.
+    name of the run's recorder, an actor, or "". Ray warns of arguments in its store, as a handle would be, for an actor
+    that it may have to start again.
     """
 
     number: int
@@ -79,7 +80,7 @@ class WorkerPlace:
     memory_bytes: int
     spill: Path
     settings: HistorySettings
-    recorder: Any = None
+    recorder: str = ""
 
 
 class PlainHistoryWorker:
@@ -132,8 +133,10 @@ class PlainHistoryWorker:
         self._record(Note("warning", f"history worker {self._place.number} {what}"))
 
     def _record(self, event: Event) -> None:
-        if self._place.recorder is not None:
-            self._place.recorder.write.remote(event, SOURCE, time.time())
+        if self._place.recorder:
+            # Raises ValueError if it is gone: that loses the record, never the run.
+            with suppress(ValueError):
+                ray.get_actor(self._place.recorder).write.remote(event, SOURCE, time.time())
 
     def _give(self, urgency: Urgency, work: Callable[[], T]) -> asyncio.Future[T]:
         restored, self._restored = self._restored, []
@@ -297,12 +300,12 @@ HistoryWorker = ray.remote(PlainHistoryWorker)
 
 
 def start_history_workers(
-    settings: HistorySettings, journals: Path, checkpoint: Sequence[Path] = (), recorder: Any = None
+    settings: HistorySettings, journals: Path, checkpoint: Sequence[Path] = (), recorder: str = ""
 ) -> list[ray.actor.ActorHandle]:
     """Start the run's history workers, spread over the nodes; Ray restarts one that dies, as often as it takes.
 
     `journals` is where they keep them, a directory of this run; `checkpoint` are the files that the workers of the
-    resumed run saved, in their order. There may have been another number of them.
+    resumed run saved, in their order. There may have been another number of them. `recorder`: as `WorkerPlace`'s.
     """
     threads = str(max(1, int(settings.cpus_per_worker)))
     variables = {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads, **WITHOUT_TORCH}

@@ -52,6 +52,8 @@ from rhyme_openrlhf.training.system_watch import SystemWatch
 from rhyme_openrlhf.training.termination import Termination
 
 SOURCE = "driver"
+# Of the actor, in the namespace that each run has for itself.
+RECORDER_NAME = "recorder"
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
 RECORDER_TIMEOUT_SECONDS = 30
 
@@ -242,7 +244,9 @@ def _check_gpus(args: SimpleNamespace) -> None:
 
 def _start_recorder(job: _Job) -> Any:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return Recorder.options(scheduling_strategy=here).remote(str(job.run.events), job.settings.telemetry)
+    return Recorder.options(name=RECORDER_NAME, scheduling_strategy=here).remote(
+        str(job.run.events), job.settings.telemetry
+    )
 
 
 def _services(job: _Job, recorder: Any) -> RunServices:
@@ -253,7 +257,7 @@ def _services(job: _Job, recorder: Any) -> RunServices:
     workers = []
     if settings.keeps_history:
         saved = job.checkpoints.resume.history if job.checkpoints.resume is not None else ()
-        workers = start_history_workers(settings.history, job.run.history, saved, recorder)
+        workers = start_history_workers(settings.history, job.run.history, saved, RECORDER_NAME)
     return RunServices(
         settings, recorder, tuple(workers), steps, args.ckpt.path, job.on_gpus, job.checkpoints, job.layouts
     )

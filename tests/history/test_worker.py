@@ -203,7 +203,7 @@ def notes(workers: list[Any]) -> Any:
         def take(self) -> list[Any]:
             return self.events
 
-    return Notes.options(num_cpus=0).remote()
+    return Notes.options(num_cpus=0, name="notes").remote()
 
 
 def big(prompt: str, seed: int) -> PromptRollout:
@@ -219,7 +219,7 @@ def drafts(index: np.ndarray, rollout: PromptRollout) -> bool:
 def test_a_full_disk_is_told_once_and_indexes_are_built_again(notes: Any, tmp_path: Path) -> None:
     (tmp_path / "disk").touch()
     settings = HistorySettings(cpus_per_worker=0, memory_gb=0.001, spill_dir=str(tmp_path / "disk"))
-    (worker,) = start_history_workers(settings, tmp_path / "history", (), notes)
+    (worker,) = start_history_workers(settings, tmp_path / "history", (), "notes")
     rollouts = [big(f"prompt {n}", n) for n in range(40)]
     ray.get(worker.record.remote(1, rollouts))
     found = ray.get([worker.index.remote(rollout.prompt_key) for rollout in rollouts])

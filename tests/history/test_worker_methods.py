@@ -24,6 +24,7 @@ TOKEN = b"a run's own 16 b"
 TOKENS = 4000
 # Room for some of forty indexes of 4,000 tokens.
 LITTLE = 1_000_000
+RECORDER = "recorder"
 
 
 class Recorder:
@@ -43,16 +44,18 @@ class Recorder:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     # The tests' own process keeps its priority.
     monkeypatch.setattr(worker_module, "limit_cpus", lambda cpus, nice: "what it has")
-    return Recorder()
+    stand_in = Recorder()
+    monkeypatch.setattr(worker_module.ray, "get_actor", {RECORDER: stand_in}.__getitem__)
+    return stand_in
 
 
 def a_worker(
-    path: Path, recorder: Recorder, memory: int = 10**9, number: int = 0, workers: int = 1,
+    path: Path, memory: int = 10**9, number: int = 0, workers: int = 1,
     checkpoint: tuple[Path, ...] = (), **settings: Any,
 ) -> PlainHistoryWorker:  # fmt: skip
     place = WorkerPlace(
         number, workers, path / f"{number}.journal", TOKEN, checkpoint, memory, path / "spilled" / str(number),
-        HistorySettings(**settings), recorder,
+        HistorySettings(**settings), RECORDER,
     )  # fmt: skip
     return PlainHistoryWorker(place)
 
@@ -77,7 +80,7 @@ def drafts(index: np.ndarray | None, of: PromptRollout) -> bool:
 
 def test_indexes_beyond_the_memory_are_on_the_disk_and_come_back(tmp_path: Path, recorder: Recorder) -> None:
     async def test() -> None:
-        worker = a_worker(tmp_path, recorder, LITTLE)
+        worker = a_worker(tmp_path, LITTLE)
         rollouts = [rollout(f"prompt {n}", n) for n in range(40)]
         await worker.record(1, rollouts)
         (state,) = recorder.take(HistoryState)
@@ -103,7 +106,7 @@ def test_indexes_beyond_the_memory_are_on_the_disk_and_come_back(tmp_path: Path,
 
 def test_all_turns_of_an_announced_prompt_come_back(tmp_path: Path, recorder: Recorder) -> None:
     async def test() -> None:
-        worker = a_worker(tmp_path, recorder, LITTLE)
+        worker = a_worker(tmp_path, LITTLE)
         conversation = [rollout("conversation", turn, turn) for turn in range(3)]
         await worker.record(1, [*(rollout(f"prompt {n}", n) for n in range(30)), *conversation])
         recorder.take(Note)
@@ -117,7 +120,7 @@ def test_all_turns_of_an_announced_prompt_come_back(tmp_path: Path, recorder: Re
 
 def test_responses_that_alone_are_over_the_memory_are_kept_and_told_once(tmp_path: Path, recorder: Recorder) -> None:
     async def test() -> None:
-        worker = a_worker(tmp_path, recorder, LITTLE // 4)
+        worker = a_worker(tmp_path, LITTLE // 4)
         rollouts = [rollout(f"prompt {n}", n) for n in range(40)]
         await worker.record(1, rollouts)
         for one in rollouts:
@@ -135,10 +138,10 @@ def test_a_restarted_worker_builds_its_indexes_before_they_are_asked_for(tmp_pat
     one = rollout("again", 3)
 
     async def first() -> None:
-        await a_worker(tmp_path, recorder).record(1, [one])
+        await a_worker(tmp_path).record(1, [one])
 
     async def second() -> None:
-        worker = a_worker(tmp_path, recorder)
+        worker = a_worker(tmp_path)
         assert await worker.prompts() == 1
         # As urgent as the building of what was read, and given after it.
         await worker.report_ranks(1, await worker.epoch_lengths(1, 1))
@@ -154,7 +157,7 @@ def test_a_restarted_worker_builds_its_indexes_before_they_are_asked_for(tmp_pat
 
 def test_an_index_is_of_the_newest_responses_while_they_arrive(tmp_path: Path, recorder: Recorder) -> None:
     async def test() -> None:
-        worker = a_worker(tmp_path, recorder)
+        worker = a_worker(tmp_path)
         old, new = rollout("p", 1), rollout("p", 2)
         await worker.record(1, [old])
         arriving = asyncio.create_task(worker.record(2, [new, *(rollout(f"prompt {n}", n) for n in range(5))]))
@@ -169,7 +172,7 @@ def test_an_index_is_of_the_newest_responses_while_they_arrive(tmp_path: Path, r
 @pytest.mark.parametrize("rollouts", [1, 2])
 def test_as_many_rollouts_as_asked_for_are_drafted_from(tmp_path: Path, recorder: Recorder, rollouts: int) -> None:
     async def test() -> None:
-        worker = a_worker(tmp_path, recorder, rollouts=rollouts)
+        worker = a_worker(tmp_path, rollouts=rollouts)
         epochs = [rollout("p", seed) for seed in range(3)]
         for step, one in enumerate(epochs):
             await worker.record(step, [one])
@@ -189,14 +192,12 @@ def test_ranks_of_an_epoch_are_of_all_workers_together_also_after_a_resume(tmp_p
             await workers[owner(key, len(workers))].record(step, [PromptRollout(key, (), (length, length))])
 
     async def test() -> None:
-        two = [a_worker(tmp_path / "first", recorder, number=number, workers=2) for number in range(2)]
+        two = [a_worker(tmp_path / "first", number=number, workers=2) for number in range(2)]
         await record_epoch(two, step=1)
         saved = tuple(tmp_path / f"history-{number}-of-2" for number in range(2))
         for worker, path in zip(two, saved, strict=True):
             await worker.save(path, 1)
-        three = [
-            a_worker(tmp_path / "resumed", recorder, number=number, workers=3, checkpoint=saved) for number in range(3)
-        ]
+        three = [a_worker(tmp_path / "resumed", number=number, workers=3, checkpoint=saved) for number in range(3)]
         lengths["prompt 1"] = 500
         for workers in (two, three):
             await record_epoch(workers, step=2)
@@ -215,9 +216,27 @@ def test_ranks_of_an_epoch_are_of_all_workers_together_also_after_a_resume(tmp_p
 
 def test_nothing_is_recorded_of_a_first_epoch(tmp_path: Path, recorder: Recorder) -> None:
     async def test() -> None:
-        worker = a_worker(tmp_path, recorder)
+        worker = a_worker(tmp_path)
         await worker.record(1, [rollout("p", 1)])
         await worker.report_ranks(1, await worker.epoch_lengths(1, 1))
         assert recorder.take(RankStability) == []
 
     in_loop(test)
+
+
+def test_a_recorder_that_is_gone_loses_the_record_and_nothing_else(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(name: str) -> Any:
+        raise ValueError(f"no actor {name}")
+
+    monkeypatch.setattr(worker_module.ray, "get_actor", gone)
+
+    async def test() -> None:
+        worker, rollouts = a_worker(tmp_path, LITTLE // 4), [rollout(f"prompt {n}", n) for n in range(40)]
+        # It warns of its memory.
+        await worker.record(1, rollouts)
+        assert await worker.prompts() == 40
+
+    in_loop(test)
+    assert recorder.events == []
