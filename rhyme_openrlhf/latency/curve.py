@@ -58,6 +58,16 @@ class Curve:
         return found
 
 
+def through(left: float, low: float, right: float, high: float, x: float) -> float:
+    """`Curve([(left, low), (right, high)]).at(x)` to the last bit, without making it; if both are one point, level."""
+    if left == right:
+        return low
+    if left < x < right:
+        return low + (high - low) * (x - left) / (right - left)
+    slope = max((high - low) / (right - left), 0.0)
+    return max(low - slope * (left - x), 0.0) if x <= left else high + slope * (x - right)
+
+
 def line(left: float, low: float, right: float, high: float, x: float) -> float:
     """The curve through (left, low) and (right, high) at `x`; if both are one point, it is level."""
     if left == right:

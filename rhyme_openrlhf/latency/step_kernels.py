@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.latency.curve import Curve, line
 
 # CRC-32 of that module, as CALLED_SOURCES of speculation/draft_step.py.
-CALLED_SOURCES = 835642825
+CALLED_SOURCES = 2956833266
 
 _line = njit(cache=True)(line)
 
@@ -54,6 +54,10 @@ class Family(NamedTuple):
     rows: NDArray[np.int64]
     curves: Curves
 
+    def arrays(self) -> tuple[NDArray[np.generic], ...]:
+        """All that it is made of: to pass arrays to compiled code takes a quarter of what nested tuples of them do."""
+        return (self.running, self.begins, self.rows, *self.curves)
+
 
 def begins(counts: Iterable[int]) -> NDArray[np.int64]:
     """Where each of so many things begins that stand one behind the other, and where the last ends."""
@@ -61,13 +65,17 @@ def begins(counts: Iterable[int]) -> NDArray[np.int64]:
 
 
 @njit(cache=True)
-def step_seconds(plain, verify, padded, least, bits, running, contexts, drafts, judged):  # type: ignore[no-untyped-def]
+def step_seconds(padded, least, bits, running, contexts, drafts, judged, *arrays):  # type: ignore[no-untyped-def]
     """Seconds of steps, and row and column of the first of them that was not covered by what was measured (-1 and -1:
     all are, or they are not `judged`).
 
     `contexts` has a column for each of `running` and `drafts`; those with more than `bits` bits stand for the middle of
-    those that have their leading bits.
+    those that have their leading bits. `arrays`: of the families without drafts and with (`Family.arrays`).
     """
+    plain = Family(arrays[0], arrays[1], arrays[2], Curves(arrays[3], arrays[4], arrays[5], arrays[6], arrays[7]))
+    verify = Family(
+        arrays[8], arrays[9], arrays[10], Curves(arrays[11], arrays[12], arrays[13], arrays[14], arrays[15])
+    )
     found = np.empty(contexts.shape)
     outside = (-1, -1)
     middles = np.empty(contexts.shape[0], dtype=np.int64)

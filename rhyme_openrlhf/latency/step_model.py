@@ -59,6 +59,7 @@ class StepModel:
         }
         self._verified_running = sorted(self._verify)
         self._verified_rows = {running: sorted(by_rows) for running, by_rows in self._verify.items()}
+        # By samples (0: what none of them verifies is made of), context and rows.
         self._known: dict[tuple[int, int, int], np.ndarray] = {}
         self._rows_known: dict[int, np.ndarray] = {}
 
@@ -123,32 +124,31 @@ class StepModel:
         `contexts` has a column for each of `running` and `drafts`. Contexts of more than `bits` bits stand for the
         middle of those with the same leading ones.
         """
+        padded, *arrays = self._compiled
         found, outside = step_kernels.step_seconds(
-            *self._compiled, self._least, bits, running, contexts, drafts, judged
+            padded, self._least, bits, running, contexts, drafts, judged, *arrays
         )
         return found, None if outside[0] < 0 else outside
 
     @functools.cached_property
-    def _compiled(self) -> tuple[step_kernels.Family, step_kernels.Family, NDArray[np.int64]]:
-        """What the compiled form is made of: curves of steps without drafts and with, and the padded rows."""
+    def _compiled(self) -> tuple[NDArray[np.generic], ...]:
+        """What the compiled form is made of: the padded rows, and curves of steps without drafts and with."""
         rows_of = [self._verified_rows[b] for b in self._verified_running]
         verify_curves = [self._verify[b][r] for b in self._verified_running for r in self._verified_rows[b]]
         plain_running = _whole(self._running)
-        return (
-            step_kernels.Family(
-                plain_running,
-                step_kernels.begins([1] * len(plain_running)),
-                plain_running,
-                step_kernels.Curves.of([self._plain[b] for b in self._running]),
-            ),
-            step_kernels.Family(
-                _whole(self._verified_running),
-                step_kernels.begins(map(len, rows_of)),
-                _whole([rows for of_family in rows_of for rows in of_family]),
-                step_kernels.Curves.of(verify_curves),
-            ),
-            _whole(self._padded),
+        plain = step_kernels.Family(
+            plain_running,
+            step_kernels.begins([1] * len(plain_running)),
+            plain_running,
+            step_kernels.Curves.of([self._plain[b] for b in self._running]),
         )
+        verify = step_kernels.Family(
+            _whole(self._verified_running),
+            step_kernels.begins(map(len, rows_of)),
+            _whole([rows for of_family in rows_of for rows in of_family]),
+            step_kernels.Curves.of(verify_curves),
+        )
+        return (_whole(self._padded), *plain.arrays(), *verify.arrays())
 
     def table(self, running: int, context: int, most: int) -> np.ndarray:
         """`seconds` with 0 to `most` draft tokens, float64[most + 1], at the price of a few of them."""
@@ -157,9 +157,7 @@ class StepModel:
         if not most:
             return seconds
         if not self._verify:
-            values = np.array([self._plain[b].at(context) for b in self._running])
-            rows = self._all_rows(_power_of_two(running + most))[running : running + most]
-            seconds[1:] = step_kernels.along(self._running_known, values, rows, self._least)
+            seconds[1:] = self._by_samples(context, running + most)[running : running + most]
             return seconds
         around = _around(self._verified_running, running)
         curves = [self._by_rows(b, context, running + most)[running : running + most] for b in around]
@@ -172,6 +170,20 @@ class StepModel:
             nearest = 1 if running > around[1] else 0
             seconds[1:] = np.maximum(curves[nearest] + slope * (running - around[nearest]), self._least)
         return seconds
+
+    def _by_samples(self, context: int, most: int) -> np.ndarray:
+        """Seconds of steps with 1 to at least `most` rows that cost as much as so many samples."""
+        size = _power_of_two(most)
+        key = (0, context, size)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            values = np.array([self._plain[b].at(context) for b in self._running])
+            known = self._known[key] = step_kernels.along(
+                self._running_known, values, self._all_rows(size), self._least
+            )
+        return known
 
     def _by_rows(self, running: int, context: int, most: int) -> np.ndarray:
         """Seconds of verifying steps with 1 to at least `most` rows by the family of a profiled number of samples."""

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-from rhyme_openrlhf.latency.curve import Curve
+from rhyme_openrlhf.latency.curve import through
 from rhyme_openrlhf.latency.power_curve import PowerCurve
 from rhyme_openrlhf.latency.profile import Profile
 
@@ -31,6 +31,7 @@ class TransferModel:
         for point in profile.prefills:
             by_sequences[point.sequences].append((point.length, point.seconds))
         self._prefills = [(sequences, PowerCurve(points)) for sequences, points in sorted(by_sequences.items())]
+        self._sequences = [sequences for sequences, _ in self._prefills]
 
     def prefill_seconds(self, lengths: Sequence[int]) -> float:
         """Prefill of sequences of these lengths together: as of as many of their root-mean-square length (eq. 3, 4)."""
@@ -40,11 +41,9 @@ class TransferModel:
             return 0.0
         rms = math.sqrt(sum(map(operator.mul, lengths, lengths)) / len(lengths))
         # The two numbers that this one lies between, or the outermost on its side: the curve needs no others.
-        right = min(
-            max(bisect_right(self._prefills, len(lengths), key=operator.itemgetter(0)), 1), len(self._prefills) - 1
-        )
-        around = self._prefills[max(right - 1, 0) : right + 1]
-        return Curve([(n, curve.at(rms)) for n, curve in around]).at(len(lengths))
+        right = min(max(bisect_right(self._sequences, len(lengths)), 1), len(self._prefills) - 1)
+        (fewer, least), (more, most) = self._prefills[max(right - 1, 0)], self._prefills[right]
+        return through(fewer, least.at(rms), more, most.at(rms), len(lengths))
 
     def kv_bytes(self, lengths: Sequence[int]) -> int:
         """Bytes that one rank sends (eq. 1, with the profile's own bytes per token: grouped-query heads are right)."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.latency.curve import Curve
+from rhyme_openrlhf.latency.curve import Curve, through
 
 points = st.dictionaries(st.integers(0, 1000), st.floats(0.001, 10), min_size=1, max_size=6).map(
     lambda d: list(d.items())
@@ -38,3 +38,11 @@ def test_between_two_points_it_is_straight() -> None:
 def test_no_points_or_one_twice_is_refused(measured: list[tuple[int, float]]) -> None:
     with pytest.raises(ValueError, match="at least one point"):
         Curve(measured)
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(0.001, 10)), min_size=2, max_size=2), st.integers(0, 100))
+def test_a_line_through_two_points_is_their_curve_to_the_last_bit(two: list[tuple[int, float]], x: int) -> None:
+    (left, low), (right, high) = sorted(two)
+    assert through(left, low, right, high, x) == Curve([*{left: low, right: high if right > left else low}.items()]).at(
+        x
+    )
