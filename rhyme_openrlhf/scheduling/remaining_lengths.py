@@ -43,7 +43,7 @@ class UnfinishedSamples:
     generated: NDArray[np.int64]
     contexts: NDArray[np.int64]
     history: NDArray[np.int64]
-    histories: Sequence[tuple[int, ...]]
+    histories: Sequence[NDArray[np.int64]]
 
     def __len__(self) -> int:
         return len(self.generated)
@@ -57,7 +57,7 @@ class UnfinishedSamples:
             np.array([sample.generated for sample in samples], dtype=np.int64),
             np.array([sample.context for sample in samples], dtype=np.int64),
             np.array(history, dtype=np.int64),
-            tuple(rows),
+            [np.array(earlier, dtype=np.int64) for earlier in rows],
         )
 
 
@@ -69,11 +69,11 @@ def by_maximum(samples: UnfinishedSamples, longest_allowed: int) -> NDArray[np.i
 def by_history(samples: UnfinishedSamples, longest_allowed: int, scenarios: int = SCENARIOS) -> NDArray[np.int64]:
     """Scenarios of tokens still to come, int64[scenarios, samples]."""
     histories = samples.histories
-    begins = np.array([0, *itertools.accumulate(map(len, histories))])
+    begins = np.array([0, *itertools.accumulate(map(len, histories))], dtype=np.int64)
     found: NDArray[np.int64] = scenarios_of(
         samples.generated,
         samples.history,
-        np.fromiter(itertools.chain.from_iterable(histories), np.int64, begins[-1]),
+        np.concatenate(histories),
         begins,
         longest_allowed,
         scenarios,

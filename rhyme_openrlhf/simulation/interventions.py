@@ -288,10 +288,7 @@ class _Samples(Sequence[RunningSample]):
 
     @cached_property
     def _made(self) -> list[RunningSample]:
-        jobs, generated = self._engine.running_at(self._now)
-        contexts = [round(job.prompt_tokens + tokens) for job, tokens in zip(jobs, generated, strict=True)]
-        accepted = [job.tokens_per_step - 1 for job in jobs]
-        found = list(zip(contexts, accepted, [job.sample for job in jobs], strict=True))
+        found = self._engine.contexts_at(self._now)
         # What waits counts, and cannot be moved.
         return found + [
             (round(job.context), job.tokens_per_step - 1, -1 - place)

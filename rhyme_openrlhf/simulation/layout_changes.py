@@ -82,15 +82,13 @@ class LayoutChanges:
         current = sizes.index(self._layout.get(slot.node, run.cluster.tensor_parallel))
         if not tp_switch.larger(current, sizes):
             return
-        jobs: list[Job] = []
-        generated: list[float] = []
+        samples: list[tuple[int, int, float]] = []
         on: list[int] = []
         for place, s in enumerate(slots):
-            running, tokens = s.engine.jobs_running()
-            jobs += running
-            generated += tokens
+            running = s.engine.prompts_at_work()
+            samples += running
             on += [place] * len(running)
-        if not jobs or len(jobs) != sum([s.engine.load for s in slots]):
+        if not samples or len(samples) != sum([s.engine.load for s in slots]):
             return
         fullest = max(slots, key=lambda s: s.engine.load)
         gained, drafts = fullest.engine.speculation()
@@ -101,7 +99,7 @@ class LayoutChanges:
         order = tp_switch.decide(
             current,
             layouts,
-            self._unfinished(jobs, generated),
+            self._unfinished(samples),
             run.workload.longest,
             lambda source, target, contexts: self._switch_seconds(sizes[source], sizes[target], contexts),
             run.features.switching == "history",
@@ -110,16 +108,16 @@ class LayoutChanges:
         if order is not None:
             self._switch(slot.node, slots, sizes[current], sizes[order.target])
 
-    def _unfinished(self, jobs: Sequence[Job], generated: Sequence[float]) -> UnfinishedSamples:
-        """In the policy's words, with whole tokens."""
-        prompts = [job.prompt for job in jobs]
+    def _unfinished(self, samples: Sequence[tuple[int, int, float]]) -> UnfinishedSamples:
+        """In the policy's words, with whole tokens; `samples`: as `Engine.prompts_at_work`."""
+        prompts, prompt_tokens, generated = zip(*samples, strict=True)
         rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
-        tokens = np.array(generated)
+        tokens = np.array(generated, dtype=np.float64)
         return UnfinishedSamples(
             tokens.astype(np.int64),
-            np.rint(tokens + [job.prompt_tokens for job in jobs]).astype(np.int64),
+            np.rint(tokens + prompt_tokens).astype(np.int64),
             np.array([rows[prompt] for prompt in prompts]),
-            [self._run.history.lengths(prompt) for prompt in rows],
+            [self._run.history.column(prompt) for prompt in rows],
         )
 
     def _active(self, node: int) -> list[Slot]:

@@ -12,6 +12,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.scheduling import outliers
 from rhyme_openrlhf.scheduling.engine_shares import plan_shares
@@ -47,6 +50,7 @@ class History:
 
     def __init__(self) -> None:
         self._lengths: dict[int, tuple[int, ...]] = {}
+        self._columns: dict[int, NDArray[np.int64]] = {}
         self._growth: dict[int, list[tuple[float, float]]] = {}
         # Of each epoch and floor: prompts whose growth was known, and what it came to.
         self._factors: dict[tuple[int, float], tuple[int, float]] = {}
@@ -54,6 +58,13 @@ class History:
     def lengths(self, prompt: int) -> tuple[int, ...]:
         """Of the prompt's last responses; empty if never seen."""
         return self._lengths.get(prompt, ())
+
+    def column(self, prompt: int) -> NDArray[np.int64]:
+        """The same as an array, made once: hundreds of decisions of a step ask for it."""
+        known = self._columns.get(prompt)
+        if known is None:
+            known = self._columns[prompt] = np.array(self.lengths(prompt), dtype=np.int64)
+        return known
 
     def of(self, load: PromptLoad) -> LengthHistory | None:
         lengths = self._lengths.get(load.prompt)
@@ -65,6 +76,7 @@ class History:
         if before:
             self._growth.setdefault(epoch, []).append((before.median, statistics.median(load.lengths)))
         self._lengths[load.prompt] = load.lengths
+        self._columns.pop(load.prompt, None)
 
     def growth_factor(self, epoch: int, floor: float) -> float:
         """The outliers' factor in an epoch: by the growth seen in the epoch before."""

@@ -69,6 +69,33 @@ def test_looking_at_an_engine_changes_nothing(lengths: list[tuple[int, int]], pa
 
 
 @settings(deadline=None)
+@given(work, st.lists(st.floats(0.001, 0.3), min_size=1, max_size=30))
+def test_what_an_engine_says_of_all_samples_is_what_it_says_of_each(
+    lengths: list[tuple[int, int]], pauses: list[float]
+) -> None:
+    engine = Engine(kinds.kind(1500, 6, 64), plain)
+    engine.give(kinds.jobs(lengths), 0.0)
+    at = 0.0
+    for pause in pauses:
+        at += pause
+        while engine.next_change() <= at:
+            engine.change()
+        foreseen = engine.contexts_at(at)
+        engine.run_until(at)
+        items = engine.running.items()
+        assert engine.prompts_at_work() == [
+            (item.job.prompt, item.job.prompt_tokens, engine.generated(sample)) for sample, item in items
+        ]
+        by_one = [
+            (round(item.job.prompt_tokens + engine.generated(sample)), item.job.tokens_per_step - 1, sample)
+            for sample, item in items
+        ]
+        # The step may have been the last one of some, or the last before others.
+        known = {sample for _, _, sample in foreseen}
+        assert [row for row in foreseen if row[2] in engine.running] == [row for row in by_one if row[2] in known]
+
+
+@settings(deadline=None)
 @given(work, st.integers(0, 2**32), st.booleans())
 def test_moves_lose_and_double_nothing(lengths: list[tuple[int, int]], seed: int, sent: bool) -> None:
     """Samples wander between two engines, their KV cache sent or computed again."""
