@@ -85,11 +85,12 @@ def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
 
 def reallocate(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocation]:
     """What to move now. Of a source, samples with shorter context and fewer accepted tokens go first."""
-    sources = sorted((e for e in loads if len(e.running) > threshold), key=lambda e: (-len(e.running), e.engine))
-    destinations = sorted((e for e in loads if len(e.running) < threshold), key=lambda e: (len(e.running), e.engine))
+    counted = [(len(e.running), e) for e in loads]
+    sources = sorted((it for it in counted if it[0] > threshold), key=lambda it: (-it[0], it[1].engine))
+    destinations = sorted((it for it in counted if it[0] < threshold), key=lambda it: (it[0], it[1].engine))
     found: list[Reallocation] = []
-    for source, target in zip(sources, destinations, strict=False):
-        count = min(len(source.running) - threshold, threshold - len(target.running))
+    for (most, source), (fewest, target) in zip(sources, destinations, strict=False):
+        count = min(most - threshold, threshold - fewest)
         if target.free_seats is not None:
             count = min(count, target.free_seats)
         free = target.free_tokens

@@ -75,8 +75,11 @@ class Course:
         usual = [
             of_left[-left:] for of_left, left in zip(stage_kernels.usual_contexts(there).tolist(), lefts, strict=True)
         ]
-        moments = dict(self.fewer)
-        return [moments[left] for left in lefts], usual, means, rest
+        return [self._moments[left] for left in lefts], usual, means, rest
+
+    @functools.cached_property
+    def _moments(self) -> dict[int, float]:
+        return dict(self.fewer)
 
     @functools.cached_property
     def _ends(self) -> NDArray[np.float64]:
@@ -111,8 +114,8 @@ def _timed(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
     """The rest of a stage for each group of samples, cut where the number of running ones falls to a next class.
 
-    Of each group and scenario: tokens at the end of each cut, and between its ends; seconds of a step in it, with one
-    row a scenario; and how many cuts each group has, behind which there are no tokens.
+    Of each group and scenario: tokens at the end of each cut, and between its ends; seconds of a step in it, one
+    row a scenario, one group behind the other; and how many cuts each group has, behind which there are no tokens.
     `contexts`: the mean of a group's samples, with an axis for scenarios; `rest`: tokens still to come of each group,
     scenario and sample, where a group of `sizes` has fewer samples than another with zeros before them, which are put
     into order; `engines`: that a group's samples are spread over.

@@ -83,53 +83,55 @@ def cut(ordered, sizes, engines, contexts, drafts_per_step):  # type: ignore[no-
     draft tokens of its steps; and how many cuts each group has. `ordered`: tokens still to come, ascending; `sizes`:
     samples of each group, spread over `engines`; `contexts`: the mean of a group's, for each scenario or for all."""
     groups, scenarios, most = ordered.shape
-    cuts = classes(sizes.max()).size
-    ends = np.empty((groups, scenarios, cuts), dtype=np.int64)
-    tokens = np.empty((groups, scenarios, cuts), dtype=np.int64)
-    running = np.ones(groups * cuts, dtype=np.int64)
-    middles = np.empty((scenarios, groups * cuts), dtype=np.int64)
-    drafts = np.empty(groups * cuts, dtype=np.int64)
     counts = np.empty(groups, dtype=np.int64)
-    behind = np.empty(cuts, dtype=np.int64)  # samples that end after the cut
     for group in range(groups):
+        counts[group] = classes(sizes[group]).size
+    cuts, columns = counts.max(), counts.sum()
+    ends = np.empty((groups, scenarios, cuts), dtype=np.int64)
+    tokens = np.zeros((groups, scenarios, cuts), dtype=np.int64)
+    running = np.empty(columns, dtype=np.int64)
+    middles = np.empty((scenarios, columns), dtype=np.int64)
+    drafts = np.empty(columns, dtype=np.int64)
+    begin = 0
+    for group in range(groups):
+        count = counts[group]
         lefts = classes(sizes[group])
-        counts[group] = lefts.size
-        behind[:] = 0
-        behind[: lefts.size - 1] = lefts[1:]
-        for at in range(cuts):
-            column = group * cuts + at
-            if at < lefts.size:
-                running[column] = -(-lefts[at] // engines)
-            drafts[column] = np.int64(np.rint(running[column] * drafts_per_step))
+        for at in range(count):
+            running[begin + at] = -(-lefts[at] // engines)
+            drafts[begin + at] = np.int64(np.rint(running[begin + at] * drafts_per_step))
         for scenario in range(scenarios):
             context = contexts[group, scenario if contexts.shape[1] > 1 else 0]
             before = 0
-            for at in range(cuts):
-                end = ordered[group, scenario, most - 1 - behind[at]]
+            for at in range(count):
+                # But for those that end after the cut.
+                end = ordered[group, scenario, most - 1 - (lefts[at + 1] if at + 1 < count else 0)]
                 ends[group, scenario, at] = end
                 tokens[group, scenario, at] = end - before
-                middle = (context + end - (end - before) / 2) * running[group * cuts + at]
-                middles[scenario, group * cuts + at] = np.int64(np.rint(middle))
+                middle = (context + end - (end - before) / 2) * running[begin + at]
+                middles[scenario, begin + at] = np.int64(np.rint(middle))
                 before = end
+            ends[group, scenario, count:] = before
+        begin += count
     return ends, tokens, running, middles, drafts, counts
 
 
 @njit(cache=True)
 def mean_seconds(tokens, steps, tokens_per_step, counts):  # type: ignore[no-untyped-def]
-    """Seconds of each group, the mean of the scenarios. `steps`: of a step in each cut, as `middles`; `counts`: cuts
-    that a group has."""
+    """Seconds of each group, the mean of the scenarios. `steps`: of a step in each cut, as `middles` of
+    `cut`; `counts`: cuts that a group has."""
     groups, scenarios, cuts = tokens.shape
     found = np.empty(groups)
     each = np.empty(cuts)
     of_scenario = np.empty(scenarios)
+    begin = 0
     for group in range(groups):
         count = counts[group]
         for scenario in range(scenarios):
             for at in range(count):
-                step = steps[scenario, group * cuts + at]
-                each[at] = tokens[group, scenario, at] / tokens_per_step * step
+                each[at] = tokens[group, scenario, at] / tokens_per_step * steps[scenario, begin + at]
             of_scenario[scenario] = _total(each[:count])
         found[group] = _total(of_scenario) / scenarios
+        begin += count
     return found
 
 
@@ -141,16 +143,18 @@ def clocks(ends, tokens, steps, tokens_per_step, counts):  # type: ignore[no-unt
     had = np.zeros((groups, scenarios, cuts + 2), dtype=np.int64)
     clock = np.zeros((groups, scenarios, cuts + 2))
     last = np.zeros(scenarios)
+    begin = 0
     for group in range(groups):
         for scenario in range(scenarios):
             passed = 0.0
-            for at in range(cuts):
-                passed += tokens[group, scenario, at] / tokens_per_step * steps[scenario, group * cuts + at]
-                had[group, scenario, at + 1] = ends[group, scenario, at]
-                clock[group, scenario, at + 1] = passed if at < counts[group] else np.inf
+            for at in range(counts[group]):
+                passed += tokens[group, scenario, at] / tokens_per_step * steps[scenario, begin + at]
+                clock[group, scenario, at + 1] = passed
+            had[group, scenario, 1 : cuts + 1] = ends[group, scenario]
             had[group, scenario, cuts + 1] = ends[group, scenario, cuts - 1]
-            clock[group, scenario, cuts + 1] = np.inf
+            clock[group, scenario, counts[group] + 1 :] = np.inf
             last[scenario] = max(last[scenario], passed)
+        begin += counts[group]
     return had, clock, _total(last) / scenarios
 
 

@@ -93,7 +93,7 @@ class Interventions:
     def _reallocate(self, now: float) -> None:
         run = self._run
         slots = [slot for slot in run.slots if self.layouts.aligned(slot.node) and not slot.beginning]
-        if not slots or any(slot.arriving for slot in run.slots):
+        if not slots or any([slot.arriving for slot in run.slots]):
             return
         near = [slot.engine.near(now) for slot in slots]
         steps = max(steps for steps, _ in near)
@@ -120,6 +120,8 @@ class Interventions:
         context = gained = drafts = 0.0
         for slot, tokens_there in zip(slots, contexts, strict=True):
             engine = slot.engine
+            if not engine.load:
+                continue
             running = len(engine.running)
             samples += engine.load
             if engine.load > running:
@@ -184,13 +186,11 @@ class Interventions:
         lengths: dict[int, int] = {}
         # Where nothing of it was moved, its samples are on its own engines.
         elsewhere = (step, place) in self._moved_from or self._run.features.reallocation
+        of_slot = plan.rank_group_of
         at_work = [
             s
             for s in self._run.slots
-            if (elsewhere or plan.rank_group_of[s.place] == place)
-            and s.step == step
-            and s.engine.load
-            and not s.beginning
+            if s.engine.load and (elsewhere or of_slot[s.place] == place) and s.step == step and not s.beginning
         ]
         self._run.stop_at(at_work, now)
         # On its own engines, and where single ones went.

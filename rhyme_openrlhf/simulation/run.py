@@ -149,7 +149,7 @@ class Run:
     def ended(self, slot: Slot, jobs: list[Job]) -> None:
         """These jobs of the engine ended now, by its clock; also without any, it is watched anew."""
         now = slot.engine.now
-        if slot.engine.idle:
+        if not slot.engine.load:
             if slot.idle_since is None and not slot.beginning:
                 slot.idle_since = now
             self._sharing.work_changed(slot, now)

@@ -30,4 +30,5 @@ class Slot:
     @property
     def done(self) -> bool:
         """Whether it has nothing to run, or on its way, but what was deferred."""
-        return not self.arriving and (self.engine.idle or self.engine.load == len(self.below))
+        load = self.engine.load
+        return not self.arriving and (not load or load == len(self.below))
