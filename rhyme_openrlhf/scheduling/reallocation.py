@@ -53,17 +53,23 @@ def knee(throughput: Callable[[int], float], most: int) -> int:
     `throughput(n)`: tokens a second with n samples. Measured throughput is a staircase; what counts is the smallest
     concave curve above it, so an edge where nothing is won for one sample is not taken for the knee.
     """
-    hull: list[tuple[int, float]] = [(0, 0.0)]
+    # The corners of that curve, and the slope from each to the next.
+    corners, slopes = [(0, 0.0)], list[float]()
     for count in range(1, most + 1):
-        point = (count, throughput(count))
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    first = _slope(hull[0], hull[1])
-    for left, right in zip(hull[1:], hull[2:], strict=False):
-        if _slope(left, right) < LEVEL * first:
-            return left[0]
-    return hull[-1][0]
+        value = throughput(count)
+        before, known = corners[-1]
+        slope = (value - known) / (count - before)
+        while slopes and slopes[-1] <= slope:
+            slopes.pop()
+            corners.pop()
+            before, known = corners[-1]
+            slope = (value - known) / (count - before)
+        corners.append((count, value))
+        slopes.append(slope)
+    return next(
+        (corners[at][0] for at in range(1, len(slopes)) if slopes[at] < LEVEL * slopes[0]),
+        corners[-1][0],
+    )
 
 
 def speculative_knee(
@@ -75,12 +81,9 @@ def speculative_knee(
     """
     counts = np.arange(1, most + 1)
     contexts = np.rint(counts * context).astype(np.int64)[None]
-    seconds = seconds_of(counts, contexts, np.rint(counts * drafts).astype(np.int64))[0].tolist()
-    return knee(lambda count: count * tokens_per_step / seconds[count - 1], most)
-
-
-def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
-    return (right[1] - left[1]) / (right[0] - left[0])
+    seconds = seconds_of(counts, contexts, np.rint(counts * drafts).astype(np.int64))[0]
+    throughput = [0.0, *(counts * tokens_per_step / seconds).tolist()]
+    return knee(throughput.__getitem__, most)
 
 
 def reallocate(loads: Sequence[EngineLoad], threshold: int) -> list[Reallocation]:

@@ -49,7 +49,7 @@ class Course:
         self._remaining = remaining
         numbers = {engine: number for number, engine in enumerate(dict.fromkeys(engines))}
         # Of each sample.
-        self._engine = np.array([numbers[engine] for engine in engines])
+        self._engine = np.array(list(map(numbers.__getitem__, engines)))
         rest, means, sizes = stage_kernels.by_engine(contexts, remaining, self._engine, len(numbers))
         ends, tokens, steps, self._counts = _timed(layout, means, rest, sizes, 1)
         self._had, self._clock, self.last = stage_kernels.clocks(

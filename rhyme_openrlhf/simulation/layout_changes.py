@@ -116,7 +116,7 @@ class LayoutChanges:
         return UnfinishedSamples(
             tokens.astype(np.int64),
             np.rint(tokens + prompt_tokens).astype(np.int64),
-            np.array([rows[prompt] for prompt in prompts]),
+            np.array(list(map(rows.__getitem__, prompts))),
             [self._run.history.column(prompt) for prompt in rows],
         )
 

@@ -22,6 +22,9 @@ from rhyme_openrlhf.latency.step_model import StepModel
 # Where step times bend sharply Newton's method may creep: after so many tries (it usually needs four), halving.
 NEWTON_TRIES = 8
 
+# Bits of a context that count: all.
+_EXACT = 62
+
 # Values at the contexts, slopes behind each, and the contexts: one array is passed in half the time of three.
 _Curve = NDArray[np.float64]
 
@@ -35,16 +38,19 @@ class StepTimes:
         # The model bends where a profiled point is, for whatever number of samples.
         contexts = sorted({0, *(point.context for point in profile.steps)})
         # One more, so that the line beyond the last point has two points to lie on.
-        self._contexts = [float(context) for context in (*contexts, 2.0 * contexts[-1] + 1)]
+        self._contexts = np.array([*contexts, 2 * contexts[-1] + 1], dtype=np.int64)
         self._curves: dict[tuple[int, int], _Curve] = {}
 
     def _curve(self, running: int, drafts: int) -> _Curve:
+        """Of these steps, made once."""
         known = self._curves.get((running, drafts))
         if known is None:
-            xs = self._contexts
-            values = [self.model.seconds(running, int(x), drafts) + self._beside for x in xs]
-            slopes = [(values[i + 1] - values[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
-            known = self._curves[running, drafts] = np.array([values, [*slopes, slopes[-1]], xs])
+            known = self._curves[running, drafts] = np.empty((3, self._contexts.size))
+            values, slopes, known[2] = known[0], known[1], self._contexts
+            seconds, _ = self.model.seconds_of(np.array([running]), self._contexts[:, None], np.array([drafts]), _EXACT)
+            values[:] = seconds[:, 0] + self._beside
+            slopes[:-1] = np.diff(values) / np.diff(known[2])
+            slopes[-1] = slopes[-2]
         return known
 
     def seconds(self, running: int, context: float, drafts: int) -> float:
