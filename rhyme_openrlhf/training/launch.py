@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -52,6 +53,8 @@ from rhyme_openrlhf.training.system_watch import SystemWatch
 from rhyme_openrlhf.training.termination import Termination
 
 SOURCE = "driver"
+# The descriptor.
+STDERR = 2
 # Of the actor, in the namespace that each run has for itself.
 RECORDER_NAME = "recorder"
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
@@ -317,10 +320,27 @@ def _reported(job: _Job) -> list[str]:
     return [f"reported to {control.url} as run {control.run_uid}"] if control.url else []
 
 
+@contextmanager
+def _children_print_to(log: TextIO) -> Iterator[None]:
+    """What other programs print of errors meanwhile is the log's.
+
+    DeepSpeed has them link programs when it is imported. It leads away what they print, but by the descriptor of
+    Python's stream of errors, which is the log's already.
+    """
+    terminal = os.dup(STDERR)
+    os.dup2(log.fileno(), STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, STDERR)
+        os.close(terminal)
+
+
 def _train(args: SimpleNamespace, services: RunServices, run: RunDirectory, supervisor: Supervisor) -> None:
     # What OpenRLHF, vLLM and DeepSpeed print when they are imported and run is the log's, not the terminal's.
     with (run.logs / "driver.log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
-        from rhyme_openrlhf.training import placement
+        with _children_print_to(log):
+            from rhyme_openrlhf.training import placement
 
         def engine_started(index: int, engine: Any) -> None:
             supervisor.name(engine, f"engine {index}", engine=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,6 +51,8 @@ def test_the_main_job(train: Train) -> None:
     run = train("--vllm.num_engines", "2", "--no-histospec.own_output", "--no-histospec.siblings", *EVERY_SYNC)
     assert run.code == 0, run.output
     assert [event.status for event in run.of(RunFinished)] == ["succeeded"]
+    # What Ray, DeepSpeed and the linker that it tries have to say is in the logs.
+    assert not [line for line in run.output.splitlines() if re.search("core_worker|collect2|Warning", line)]
     check_weights(run, engines=2, steps=4)
 
     # Steps, epochs and weight versions count as documented; a rollout runs the version its step trains from.
