@@ -96,6 +96,8 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
         await asyncio.gather(*others)
         assert (await engines[0].call("turn_report", FIRST.number)).weight_version == 0
         loads = [asyncio.create_task(engine.call("offer_weights", segment, [])) for engine in engines]
+        # Offered before the turn is handed, which could else begin without them.
+        await asyncio.sleep(0)
         for engine in engines:
             await engine.call("hand_turn", SECOND, 1, [])
         assert (await loads[0]).seconds > 0
