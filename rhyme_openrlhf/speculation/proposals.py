@@ -159,11 +159,6 @@ def _plan(table, recents, lengths, seconds, running, tried):  # type: ignore[no-
     return chosen, total, expected, least, left_out
 
 
-def _fitting(lengths: list[int], most: int) -> list[int]:
-    """These draft lengths, if a step has room for all; else none longer than its even share of `most`."""
-    return lengths if sum(lengths) <= most else [min(length, most // len(lengths)) for length in lengths]
-
-
 class ProposalDrafter:
     """What the scheduler asks for the drafts of all samples of one engine. One caller at a time."""
 
@@ -203,8 +198,9 @@ class ProposalDrafter:
             for sample, length in zip(running, lengths, strict=True):
                 if sample.tokens:
                     self._waiting[sample.request_id] = Waiting(sample.tokens, length, len(sample.text))
-        else:
-            lengths = _fitting(lengths, most)
+        elif sum(lengths) > most:
+            # None longer than its even share.
+            lengths = [min(length, most // len(running)) for length in lengths]
         return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
 
     def hold(self) -> Held:
