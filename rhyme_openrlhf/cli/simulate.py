@@ -258,8 +258,9 @@ def _notes(profiles: dict[int, Profile], options: argparse.Namespace) -> list[st
 
 
 def _print(heading: str, notes: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from rhyme_openrlhf.cli.console import console
 
     table = Table()
     for place, name in enumerate(report.HEADINGS):
@@ -268,7 +269,7 @@ def _print(heading: str, notes: Sequence[str], rows: Sequence[Sequence[str]]) ->
         table.add_row(*row)
     for line in (heading, *notes):
         print(line)
-    Console().print(table)
+    console().print(table)
 
 
 def _refuse(reason: str) -> int:

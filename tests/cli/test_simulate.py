@@ -30,13 +30,15 @@ SMALL = [
 def test_an_ablation_prints_a_table_and_writes_page_and_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.delenv("COLUMNS", raising=False)
     page, out = tmp_path / "p.html", tmp_path / "p.json"
     argv = [*SMALL, "--features", "sync,tp-switch", "--ablate", "--html", str(page), "--json", str(out)]
     assert command.main(argv) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("simulated: pat-deepscaler") and "seed 1" in printed and "(derived)" in printed
     assert "weight loads are not profiled" in printed and "+ tp-switch" in printed
+    # In a pipe, too, no cell is cut.
+    assert "samples/s" in printed and "\u2026" not in printed
     text = page.read_text()
     assert "Simulated, not measured" in text and "seed 1" in text and "<script src" not in text
     content = json.loads(out.read_text())

@@ -17,15 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
+from rhyme_openrlhf.cli.console import console
 from rhyme_openrlhf.cli.runs import tables, watch
 from rhyme_openrlhf.cli.runs.client import PAGE, Client, ClientError
 from rhyme_openrlhf.config import UID_DIGITS
 
 BAD_INPUT = 2
-# Of a table that goes into a file or pipe, no cell is to be cut.
-PIPE_WIDTH = 240
 NEWEST = "last"
 # The table of a comparison needs none of its curves; this is the least the service gives (api/routes/series.py).
 LEAST_POINTS = 4
@@ -203,11 +202,6 @@ def edits(assignments: list[str], unset: list[str]) -> dict[str, dict[str, Any]]
     for option in unset:
         _set(found, option, None)
     return found
-
-
-def console() -> Console:
-    """Where tables go: as wide as the terminal, and wide enough for every cell elsewhere."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
 
 
 def _set(found: dict[str, dict[str, Any]], option: str, given: Any) -> None:
