@@ -163,8 +163,9 @@ def _show(argv: Sequence[str]) -> int:
 
 
 def _print_table(profile: Profile) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from rhyme_openrlhf.cli.console import console
 
     subject = profile.subject
     what = f"{subject.model}, {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}"
@@ -180,7 +181,7 @@ def _print_table(profile: Profile) -> None:
             f"{point.seconds * 1000:.2f}",
             f"{point.spread * 1000:.2f}",
         )
-    Console().print(table)
+    console().print(table)
     if len(shown) < len(profile.steps):
         print(f"{len(shown)} of {len(profile.steps)} points; all are in the file")
 

@@ -1,4 +1,4 @@
-"""A profile as one HTML page: measured points, and the fitted curves through them. Plotly's script is in the page."""
+"""A profile as one HTML page: measured points, and the fitted curves through them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.latency.quality import Quality
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import carrying_words
+from rhyme_openrlhf.telemetry.figure_page import page
 
 MS = 1000.0
 
@@ -22,21 +23,13 @@ def draw(profile: Profile, quality: Quality) -> str:
     figures = [_plain(profile), _verifying(profile)]
     if profile.prefills:
         figures.append(_prefills(profile))
-    parts = [
-        figure.to_html(full_html=False, include_plotlyjs="inline" if number == 0 else False)
-        for number, figure in enumerate(figures)
-    ]
     error = "not known" if quality.held_out_error is None else f"{quality.held_out_error:.1%} in the mean"
     facts = (
         f"{profile.origin}; {len(profile.steps)} decode steps, {len(profile.prefills)} prefills. Error on points held "
         f"out: {error} ({quality.points} points); noise of repeated identical steps: {quality.noise:.1%}."
     )
     facts = f"{facts} {'; '.join(carrying_words(profile)).capitalize()}."
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
-        f'<body style="font-family: system-ui; max-width: 1200px; margin: 1rem auto"><h1>{escape(title)}</h1>'
-        f"<p>{escape(facts)}</p>{''.join(parts)}</body></html>"
-    )
+    return page(title, title, f"<p>{escape(facts)}</p>", figures)
 
 
 def _plain(profile: Profile) -> go.Figure:

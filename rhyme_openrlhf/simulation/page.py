@@ -1,4 +1,4 @@
-"""A simulation as one HTML page, with Plotly's script in it."""
+"""A simulation as one HTML page."""
 
 from __future__ import annotations
 
@@ -11,26 +11,19 @@ from rhyme_openrlhf.simulation.accounts import STATES
 from rhyme_openrlhf.simulation.report import HEADINGS, rows
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.study import Variant
+from rhyme_openrlhf.telemetry.figure_page import page
 
 
 def draw(heading: str, notes: Sequence[str], variants: Sequence[Variant], results: Sequence[Result]) -> str:
     """The page: the table, throughput, where the devices' time goes, and the time of each step."""
     figures = [_throughput(variants, results), _states(variants, results), _steps(variants, results)]
-    parts = [
-        figure.to_html(full_html=False, include_plotlyjs="inline" if number == 0 else False)
-        for number, figure in enumerate(figures)
-    ]
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows(variants, results)
     )
     said = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>simulated run</title></head>'
-        '<body style="font-family: system-ui; max-width: 1200px; margin: 1rem auto"><h1>Simulated, not measured</h1>'
-        f"<p>{escape(heading)}</p>{said}<table cellpadding=6><tr>{head}</tr>{body}</table>"
-        f"{''.join(parts)}</body></html>"
-    )
+    table = f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+    return page("simulated run", "Simulated, not measured", f"<p>{escape(heading)}</p>{said}{table}", figures)
 
 
 def _throughput(variants: Sequence[Variant], results: Sequence[Result]) -> go.Figure:
