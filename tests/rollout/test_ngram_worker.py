@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,8 +32,11 @@ def config(least: int = 2, most: int = 5) -> Any:
 
 
 @pytest.fixture(scope="module")
-def proposers() -> tuple[NgramProposer, SerialNgramProposer]:
-    return NgramProposer(config()), SerialNgramProposer(config())
+def proposers() -> Iterator[tuple[NgramProposer, SerialNgramProposer]]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Whatever ran in this process before may have started Numba's threads with another number than it has now.
+        patch.setenv("NUMBA_NUM_THREADS", str(numba.config.NUMBA_NUM_THREADS))
+        yield NgramProposer(config()), SerialNgramProposer(config())
 
 
 @settings(deadline=None)
