@@ -44,7 +44,7 @@ class SerialNgramProposer(NgramProposer):
         `num_tokens_no_spec`: int32[most samples], tokens of each sample; `token_ids_cpu`: int32[most samples, length].
         """
         proposed: list[list[int]] = [[] for _ in range(num_requests)]
-        if valid_ngram_requests:
+        if k and valid_ngram_requests:
             drafts, lengths = self.valid_ngram_draft, self.valid_ngram_num_drafts
             _propose(
                 np.array(valid_ngram_requests), num_tokens_no_spec, token_ids_cpu, self.min_n, self.max_n,

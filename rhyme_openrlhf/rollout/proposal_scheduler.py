@@ -4,7 +4,8 @@ The worker proposes after each step, as vLLM has it; between two steps the budge
 much as is worth it. While drafts are left out to measure what they gain, nothing is proposed either: the draft model
 then only keeps its KV cache up to date, which is vLLM's own way of a step with no speculative tokens.
 
-Where planning takes too much of a step a plan holds for some (speculation/plan_turns.py); such steps are not timed.
+Where planning takes too much of a step a plan holds for some (speculation/plan_turns.py). Where nothing was
+worth it for long, nothing is proposed meanwhile.
 
 Invariants: a draft only ever proposes, vLLM's rejection sampler decides; scheduling is synchronous, so that proposals
 come through the scheduler. Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py` (num_spec_tokens_to_schedule) and
@@ -22,7 +23,7 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
 from rhyme_openrlhf.speculation.gain import GainMeter
 from rhyme_openrlhf.speculation.plan_turns import PlanTurns
-from rhyme_openrlhf.speculation.proposals import Held, ProposalDrafter, ProposalPlanner, Proposed
+from rhyme_openrlhf.speculation.proposals import ProposalDrafter, ProposalPlanner, Proposed
 from rhyme_openrlhf.speculation.rows import NO_SOURCE
 
 # The first step behind an interval without drafts has none to verify: nothing was proposed in the step before it.
@@ -42,9 +43,11 @@ class ProposalScheduler(HistoryScheduler):
         self.source_names = {NO_SOURCE: self.drafting.source}
         self._proposed: dict[str, list[int]] = {}
         self._turns = PlanTurns()
-        # Whether the next step goes by a plan that holds; and by which, once it is asked for.
+        # Whether the next step goes by a plan that holds, and whether that needs proposals.
         self._holds = False
-        self._held: Held | None = None
+        self._proposes = True
+        # Whether nothing is proposed in the next step, because nothing of it would be verified.
+        self._unproposed = False
 
     def make_drafter(self) -> Any:
         """What cuts drafts."""
@@ -56,19 +59,21 @@ class ProposalScheduler(HistoryScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         output = super().schedule(*args, **kwargs)
-        if self._scheduled is not None and not self._scheduled.drafts:
+        if (self._scheduled is not None and not self._scheduled.drafts) or self._unproposed:
             output.num_spec_tokens_to_schedule = 0
         return output
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Keep of each proposal what the budget takes."""
         started = time.perf_counter()
-        self._holds = self.forced_drafts is None and self._turns.holds(len(self.running))
+        held, self._holds = self._holds, self.forced_drafts is None and self._turns.holds(len(self.running))
         if self._holds:
-            self._draft_held(draft_token_ids)
+            if not held:
+                self._proposes = self.drafter.hold()
+            self._draft_held(started, draft_token_ids)
             self.meter.add_draft_seconds(time.perf_counter() - started)
             return
-        self._held = None
+        self._unproposed = False
         self._proposed = dict(zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True))
         super().update_draft_token_ids(draft_token_ids)
         decided = self.drafter.decision
@@ -77,24 +82,36 @@ class ProposalScheduler(HistoryScheduler):
             most = self.gain.far_steps() if self.planner.settled else 0
             self._turns.planned(time.perf_counter() - started, decided.seconds, most)
 
-    def _draft_held(self, proposed: Any) -> None:
-        """In one loop, because with few samples each function that is called is a good part of what planning saves."""
-        held = self._held = self._held or self.drafter.hold()
+    def _draft_held(self, now: float, proposed: Any) -> None:
+        """By the plan that holds."""
         self.gain.pass_by()
-        requests, running, left = self.requests, RequestStatus.RUNNING, self._most_drafts()
+        if (step := self._clock.planned(now)) is not None:
+            self.planner.took(*step)
+        # The step that is planned next has proposals to judge.
+        self._unproposed = not self._proposes and self._turns.goes_on
+        if not self._proposes:
+            return
+        requests, running, waiting = self.requests, RequestStatus.RUNNING, self.drafter.waiting
+        decoding, asked = [], []
         for request_id, tokens in zip(proposed.req_ids, proposed.draft_token_ids, strict=True):
+            # Often more than half of the samples: there is nothing to draft, and nothing to judge.
+            if not tokens and request_id not in waiting:
+                continue
             request = requests.get(request_id)
             if request is None or request.status is not running or request.is_prefill_chunk:
                 continue
-            draft = tokens[: min(held.by_sample.get(request_id, held.of_new), left)]
+            decoding.append(request)
+            asked.append(Proposed(request_id, tokens, request._all_token_ids))
+        for request, draft in zip(
+            decoding, self.drafter.draft_held(asked, len(proposed.req_ids), self._most_drafts()), strict=True
+        ):
             if draft and request.structured_output_request is not None:
                 draft = self._grammatical(request, draft)
-            left -= len(draft)
             request.spec_token_ids = draft
 
     def is_timed(self) -> bool:
-        """As its base, but for steps by a plan that holds."""
-        return not self._holds and super().is_timed()
+        """As its base, but only some of the steps by a plan that holds."""
+        return (not self._holds or self._turns.times) and super().is_timed()
 
     def _draft_all(self, names: list[str]) -> None:
         # What is cut here came with the requests' names.
@@ -106,25 +123,16 @@ class ProposalScheduler(HistoryScheduler):
             return [[]] * len(decoding)
         running = [
             # vLLM's own list: `all_token_ids` is a view of it, and asking it costs a call more for each sample.
-            Proposed(
-                request.request_id, self._proposed[request.request_id], self._room_of(request), request._all_token_ids
-            )
+            Proposed(request.request_id, self._proposed[request.request_id], request._all_token_ids)
             for request in decoding
         ]
         context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0
         drafts: list[list[int]] = self.drafter.draft(running, context, self._most_drafts())
         return drafts
 
-    def _room_of(self, request: Any) -> int:
-        # A draft of n tokens yields up to n + 1: leave room for that one below both limits.
-        return min(
-            self.max_model_len - request.num_tokens - 1,
-            request.max_tokens - request.num_output_tokens - 1,
-        )
-
 
 class _Drafter(ProposalDrafter):
     """As HistoryScheduler starts a sample: its prompt and window say nothing here."""
 
-    def start(self, request_id: str, *of_history: Any) -> None:
-        super().start(request_id)
+    def start(self, request_id: str, key: str | None, prompt_tokens: int, most_tokens: int, *of_history: Any) -> None:  # type: ignore[override]
+        super().start(request_id, most_tokens)

@@ -10,8 +10,11 @@ noticed while nothing of it is verified. That says nothing of the tokens behind 
 worth it, now and then the beginning of a proposal is verified all the same (`speculation/trying.py`).
 
 Where planning takes too much of a step, a plan holds for some steps (`speculation/plan_turns.py`): it is then the least
-probability for which a token is verified, and drafts are cut where theirs falls below it; nothing is learnt meanwhile.
-A plan of few tokens says only that it lies between two of them, and so what was known before goes on to hold there.
+probability for which a token is verified. Drafts are cut where theirs falls below it, and left out where all together
+are not worth verifying. Proposals are judged as ever, because how a sample fares changes within a few steps; what that
+says of others is learnt with the next plan. Where drafts were worth it in none of many steps, nothing is proposed for
+most of the time. A plan of few tokens says only that the boundary lies between two of them, and so what was known
+before goes on to hold there.
 
 Invariants: a draft is only ever cut, never lengthened or changed; without a planner it is verified as it was proposed,
 as far as the step has room.
@@ -19,14 +22,14 @@ as far as the step has room.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_SHARE, class_of_recent
+from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_EDGES, RECENT_SHARE, RECENTS
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.live_texts import Came
 from rhyme_openrlhf.speculation.planner import Decision, Planner
@@ -39,17 +42,25 @@ CALLED_SOURCES = 728536906
 
 # Proposed tokens that are judged before a plan may hold: some first steps of many samples, a minute of a single one.
 SETTLED_TOKENS = 2048
+# Drafts are chosen where tokens per second are expected to be more than without by this factor: of the tokens that are
+# expected to be accepted a tenth is not, since the most promising are chosen, and proposals that are never verified
+# need not be made (docs/benchmarks.md).
+LEAST_GAIN = 1.03
 # Above every probability; and what two of them may differ by that are the same.
 _NONE = 2.0
 _SAME = 1e-5
+# The class of each value of recent acceptance (acceptance.py class_of_recent, at less cost).
+_CLASSES: list[int] = np.repeat(range(RECENTS), np.diff((0, *RECENT_EDGES, 1001))).tolist()
+# Where nothing was worth it for so many samples and steps, samples times steps, one of so many plans that hold goes on
+# looking for what is. By then each of 64 samples had eight tokens, a single one all of a long answer.
+LOOKED_FOR, LOOKS_AGAIN = 512, 4
 
 
 class Proposed(NamedTuple):
-    """A sample that decodes, the tokens proposed for it, the most draft tokens it can take, and its text so far."""
+    """A sample that decodes, the tokens proposed for it, and its text so far."""
 
     request_id: str
     tokens: list[int]
-    room: int
     text: Sequence[int]
 
 
@@ -62,10 +73,12 @@ class Waiting(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What is verified at most while a plan holds: of each sample that had started, and of a new one."""
+    """A plan that holds: draft tokens to verify of a sample, and how many of so many are accepted, by the class of its
+    recent acceptance; and how many of so many verified tokens must be accepted for them to be worth it."""
 
-    by_sample: dict[str, int]
-    of_new: int
+    lengths: list[int]
+    accepted: list[list[float]]
+    needed: list[float]
 
 
 class Fates(NamedTuple):
@@ -83,10 +96,13 @@ class ProposalPlanner(Planner[PositionAcceptance]):
     def __init__(self, predictor: Predictor, tokens: int) -> None:
         """`predictor`: of this engine's steps; `tokens`: the most that is proposed for a sample."""
         super().__init__(predictor, PositionAcceptance(tokens))
-        # The probability, with those before it, from which on a token is worth it, as far as the last plans say; and
-        # whether the last one verified nothing that was.
-        self._least = _NONE
-        self._nothing = True
+        self.worth = False
+        """Whether the last plan verifies tokens because they are worth it."""
+        # The probability, with those before it, from which on a token is worth it, as far as plans say; by the power of
+        # two of running samples, on which it depends.
+        self._least: dict[int, float] = {}
+        # Samples and context of the last one.
+        self._planned = (1, 0)
         self._judged = 0
         # Compiled, or loaded from Numba's cache, so that no decode step waits for it.
         nothing = np.zeros(1, np.int64)
@@ -102,31 +118,45 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         running samples, `most` the draft tokens that the engine can take in one step.
         """
         proposed = sum(lengths)
+        self.worth, self._planned = False, (running, context)
         if not proposed:
             return list(lengths), Decision(running, context, 0, 0.0, self.predictor.step_seconds(running, context, 0))
         seconds = self.predictor.step_table(running, context, max(min(proposed, most), 0))
+        without = float(seconds[0])
+        seconds[0] /= LEAST_GAIN
         tried = self._tries.tokens(running, seconds.size - 1)
         taken, drafts, expected, least, left_out = _plan(
             self._acceptance.table, np.array(recents, np.int64), np.array(lengths, np.int64), seconds, running, tried
         )
-        self._nothing = drafts == tried
-        if not self._nothing and not left_out < self._least <= least:
-            self._least = (left_out + least) / 2
+        self.worth = drafts > tried
+        if self.worth and not left_out < self._least_of(running) <= least:
+            self._least[running.bit_length()] = (left_out + least) / 2
         self._tries.decided(proposed, drafts)
-        return taken.tolist(), Decision(running, context, drafts, expected, float(seconds[drafts]))
+        taking = float(seconds[drafts]) if drafts else without
+        return taken.tolist(), Decision(running, context, drafts, expected, taking)
+
+    def _least_of(self, running: int) -> float:
+        """Where plans of about as many samples, or of fewer or more, say that the boundary lies."""
+        size = running.bit_length()
+        nearest = min(self._least, key=lambda known: abs(known - size), default=None)
+        return _NONE if nearest is None else self._least[nearest]
 
     @property
     def settled(self) -> bool:
         """Whether so much was learnt that it changes little from step to step."""
         return self._judged >= SETTLED_TOKENS
 
-    def held_lengths(self) -> list[int]:
-        """While the last plan holds: draft tokens to verify of a sample, by the class of its recent acceptance."""
+    def hold(self) -> Held:
+        """The last plan is to hold for some steps of about as many samples."""
+        running, context = self._planned
         paths = np.cumprod(self._acceptance.table, axis=1)
-        least = _NONE if self._nothing else self._least * (1 - _SAME)
         # Products in another order may differ in their last bit.
-        held: list[int] = (paths >= least).sum(axis=1).tolist()
-        return held
+        lengths = (paths >= self._least_of(running) * (1 - _SAME)).sum(axis=1)
+        accepted = np.hstack([np.zeros((len(paths), 1)), np.cumsum(paths, axis=1)])
+        seconds = self.predictor.step_table(running, context, running * paths.shape[1])
+        needed = running * (LEAST_GAIN * seconds / seconds[0] - 1)
+        needed[0] = 0.0
+        return Held(lengths.tolist(), accepted.tolist(), needed.tolist())
 
     def learn(self, fates: Fates) -> None:
         """What became of the drafts of one step."""
@@ -166,7 +196,17 @@ class ProposalDrafter:
         self._planner: ProposalPlanner | None = None
         # How each sample's proposals fared lately, in thousandths; and its last one, until it can be judged.
         self._recents: dict[str, int] = {}
+        # The most tokens that each sample's text can have.
+        self._most_tokens: dict[str, int] = {}
         self._waiting: dict[str, Waiting] = {}
+        # What became of proposals since something was learnt last.
+        self._fates = Fates([], [], [])
+        self._held = Held([], [], [])
+        # Since something was worth it, or another number of samples ran: how many ran then; samples times steps; and
+        # plans that have held behind LOOKED_FOR of them.
+        self._looked_with = 1
+        self._looked = 0
+        self._idle = 0
         self.decision: Decision | None = None
         """What the planner decided for the next step; None without a planner."""
 
@@ -174,43 +214,72 @@ class ProposalDrafter:
         """From the next step on `planner` cuts what is proposed."""
         self._planner = planner
 
-    def start(self, request_id: str) -> None:
-        """A sample begins. Raises ValueError if it has started already."""
+    def start(self, request_id: str, most_tokens: int) -> None:
+        """A sample begins whose text, with its prompt, can have so many tokens. Raises ValueError if it has started
+        already."""
         if request_id in self._recents:
             raise ValueError(f"request {request_id} has started already")
         self._recents[request_id] = FIRST_RECENT
+        self._most_tokens[request_id] = most_tokens
 
     def finish(self, request_id: str) -> None:
         """A sample ended or was aborted. Raises KeyError for one that has not started."""
-        del self._recents[request_id]
+        del self._recents[request_id], self._most_tokens[request_id]
         self._waiting.pop(request_id, None)
 
     def draft(self, running: Sequence[Proposed], context: int, most: int) -> list[list[int]]:
         """Draft tokens to verify in the next decode step, for each sample. Raises KeyError as `finish`."""
         self.decision = None
-        lengths = [max(min(len(sample.tokens), sample.room), 0) for sample in running]
+        lengths = [self._fitting(sample) for sample in running]
         if not running:
             return []
         if self._planner is not None:
             self._learn(self._planner, running)
             recents = [self._recents[sample.request_id] for sample in running]
             lengths, self.decision = self._planner.cut(recents, lengths, len(running), context, most)
-            for sample, length in zip(running, lengths, strict=True):
-                if sample.tokens:
-                    self._waiting[sample.request_id] = Waiting(sample.tokens, length, len(sample.text))
-        elif sum(lengths) > most:
+            self._look(len(running), self._planner.worth)
+            return self._wait(running, lengths)
+        if sum(lengths) > most:
             # None longer than its even share.
             lengths = [min(length, most // len(running)) for length in lengths]
         return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
 
-    def hold(self) -> Held:
-        """The last plan is to hold for some steps, about which nothing is learnt; needs a planner."""
+    def hold(self) -> bool:
+        """The last plan is to hold for some steps; returns whether proposals are needed for them."""
         assert self._planner is not None
-        lengths = self._planner.held_lengths()
-        # Not judged: what it would be judged by is known when it is planned anew.
-        self.leave_out()
-        by_sample = {request_id: lengths[class_of_recent(recent)] for request_id, recent in self._recents.items()}
-        return Held(by_sample, lengths[class_of_recent(FIRST_RECENT)])
+        self._held = self._planner.hold()
+        self.decision = None
+        if self._looked >= LOOKED_FOR:
+            self._idle += 1
+            if self._idle % LOOKS_AGAIN:
+                self.leave_out()
+                return False
+        return True
+
+    @property
+    def waiting(self) -> Container[str]:
+        """The samples whose last proposal is still to be judged."""
+        return self._waiting
+
+    def draft_held(self, asked: Sequence[Proposed], running: int, most: int) -> list[list[int]]:
+        """As `draft` in a step of `running` samples, by the plan that holds; those of them that have no proposal and
+        are not `waiting` need not be asked for."""
+        lengths, total, expected, held = [], 0, 0.0, self._held
+        for sample in asked:
+            self._judge(sample.request_id, sample.text)
+            length = 0
+            if sample.tokens:
+                of_class = _CLASSES[self._recents[sample.request_id]]
+                if length := held.lengths[of_class]:
+                    length = min(length, self._fitting(sample), most - total)
+                    total += length
+                    expected += held.accepted[of_class][length]
+            lengths.append(length)
+        worth = expected >= held.needed[min(total, len(held.needed) - 1)]
+        if not worth:
+            lengths = [0] * len(lengths)
+        self._look(running, total > 0 and worth)
+        return self._wait(asked, lengths)
 
     def leave_out(self) -> None:
         """The next decode step has no drafts."""
@@ -224,26 +293,51 @@ class ProposalDrafter:
         by_source[NO_SOURCE] = sum(drafts.accepted)
         return Came([NO_SOURCE] * count, np.array([-1] * count, dtype=np.int64), by_source)
 
+    def _look(self, running: int, worth: bool) -> None:
+        """Drafts of so many samples are, or are not, worth verifying in the next step."""
+        # What is worth nothing with many samples may be worth much with a few.
+        if worth or not self._looked_with <= 2 * running <= 4 * self._looked_with:
+            self._looked_with, self._looked, self._idle = running, 0, 0
+        if not worth:
+            self._looked += running
+
+    def _fitting(self, sample: Proposed) -> int:
+        """Tokens of its proposal that fit into its text; a draft of n yields up to n + 1."""
+        return max(min(len(sample.tokens), self._most_tokens[sample.request_id] - len(sample.text) - 1), 0)
+
+    def _wait(self, running: Sequence[Proposed], lengths: Sequence[int]) -> list[list[int]]:
+        """So much is verified of each proposal; it is judged when there is more text."""
+        drafts = []
+        for (request_id, tokens, text), length in zip(running, lengths, strict=True):
+            if tokens:
+                self._waiting[request_id] = Waiting(tokens, length, len(text))
+                tokens = tokens[:length]
+            drafts.append(tokens)
+        return drafts
+
     def _learn(self, planner: ProposalPlanner, running: Sequence[Proposed]) -> None:
-        """Judge the last proposals of these samples by what their texts have now."""
-        if not self._waiting:
-            return
-        fates = Fates([], [], [])
-        for request_id, _, _, text in running:
-            waiting = self._waiting.pop(request_id, None)
-            if waiting is None:
-                continue
-            tokens, verified, count = waiting
-            new = text[count : count + min(verified + 1, len(tokens))]
-            if not new:
-                continue
-            right = 0
-            while right < len(new) and new[right] == tokens[right]:
-                right += 1
-            recent = self._recents[request_id]
-            fates.recents.append(recent)
-            fates.judged.append(len(new))
-            fates.right.append(right)
-            self._recents[request_id] = recent + (1000 * right // len(new) - recent) // RECENT_SHARE
-        if fates.judged:
+        """From what became of proposals since it was called last."""
+        for sample in running:
+            self._judge(sample.request_id, sample.text)
+        if self._fates.judged:
+            fates, self._fates = self._fates, Fates([], [], [])
             planner.learn(fates)
+
+    def _judge(self, request_id: str, text: Sequence[int]) -> None:
+        """The last proposal for a sample, by what its text has now."""
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
+            return
+        tokens, verified, count = waiting
+        new = text[count : count + min(verified + 1, len(tokens))]
+        if not new:
+            return
+        right = 0
+        while right < len(new) and new[right] == tokens[right]:
+            right += 1
+        recent = self._recents[request_id]
+        fates = self._fates
+        fates.recents.append(recent)
+        fates.judged.append(len(new))
+        fates.right.append(right)
+        self._recents[request_id] = recent + (1000 * right // len(new) - recent) // RECENT_SHARE

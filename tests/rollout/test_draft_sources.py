@@ -85,7 +85,7 @@ def test_greedy_output_is_the_same_whole_and_cut(
     assert (acceptance_rate(did) or 0) > (0.3 if source == "draft_model" else 0.1)
     assert (tokens_per_step(did) or 0) > 1.1
     # By step times in which a draft token costs so much that few are worth it.
-    dear = formula.profile(padded_rows=(), steps=dear_points())
+    dear = formula.profile(padded_rows=(), steps=points(0.002))
     assert drafting.scheduler("install_profile", to_text(dear)) == ""
     cut, then = answers(drafting, prompts)
     assert cut == expected
@@ -98,21 +98,32 @@ def test_greedy_output_is_the_same_whole_and_cut(
         for which in ("predicted_ms", "real_ms")
     )
     assert predicted == pytest.approx(real, rel=0.3)
-    # Once enough was judged plans hold, and such steps tell no decision. Nothing else changes.
+    go_on_until_plans_hold(drafting, prompts, expected)
+    # Where no draft can be worth it, plans hold that need no proposals, and but for a few beginnings none is verified.
+    hopeless = formula.profile(padded_rows=(), steps=points(0.5))
+    assert drafting.scheduler("install_profile", to_text(hopeless)) == ""
+    go_on_until_plans_hold(drafting, prompts, expected)
+    again, then = answers(drafting, prompts)
+    assert again == expected
+    assert then.drafted < then.decode_tokens / 50
+
+
+def go_on_until_plans_hold(engine: Any, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    """They do once enough was judged, and such steps tell no decision. Nothing else changes."""
     for _ in range(MOST_PASSES):
-        again, then = answers(drafting, prompts)
+        again, did = answers(engine, prompts)
         assert again == expected
-        if sum(drafting.scheduler("take_decisions")["decode_steps"]) < 0.9 * then.decode_steps:
-            break
-    else:
-        pytest.fail(f"no plan held in {MOST_PASSES} passes")
+        if sum(engine.scheduler("take_decisions")["decode_steps"]) < 0.9 * did.decode_steps:
+            return
+    pytest.fail(f"no plan held in {MOST_PASSES} passes")
 
 
-def dear_points() -> tuple[Any, ...]:
+def points(token_seconds: float) -> tuple[Any, ...]:
+    """Steps of 10 ms, in which each draft token takes so much more."""
     from rhyme_openrlhf.latency.profile import StepPoint
 
     return tuple(
-        StepPoint(b, b * each, b * d, 0.010 + 0.002 * b * d, 0.0, 9)
+        StepPoint(b, b * each, b * d, 0.010 + token_seconds * b * d, 0.0, 9)
         for b in (1, 16)
         for each in (16, 1024)
         for d in (0, 1, 31)

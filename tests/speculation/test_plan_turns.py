@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.speculation.plan_turns import MOST_HELD, PLANNED_IN_A_ROW, PLANNING_SHARE, PlanTurns
+from rhyme_openrlhf.speculation.plan_turns import MOST_HELD, PLANNED_IN_A_ROW, PLANNING_SHARE, TIMED_EVERY, PlanTurns
 
 
 def planned_of(turns: PlanTurns, steps: int, seconds: float, step_seconds: float, running: int = 1) -> list[bool]:
@@ -63,3 +65,15 @@ def test_a_plan_holds_no_longer_than_it_may() -> None:
             assert not turns.holds(1)
             turns.planned(0.001, 0.005, most)
         assert [turns.holds(1) for _ in range(most + 1)] == [True] * most + [False]
+
+
+def test_some_steps_by_a_plan_that_holds_are_timed_and_each_knows_whether_it_goes_on() -> None:
+    turns = PlanTurns()
+    planned_of(turns, PLANNED_IN_A_ROW, 0.001, 0.005)
+    held = []
+    while turns.holds(1):
+        held.append((turns.times, turns.goes_on))
+    assert len(held) == MOST_HELD
+    timed, goes_on = zip(*held, strict=True)
+    assert sum(timed) == MOST_HELD // TIMED_EVERY and not any(a and b for a, b in itertools.pairwise(timed))
+    assert goes_on == (True,) * (MOST_HELD - 1) + (False,)

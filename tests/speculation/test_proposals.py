@@ -10,12 +10,22 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.speculation.acceptance import class_of_recent
-from rhyme_openrlhf.speculation.proposals import SETTLED_TOKENS, Fates, ProposalDrafter, ProposalPlanner, Proposed
+from rhyme_openrlhf.speculation.proposals import (
+    _CLASSES,
+    LEAST_GAIN,
+    LOOKED_FOR,
+    LOOKS_AGAIN,
+    SETTLED_TOKENS,
+    Fates,
+    ProposalDrafter,
+    ProposalPlanner,
+    Proposed,
+)
 from rhyme_openrlhf.speculation.trying import TRIED_AFTER
 from tests.latency import formula
 
 TOKENS = 4
-MANY = 10_000
+MANY = 1_000_000
 DRAFT = [11, 12, 13, 14]
 
 
@@ -30,17 +40,20 @@ def planner(ms_a_row: float, ms_to_verify: float = 0.0) -> ProposalPlanner:
     return ProposalPlanner(Predictor(StepModel(formula.profile(steps=points, padded_rows=()))), TOKENS)
 
 
-def drafter(samples: int, ms_a_row: float | None = None, ms_to_verify: float = 0.0) -> ProposalDrafter:
+def drafter(
+    samples: int, ms_a_row: float | None = None, ms_to_verify: float = 0.0, room: int = MANY
+) -> ProposalDrafter:
+    """`room`: draft tokens that fit into each sample behind its first token."""
     made = ProposalDrafter()
     for number in range(samples):
-        made.start(str(number))
+        made.start(str(number), room + 2)
     if ms_a_row is not None:
         made.plan_with(planner(ms_a_row, ms_to_verify))
     return made
 
 
-def proposals(samples: int, room: int = MANY) -> list[Proposed]:
-    return [Proposed(str(number), DRAFT, room, [1]) for number in range(samples)]
+def proposals(samples: int) -> list[Proposed]:
+    return [Proposed(str(number), DRAFT, [1]) for number in range(samples)]
 
 
 class Samples:
@@ -48,13 +61,14 @@ class Samples:
 
     def __init__(self, made: ProposalDrafter, right: list[int]) -> None:
         """`right`: of each sample, how many tokens of DRAFT it would go on with."""
-        self._made, self._right = made, right
+        self._made, self.right = made, right
         self._texts: list[list[int]] = [[1] for _ in right]
 
-    def step(self, context: int = 100) -> list[list[int]]:
-        asked = [Proposed(str(number), DRAFT, MANY, text) for number, text in enumerate(self._texts)]
-        drafts = self._made.draft(asked, context, MANY)
-        for text, draft, right in zip(self._texts, drafts, self._right, strict=True):
+    def step(self, held: bool = False) -> list[list[int]]:
+        """`held`: by the plan that holds."""
+        asked = [Proposed(str(number), DRAFT, text) for number, text in enumerate(self._texts)]
+        drafts = self._made.draft_held(asked, len(asked), MANY) if held else self._made.draft(asked, 100, MANY)
+        for text, draft, right in zip(self._texts, drafts, self.right, strict=True):
             # What is verified, and the token behind it.
             text += (DRAFT[:right] + [0])[: min(len(draft), right) + 1]
         return drafts
@@ -66,14 +80,14 @@ class Samples:
 
     def become(self, right: int) -> None:
         """From now on every sample goes on with so many tokens of DRAFT."""
-        self._right = [right] * len(self._right)
+        self.right = [right] * len(self.right)
 
 
 def test_without_a_planner_what_fits_is_verified() -> None:
     made = drafter(2)
     assert made.draft(proposals(2), 100, MANY) == [DRAFT, DRAFT]
-    assert made.draft(proposals(2, room=3), 100, MANY) == [DRAFT[:3]] * 2
-    assert made.draft(proposals(2, room=-1), 100, MANY) == [[], []]
+    assert drafter(2, room=3).draft(proposals(2), 100, MANY) == [DRAFT[:3]] * 2
+    assert drafter(2, room=-1).draft(proposals(2), 100, MANY) == [[], []]
     # Seven tokens fit into the step: three for each.
     assert made.draft(proposals(2), 100, 7) == [DRAFT[:3]] * 2
     assert made.draft([], 0, MANY) == []
@@ -102,7 +116,7 @@ def test_samples_whose_drafts_are_accepted_get_more_of_the_budget() -> None:
 def test_proposals_that_become_right_are_noticed_while_nothing_is_verified() -> None:
     samples = Samples(drafter(4, 1.0), [0] * 4)
     assert samples.steps(300) == [[]] * 4
-    samples._right[0] = TOKENS
+    samples.right[0] = TOKENS
     drafts = samples.steps(40)
     assert drafts[0] and drafts[1:] == [[]] * 3
 
@@ -124,12 +138,12 @@ def test_a_proposal_is_judged_up_to_the_token_behind_what_was_verified() -> None
     plan = planner(0.0)
     made = ProposalDrafter()
     made.plan_with(plan)
-    made.start("0")
+    made.start("0", MANY)
     learnt: list[Fates] = []
     plan.learn = learnt.append  # type: ignore[method-assign]
     text = [1]
     for most, sampled in ((2, [11, 12, 13]), (2, [11, 9]), (0, [9]), (0, [11]), (4, DRAFT + [9]), (0, [])):
-        made.draft([Proposed("0", DRAFT, most, text)], 100, MANY)
+        made.draft([Proposed("0", DRAFT, text)], 100, most)
         text += sampled
     assert [(fates.judged, fates.right) for fates in learnt] == [
         ([3], [3]), ([2], [1]), ([1], [0]), ([1], [1]), ([4], [4]),
@@ -137,31 +151,97 @@ def test_a_proposal_is_judged_up_to_the_token_behind_what_was_verified() -> None
     # Left out: nothing was proposed.
     made.leave_out()
     text += [11]
-    made.draft([Proposed("0", DRAFT, MANY, text)], 100, MANY)
+    made.draft([Proposed("0", DRAFT, text)], 100, MANY)
     assert len(learnt) == 5
 
 
-def test_a_plan_that_holds_verifies_what_it_verified_and_learns_nothing() -> None:
+def test_a_plan_that_holds_verifies_what_it_verified_and_follows_each_sample() -> None:
     # The second sample's drafts are right up to their first token, and a token costs as much as a quarter of a step.
     made = drafter(2, 2.5)
     samples = Samples(made, [TOKENS, 1])
-    drafts = samples.steps(300)
-    assert len(drafts[0]) == TOKENS > len(drafts[1])
-    planned = list(map(len, made.draft(proposals(2), 200, MANY)))
+    planned = samples.steps(300)
+    assert len(planned[0]) == TOKENS > len(planned[1])
     assert made.decision is not None
-    held = made.hold()
-    assert held.by_sample == {"0": planned[0], "1": planned[1]} and made.decision is None
-    # One that starts meanwhile is held to fare as new ones do.
-    made.start("new")
-    assert held.of_new == made.hold().by_sample["new"]
-    made.finish("new")
-    # What is drafted meanwhile is judged by nothing.
-    assert not made._waiting
-    made.draft([Proposed("0", [], MANY, [1])], 100, MANY)
-    assert made.hold() == held
-    # A short proposal that is verified whole says nothing of longer ones.
-    assert made.draft([Proposed("0", DRAFT[:1], MANY, [1])], 100, MANY) == [DRAFT[:1]]
-    assert made.hold() == held
+    assert made.hold() and made.decision is None
+    assert [samples.step(held=True) for _ in range(20)] == [planned] * 20
+    # They change places, and the plan need not be made anew for it.
+    samples.right = [1, TOKENS]
+    for _ in range(20):
+        drafts = samples.step(held=True)
+    assert drafts == [planned[1], planned[0]]
+    # A new sample gets what it would get of a plan.
+    made.start("new", MANY)
+    new = [Proposed("new", DRAFT, [1])]
+    assert made.draft_held(new, 1, MANY) == made.draft(new, 100, MANY)
+
+
+def test_what_is_judged_while_a_plan_holds_is_learnt_with_the_next() -> None:
+    plan = planner(0.0)
+    made = drafter(2)
+    made.plan_with(plan)
+    samples = Samples(made, [TOKENS, 1])
+    samples.steps(2)
+    learnt: list[Fates] = []
+    plan.learn = learnt.append  # type: ignore[method-assign]
+    assert made.hold() and "0" in made.waiting and "2" not in made.waiting
+    for _ in range(3):
+        samples.step(held=True)
+    assert not learnt
+    samples.step()
+    # Four steps of two samples: the one before, and three by the plan.
+    assert [(fates.judged, fates.right) for fates in learnt] == [([TOKENS, 2] * 4, [TOKENS, 1] * 4)]
+
+
+def test_a_plan_that_holds_leaves_out_what_is_not_worth_a_step() -> None:
+    """Verifying takes as long as two steps more: drafts of all samples pay for that, those of one do not."""
+    made = drafter(4, 0.0, ms_to_verify=20.0)
+    samples = Samples(made, [TOKENS] * 4)
+    assert samples.steps(300) == [DRAFT] * 4
+    assert made.hold()
+    alone = [Proposed("0", DRAFT, [1]), *(Proposed(str(number), [], [1]) for number in range(1, 4))]
+    assert made.draft_held(alone, 4, MANY) == [[]] * 4 == made.draft(alone, 100, MANY)
+    assert made.draft_held(proposals(4), 4, MANY) == [DRAFT] * 4
+
+
+def test_a_plan_that_holds_keeps_to_the_room_there_is() -> None:
+    made = drafter(2, 0.0, room=3)
+    samples = Samples(made, [0, 0])
+    samples.step()
+    assert made.hold()
+    assert made.draft_held(proposals(2), 2, MANY) == [DRAFT[:3]] * 2
+    assert made.draft_held(proposals(2), 2, 4) == [DRAFT[:3], DRAFT[:1]]
+
+
+def test_plans_of_many_samples_say_nothing_of_few() -> None:
+    """With many running only sure tokens are worth it, with few nearly all."""
+    plan = planner(0.3)
+    for _ in range(40):
+        plan.learn(Fates([1000] * 40, [TOKENS] * 40, [TOKENS] * 36 + [0] * 4))
+        plan.learn(Fates([0] * 40, [1] * 40, [1] * 16 + [0] * 24))
+    assert plan.cut([1000, 0] * 2, [TOKENS] * 4, 4, 100, MANY)[0][1] > 0
+    few = plan.hold().lengths
+    assert plan.cut([1000, 0] * 32, [TOKENS] * 64, 64, 6400, MANY)[0] == [TOKENS, 0] * 32
+    many = plan.hold().lengths
+    assert few[0] > many[0] == 0
+    # Nothing is proposed in the first steps of few, so that their plan says nothing.
+    plan.cut([1000], [0], 4, 100, MANY)
+    assert plan.hold().lengths == few
+
+
+def test_drafts_must_be_worth_more_than_a_little() -> None:
+    """Four samples, of whose drafts all is accepted, in steps that verifying makes longer by nearly as much."""
+    for gain, verified in ((LEAST_GAIN - 0.01, False), (LEAST_GAIN + 0.01, True)):
+        plan = planner(0.0, ms_to_verify=10.0 * ((1 + TOKENS) / gain - 1))
+        for _ in range(400):
+            plan.learn(Fates([1000] * 40, [TOKENS] * 40, [TOKENS] * 40))
+        drafts, decision = plan.cut([1000] * 4, [TOKENS] * 4, 4, 100, MANY)
+        assert any(drafts) == plan.worth == verified
+        # What the step is expected to take is not what the choice was made by.
+        assert decision.seconds == plan.predictor.step_seconds(4, 100, decision.drafts)
+
+
+def test_classes_of_recent_acceptance_are_those_of_the_table() -> None:
+    assert [class_of_recent(recent) for recent in range(1001)] == _CLASSES
 
 
 def test_a_plan_of_few_tokens_forgets_nothing_of_where_the_boundary_lies() -> None:
@@ -172,11 +252,11 @@ def test_a_plan_of_few_tokens_forgets_nothing_of_where_the_boundary_lies() -> No
         plan.learn(Fates([0] * 40, [1] * 40, [1] * 22 + [0] * 18))
     both, _ = plan.cut([1000, 0], [2, 2], 2, 100, MANY)
     assert both == [1, 1]
-    held = plan.held_lengths()
+    held = plan.hold().lengths
     assert (held[class_of_recent(1000)], held[class_of_recent(0)]) == (1, 1)
     for _ in range(3):
         assert plan.cut([1000], [2], 1, 100, MANY)[0] == [1]
-        assert plan.held_lengths() == held
+        assert plan.hold().lengths == held
 
 
 def test_no_plan_holds_before_enough_was_judged() -> None:
@@ -189,23 +269,40 @@ def test_no_plan_holds_before_enough_was_judged() -> None:
     assert plan.settled
 
 
-def test_where_nothing_is_worth_it_a_plan_holds_that_verifies_nothing() -> None:
-    made = drafter(2, 0.0, ms_to_verify=11.0)
+def test_where_nothing_was_worth_it_for_long_most_plans_that_hold_need_no_proposals() -> None:
+    made = drafter(2, 0.0, ms_to_verify=20.0)
     samples = Samples(made, [0, 0])
-    samples.steps(300)
-    verified = 0
-    for _ in range(2 * (TRIED_AFTER + 1)):
+    samples.steps(300 + LOOKED_FOR // 2)
+    looked = []
+    for _ in range(3 * LOOKS_AGAIN):
         # Also behind a step that only tried.
-        verified += sum(map(len, samples.step()))
-        held = made.hold()
-        assert set(held.by_sample.values()) == {0} and not held.of_new
-    assert verified == 2
+        samples.step()
+        looked.append(made.hold())
+        if looked[-1]:
+            assert samples.step(held=True) == [[], []]
+    assert [number for number, each in enumerate(looked, 1) if each] == [4, 8, 12]
+    # Once something is, all are needed again.
+    samples.become(TOKENS)
+    samples.steps(2000)
+    assert any(samples.step())
+    assert [made.hold() for _ in range(LOOKS_AGAIN)] == [True] * LOOKS_AGAIN
+
+
+def test_where_few_samples_are_left_proposals_are_looked_at_anew() -> None:
+    made = drafter(8, 0.0, ms_to_verify=20.0)
+    Samples(made, [0] * 8).steps(300 + LOOKED_FOR // 8)
+    assert not made.hold()
+    # About as many.
+    made.draft(proposals(5), 100, MANY)
+    assert not made.hold()
+    made.draft(proposals(3), 100, MANY)
+    assert made.hold()
 
 
 def test_new_weights_make_it_doubt() -> None:
     plan = planner(1.0)
     made = ProposalDrafter()
-    made.start("0")
+    made.start("0", MANY)
     made.plan_with(plan)
     Samples(made, [TOKENS]).steps(200)
     sure = plan.cut([1000], [TOKENS], 1, 100, MANY)[1].expected_accepted
@@ -217,7 +314,7 @@ def test_new_weights_make_it_doubt() -> None:
 def test_bad_questions() -> None:
     made = drafter(1)
     with pytest.raises(ValueError, match="has started already"):
-        made.start("0")
+        made.start("0", MANY)
     made.finish("0")
     with pytest.raises(KeyError):
         made.finish("0")
@@ -232,9 +329,15 @@ def test_bad_questions() -> None:
 def test_a_draft_is_a_beginning_of_its_proposal_and_fits(
     samples: list[tuple[int, int]], most: int, ms_a_row: float | None
 ) -> None:
-    made = drafter(len(samples), ms_a_row)
-    asked = [Proposed(str(number), DRAFT[:size], room, [1]) for number, (size, room) in enumerate(samples)]
-    drafts = made.draft(asked, 50 * len(samples), most)
-    assert len(drafts) == len(samples) and sum(map(len, drafts)) <= most
-    for draft, sample in zip(drafts, asked, strict=True):
-        assert draft == sample.tokens[: len(draft)] and len(draft) <= max(sample.room, 0)
+    made = drafter(0, ms_a_row)
+    for number, (_, room) in enumerate(samples):
+        made.start(str(number), room + 2)
+    asked = [Proposed(str(number), DRAFT[:size], [1]) for number, (size, _) in enumerate(samples)]
+    ways = [made.draft(asked, 50 * len(samples), most)]
+    if ms_a_row is not None:
+        made.hold()
+        ways.append(made.draft_held(asked, len(asked), most))
+    for drafts in ways:
+        assert len(drafts) == len(samples) and sum(map(len, drafts)) <= most
+        for draft, (size, room) in zip(drafts, samples, strict=True):
+            assert draft == DRAFT[: len(draft)] and len(draft) <= min(size, max(room, 0))
