@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from html import escape
 
 import plotly.graph_objects as go
+from plotly.colors import qualitative
 
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.latency.quality import Quality
@@ -14,6 +16,8 @@ from rhyme_openrlhf.latency.transfer_model import carrying_words
 from rhyme_openrlhf.telemetry.figure_page import page
 
 MS = 1000.0
+# Plotly's own, in its order: points have the colour of the curve through them.
+COLOURS = qualitative.Plotly
 
 
 def draw(profile: Profile, quality: Quality) -> str:
@@ -28,7 +32,7 @@ def draw(profile: Profile, quality: Quality) -> str:
         f"{profile.origin}; {len(profile.steps)} decode steps, {len(profile.prefills)} prefills. Error on points held "
         f"out: {error} ({quality.points} points); noise of repeated identical steps: {quality.noise:.1%}."
     )
-    facts = f"{facts} {'; '.join(carrying_words(profile)).capitalize()}."
+    facts = f"{facts} {'; '.join(carrying_words(profile))}."
     return page(title, title, f"<p>{escape(facts)}</p>", figures)
 
 
@@ -56,7 +60,7 @@ def _verifying(profile: Profile) -> go.Figure:
     by_running: dict[int, list[StepPoint]] = defaultdict(list)
     for point in profile.steps:
         by_running[point.running].append(point)
-    for running, points in sorted(by_running.items()):
+    for (running, points), colour in zip(sorted(by_running.items()), itertools.cycle(COLOURS), strict=False):
         shortest = min(point.context for point in points)
         # The context of a measured step moves by some tokens with the drafts.
         near = sorted((p for p in points if p.context < shortest + running * 16), key=lambda point: point.drafts)
@@ -64,12 +68,13 @@ def _verifying(profile: Profile) -> go.Figure:
         drafts = list(range(0, most + 1, max(1, most // 200)))
         fitted = [model.seconds(running, shortest, count) * MS for count in drafts]
         name = f"{running} samples"
-        figure.add_scatter(x=drafts, y=fitted, mode="lines", name=name, legendgroup=name)
+        figure.add_scatter(x=drafts, y=fitted, mode="lines", name=name, legendgroup=name, line={"color": colour})
         figure.add_scatter(
             x=[point.drafts for point in near],
             y=[point.seconds * MS for point in near],
             error_y={"type": "data", "array": [point.spread * MS for point in near]},
             mode="markers",
+            marker={"color": colour},
             name=name,
             legendgroup=name,
             showlegend=False,
