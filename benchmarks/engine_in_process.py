@@ -104,7 +104,7 @@ class DynamicScheduler(ProposalScheduler):
         self.call_workers("rhyme_look_up_serially", args=(not self._own,))
         # An interval without drafts may have been under way, or a plan that holds.
         self._ticket = self._scheduled = None
-        self._holds = self._unproposed = False
+        self._holds = False
         self.dynamic_sd_lookup = None
         if table is not None:
             self.dynamic_sd_lookup = build_dynamic_sd_schedule_lookup(

@@ -46,8 +46,6 @@ class ProposalScheduler(HistoryScheduler):
         # Whether the next step goes by a plan that holds, and whether that needs proposals.
         self._holds = False
         self._proposes = True
-        # Whether nothing is proposed in the next step, because nothing of it would be verified.
-        self._unproposed = False
 
     def make_drafter(self) -> Any:
         """What cuts drafts."""
@@ -59,7 +57,9 @@ class ProposalScheduler(HistoryScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         output = super().schedule(*args, **kwargs)
-        if (self._scheduled is not None and not self._scheduled.drafts) or self._unproposed:
+        # The step that is planned next has proposals to judge.
+        unproposed = self._holds and not self._proposes and self._turns.goes_on
+        if unproposed or (self._scheduled is not None and not self._scheduled.drafts):
             output.num_spec_tokens_to_schedule = 0
         return output
 
@@ -73,7 +73,6 @@ class ProposalScheduler(HistoryScheduler):
             self._draft_held(started, draft_token_ids)
             self.meter.add_draft_seconds(time.perf_counter() - started)
             return
-        self._unproposed = False
         self._proposed = dict(zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True))
         super().update_draft_token_ids(draft_token_ids)
         decided = self.drafter.decision
@@ -87,8 +86,6 @@ class ProposalScheduler(HistoryScheduler):
         self.gain.pass_by()
         if (step := self._clock.planned(now)) is not None:
             self.planner.took(*step)
-        # The step that is planned next has proposals to judge.
-        self._unproposed = not self._proposes and self._turns.goes_on
         if not self._proposes:
             return
         requests, running, waiting = self.requests, RequestStatus.RUNNING, self.drafter.waiting

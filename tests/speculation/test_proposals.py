@@ -257,6 +257,9 @@ def test_a_plan_of_few_tokens_forgets_nothing_of_where_the_boundary_lies() -> No
     for _ in range(3):
         assert plan.cut([1000], [2], 1, 100, MANY)[0] == [1]
         assert plan.hold().lengths == held
+    # Nor does a short proposal that is verified whole.
+    assert plan.cut([1000], [1], 1, 100, MANY)[0] == [1]
+    assert plan.hold().lengths == held
 
 
 def test_no_plan_holds_before_enough_was_judged() -> None:
@@ -273,14 +276,15 @@ def test_where_nothing_was_worth_it_for_long_most_plans_that_hold_need_no_propos
     made = drafter(2, 0.0, ms_to_verify=20.0)
     samples = Samples(made, [0, 0])
     samples.steps(300 + LOOKED_FOR // 2)
-    looked = []
-    for _ in range(3 * LOOKS_AGAIN):
+    looked, verified = [], 0
+    for _ in range(2 * (TRIED_AFTER + 1)):
         # Also behind a step that only tried.
-        samples.step()
+        verified += sum(map(len, samples.step()))
         looked.append(made.hold())
         if looked[-1]:
             assert samples.step(held=True) == [[], []]
-    assert [number for number, each in enumerate(looked, 1) if each] == [4, 8, 12]
+    assert [number for number, each in enumerate(looked, 1) if each] == [*range(4, len(looked) + 1, 4)]
+    assert verified == 2
     # Once something is, all are needed again.
     samples.become(TOKENS)
     samples.steps(2000)
