@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from sqlalchemy.engine import make_url
 from starlette.concurrency import run_in_threadpool
 
@@ -103,6 +105,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.service = service
+    app.state.templates = {**templates(ROUTERS, PREFIX), **templates((health.router,))}
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     problems.install(app)
     for router in ROUTERS:
@@ -113,8 +116,22 @@ def create_app(
     app.add_middleware(RateGuard, limit=RateLimit(settings.requests_per_second, settings.request_burst))
     app.add_middleware(HostGuard, names=settings.host_names())
     app.add_middleware(SecurityHeaders, tls=settings.tls)
-    app.add_middleware(RequestMetrics, metrics=metrics)
+    app.add_middleware(RequestMetrics, metrics=metrics, templates=app.state.templates)
     return app
+
+
+def templates(routers: Iterable[APIRouter], prefix: str = "") -> dict[Any, str]:
+    """Return the path template of each endpoint, e.g. `/api/v1/runs/{uid}`.
+
+    The routers are asked, not the app: newer releases of FastAPI keep an included router as one object in `app.routes`,
+    and name a route without the prefix that it was included with.
+    """
+    return {
+        route.endpoint: prefix + route.path
+        for router in routers
+        for route in router.routes
+        if isinstance(route, APIRoute)
+    }
 
 
 def _open(service: Service, show_link: Callable[[str], None] | None) -> None:

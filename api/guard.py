@@ -7,6 +7,8 @@ Outermost first: `SecurityHeaders` on every answer; `HostGuard` against DNS rebi
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -159,11 +161,15 @@ class BodyLimit:
 
 
 class RequestMetrics:
-    """Counts answers and their time by route (the template, so that the names are few)."""
+    """Counts answers and their time by route (the template, so that the names are few).
 
-    def __init__(self, app: ASGIApp, metrics: ServiceMetrics) -> None:
+    `templates`: endpoint -> path template; an answer of anything else is counted as "none".
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServiceMetrics, templates: Mapping[Any, str]) -> None:
         self.app = app
         self._metrics = metrics
+        self._templates = templates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -173,7 +179,7 @@ class RequestMetrics:
         started = False
 
         def observe(status: int) -> None:
-            route = getattr(scope.get("route"), "path", "none")
+            route = self._templates.get(scope.get("endpoint"), "none")
             self._metrics.observe_request(scope["method"], route, status, time.perf_counter() - began)
 
         async def send_seen(message: Message) -> None:

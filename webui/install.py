@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
-from starlette.routing import Route
 
+from rhyme_openrlhf.api.app import templates
 from rhyme_openrlhf.webui import assets, figure_routes
 from rhyme_openrlhf.webui.pages import PAGES
 from rhyme_openrlhf.webui.rendering import render_public
@@ -26,18 +26,15 @@ Handler = Callable[[Request, Any], Awaitable[Response]]
 
 def install(app: FastAPI) -> None:
     """Add the dashboard to the service that `api.app.create_app` made."""
-    for router in (*PAGES, figure_routes.router):
+    routers = (*PAGES, figure_routes.router)
+    for router in routers:
         app.include_router(router)
+    app.state.templates.update(templates(routers))
     assets.install(app)
-    app.state.page_paths = frozenset(route.path for route in _routes(app))
     for kind, handler in list(app.exception_handlers.items()):
         # Those of starlette that the API does not replace (WebSockets) are no answers to a request.
         if not isinstance(kind, type) or not kind.__module__.startswith("fastapi.websockets"):
             app.add_exception_handler(kind, _for_people(handler))  # type: ignore[arg-type]
-
-
-def _routes(app: FastAPI) -> list[Route]:
-    return [route for route in app.routes if isinstance(route, Route)]
 
 
 def is_page(path: str) -> bool:

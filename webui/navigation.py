@@ -1,8 +1,4 @@
-"""The main menu and the tabs of a run.
-
-All that the plan names are listed here, in their order; an entry is shown once a page has its address, so a new page
-needs no change here.
-"""
+"""The main menu and the tabs of a run, in the order in which pages show them."""
 
 from __future__ import annotations
 
@@ -49,12 +45,10 @@ RUN_TABS: tuple[Entry, ...] = (
 )
 
 
-def links(
-    entries: Collection[Entry], routes: Collection[str], current: str, may_act: bool, uid: str = ""
-) -> list[Link]:
-    """The entries that have a page. `routes`: the addresses that the service has; `current`: this page's."""
+def links(entries: Collection[Entry], current: str, may_act: bool, uid: str = "") -> list[Link]:
+    """Return the entries that a reader sees. `current`: the path template of the page that is shown."""
     return [
         Link(entry.title, entry.path.replace("{uid}", uid), entry.path == current)
         for entry in entries
-        if entry.path in routes and (may_act or not entry.operator)
+        if may_act or not entry.operator
     ]

@@ -74,10 +74,9 @@ class Page:
 
     def render(self, template: str, *, uid: str = "", status: int = 200, **context: Any) -> HTMLResponse:
         """`uid`: the run, for its tabs. Besides `context`, templates have `page`, `menu` and `tabs`."""
-        routes: frozenset[str] = self.request.app.state.page_paths
-        current = getattr(self.request.scope.get("route"), "path", "")
-        menu = navigation.links(navigation.MENU, routes, current, self.may_act)
-        tabs = navigation.links(navigation.RUN_TABS, routes, current, self.may_act, uid) if uid else []
+        current = self.request.app.state.templates.get(self.request.scope.get("endpoint"), "")
+        menu = navigation.links(navigation.MENU, current, self.may_act)
+        tabs = navigation.links(navigation.RUN_TABS, current, self.may_act, uid) if uid else []
         values = {"page": self, "menu": menu, "tabs": tabs, "uid": uid, **context}
         return HTMLResponse(ENVIRONMENT.get_template(template).render(values), status, HEADERS)
 

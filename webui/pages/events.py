@@ -26,7 +26,6 @@ router = APIRouter(include_in_schema=False)
 ROWS = 50
 # An event as JSON; what is longer (a command, a log's tail) is cut here and whole in the API.
 JSON_LENGTH = 20_000
-TIMELINE = "/runs/{uid}/timeline"
 
 Kinds = Annotated[list[Annotated[str, Query(max_length=KIND_LENGTH, pattern=NO_NUL)]], Query(max_length=32)]
 Source = Annotated[str, Query(max_length=SOURCE_LENGTH, pattern=NO_NUL)]
@@ -109,9 +108,8 @@ def _table(page: Page, session: Session, run: Run, asked: Asked) -> dict[str, An
     rows, following = find_events(session, run, wanted, "desc", ROWS, asked.cursor)
     query = page.request.query_params.multi_items()
     here = f"/runs/{run.uid}/events"
-    has_timeline = TIMELINE in page.request.app.state.page_paths
     return {
-        "lines": [_line(event, number, run.uid, has_timeline) for event, number in rows],
+        "lines": [_line(event, number, run.uid) for event, number in rows],
         "kinds": [
             (one, one in asked.kind, url_with(here, query, {"kind": _toggled(asked.kind, one), "cursor": None}))
             for one in sorted({*kinds_of(session, run), *asked.kind})
@@ -125,7 +123,7 @@ def _table(page: Page, session: Session, run: Run, asked: Asked) -> dict[str, An
     }
 
 
-def _line(event: RawEvent, attempt: int, uid: str, has_timeline: bool) -> EventLine:
+def _line(event: RawEvent, attempt: int, uid: str) -> EventLine:
     body = json.loads(event.body)
     step = body.get("step") if isinstance(body.get("step"), int) else None
     whole = json.dumps(body, indent=2, ensure_ascii=False)
@@ -136,7 +134,7 @@ def _line(event: RawEvent, attempt: int, uid: str, has_timeline: bool) -> EventL
         kind=event.kind,
         attempt=attempt,
         step=step,
-        step_url=f"{TIMELINE.replace('{uid}', uid)}?step={step}" if has_timeline and step is not None else "",
+        step_url=f"/runs/{uid}/timeline?step={step}" if step is not None else "",
         text=sentence(event.kind, body),
         level=level_of(event.kind, body),
         json=whole if len(whole) <= JSON_LENGTH else f"{whole[:JSON_LENGTH]}\n…",

@@ -12,8 +12,9 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.app import create_app
+from rhyme_openrlhf.api.app import ROUTERS, create_app
 from rhyme_openrlhf.api.models import BrowserSession, Run
+from rhyme_openrlhf.api.routes import health
 
 # Open to all: probes say nothing, and signing in brings its own token.
 PUBLIC = {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/api/v1/session")}
@@ -23,10 +24,16 @@ VIEWERS_OWN = {("POST", "/api/v1/specs/validate"), ("POST", "/api/v1/specs/comma
 
 
 def routes(app: Any) -> Iterator[tuple[str, str]]:
-    for route in app.routes:
-        assert isinstance(route, APIRoute), f"a route that this walk cannot judge: {route}"
-        for method in route.methods:
-            yield method, route.path
+    walked = set()
+    for router in (*ROUTERS, health.router):
+        for route in router.routes:
+            assert isinstance(route, APIRoute), f"a route that this walk cannot judge: {route}"
+            walked.add(app.state.templates[route.endpoint])
+            for method in route.methods:
+                yield method, app.state.templates[route.endpoint]
+    # Nothing else is in the service. Newer releases of FastAPI have a router as one object in `app.routes`.
+    for one in app.routes:
+        assert getattr(one, "original_router", None) in (*ROUTERS, health.router) or one.path in walked
 
 
 def filled(path: str) -> str:
