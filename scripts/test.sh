@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Everything that must pass before a change is kept: style, types, tests. Sets up first (once).
 #
-#   scripts/test.sh [PYTEST ARGUMENTS]      for example: scripts/test.sh -m "not engine and not e2e" tests/history
+#   scripts/test.sh                          all of it
+#   scripts/test.sh PYTEST ARGUMENTS         these tests alone, for example: -m "not engine and not e2e" tests/history
+#   scripts/test.sh --server newest|oldest   the control plane alone, without torch and vLLM, at the newest or at the
+#                                            lowest versions that pyproject.toml allows
 #
-# Runs all of it even when an early part fails, so that one run shows everything; fails when anything failed.
+# Without arguments, the control plane's own tests run as `--server newest`, where pip finds newer releases than those
+# that run beside vLLM; all others run in the environment of scripts/setup_cpu.sh.
+# Runs everything even when an early part fails, so that one run shows all faults; fails when anything failed.
 # Two pytest processes share the tests (tests/side_by_side.py); `-n 0` runs them in one, for a debugger.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup_cpu.sh --extras test,demo
-# Activated, so that ninja is found by what the tests compile.
-PATH=$PWD/.venv/bin:$PATH
 # Hundreds of processes import our modules: compiled once, not in each.
 unset PYTHONDONTWRITEBYTECODE
 
@@ -20,6 +22,39 @@ run() {
     "$@" || FAILED+=("$*")
 }
 
+finish() {
+    if ((${#FAILED[@]})); then
+        printf 'test: FAILED: %s\n' "${FAILED[@]}" >&2
+        exit 1
+    fi
+    echo "test: all passed"
+}
+
+# The server extra in an environment of its own, and the tests that need nothing else.
+server() { # newest|oldest
+    local venv=.venv-server-$1 options=(--upgrade --upgrade-strategy eager)
+    if [[ $1 = oldest ]]; then
+        python scripts/lowest_versions.py server >"$venv.txt"
+        options=(-c "$venv.txt")
+    fi
+    [[ -x $venv/bin/python ]] || run python -m venv "$venv"
+    run "$venv/bin/python" -m pip install -q --disable-pip-version-check "${options[@]}" ".[server,test]"
+    run "$venv/bin/python" -m pytest -n 2 -m "server and not slow" tests/api tests/webui tests/test_server_extra.py
+}
+
+scripts/setup_cpu.sh --extras test,demo
+# Activated, so that ninja is found by what the tests compile.
+PATH=$PWD/.venv/bin:$PATH
+
+if [[ ${1-} = --server ]]; then
+    case ${2-} in
+        newest | oldest) server "$2" ;;
+        *) echo "test: --server takes newest or oldest, not '${2-}'" >&2 && exit 2 ;;
+    esac
+    finish
+    exit
+fi
+
 run ruff check .
 run ruff format --check .
 # Beside the tests; what it prints comes after them.
@@ -27,13 +62,13 @@ TYPES=$(mktemp)
 trap 'rm -f "$TYPES"' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
-run python -m pytest -n 2 "$@"
+if (($#)); then
+    run python -m pytest -n 2 "$@"
+else
+    run python -m pytest -n 2 -m "not slow and not server"
+    server newest
+fi
 echo "test: mypy --pretty"
 wait "$MYPY" || FAILED+=("mypy --pretty")
 cat "$TYPES"
-
-if ((${#FAILED[@]})); then
-    printf 'test: FAILED: %s\n' "${FAILED[@]}" >&2
-    exit 1
-fi
-echo "test: all passed"
+finish

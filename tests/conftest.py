@@ -34,6 +34,19 @@ if importlib.util.find_spec("torch"):
     torch.set_num_threads(1)
 
 
+# Tests below these folders need nothing but the server extra, unless they start more.
+SERVER_FOLDERS = ("api", "webui")
+MORE_THAN_THE_SERVER = ("engine", "ray", "e2e")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `scripts/test.sh --server` runs."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in SERVER_FOLDERS and not any(map(item.get_closest_marker, MORE_THAN_THE_SERVER)):
+            item.add_marker("server")
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's wheel."""

@@ -1,7 +1,10 @@
-"""The control plane where nothing of the training stack is: a new environment with the `server` extra alone."""
+"""The control plane as it is installed where nothing of the training stack is: the environment of
+`scripts/test.sh --server`, which has the `server` extra alone.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -13,11 +16,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytestmark = pytest.mark.ray
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.ray,
+    pytest.mark.skipif(bool(importlib.util.find_spec("torch")), reason="scripts/test.sh --server runs it"),
+]
 
 RECORDED = Path(__file__).parent / "data" / "recorded_run.jsonl"
-# Unpacking Ray and pyarrow takes half a minute on a busy disk; fetching them, where pip has no cache, minutes.
-INSTALL_SECONDS = 900
+PROGRAMS = Path(sys.executable).parent
 
 
 def clean() -> dict[str, str]:
@@ -26,31 +32,12 @@ def clean() -> dict[str, str]:
     return {name: value for name, value in kept.items() if not name.startswith("RAY_")} | {"PYTHONUNBUFFERED": "1"}
 
 
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The environment's programs; skips where pip reaches no index."""
-    folder = tmp_path_factory.mktemp("server")
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, timeout=120)
-    programs = folder / "venv" / "bin"
-    pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check", "-q"]
-    probe = [*pip, "--retries", "0", "--timeout", "15", "download", "--no-deps", "--no-cache-dir", "packaging"]
-    probed = subprocess.run(probe, capture_output=True, text=True, cwd=folder, env=clean())
-    if probed.returncode != 0:
-        pytest.skip(f"pip reaches no package index here: {probed.stderr.strip().splitlines()[-1]}")
-    # Compiling what is never imported would take as long as unpacking.
-    install = [*pip, "install", "--no-compile", f"{wheel}[server]"]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=INSTALL_SECONDS, cwd=folder, env=clean())
-    assert done.returncode == 0, done.stderr
-    return programs
-
-
-@pytest.mark.timeout(INSTALL_SECONDS + 240)
-def test_the_server_extra_serves(environment: Path, tmp_path: Path) -> None:
+def test_the_server_extra_serves(tmp_path: Path) -> None:
     missing = (
         "import importlib.util as u; print([n for n in ('torch', 'vllm', 'deepspeed', 'openrlhf') if u.find_spec(n)])"
     )
     shown = subprocess.run(
-        [str(environment / "python"), "-c", missing], capture_output=True, text=True, env=clean(), cwd=tmp_path
+        [str(PROGRAMS / "python"), "-c", missing], capture_output=True, text=True, env=clean(), cwd=tmp_path
     )
     assert shown.stdout == "[]\n", shown.stdout + shown.stderr
 
@@ -59,7 +46,7 @@ def test_the_server_extra_serves(environment: Path, tmp_path: Path) -> None:
     (run / "events.jsonl").write_bytes(RECORDED.read_bytes())
     (run / "config.json").write_text(json.dumps({"command": ["rhyme", "demo"], "settings": {"run": {"name": "demo"}}}))
     # As a user would: with a Ray of its own on this machine.
-    command = [str(environment / "rhyme"), "serve", "--local", "--serve.port=0"]
+    command = [str(PROGRAMS / "rhyme"), "serve", "--local", "--serve.port=0"]
     command += [f"--serve.data_dir={tmp_path / 'data'}", f"--serve.roots={tmp_path / 'runs'}"]
     service = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean(), cwd=tmp_path
