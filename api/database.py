@@ -70,7 +70,7 @@ class Database:
         except (ArgumentError, ValueError):
             # What is wrong with it is not repeated, nor chained: a URL may hold a password.
             raise DatabaseError(
-                "the database URL is not one: give sqlite:///FILE or postgresql+psycopg://..."
+                "the database URL is not one: it begins with sqlite:/// or postgresql+psycopg://"
             ) from None
         if dialect not in DIALECTS:
             raise DatabaseError(f"the database must be sqlite:///FILE or postgresql+psycopg://..., got {dialect}")

@@ -13,7 +13,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import rhyme_openrlhf
 from rhyme_openrlhf.config import SETTINGS_CLASSES
@@ -89,7 +89,7 @@ class TypedOption:
     @property
     def path(self) -> PathKind | None:
         """Which kind of file or directory it names; None where it names none."""
-        return cast(PathKind, self.kind) if self.kind in _PATH_KINDS else None
+        return self.kind if self.kind in _PATH_KINDS else None
 
     @property
     def field(self) -> str:

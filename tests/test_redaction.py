@@ -24,7 +24,7 @@ SECRET = "hunter2secret"
 
 
 def test_the_secrets_are_those_that_say_so() -> None:
-    assert SECRET_FLAGS == {"--logger.wandb.key"}
+    assert {"--logger.wandb.key"} == SECRET_FLAGS
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_secrets_are_those_that_say_so() -> None:
             ["--reward.remote_url", f"http://me:{SECRET}@host/score,https://other:8000/score?x=1&api_key={SECRET}"],
             ["--reward.remote_url", f"http://{HIDDEN}@host/score,https://other:8000/score?x=1&api_key={HIDDEN}"],
         ),
-        (["bash", "-c", f"rhyme train --logger.wandb.key {SECRET}"], ["bash", "-c", f"rhyme train --logger.wandb.key {HIDDEN}"]),
+        (["-c", f"rhyme train --logger.wandb.key {SECRET}"], ["-c", f"rhyme train --logger.wandb.key {HIDDEN}"]),
     ],
 )  # fmt: skip
 def test_a_command_shows_no_secret(words: list[str], shown: list[str]) -> None:

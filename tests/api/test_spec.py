@@ -138,9 +138,6 @@ def test_rules_that_tie_options_together(root: Path) -> None:
         ("ckpt.output_dir", "./ckpt"),
         ("logger.tensorboard_dir", "/var/log"),
         ("reward.remote_url", "http://host/score?api_key=abc"),
-        ("drafting.model", "/etc"),
-        ("drafting.model", "{root}/linked"),
-        ("drafting.model", "./model"),
         ("history.spill_dir", "/tmp/elsewhere"),
         ("history.spill_dir", "{root}/linked/new"),
         ("history.spill_dir", "spilled"),
@@ -188,6 +185,12 @@ def test_no_path_leads_out_of_the_roots(root: Path, field: str, value: str) -> N
 def test_what_lies_below_the_roots_and_names_of_the_hub_pass(root: Path, field: str, value: str) -> None:
     group, name = field.split(".")
     check(spec(root, **{group: {name: value.format(root=root)}}), [root])
+
+
+@pytest.mark.parametrize("model", ["/etc", "{root}/linked", "./model", "{root}/data.jsonl"])
+def test_a_draft_model_is_a_model_below_the_roots(root: Path, model: str) -> None:
+    drafting = {"source": "draft_model", "model": model.format(root=root)}
+    assert set(faults(spec(root, drafting=drafting), root)) == {"arguments.drafting.model"}
 
 
 def test_profiles_of_several_layouts_and_a_draft_model_pass(root: Path) -> None:

@@ -51,13 +51,12 @@ def test_a_viewer_sees_no_actions(dashboard: Any) -> None:
 
 def test_no_page_shows_a_secret_that_an_earlier_version_stored(launching_dashboard: Any) -> None:
     dashboard, secret = launching_dashboard, "hunter2secret"
-    command = json.dumps(["rhyme", "train", "--logger.wandb.key", secret])
-    config = json.dumps({"arguments": {"logger": {"wandb": {"key": secret}}}})
-    event = json.dumps({"name": "demo", "command": json.loads(command)})
+    command = ["rhyme", "train", "--logger.wandb.key", secret]
+    config = {"arguments": {"logger": {"wandb": {"key": secret}}}}
+    old = {"command": json.dumps(command), "config": json.dumps(config)}
+    event = json.dumps({"name": "demo", "command": command})
     with dashboard.service.database.writing() as session:
-        session.execute(
-            text("UPDATE runs SET command = :command, config = :config"), {"command": command, "config": config}
-        )
+        session.execute(text("UPDATE runs SET command = :command, config = :config"), old)
         session.execute(text("UPDATE events SET body = :event WHERE kind = 'run_started'"), {"event": event})
     client, run = signed_in(dashboard), f"/runs/{dashboard.run_uid}"
     for path in (run, f"{run}/config", f"{run}/events?kind=run_started", f"/runs/new?clone={dashboard.run_uid}", "/"):
