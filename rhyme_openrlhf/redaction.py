@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,8 @@ from rhyme_openrlhf.upstream_kinds import UPSTREAM_KINDS
 HIDDEN = "***"
 # No configuration is nested deeper; what is, is not followed.
 DEEPEST = 64
+# No option's name is longer; of one that is, its end says what it is.
+LONGEST_NAME = 200
 # Parts of a run directory's config.json that have options by group and name; `command` is a list of words.
 _COMMAND, _BY_NAME = "command", ("arguments", "settings")
 
@@ -107,24 +110,24 @@ def _redacted(value: Any, name: str, depth: int) -> Any:
     """Return `value` of the option `name` (dotted; "" for all options) with its secrets hidden."""
     if depth > DEEPEST:
         return HIDDEN
+    if isinstance(value, str):
+        return HIDDEN if value and _is_secret(name[-LONGEST_NAME:]) else redact_text(value)
     if isinstance(value, Mapping):
-        return {key: _redacted(item, f"{name}.{key}" if name else str(key), depth + 1) for key, item in value.items()}
+        begin = f"{name}." if name else ""
+        return {key: _redacted(item, f"{begin}{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_redacted(item, name, depth + 1) for item in value]
-    if name and value not in (None, "") and f"--{name}" in SECRET_FLAGS:
-        return HIDDEN
-    if not isinstance(value, str):
-        return value
-    return HIDDEN if value and _is_secret_name(name) else redact_text(value)
+    return value
 
 
 def _is_secret_flag(flag: str) -> bool:
-    if flag in _KINDS:
-        return flag in SECRET_FLAGS
-    abbreviated = flag != "--" and any(secret.startswith(flag) for secret in SECRET_FLAGS)
-    return abbreviated or _is_secret_name(flag.removeprefix("--"))
+    is_abbreviation = flag not in _KINDS and flag != "--" and any(secret.startswith(flag) for secret in SECRET_FLAGS)
+    return is_abbreviation or _is_secret(flag.removeprefix("--")[-LONGEST_NAME:])
 
 
-def _is_secret_name(name: str) -> bool:
-    """Return whether an option that this version does not know is a secret by its name."""
-    return f"--{name}" not in _KINDS and _SECRET_NAME.search(name) is not None
+# A page asks for the same few hundred names again and again.
+@lru_cache(maxsize=4096)
+def _is_secret(name: str) -> bool:
+    """Return whether the option `name` is a secret: it says so, or this version does not know it and its name does."""
+    flag = f"--{name}"
+    return flag in SECRET_FLAGS or (flag not in _KINDS and _SECRET_NAME.search(name) is not None)
