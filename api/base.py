@@ -6,9 +6,13 @@ that a migration can drop them on both databases.
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Integer, MetaData
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Dialect, Integer, MetaData
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.types import TypeDecorator
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -21,6 +25,28 @@ NAMING = {
 # SQLite only counts up an INTEGER primary key; PostgreSQL needs 8 bytes for tables that grow to many rows.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 Json = JSON().with_variant(JSONB(), "postgresql")
+
+
+class RedactedJson(TypeDecorator[Any]):
+    """JSON whose secrets `redact` hides before it is stored, and again when it is read.
+
+    Reading hides them too, because a database of an earlier version may hold some.
+    """
+
+    impl = Json
+    cache_ok = True
+
+    def __init__(self, redact: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.redact = redact
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Return what is stored."""
+        return None if value is None else self.redact(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Return what a reader gets."""
+        return None if value is None else self.redact(value)
 
 
 class Base(DeclarativeBase):

@@ -20,9 +20,10 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 import msgspec
 
 from rhyme_openrlhf.api.record import KIND_LENGTH, METRIC_LENGTH, NODE_LENGTH, SAMPLE_LENGTH, SOURCE_LENGTH
+from rhyme_openrlhf.redaction import redact_config
 from rhyme_openrlhf.telemetry.event_base import is_required
 from rhyme_openrlhf.telemetry.event_json import EventError, parse
-from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Evaluation, Event, TrainStep
+from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Evaluation, Event, RunStarted, TrainStep
 from rhyme_openrlhf.telemetry.metrics import LATER, EngineCounters
 
 ENVELOPE = ("kind", "time", "source", "sequence")
@@ -88,7 +89,7 @@ def _quick(row: Any) -> Arrived | None:
         checked: Any = msgspec.convert(row, form)
         event = msgspec.convert(row, event_class)
         time, source = checked.time, checked.source
-        body = dict(row)
+        body = _without_secrets(kind, dict(row))
         del body["kind"], body["time"], body["source"], body["sequence"]
         text = _encode(body).decode("utf-8")
         if "null" in text:
@@ -122,7 +123,7 @@ def _arrived(row: Any) -> Arrived:
         raise EventError(kind, "sequence", f"must be from 0 to {COUNT_MAX}, got {sequence}")
     if abs(time) > SECONDS_MAX:
         raise EventError(kind, "time", f"must be unix seconds of at most {SECONDS_MAX:.0f}, got {time}")
-    body = {key: value for key, value in row.items() if key not in ENVELOPE}
+    body = _without_secrets(kind, {key: value for key, value in row.items() if key not in ENVELOPE})
     try:
         return Arrived(kind, time, source, sequence, _body(body), event)
     except (TypeError, ValueError, OverflowError) as error:
@@ -137,6 +138,11 @@ def _is_source(text: str) -> bool:
 
 _PROBE: dict[str, Any] = {"kind": "note", "level": "info", "text": ""}
 _encode = msgspec.json.Encoder().encode
+
+
+def _without_secrets(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body with the secrets of a run's command hidden; no other kind has a command."""
+    return redact_config(body) if kind == RunStarted.kind else body
 
 
 def _body(body: dict[str, Any]) -> str:

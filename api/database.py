@@ -67,8 +67,11 @@ class Database:
         try:
             parsed = make_url(url)
             dialect = f"{parsed.get_backend_name()}+{parsed.get_driver_name()}"
-        except ArgumentError as error:
-            raise DatabaseError(f"the database URL is not one: {error}") from error
+        except (ArgumentError, ValueError):
+            # What is wrong with it is not repeated, nor chained: a URL may hold a password.
+            raise DatabaseError(
+                "the database URL is not one: it begins with sqlite:/// or postgresql+psycopg://"
+            ) from None
         if dialect not in DIALECTS:
             raise DatabaseError(f"the database must be sqlite:///FILE or postgresql+psycopg://..., got {dialect}")
         if dialect.startswith("sqlite") and not parsed.database:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,6 +36,9 @@ _RUN_COLUMNS = (
     "engines", "tensor_parallel_size", "epochs", "steps_total", "step", "epoch", "reward", "tokens_per_second",
     "speculation_rate", "bubble_fraction", "dropped_events", "last_event_at",
 )  # fmt: skip
+# What spreadsheets take for the beginning of a formula (OWASP, "CSV injection"), also behind quotes and spaces.
+_FORMULA = re.compile(r'["\s]*[=+\-@＝＋－＠]|[\t\r\n]')
+_NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
@@ -106,12 +110,20 @@ def _csv(source: Source, groups: Iterator[list[Sequence[Any]]]) -> Iterator[byte
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(source.columns)
+    texts = {number for number, kind in enumerate(source.types()) if kind is str}
     for rows in groups:
-        writer.writerows(rows)
+        writer.writerows(
+            [_no_formula(cell) if number in texts else cell for number, cell in enumerate(row)] for row in rows
+        )
         yield text.getvalue().encode()
         text.seek(0)
         text.truncate()
     yield text.getvalue().encode()
+
+
+def _no_formula(cell: str | None) -> str | None:
+    """Return a text that a spreadsheet would run as a formula with an apostrophe before it, and any other as it is."""
+    return f"'{cell}" if cell is not None and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
 
 
 def _json(source: Source, groups: Iterator[list[Sequence[Any]]]) -> Iterator[bytes]:

@@ -46,6 +46,7 @@ class LaunchSettings(Settings):
         "",
         "Where runs keep run directories and checkpoints; on a file system that all nodes of the cluster and the "
         "service share. If not given: the data directory.",
+        kind="output",
     )
     max_runs: int = option(2, "Runs that are active at once; more wait in the queue.", low=1, high=1000)
     stop_grace_s: float = option(
@@ -58,7 +59,9 @@ class LaunchSettings(Settings):
         300.0, "Seconds after which a run that neither Ray nor its reporter answers for is shown as lost.", low=10
     )
     control_url: str = option(
-        "", "Address under which the runs' nodes reach this service. If not given: the one it listens on."
+        "",
+        "Address under which the runs' nodes reach this service. If not given: the one it listens on.",
+        kind="url",
     )
 
 

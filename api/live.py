@@ -186,5 +186,5 @@ def event_row(event: RawEvent, attempt: int) -> dict[str, Any]:
         "sequence": event.sequence,
         "time": event.time,
         "kind": event.kind,
-        "body": json.loads(event.body),
+        "body": event.content(),
     }

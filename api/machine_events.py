@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.record import FREQUENT_KINDS, RawEvent, of_kinds
@@ -68,6 +68,11 @@ def nodes_of(session: Session, run: Run) -> list[str]:
     return sorted({msgspec.json.decode(body, type=_Node).node for body in newest})
 
 
+def spread(ids: InstrumentedAttribute[int], count: int, most: int) -> ColumnElement[bool]:
+    """Return the condition that about `most` of `count` rows meet, the same ones each time, by their `ids`."""
+    return (ids * _SPREAD) % _PARTS < _PARTS * most // count
+
+
 class _Node(msgspec.Struct):
     node: str
 
@@ -87,7 +92,7 @@ def _rows(session: Session, run: Run, kind: str, since: float, decoder: msgspec.
     else:
         count, most = session.scalar(select(func.count()).where(*of)) or 0, MAX_ROWS
     if count > most:
-        of.append((RawEvent.id * _SPREAD) % _PARTS < _PARTS * most // count)
+        of.append(spread(RawEvent.id, count, most))
     query = select(RawEvent.time, RawEvent.body).where(*of, RawEvent.time >= since).order_by(RawEvent.id)
     found = []
     for time, body in session.execute(query):

@@ -12,9 +12,10 @@ from typing import Any
 from sqlalchemy import BigInteger, CheckConstraint, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from rhyme_openrlhf.api.base import Base, Json
+from rhyme_openrlhf.api.base import Base, Json, RedactedJson
 from rhyme_openrlhf.api.status import RUN_STATUSES
 from rhyme_openrlhf.config import UID_DIGITS
+from rhyme_openrlhf.redaction import redact_command, redact_config
 
 # Public ids, as `config.new_uid` makes them.
 UID_LENGTH = UID_DIGITS
@@ -58,8 +59,8 @@ class Run(Base):
     status: Mapped[str] = mapped_column(String(STATUS_LENGTH))
     message: Mapped[str] = mapped_column(Text, default="")
     spec: Mapped[dict[str, Any] | None] = mapped_column(Json)
-    command: Mapped[list[str]] = mapped_column(Json, default=list)
-    config: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    command: Mapped[list[str]] = mapped_column(RedactedJson(redact_command), default=list)
+    config: Mapped[dict[str, Any]] = mapped_column(RedactedJson(redact_config), default=dict)
     versions: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
     created_by: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     idempotency_key: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement, or_, select
-from sqlalchemy.orm import Session, aliased, selectinload
+from sqlalchemy.orm import Session, aliased, defer, selectinload
 
 from rhyme_openrlhf.api.models import Attempt, Experiment, Run, RunTag
 from rhyme_openrlhf.api.pagination import Direction, Order, cut
@@ -83,6 +83,10 @@ def escape_like(text: str) -> str:
     return text
 
 
+# Columns of a run that only the pages of that run show: a list does not read and decode them.
+_OF_ONE_RUN = (Run.spec, Run.command, Run.config, Run.versions)
+
+
 def list_runs(
     session: Session, wanted: RunFilter, sort: RunSort, direction: Direction, limit: int, cursor: str | None
 ) -> tuple[list[RunSummary], str | None]:
@@ -94,7 +98,7 @@ def list_runs(
         .outerjoin(Experiment, Experiment.id == Run.experiment_id)
         .outerjoin(parent, parent.id == Run.parent_id)
         .where(*wanted.conditions())
-        .options(selectinload(Run.tags))
+        .options(selectinload(Run.tags), *map(defer, _OF_ONE_RUN))
         .order_by(*order.by())
         .limit(limit + 1)
     )

@@ -7,7 +7,9 @@ and belong to the newest attempt that reached their step (a resumed run replaces
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -26,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from rhyme_openrlhf.api.base import Base, BigId
+from rhyme_openrlhf.redaction import redact_config
 
 KIND_LENGTH = 32
 SOURCE_LENGTH = 64
@@ -94,6 +97,10 @@ class RawEvent(Base):
     time: Mapped[float] = mapped_column(Float)
     kind: Mapped[str] = mapped_column(String(KIND_LENGTH))
     body: Mapped[str] = mapped_column(Text)
+
+    def content(self) -> dict[str, Any]:
+        """Return the body as it may be shown: an earlier version may have stored a command with its secrets."""
+        return redact_config(json.loads(self.body))
 
 
 def of_kinds(kinds: Collection[str]) -> list[ColumnElement[bool] | TextClause]:

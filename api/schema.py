@@ -13,16 +13,17 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import rhyme_openrlhf
 from rhyme_openrlhf.config import SETTINGS_CLASSES
-from rhyme_openrlhf.options import OPTION, Option
+from rhyme_openrlhf.options import OPTION, Option, PathKind, TextKind
+from rhyme_openrlhf.upstream_kinds import UPSTREAM_KINDS
 
 UPSTREAM_FILE = Path(rhyme_openrlhf.__file__).parent / "upstream_options.json"
 
 ValueType = Literal["bool", "int", "float", "str"]
-PathKind = Literal["model", "data", "reward", "agent", "output"]
+_PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 # Longer is no option's value; --data.input_template is the longest there is reason for.
 MAX_TEXT = 10_000
 MAX_ITEMS = 1_000
@@ -41,23 +42,8 @@ _REFUSED = {
     "--run.name": "it is the spec's own name",
     "--openrlhf.local_rank": "it is for launchers that start one process a GPU; here Ray does",
     "--openrlhf.use_ms": "it takes models and data from another hub, whose code would run unseen",
-    "--logger.wandb.key": _SECRET,
 }
 _REFUSED_GROUPS = {"control": _SERVER}
-
-# Options that name files or directories, and what they name.
-PATHS: dict[str, PathKind] = {
-    "--actor.model_name_or_path": "model",
-    "--critic.model_name_or_path": "model",
-    "--reward.model_name_or_path": "model",
-    "--reward.remote_url": "reward",
-    "--train.agent_func_path": "agent",
-    "--data.prompt_dataset": "data",
-    "--eval.dataset": "data",
-    "--ckpt.path": "output",
-    "--ckpt.output_dir": "output",
-    "--logger.tensorboard_dir": "output",
-}
 
 # Upstream also takes the name of a kernel repository here, and then runs code from the hub.
 _FEWER_CHOICES = {"--ds.attn_implementation": ("eager", "sdpa", "flash_attention_2", "flash_attention_3")}
@@ -81,6 +67,7 @@ _LOWEST = {
 class TypedOption:
     """One option. `items` is None for one value, else the least and most (None: any) values of a list.
 
+    `kind` is what its text names, None where it is no free text; `path` is the same where that is a path.
     `refused` says why a spec may not set it ("" where it may). `off_flag` switches a bool off.
     """
 
@@ -96,8 +83,13 @@ class TypedOption:
     high: float | None = None
     items: tuple[int, int | None] | None = None
     off_flag: str | None = None
-    path: PathKind | None = None
+    kind: TextKind | None = None
     refused: str = ""
+
+    @property
+    def path(self) -> PathKind | None:
+        """Which kind of file or directory it names; None where it names none."""
+        return self.kind if self.kind in _PATH_KINDS else None
 
     @property
     def field(self) -> str:
@@ -140,7 +132,7 @@ class TypedOption:
 
     def to_json(self) -> dict[str, Any]:
         """What the API answers."""
-        return {**dataclasses.asdict(self), "allowed": self.allowed()}
+        return {**dataclasses.asdict(self), "path": self.path, "allowed": self.allowed()}
 
 
 def _fits(value: Any, wanted: ValueType) -> bool:
@@ -199,8 +191,8 @@ def _upstream() -> list[TypedOption]:
                     low=_LOWEST.get(flag),
                     items=many,
                     off_flag=said.get("x-off-flag"),
-                    path=PATHS.get(flag),
-                    refused=_refused(group, name),
+                    kind=UPSTREAM_KINDS.get(flag),
+                    refused=_refused(group, name, UPSTREAM_KINDS.get(flag)),
                 )
             )
     return found
@@ -225,11 +217,14 @@ def _ours() -> list[TypedOption]:
                     low=rule.low,
                     high=rule.high,
                     off_flag=f"--no-{cls.group}.{field.name}" if kind == "bool" else None,
-                    refused=_refused(cls.group, field.name),
+                    kind=rule.kind,
+                    refused=_refused(cls.group, field.name, rule.kind),
                 )
             )
     return found
 
 
-def _refused(group: str, name: str) -> str:
+def _refused(group: str, name: str, kind: TextKind | None) -> str:
+    if kind == "secret":
+        return _SECRET
     return _REFUSED_GROUPS.get(group) or _REFUSED.get(f"--{group}.{name}", "")

@@ -26,20 +26,27 @@ class ServeSettings(Settings):
     group: ClassVar[str] = "serve"
     title: ClassVar[str] = "Control plane: where the service listens, what it keeps where, and what it lets in."
 
-    host: str = option("127.0.0.1", "Address to listen on; one that other machines reach needs TLS.")
+    host: str = option("127.0.0.1", "Address to listen on; one that other machines reach needs TLS.", kind="plain")
     port: int = option(8420, "Port to listen on; 0 takes a free one.", low=0, high=65535)
-    database: str = option("", "SQLAlchemy URL of the database. If not given: SQLite in the data directory.")
-    data_dir: str = option("", "Where the service keeps its files. If not given: rhyme-openrlhf in XDG_DATA_HOME.")
+    database: str = option(
+        "", "SQLAlchemy URL of the database. If not given: SQLite in the data directory.", kind="url"
+    )
+    data_dir: str = option(
+        "", "Where the service keeps its files. If not given: rhyme-openrlhf in XDG_DATA_HOME.", kind="output"
+    )
     roots: str = option(
         "",
         f"Directories, separated by '{os.pathsep}', below which run directories, agents, rewards, data and checkpoints "
         "may lie. If not given: the working directory and the data directory.",
+        kind="output",
     )
     allowed_hosts: str = option(
-        "", "Further names, separated by commas, under which browsers reach the service (without ports)."
+        "",
+        "Further names, separated by commas, under which browsers reach the service (without ports).",
+        kind="plain",
     )
-    tls_cert: str = option("", "Certificate file (PEM): with --serve.tls_key the service speaks HTTPS.")
-    tls_key: str = option("", "Private key file (PEM) of the certificate.")
+    tls_cert: str = option("", "Certificate file (PEM): with --serve.tls_key the service speaks HTTPS.", kind="file")
+    tls_key: str = option("", "Private key file (PEM) of the certificate.", kind="file")
     insecure_public: bool = option(
         False, "Listen on a public address without TLS: tokens then cross the network readable by all."
     )

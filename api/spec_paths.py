@@ -16,7 +16,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.api.schema import PathKind, TypedOption
+from rhyme_openrlhf.api.schema import TypedOption
+from rhyme_openrlhf.latency.settings import AUTO, NONE
+from rhyme_openrlhf.options import PathKind
+from rhyme_openrlhf.redaction import redact_text
 
 # NAME or OWNER/NAME, as the hub allows them; a job's working directory is empty, so these are no relative paths there.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
@@ -29,14 +32,19 @@ class PathRefused(ValueError):
 
 
 def checked(option: TypedOption, value: str, roots: Sequence[Path]) -> str:
-    """`value` of a path option, with every path in it resolved. Raises PathRefused."""
+    """`value` of a path option, with every path in it resolved. Raises PathRefused.
+
+    An empty text names nothing where it is the option's default.
+    """
     assert option.path is not None
+    if value == "" == option.default:
+        return value
     return _CHECKS[option.path](value, roots)
 
 
 def profile_file(text: str, roots: Sequence[Path]) -> Path:
     """A profile that the service itself may read. Raises PathRefused."""
-    return _exists(text, roots, "data", Path.is_file, "a file")
+    return _exists(text, roots, "profile", Path.is_file, "a file")
 
 
 def _below(text: str, roots: Sequence[Path], kind: PathKind) -> Path:
@@ -108,8 +116,8 @@ def _one_reward(text: str, roots: Sequence[Path]) -> str:
             usable = False
         if not usable or text.endswith(".py") or any(character.isspace() for character in text):
             raise PathRefused("must be the address of a reward server, as http://HOST:PORT/PATH")
-        if parts.username is not None:
-            raise PathRefused("must hold no user or password: a spec is kept and shown")
+        if parts.username is not None or redact_text(text) != text:
+            raise PathRefused("must hold no user, password or token: a spec is kept and shown")
         return text
     return _python_file(text, roots, "reward")
 
@@ -134,10 +142,28 @@ def _output(value: str, roots: Sequence[Path]) -> str:
     return str(path)
 
 
+def _file(value: str, roots: Sequence[Path]) -> str:
+    return str(_exists(value, roots, "file", Path.is_file, "a file"))
+
+
+def _profile(value: str, roots: Sequence[Path]) -> str:
+    return value if value in (AUTO, NONE) else _file(value, roots)
+
+
+def _profiles(value: str, roots: Sequence[Path]) -> str:
+    found = [_profile(part.strip(), roots) for part in value.split(",")]
+    if any("," in path for path in found):
+        raise PathRefused("must not have ',' in its path: several profiles are separated there")
+    return ",".join(found)
+
+
 _CHECKS: dict[PathKind, Callable[[str, Sequence[Path]], str]] = {
     "model": _model,
     "data": _data,
     "reward": _reward,
     "agent": _agent,
     "output": _output,
+    "file": _file,
+    "profile": _profile,
+    "profiles": _profiles,
 }

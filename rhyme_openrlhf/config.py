@@ -61,7 +61,9 @@ class HistorySettings(Settings):
         high=100000,
     )
     spill_dir: str = option(
-        "", "Directory on each node for draft indexes beyond --history.memory_gb. If not given: in the run directory."
+        "",
+        "Directory on each node for draft indexes beyond --history.memory_gb. If not given: in the run directory.",
+        kind="output",
     )
     # RhymeRL keeps 1. With 2, three recorded runs of the embedded task give 7 to 30 % more tokens per decode step from
     # the third epoch on, for twice the memory.
@@ -112,8 +114,10 @@ class RunSettings(Settings):
     group: ClassVar[str] = "run"
     title: ClassVar[str] = "Run record: where a run writes what it did, and what the terminal shows."
 
-    dir: str = option("", "Run directory; must be new or empty. If not given: runs/<date>-<time>-<name>.")
-    name: str = option("run", "Short name of the run, used in its directory's name.")
+    dir: str = option(
+        "", "Run directory; must be new or empty. If not given: runs/<date>-<time>-<name>.", kind="output"
+    )
+    name: str = option("run", "Short name of the run, used in its directory's name.", kind="plain")
     reproducible: bool = option(
         False,
         "Seed the prompt order and every request from --train.seed, order samples by prompt and wait for each prompt's "
@@ -171,12 +175,19 @@ class ControlSettings(Settings):
         "",
         "Address of a control plane (`rhyme serve`) to report to, as http://HOST:PORT. The token comes from "
         "--control.token_file or the environment variable RHYME_CONTROL_TOKEN. If not given, nothing is reported.",
+        kind="url",
     )
-    token_file: str = option("", "File with the access token for --control.url; keep it readable for you alone.")
+    token_file: str = option(
+        "", "File with the access token for --control.url; keep it readable for you alone.", kind="file"
+    )
     run_uid: str = option(
-        "", "Id of the run there (16 hexadecimal digits), to go on with a run that is already shown; else a new one."
+        "",
+        "Id of the run there (16 hexadecimal digits), to go on with a run that is already shown; else a new one.",
+        kind="plain",
     )
-    attempt_uid: str = option("", "Id of this start of the run there (16 hexadecimal digits); made here if not given.")
+    attempt_uid: str = option(
+        "", "Id of this start of the run there (16 hexadecimal digits); made here if not given.", kind="plain"
+    )
     outbox_mb: int = option(
         1024,
         "MB of events that may wait for a control plane that does not answer; of more, the oldest are not sent (they "

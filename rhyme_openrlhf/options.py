@@ -12,9 +12,23 @@ import argparse
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 OPTION = "option"
+# What the text of an option names, so that everybody who checks, records or shows it treats it as that:
+#   plain     words that name no file and hold no secret
+#   secret    what nobody but the running process may see (`redaction.py`)
+#   url       an address; a password in it is a secret
+#   model     a model directory, or a model of the hub
+#   data      data files, directories or data sets of the hub
+#   reward    Python files or addresses of reward servers
+#   agent     a Python file
+#   output    a directory that is written
+#   file      a file that is read
+#   profile   a file that is read, or the word auto or none
+#   profiles  several of these, with commas between them
+PathKind = Literal["model", "data", "reward", "agent", "output", "file", "profile", "profiles"]
+TextKind = Literal["plain", "secret", "url"] | PathKind
 S = TypeVar("S", bound="Settings")
 
 
@@ -24,12 +38,16 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """What a field's flag says of itself: one teaching sentence, and the allowed values (None: any)."""
+    """What a field's flag says of itself: one teaching sentence, and the allowed values (None: any).
+
+    `kind` says what the text names; None where the value is no free text.
+    """
 
     help: str
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] | None = None
+    kind: TextKind | None = None
 
     def allowed(self) -> str:
         """The allowed values in words, as errors and `--help` show them."""
@@ -49,9 +67,18 @@ def option(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] | None = None,
+    kind: TextKind | None = None,
 ) -> Any:
-    """A dataclass field that is also a command-line option."""
-    return dataclasses.field(default=default, metadata={OPTION: Option(help, low, high, choices)})
+    """Return a dataclass field that is also a command-line option.
+
+    Raises TypeError for a free text without `kind`, and for a `kind` of anything else.
+    """
+    is_free_text = isinstance(default, str) and choices is None
+    if is_free_text and kind is None:
+        raise TypeError(f"an option that takes any text needs a kind, because it may name a path or a secret: {help}")
+    if kind is not None and not is_free_text:
+        raise TypeError(f"only an option that takes any text has a kind, not this one: {help}")
+    return dataclasses.field(default=default, metadata={OPTION: Option(help, low, high, choices, kind)})
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from rhyme_openrlhf.api.problems import not_found
 from rhyme_openrlhf.api.queries import find_run
 from rhyme_openrlhf.api.state import ServiceDep
 from rhyme_openrlhf.webui.compare_figures import RUNS_FIGURES, RunsWindow
+from rhyme_openrlhf.webui.figures.base import figure_json
 from rhyme_openrlhf.webui.rendering import HEADERS
 from rhyme_openrlhf.webui.run_figures import RUN_FIGURES
 
@@ -34,7 +35,7 @@ def run_figure(uid: RunUid, name: FigureName, request: Request, who: auth.Viewer
     with service.database.reading() as session:
         rows = figure.ask(session, find_run(session, uid), options)
         drawn = figure.draw(rows, options)
-    return Response(drawn.to_json(), media_type="application/json", headers=HEADERS)
+    return Response(figure_json(drawn), media_type="application/json", headers=HEADERS)
 
 
 @router.get("/figures/{name}")
@@ -46,7 +47,7 @@ def runs_figure(name: FigureName, request: Request, who: auth.Viewer, service: S
     options = read_options(RunsWindow, request)
     with service.database.reading() as session:
         drawn = figure.draw(session, options)
-    return Response(drawn.to_json(), media_type="application/json", headers=HEADERS)
+    return Response(figure_json(drawn), media_type="application/json", headers=HEADERS)
 
 
 def read_options(kind: type[BaseModel], request: Request) -> Any:

@@ -24,6 +24,7 @@ class LatencySettings(Settings):
         "size in the user's cache, or else a quick one (under a minute) that is measured at the start and kept; "
         "'none': no model, drafts follow the fixed rules of --histospec.*. Reproducible runs have none; emulated ones "
         "have the emulated profile.",
+        kind="profile",
     )
 
     def check(self) -> None:
@@ -42,6 +43,7 @@ class EmulateSettings(Settings):
         "",
         "Profile of the machine to emulate: every engine step sleeps until the profile's time for it is over. All that "
         "the run prints and shows then says 'emulated'. If not given: no emulation.",
+        kind="file",
     )
     train_s: float = option(
         0.0, "With --emulate.profile: seconds the policy's training of a step takes at least.", low=0, high=86400

@@ -65,6 +65,7 @@ class TpSwitchSettings(Settings):
         "",
         "Several tail layouts instead of the one of --tp_switch.size, as '2,4': a node may switch more than once in a "
         "step, to more devices each time. The weights are on each device once more for each.",
+        kind="plain",
     )
     rule: str = option(
         BY_HISTORY,
@@ -116,6 +117,7 @@ class TpSwitchSettings(Settings):
         "Profile of the tail layout made by `rhyme profile` with --vllm.tensor_parallel_size as --tp_switch.size (of "
         "several sizes one each, smaller first, with commas); 'auto': what is kept, or else a quick one measured at "
         "the start.",
+        kind="profiles",
     )
     status_s: float = option(0.25, "Seconds between two looks at whether to switch.", low=0.02, high=60)
 

@@ -56,6 +56,7 @@ class HistoSpecSettings(Settings):
         "When speculation is off: ACCEPTANCE:SAMPLES pairs, as '0:32,0.5:128'. At an acceptance rate of at least "
         "ACCEPTANCE (0 in the first pair, then rising), samples are only drafted for while at most SAMPLES of them run "
         "in the engine. If not given: always. Not in reproducible runs: how many run depends on timing.",
+        kind="plain",
     )
     threads: int = option(
         2,
@@ -130,6 +131,7 @@ class DraftingSettings(Settings):
         "",
         "Draft model, or EAGLE-3 head of the policy, for --drafting.source draft_model and eagle3: a model directory "
         "or a model of the hub. It stays as it was loaded while the policy learns.",
+        kind="model",
     )
     # vLLM's examples use 3 to 5: each token more is one more pass of the draft model in every step.
     tokens: int = option(

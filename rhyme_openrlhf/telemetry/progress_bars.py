@@ -24,6 +24,7 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsPublished,
 )
 from rhyme_openrlhf.telemetry.progress_state import ProgressState
+from rhyme_openrlhf.telemetry.wording import without_controls
 
 # With a bar this wide both levels' texts fit into 80 columns.
 _BAR_WIDTH = 10
@@ -113,4 +114,4 @@ class BarsDisplay:
             self._step_task = None
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(text))
+        self._console.print(Text(without_controls(text)))

@@ -56,7 +56,8 @@ class LinesDisplay:
     def _print(self, recorded: Recorded, text: str) -> None:
         self._last_line_time = recorded.time
         # Notes may quote other programs: their carriage returns and newlines would break the line.
-        line = f"[{wording.clock(self._state.elapsed(recorded))}] {' '.join(text.splitlines())}\n"
+        shown = wording.without_controls(" ".join(text.splitlines()))
+        line = f"[{wording.clock(self._state.elapsed(recorded))}] {shown}\n"
         # A log under LANG=C is ASCII; a "·" that cannot be printed must not end a training run.
         encoding = self._stream.encoding or "utf-8"
         self._stream.write(line.encode(encoding, "replace").decode(encoding))

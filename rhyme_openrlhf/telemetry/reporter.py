@@ -28,6 +28,7 @@ from typing import Any
 
 from rhyme_openrlhf.config import ControlSettings
 from rhyme_openrlhf.options import SettingsError, from_mapping
+from rhyme_openrlhf.redaction import redact_config
 from rhyme_openrlhf.telemetry.batches import (
     BATCH_BYTES,
     REFUSED_CONTENT,
@@ -93,7 +94,9 @@ class Report:
     def announcement(self) -> bytes:
         """Who reports: what a server that did not start the run must know to show it."""
         name = str(self.config["settings"]["run"]["name"])
-        who = {"run": self.settings.run_uid, "name": name, "run_directory": str(self.run), "config": self.config}
+        # An earlier version may have written the secrets of a run that goes on.
+        config = redact_config(self.config)
+        who = {"run": self.settings.run_uid, "name": name, "run_directory": str(self.run), "config": config}
         return json.dumps(who).encode()
 
 

@@ -6,8 +6,11 @@ Invariant: a figure that does not exist (None) or is not finite is written as NO
 from __future__ import annotations
 
 import math
+import re
 
 NO_VALUE = "-"
+# Control characters but newline and tab, and those that turn the direction of writing.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SECONDS_PER_MINUTE = 60
 _SECONDS_PER_HOUR = 3600
 
@@ -15,6 +18,15 @@ _SECONDS_PER_HOUR = 3600
 def number(value: float | None, digits: int) -> str:
     """With `digits` decimals and a comma between thousands: 2,310 or 0.43."""
     return NO_VALUE if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
+def without_controls(text: str) -> str:
+    """Return what a run wrote as a terminal may get it: `\\x1b` written out, because it would obey the character.
+
+    Newlines and tabs stay. A carriage return ends a line, as progress bars in a log mean it.
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], lines)
 
 
 def percent(share: float | None) -> str:

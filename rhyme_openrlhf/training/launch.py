@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
 from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.redaction import redact_command, redact_config
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.telemetry.event_log import follow, read_events
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted, RunStatus
@@ -194,7 +195,7 @@ def _start_supervisor(job: _Job, session: Path, services: RunServices, terminati
 
 
 def _config(job: _Job) -> dict[str, Any]:
-    return {
+    found = {
         "command": job.command,
         "settings": job.settings.to_dict(),
         "arguments": _plain(job.args),
@@ -202,13 +203,14 @@ def _config(job: _Job) -> dict[str, Any]:
         "git": checkouts(Path.cwd()),
         "machine": {"cpus": os.cpu_count(), "host": os.uname().nodename},
     }
+    return redact_config(found)
 
 
 def _plain(node: Any) -> Any:
-    """A nested namespace as dictionaries; keys of tracking services are left out."""
+    """A nested namespace as dictionaries."""
     if not isinstance(node, SimpleNamespace):
         return node
-    return {name: "(not recorded)" if name == "key" and value else _plain(value) for name, value in vars(node).items()}
+    return {name: _plain(value) for name, value in vars(node).items()}
 
 
 def _start_ray(job: _Job) -> Path:
@@ -290,7 +292,7 @@ def _run_started(job: _Job, services: RunServices) -> RunStarted:
     return RunStarted(
         schema_version=SCHEMA_VERSION,
         name=job.settings.run.name,
-        command=job.command,
+        command=redact_command(job.command),
         engines=args.vllm.num_engines,
         tensor_parallel_size=args.vllm.tensor_parallel_size,
         epochs=args.train.num_episodes,

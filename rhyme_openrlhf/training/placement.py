@@ -23,6 +23,7 @@ import openrlhf.trainer.ray.vllm_engine as engine_module
 import ray
 
 from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.redaction import hide_when_printed
 from rhyme_openrlhf.rollout.engine_factory import EngineFactory, RolloutActor
 from rhyme_openrlhf.training.critic import CriticModelActor
 from rhyme_openrlhf.training.layout_placement import with_tail_layouts
@@ -98,4 +99,5 @@ def install(services: RunServices, seed: int, engine_started: Callable[[int, Any
 
 def train(args: SimpleNamespace) -> None:
     """Run OpenRLHF's own training function on the actors that `install` chose."""
+    hide_when_printed(args)
     launcher.train(args)

@@ -137,6 +137,19 @@ def test_rules_that_tie_options_together(root: Path) -> None:
         ("ckpt.path", "{root}/linked/new"),
         ("ckpt.output_dir", "./ckpt"),
         ("logger.tensorboard_dir", "/var/log"),
+        ("reward.remote_url", "http://host/score?api_key=abc"),
+        ("history.spill_dir", "/tmp/elsewhere"),
+        ("history.spill_dir", "{root}/linked/new"),
+        ("history.spill_dir", "spilled"),
+        ("emulate.profile", "/etc/passwd"),
+        ("emulate.profile", "{root}/missing.json"),
+        ("emulate.profile", "auto"),
+        ("latency.profile", "/etc/passwd"),
+        ("latency.profile", "{root}/link.py"),
+        ("latency.profile", "profile.json"),
+        ("tp_switch.profile", "/etc/passwd"),
+        ("tp_switch.profile", "{root}/data.jsonl,/etc/passwd"),
+        ("tp_switch.profile", "auto,{root}/link.py"),
     ],
 )
 def test_no_path_leads_out_of_the_roots(root: Path, field: str, value: str) -> None:
@@ -157,11 +170,35 @@ def test_no_path_leads_out_of_the_roots(root: Path, field: str, value: str) -> N
         ("actor.model_name_or_path", str(embedded.MODEL)),
         ("data.prompt_dataset", "openai/gsm8k@main,{root}/data.jsonl"),
         ("ckpt.path", "{root}/checkpoints/new"),
+        ("history.spill_dir", "{root}/spilled"),
+        ("history.spill_dir", ""),
+        ("emulate.profile", "{root}/data.jsonl"),
+        ("emulate.profile", ""),
+        ("latency.profile", "{root}/data.jsonl"),
+        ("latency.profile", "auto"),
+        ("latency.profile", "none"),
+        ("tp_switch.profile", "auto"),
+        ("tp_switch.profile", "{root}/data.jsonl"),
+        ("drafting.model", ""),
     ],
 )
 def test_what_lies_below_the_roots_and_names_of_the_hub_pass(root: Path, field: str, value: str) -> None:
     group, name = field.split(".")
     check(spec(root, **{group: {name: value.format(root=root)}}), [root])
+
+
+@pytest.mark.parametrize("model", ["/etc", "{root}/linked", "./model", "{root}/data.jsonl"])
+def test_a_draft_model_is_a_model_below_the_roots(root: Path, model: str) -> None:
+    drafting = {"source": "draft_model", "model": model.format(root=root)}
+    assert set(faults(spec(root, drafting=drafting), root)) == {"arguments.drafting.model"}
+
+
+def test_profiles_of_several_layouts_and_a_draft_model_pass(root: Path) -> None:
+    several = {"sizes": "2,4", "profile": f"{root}/data.jsonl, {root}/within.py"}
+    checked = check(spec(root, tp_switch=several, drafting={"source": "draft_model", "model": f"{root}/model"}), [root])
+    found = resolved(checked, [root])
+    assert found["tp_switch"]["profile"] == f"{root.resolve()}/data.jsonl,{root.resolve()}/reward.py"
+    assert found["drafting"]["model"] == str((root / "model").resolve())
 
 
 def test_resolved_follows_links(root: Path) -> None:

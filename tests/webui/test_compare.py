@@ -1,5 +1,7 @@
 """Runs side by side."""
 
+import csv
+import io
 import json
 import re
 import time
@@ -9,8 +11,10 @@ from typing import Any
 import httpx
 import pytest
 from playwright.sync_api import expect
+from sqlalchemy import update
 
 from rhyme_openrlhf.api.importer import import_directory
+from rhyme_openrlhf.api.models import Run
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
 
@@ -90,6 +94,30 @@ def test_a_figure_of_several_runs(compared: Any) -> None:
     assert client.get("/ui/figures/none", params={"run": uids}).status_code == 404
     assert client.get("/ui/figures/reward").status_code == 422
     assert httpx.get(f"{compared.url}/ui/figures/reward", params={"run": uids}).status_code == 401
+
+
+def test_what_a_run_is_called_is_no_markup_in_a_figure_and_no_formula_in_its_file(
+    compared: Any, browser_page: Any
+) -> None:
+    names = {compared.run_uid: '<a href="https://example.org">x</a> %{y} &lt;b&gt;', compared.slow_uid: "=1+1 <b>y</b>"}
+    with compared.service.database.writing() as session:
+        for uid, name in names.items():
+            session.execute(update(Run).where(Run.uid == uid).values(name=name))
+    page = browser_page
+    address = f"/compare?run={compared.run_uid}&run={compared.slow_uid}"
+    page.goto(compared.link("viewer", address))
+    reward = page.locator("[data-name='compare-reward']")
+    expect(reward).to_have_attribute("data-state", "drawn")
+    assert reward.locator(".legendtext").all_text_contents() == list(names.values())
+    reward.locator("[data-figure-plot]").evaluate(
+        "(plot) => Plotly.Fx.hover(plot, [{ curveNumber: 0, pointNumber: 1 }])"
+    )
+    expect(reward.locator(".hoverlayer")).to_contain_text('<a href="...')
+    assert page.locator("svg a").count() == 0
+    with page.expect_download() as kept:
+        reward.locator("[data-figure-csv]").click()
+    rows = list(csv.reader(io.StringIO(Path(kept.value.path()).read_text())))
+    assert {row[0] for row in rows[1:]} == {names[compared.run_uid], f"'{names[compared.slow_uid]}"}
 
 
 def test_from_the_table_to_the_comparison_and_back(compared: Any, browser_page: Any) -> None:

@@ -1,10 +1,12 @@
 """Who sees which page, and what comes with it."""
 
+import json
 import re
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from rhyme_openrlhf.webui.pages.sign_in import local_path
 
@@ -45,6 +47,23 @@ def test_a_viewer_sees_no_actions(dashboard: Any) -> None:
     assert "data-action" in signed_in(dashboard).get(path).text
     calls = re.findall(r'data-action="([^"]*)"', signed_in(dashboard, "viewer").get(path).text)
     assert calls == ["DELETE /api/v1/session"]
+
+
+def test_no_page_shows_a_secret_that_an_earlier_version_stored(launching_dashboard: Any) -> None:
+    dashboard, secret = launching_dashboard, "hunter2secret"
+    command = ["rhyme", "train", "--logger.wandb.key", secret]
+    config = {"arguments": {"logger": {"wandb": {"key": secret}}}}
+    old = {"command": json.dumps(command), "config": json.dumps(config)}
+    event = json.dumps({"name": "demo", "command": command})
+    with dashboard.service.database.writing() as session:
+        session.execute(text("UPDATE runs SET command = :command, config = :config"), old)
+        session.execute(text("UPDATE events SET body = :event WHERE kind = 'run_started'"), {"event": event})
+    client, run = signed_in(dashboard), f"/runs/{dashboard.run_uid}"
+    for path in (run, f"{run}/config", f"{run}/events?kind=run_started", f"/runs/new?clone={dashboard.run_uid}", "/"):
+        page = client.get(path)
+        assert page.status_code == 200 and secret not in page.text, path
+    for path in (f"{run}/config", f"{run}/events?kind=run_started"):
+        assert "***" in client.get(path).text, path
 
 
 def test_pages_are_not_kept_and_static_files_are(dashboard: Any) -> None:

@@ -9,10 +9,12 @@ that the layout alone tells where both axes end (`frame`): where it is the same 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import plotly.graph_objects as go
+from plotly.io.json import to_json_plotly
 
 from rhyme_openrlhf.api.curves import Axis, Curve
 from rhyme_openrlhf.webui import text
@@ -45,8 +47,46 @@ def blank(description: str, empty: str | None = None) -> go.Figure:
 
 
 def plain(words: str) -> str:
-    """Text that a run wrote, for a name or a hover: plotly.js reads some tags, and entities."""
-    return words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Text that a run wrote, for a name or a hover: plotly.js reads some tags, entities, and values in %{...}."""
+    return words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "&#37;{")
+
+
+# Where plotly.js reads markup. A list in the place of coordinates is the names of categories.
+_MARKUP_KEYS = frozenset({"name", "text", "hovertext", "ticktext", "x", "y"})
+# All that our own figures write of markup is a line break; and what `plain` has made is not made again.
+_MARKUP = re.compile("<(?!br>)|(?<!<br)>|&(?!amp;|lt;|gt;|#37;)|%{")
+
+
+def figure_json(figure: go.Figure) -> str:
+    """Return the figure as JSON in which no name, label or hover text is markup, but for line breaks.
+
+    A figure should pass what a run wrote through `plain`, so that it reads as it was written. This catches the rest,
+    because a forgotten name would otherwise be a link.
+    """
+    return to_json_plotly(_without_markup(figure.to_dict()))
+
+
+def _without_markup(node: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in node.items():
+        if key == "meta":
+            # Words beside the drawing, which pages show as text.
+            found[key] = value
+        elif isinstance(value, dict):
+            found[key] = _without_markup(value)
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], dict):
+            found[key] = [_without_markup(one) for one in value]
+        elif key not in _MARKUP_KEYS:
+            found[key] = value
+        elif isinstance(value, (list, tuple)):
+            found[key] = [_harmless(one) if isinstance(one, str) else one for one in value]
+        else:
+            found[key] = _harmless(value) if isinstance(value, str) else value
+    return found
+
+
+def _harmless(words: str) -> str:
+    return _MARKUP.sub(lambda found: plain(found[0]), words)
 
 
 def pattern(index: int, bars: int) -> dict[str, Any]:

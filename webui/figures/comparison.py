@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.api.curves import Axis, Curve
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, blank, has_values, y_axis
+from rhyme_openrlhf.webui.figures.base import AXIS_TITLES, blank, has_values, plain, y_axis
 
 
 def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str, share: bool = False) -> go.Figure:
@@ -29,7 +29,7 @@ def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str, share: 
             go.Scatter(
                 x=curve.x,
                 y=curve.values,
-                name=name,
+                name=plain(name),
                 # A single point is no line.
                 mode="lines+markers" if len(curve.x) == 1 else "lines",
                 line={"color": palette.series_color(index), "dash": palette.series_dash(index), "width": 2},
@@ -38,7 +38,7 @@ def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str, share: 
         )
     figure.update_layout(
         xaxis={"title": {"text": AXIS_TITLES[axis]}},
-        yaxis=y_axis(y_title, "linear", [value for _, _, curve in drawn for value in curve.values], share),
+        yaxis=y_axis(plain(y_title), "linear", [value for _, _, curve in drawn for value in curve.values], share),
         showlegend=True,
         hovermode="x unified",
     )

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from rhyme_openrlhf.api.machine_events import CacheRow, SystemRow
 from rhyme_openrlhf.api.series import downsample
 from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.base import blank
+from rhyme_openrlhf.webui.figures.base import blank, plain
 
 # As many as the palette tells apart.
 LINES = 8
@@ -157,7 +157,7 @@ def _drawn(found: Points, what: str, y_title: str, description: str, empty: str,
             go.Scatter(
                 x=[datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-4] for at in x],
                 y=y,
-                name=name,
+                name=plain(name),
                 mode="lines+markers" if len(x) == 1 else "lines",
                 line={"color": palette.series_color(index), "dash": palette.series_dash(index), "width": 2},
             )

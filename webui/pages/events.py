@@ -124,7 +124,7 @@ def _table(page: Page, session: Session, run: Run, asked: Asked) -> dict[str, An
 
 
 def _line(event: RawEvent, attempt: int, uid: str) -> EventLine:
-    body = json.loads(event.body)
+    body = event.content()
     step = body.get("step") if isinstance(body.get("step"), int) else None
     whole = json.dumps(body, indent=2, ensure_ascii=False)
     return EventLine(

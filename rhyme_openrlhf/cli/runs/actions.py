@@ -7,6 +7,7 @@ standard error. Raises ClientError.
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import os
 import shlex
@@ -23,6 +24,7 @@ from rhyme_openrlhf.cli.console import console
 from rhyme_openrlhf.cli.runs import tables, watch
 from rhyme_openrlhf.cli.runs.client import PAGE, Client, ClientError
 from rhyme_openrlhf.config import UID_DIGITS
+from rhyme_openrlhf.telemetry.wording import without_controls
 
 BAD_INPUT = 2
 NEWEST = "last"
@@ -140,6 +142,11 @@ def export(client: Client, args: argparse.Namespace) -> int:
     path = f"/export/runs/{find(client, args.run)}/{args.table}" if args.run else "/export/runs"
     with client.download(path, {"format": args.format}) as pieces:
         if not args.output:
+            if sys.stdout.isatty():
+                # Names and messages of runs may hold control characters; a file or pipe gets the table as it is.
+                for text in codecs.iterdecode(pieces, "utf-8", "replace"):
+                    sys.stdout.write(without_controls(text))
+                return 0
             for piece in pieces:
                 sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
@@ -230,7 +237,8 @@ def _started(client: Client, args: argparse.Namespace, run: dict[str, Any]) -> i
     if args.json:
         print(json.dumps(run, indent=2))
     else:
-        print(f"run {run['uid']} ({run['name']}) is {run['status']}; rhyme runs logs -f {run['uid']}")
+        name = without_controls(run["name"])
+        print(f"run {run['uid']} ({name}) is {run['status']}; rhyme runs logs -f {run['uid']}")
     if args.follow:
         watch.show_events(client, run["uid"], PAGE, True, args.json, sys.stdout)
     return 0

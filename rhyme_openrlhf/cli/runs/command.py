@@ -11,6 +11,7 @@ from collections.abc import Callable
 from rhyme_openrlhf.cli.runs import access, actions
 from rhyme_openrlhf.cli.runs.actions import BAD_INPUT
 from rhyme_openrlhf.cli.runs.client import NO_ACCESS, Client, ClientError
+from rhyme_openrlhf.telemetry.wording import without_controls
 
 BROKEN_PIPE_CODE = 141
 INTERRUPTED_CODE = 130
@@ -124,12 +125,13 @@ def login(address: str) -> int:
     with Client(signed_in) as client:
         who = client.get("/session")
     path = access.keep(signed_in, os.environ)
-    print(f"signed in to {signed_in.url} as {who['name']} ({who['role']}); kept in {path}")
+    name = without_controls(who["name"])
+    print(f"signed in to {signed_in.url} as {name} ({who['role']}); kept in {path}")
     return 0
 
 
 def _said(error: Exception, code: int) -> int:
-    print(f"rhyme runs: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"rhyme runs: {without_controls(' '.join(str(error).split()))}", file=sys.stderr)
     return code
 
 
@@ -242,7 +244,12 @@ def _logs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     _follow(parser)
     parser.add_argument("--tail", type=_count, default=200, metavar="N", help="begin with the last N lines (200)")
     parser.add_argument("--list", action="store_true", help="which log files there are")
-    parser.add_argument("--file", metavar="NAME", help="show this log file")
+    parser.add_argument(
+        "--file",
+        metavar="NAME",
+        help="show this log file; its control characters, also colours, are written out as in \\x1b[31m, in a file or "
+        "pipe too, and --json has them as they are",
+    )
     parser.add_argument("--attempt", type=_count, metavar="N", help="of this attempt (default: the newest)")
 
 

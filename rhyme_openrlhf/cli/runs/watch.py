@@ -17,6 +17,7 @@ from rhyme_openrlhf.telemetry.event_json import EventError, parse
 from rhyme_openrlhf.telemetry.events import EngineStep, Recorded, TrainStep
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES, EngineCounters
 from rhyme_openrlhf.telemetry.progress_lines import LinesDisplay
+from rhyme_openrlhf.telemetry.wording import without_controls
 
 # What `rhyme train` makes lines of.
 SHOWN_KINDS = (
@@ -147,7 +148,6 @@ def _print_piece(chunk: dict[str, Any], as_json: bool, stream: TextIO) -> None:
     if as_json:
         print(json.dumps(chunk), file=stream, flush=True)
         return
-    # A log may hold anything; what moves cursors or changes colours does not go to a terminal.
-    text = chunk["text"]
-    stream.write("".join(c if c.isprintable() or c in "\n\t" else "?" for c in text) if stream.isatty() else text)
+    # In a file or pipe too, because what is read from there comes to a terminal.
+    stream.write(without_controls(chunk["text"]))
     stream.flush()

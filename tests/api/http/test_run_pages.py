@@ -9,7 +9,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import update
 
+from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.telemetry import metrics
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
@@ -182,10 +184,29 @@ def test_a_table_is_the_same_in_all_formats(
     assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in as_json] == read
 
 
+@pytest.mark.parametrize(
+    "name", ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1+1", "\r=1+1", '"=1+1', ' "-1+1', "\uff1d1+1", "\tx", "- x"]
+)
+def test_no_text_in_a_csv_is_a_formula(api: Any, name: str) -> None:
+    api.announce(name=name)
+    text = api.viewer.get("/api/v1/export/runs").content.decode()
+    assert [row["name"] for row in csv.DictReader(io.StringIO(text, newline=""))] == [f"'{name}"]
+
+
+@pytest.mark.parametrize("name", ["a=1", "-0.5", "+1e-6", "'quoted", "plain - name", '"plain"'])
+def test_other_texts_and_numbers_in_a_csv_stay(api: Any, name: str) -> None:
+    api.announce(name=name)
+    with api.service.database.writing() as session:
+        session.execute(update(Run).values(reward=-0.5))
+    text = api.viewer.get("/api/v1/export/runs").text
+    assert [(row["name"], row["reward"]) for row in csv.DictReader(io.StringIO(text))] == [(name, "-0.5")]
+
+
 def test_the_table_of_runs_is_exported_and_an_empty_table_too(api: Any) -> None:
     api.announce(name='=cmd|"x",\nand <b>')
     rows = list(csv.DictReader(io.StringIO(api.viewer.get("/api/v1/export/runs").text)))
-    assert [row["name"] for row in rows] == ['=cmd|"x",\nand <b>']
+    assert [row["name"] for row in rows] == ['\'=cmd|"x",\nand <b>']
+    assert api.viewer.get("/api/v1/export/runs?format=json").json()[0]["name"] == '=cmd|"x",\nand <b>'
     assert json.loads(api.viewer.get(f"{EXPORT}/steps", params={"format": "json"}).content) == []
     empty = api.viewer.get(f"{EXPORT}/steps", params={"format": "parquet"})
     assert pq.read_table(io.BytesIO(empty.content)).num_rows == 0

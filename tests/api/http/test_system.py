@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+from sqlalchemy import event
+
+from rhyme_openrlhf.api.record import SystemRow
 from rhyme_openrlhf.telemetry.events import EngineSample, RunStarted, SystemSample
 
 URL = f"/api/v1/runs/{'a' * 16}/system"
@@ -49,6 +53,41 @@ def test_each_machine_has_its_curves_and_its_processes(api: Any, numbered: Any) 
     node = answer["nodes"][0]
     assert (node["node"], node["gpus"], node["memory_total"], node["time"]) == ("n0", 2, 64 * GIGABYTE, 505.0)
     assert node["processes"][1] == {"name": "engine 0", "cores": 1.5, "memory": 2 * GIGABYTE}
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+def test_of_many_samples_few_are_read_and_extremes_stay(
+    api: Any, numbered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(api, numbered)
+    peaks: list[Any] = [(12.5, "machine", a_sample(0.999, "n1", load=99.0)), (13.5, "machine", a_sample(0.001, "n0"))]
+    peaks += [(30.0 + i, "engines", EngineSample(1, 1, 4, 1.0, 50, 20, 10, 0.9 if i == 7 else 0.5)) for i in range(60)]
+    api.send(numbered(peaks))
+    exact = api.viewer.get(URL, params={"points": 20}).json()
+    monkeypatch.setattr("rhyme_openrlhf.api.system_rows.MAX_ROWS", 50)
+    loaded: list[Any] = []
+    listen = lambda row, _: loaded.append(row)  # noqa: E731
+    event.listen(SystemRow, "load", listen)
+    try:
+        answer = api.viewer.get(URL, params={"points": 20}).json()
+    finally:
+        event.remove(SystemRow, "load", listen)
+    assert len(loaded) <= 4 and answer["nodes"] == exact["nodes"]
+    curves = {(one["of"], one["name"]): one for one in answer["curves"]}
+    assert [(one["of"], one["name"]) for one in exact["curves"]] == list(curves)
+    for before in exact["curves"]:
+        after = curves[before["of"], before["name"]]
+        assert len(after["x"]) <= 20 and after["x"] == sorted(after["x"]), before["name"]
+        if "gpu" in before["name"]:
+            continue
+        known = [[value for value in one["values"] if value is not None] for one in (before, after)]
+        assert [min(one, default=None) for one in known] == [min(known[0], default=None)] * 2
+        assert [max(one, default=None) for one in known] == [max(known[0], default=None)] * 2
+        assert [one["count"] for one in (before, after)] == [before["count"]] * 2
+        assert after["x"][0] == before["x"][0] and after["x"][-1] == before["x"][-1]
+    assert max(curves["n1", "cpu"]["values"]) == 0.999 and max(curves["n1", "load"]["values"]) == 99.0
+    assert max(curves["1", "kv_cache"]["values"]) == 0.9
+    assert 10 <= curves["n0", "gpu"]["count"] <= 60
 
 
 def test_a_window_and_some_names(api: Any, numbered: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import socket
 import threading
 import time
@@ -184,6 +185,41 @@ def test_log_files(rhyme: Rhyme, reported: str) -> None:
     assert (code, out) == (0, "line 998\nline 999\n")
     code, _, err = rhyme("logs", reported, "--file", "../config.json")
     assert code == 1 and len(err.splitlines()) == 1
+
+
+def test_control_characters_of_a_run_do_not_reach_the_terminal(
+    rhyme: Rhyme, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = "\x1b]0;title\x07\x9b2J\u202ename [link=https://example.org]x[/link]"
+    uid = "7" * 16
+    run = make_run(service.root / "evil", service.url, run_uid=uid, attempt_uid="8" * 16)
+    config = json.loads((run / "config.json").read_text())
+    config["settings"]["run"]["name"] = evil
+    (run / "config.json").write_text(json.dumps(config))
+    with EventLog(run / "events.jsonl") as log:
+        log.write(RUN_STARTED, "driver")
+        log.write(Note("warning", evil), "driver")
+        log.write(RunFinished("failed", evil, 1.0), "driver")
+    (run / "logs" / "driver.log").write_text(f"\tone\n{evil}\r100 %\r\n")
+    ending = threading.Event()
+    ending.set()
+    Reporter(read_report(run), service.tokens["reporter"], ending).run()
+    for command in (
+        ["list"],
+        ["show", uid],
+        ["logs", uid],
+        ["compare", uid, uid],
+        ["logs", uid, "--file", "driver.log"],
+    ):
+        code, out, err = rhyme(*command)
+        assert code == 0 and "[link=https://example.org]x[/link]" in out, command
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err), command
+    assert out.startswith("\tone\n\\x1b]0;title\\x07\\x9b2J\\u202ename") and out.endswith("\n100 %\n")
+    shown = answer(rhyme, "logs", uid, "--file", "driver.log")["text"]
+    assert evil in shown
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    code, out, _ = rhyme("export")
+    assert code == 0 and "\\x1b]0;title" in out and "\x1b" not in out
 
 
 def test_a_run_is_followed_until_it_ends(

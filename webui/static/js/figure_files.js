@@ -9,18 +9,28 @@ export function csvOf({ data, layout }) {
   for (const trace of data) {
     const length = Math.max(trace.x?.length ?? 0, trace.y?.length ?? 0);
     for (let i = 0; i < length; i += 1) {
-      rows.push([trace.name ?? "", trace.x?.[i], trace.y?.[i], ...extra.map((name) => trace[name]?.[i])]);
+      const cells = [trace.name ?? "", trace.x?.[i], trace.y?.[i], ...extra.map((name) => trace[name]?.[i])];
+      rows.push(cells.map(written));
     }
   }
   return rows.map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
 }
 
-// Quoted as RFC 4180 says. Text that a spreadsheet would run as a formula is made text; numbers may begin with "-".
+// Text as it was before it was made harmless to the drawing library (webui/figures/base.py).
+function written(value) {
+  if (typeof value !== "string") return value;
+  const words = value.replaceAll("<br>", " ").replaceAll("&#37;", "%").replaceAll("&lt;", "<").replaceAll("&gt;", ">");
+  return words.replaceAll("&amp;", "&");
+}
+
+// Quoted as RFC 4180 says. Text that a spreadsheet would run as a formula begins with an apostrophe; numbers stay.
 function field(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return String(value);
   const text = String(value);
-  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  // As in api/export.py.
+  const isFormula = /^(?:["\s]*[=+\-@＝＋－＠]|[\t\r\n])/.test(text) && !/^[+-]?[\d.]+(?:e[+-]?\d+)?$/i.test(text);
+  const safe = isFormula ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
