@@ -6,8 +6,8 @@ the status is still the one that was decided on, and the lease is still the one 
 because store or cluster did not answer, the next one does; it keeps nothing that a restarted service would miss.
 
 Nothing is started twice, whoever freezes when: the transaction that makes an attempt "starting" binds it to one
-cluster, and Ray takes an id once. A service on another cluster, which does not know the job, neither starts nor ends the
-attempt: it is lost while nobody answers for it. A service that takes over needs no file of the earlier holder: the job
+cluster, and Ray takes an id once. A service on another cluster, which does not know the job, neither starts nor ends
+the attempt: it is lost while nobody answers. A service that takes over needs no file of the earlier holder: the job
 and its reporter go on with theirs, and the token holds until the attempt has ended. The earlier holder's token file
 stays behind and opens nothing then.
 """

@@ -104,7 +104,7 @@ def put_venv_programs_on_path() -> None:
 class _UntilClosed(io.FileIO):
     """Standard output or standard error that goes nowhere, for child processes too, once nobody reads it any more."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         """Write, or throw away."""
         try:
             return super().write(data)
