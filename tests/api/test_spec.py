@@ -79,7 +79,7 @@ def test_all_faults_come_at_once(root: Path) -> None:
     }
     assert "from 1 to 128" in found["arguments.histospec.window_max"]
     assert "window_max" in found["arguments.histospec.windows"]
-    assert "did you mean histospec.window_max?" in found["arguments.histospec.windows"]
+    assert "did you mean histospec.window_step?" in found["arguments.histospec.windows"]
     assert "the service sets it" in found["arguments.run.dir"]
     assert "abc" not in str(found)
 
