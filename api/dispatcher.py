@@ -1,8 +1,15 @@
 """The loop that starts queued attempts and watches those that run: the store and Ray, brought together.
 
-One thread, one turn every POLL_SECONDS. Invariants: no transaction is open while Ray is asked; every change is made
-only if the status is still the one that was decided on; what a turn leaves undone, because store or cluster did not
-answer, the next one does; it keeps nothing that a restarted service would miss.
+One thread, one turn every POLL_SECONDS, while this service holds the lease (`api/lease.py`); a second thread renews the
+lease while a turn waits for Ray. Invariants: no transaction is open while Ray is asked; every change is made only if
+the status is still the one that was decided on, and the lease is still the one of this turn; what a turn leaves undone,
+because store or cluster did not answer, the next one does; it keeps nothing that a restarted service would miss.
+
+Nothing is started twice, whoever freezes when: the transaction that makes an attempt "starting" binds it to one
+cluster, and Ray takes an id once. A service on another cluster, which does not know the job, neither starts nor ends
+the attempt: it is lost while nobody answers. A service that takes over needs no file of the earlier holder: the job
+and its reporter go on with theirs, and the token holds until the attempt has ended. The earlier holder's token file
+stays behind and opens nothing then.
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ from rhyme_openrlhf.api.database import Database, DatabaseError
 from rhyme_openrlhf.api.launch_file import remove_files, write_launch_file, write_token
 from rhyme_openrlhf.api.launcher import ClusterUnreachable, SubmitRefused
 from rhyme_openrlhf.api.launching import Launching
+from rhyme_openrlhf.api.lease import BEAT_SECONDS, Candidate, Lease, LeaseLost, not_dispatching
 from rhyme_openrlhf.api.models import Attempt, Run, Token
 from rhyme_openrlhf.api.queueing import Job, Queued, Waits, Watch, choose, decide, used_by_others
 from rhyme_openrlhf.api.spec import gpus_needed
@@ -62,6 +70,7 @@ class _Row:
     status: RunStatus
     heartbeat_at: float | None
     stop_requested: bool
+    cluster: str | None
     spec: dict[str, Any] | None
 
 
@@ -72,15 +81,22 @@ class Dispatcher:
         self,
         database: Database,
         launching: Launching,
+        lease: Lease,
         changed: Callable[[int], None],
         revoked: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = logger.info,
     ) -> None:
         """`changed` is told the run (row number) whose status has changed; `revoked` is called when a token has been
-        revoked; `clock` only goes forward.
+        revoked; `clock` only goes forward; `say` is told who dispatches, when that is not this service from the start.
         """
         self._database = database
         self._launching = launching
+        self._lease = lease
+        self._say = say
+        # Of the turn in progress, and what was said last.
+        self._term = 0
+        self._said = ""
         self._launcher = launching.launcher
         self._changed = changed
         self._revoked = revoked
@@ -92,19 +108,37 @@ class Dispatcher:
         self._turns = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+        self._beats = threading.Thread(target=self._beat, name="dispatcher's lease", daemon=True)
 
     def start(self) -> None:
         """Begin to take turns."""
         self._thread.start()
+        self._beats.start()
 
     def stop(self) -> None:
-        """End after the turn in progress. Runs go on."""
+        """End after the turn in progress, and give the lease up. Runs go on."""
         self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(STOP_SECONDS)
+        for thread in (self._thread, self._beats):
+            if thread.ident is not None:
+                thread.join(STOP_SECONDS)
+        try:
+            self._lease.release()
+        except _PASSING:
+            logger.exception("the lease was not given up: another service takes over when it has run out")
 
     def turn(self) -> None:
-        """Look at everything once and do what is due."""
+        """Look at everything once and do what is due; nothing while another service dispatches.
+
+        Raises LeaseLost when another service has taken over during the turn.
+        """
+        term = self._lease.keep()
+        self._tell(term)
+        if term is None:
+            return
+        if term != self._term:
+            # As after a restart: every wait begins anew.
+            self._term, self._turns = term, 0
+            self._watches, self._ended = {}, {}
         rows = self._read()
         known = {row.attempt_id for row in rows}
         self._watches = {key: watch for key, watch in self._watches.items() if key in known}
@@ -116,16 +150,42 @@ class Dispatcher:
         self._turns += 1
 
     def active(self) -> int:
-        """How many runs that this service started are under way."""
-        return sum(row.launched and row.status in ACTIVE - {"queued"} for row in self._read())
+        """How many runs that were started on this service's cluster are under way."""
+        return sum(row.status in ACTIVE - {"queued"} for row in self._read() if row.launched and self._is_ours(row))
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 self.turn()
+            except LeaseLost as error:
+                logger.warning("a turn of the dispatcher ended in its middle: %s", error)
             except _PASSING:
                 logger.exception("the dispatcher's turn failed; the next one tries again")
             self._stop.wait(POLL_SECONDS)
+
+    def _beat(self) -> None:
+        """Renew the lease while turns take long: Ray may let each of them wait for a minute."""
+        while not self._stop.wait(BEAT_SECONDS):
+            try:
+                self._lease.keep()
+            except _PASSING:
+                logger.warning(
+                    "the lease on dispatching could not be renewed; the next beat tries again", exc_info=True
+                )
+
+    def _tell(self, term: int | None) -> None:
+        """Say who dispatches, if that is another one than when it was said last."""
+        if term is not None:
+            now = "this service dispatches now: it starts and watches the runs of its database" if self._said else ""
+        else:
+            now = not_dispatching(self._lease.other, self._lease.me.uid)
+        if now and now != self._said:
+            self._said = now
+            self._say(now)
+
+    def _is_ours(self, row: _Row) -> bool:
+        """Whether no other cluster than this service's can have the attempt's job."""
+        return row.cluster in (None, self._launching.cluster)
 
     def _read(self) -> list[_Row]:
         recent = Attempt.finished_at > time.time() - LOST_SECONDS
@@ -153,6 +213,8 @@ class Dispatcher:
                     # Asked once a turn only: each question waits its full time.
                     reachable = False
                     logger.warning("%s", error)
+            if job is not None and job.state == "missing" and not self._is_ours(row):
+                job = None  # another cluster has it, and that one was not asked
             self._look(row, job)
         return reachable
 
@@ -169,6 +231,7 @@ class Dispatcher:
 
     def _force(self, row: _Row, watch: Watch, now: float) -> None:
         assert self._launcher is not None
+        self._lease.confirm(self._term)
         try:
             self._launcher.stop(row.uid)
         except ClusterUnreachable as error:
@@ -180,7 +243,7 @@ class Dispatcher:
     def _set(self, row: _Row, status: RunStatus, message: str) -> None:
         """Give the attempt a status, unless it has another one by now than when it was decided."""
         now = time.time()
-        with self._database.writing() as session:
+        with self._lease.changing(self._term) as session:
             run, attempts = lives.lock_run(session, row.run_id)
             attempt = next((one for one in attempts if one.id == row.attempt_id), None)
             if attempt is None or attempt.status != row.status:
@@ -195,8 +258,9 @@ class Dispatcher:
         waiting = [row for row in rows if row.status == "queued" and row.launched]
         if not waiting or self._launcher is None:
             return
-        running = [_gpus(row) for row in rows if row.launched and row.status in ACTIVE - {"queued"}]
-        begun = [_gpus(row) for row in rows if row.launched and row.status in ("running", "stopping")]
+        ours = [row for row in rows if row.launched and self._is_ours(row)]
+        running = [_gpus(row) for row in ours if row.status in ACTIVE - {"queued"}]
+        begun = [_gpus(row) for row in ours if row.status in ("running", "stopping")]
         queue = [Queued(row.attempt_id, _gpus(row)) for row in waiting]
         try:
             gpus = self._launcher.gpus()
@@ -214,12 +278,13 @@ class Dispatcher:
     def _submit(self, row: _Row) -> None:
         """Start the attempt's job; if it is not known whether that worked, a later turn looks and does it again."""
         assert self._launcher is not None
-        with self._database.writing() as session:
+        with self._lease.changing(self._term) as session:
             run, attempts = lives.lock_run(session, row.run_id)
             attempt = next((one for one in attempts if one.id == row.attempt_id), None)
-            if attempt is None or attempt.status not in ("queued", "starting"):
+            if attempt is None or attempt.status != row.status:
                 return
             lives.move(run, attempts, attempt, "starting", "", time.time())
+            attempt.cluster = self._launching.cluster
             secret = self._new_token(session, run, attempt)
             session.refresh(run, ["uid", "spec"])  # needed after the transaction
         self._changed(row.run_id)
@@ -228,6 +293,7 @@ class Dispatcher:
             token_file = write_token(self._launching.data, row.uid, secret)
             content = self._launching.launch_file(run, attempt, token_file)
             content.argv()  # a file may have gone, or a link been turned, since the spec was checked
+            self._lease.confirm(self._term)
             self._launcher.submit(row.uid, write_launch_file(self._launching.data, content))
         except (SubmitRefused, ValueError, OSError) as error:
             self._set(started, "failed", f"it could not be started: {error}")
@@ -253,7 +319,7 @@ class Dispatcher:
         now = self._clock()
         self._ended = {uid: self._ended.get(uid, now) for uid in found}
         for uid in [uid for uid, since in self._ended.items() if now - since >= TOKEN_SECONDS]:
-            with self._database.writing() as session:
+            with self._lease.changing(self._term) as session:
                 for token in session.scalars(select(Token).where(Token.name == TOKEN_NAME.format(uid=uid))):
                     auth.revoke_token(session, token, time.time())
             self._revoked()
@@ -271,6 +337,7 @@ def _row(attempt: Attempt, spec: dict[str, Any] | None) -> _Row:
         status=cast(RunStatus, attempt.status),
         heartbeat_at=attempt.heartbeat_at,
         stop_requested=attempt.stop_requested_at is not None,
+        cluster=attempt.cluster,
         spec=spec,
     )
 
@@ -280,13 +347,18 @@ def _gpus(row: _Row) -> int:
 
 
 def dispatching(
-    launching: Launching, at_end: Callable[[int], None] = lambda active: None
+    launching: Launching, at_end: Callable[[int], None] = lambda active: None, say: Callable[[str], None] = logger.info
 ) -> Callable[[Service], AbstractAsyncContextManager[None]]:
-    """The dispatcher as the app's background work. `at_end` is told how many runs are under way then (or UNKNOWN)."""
+    """The dispatcher as the app's background work. `at_end` is told how many runs are under way then (or UNKNOWN).
+
+    `say` is told when another service dispatches, and when this one has taken over.
+    """
 
     @asynccontextmanager
     async def background(service: Service) -> AsyncIterator[None]:
-        dispatcher = Dispatcher(service.database, launching, service.news.publish, service.callers.forget)
+        lease = Lease(service.database, Candidate(service.uid, launching.launcher is not None))
+        forget = service.callers.forget
+        dispatcher = Dispatcher(service.database, launching, lease, service.news.publish, forget, say=say)
         dispatcher.start()
         try:
             yield

@@ -73,7 +73,8 @@ class LaunchConflict(Exception):
 class Launching:
     """What starting runs needs to know of the service. `data` is its own directory, for what nobody else reads.
 
-    `launcher` is the cluster; None where the service starts no runs.
+    `launcher` is the cluster; None where the service starts no runs. `cluster` names it among those of all services on
+    the database.
     """
 
     settings: LaunchSettings
@@ -81,6 +82,7 @@ class Launching:
     roots: tuple[Path, ...]
     control_url: str
     launcher: Launcher | None = None
+    cluster: str = ""
 
     @property
     def directory(self) -> Path:
@@ -95,23 +97,26 @@ class Launching:
     def launch_file(self, run: Run, attempt: Attempt, token_file: Path) -> LaunchFile:
         """What travels to the attempt's job."""
         assert run.spec is not None and attempt.checkpoint_path is not None and attempt.run_directory is not None
-        arguments = merged({"ckpt": self.outputs(run.uid)}, run.spec["arguments"])
+        given = "path" in run.spec["arguments"].get("ckpt", {})
+        # As the attempt says: a service with another directory may have taken the run in.
+        place = self.checkpoint_path(run.uid) if given else Path(attempt.checkpoint_path)
+        outputs = {"path": str(place), "output_dir": str(place / "trained")}
+        arguments = merged({"ckpt": outputs}, run.spec["arguments"])
         return LaunchFile(
             run_uid=run.uid,
             attempt_uid=attempt.uid,
             name=run.spec["name"],
             arguments=arguments,
             resumes=attempt.resumes,
-            roots=[*map(str, self.roots), str(self.directory / CHECKPOINTS)],
+            roots=[*map(str, self.roots), str(place.parent)],
             run_directory=attempt.run_directory,
             control_url=self.control_url,
             token_file=str(token_file),
         )
 
-    def outputs(self, run_uid: str) -> dict[str, Any]:
-        """Options that say where a run writes, if its spec does not."""
-        place = self.directory / CHECKPOINTS / run_uid
-        return {"path": str(place), "output_dir": str(place / "trained")}
+    def checkpoint_path(self, run_uid: str) -> Path:
+        """Where a new run writes checkpoints, if its spec does not say."""
+        return self.directory / CHECKPOINTS / run_uid
 
 
 @dataclass(frozen=True)
@@ -219,6 +224,7 @@ def _add_attempt(session: Session, launching: Launching, run: Run, attempts: Seq
     number = len(attempts) + 1
     uid = new_uid()
     given = run.spec["arguments"].get("ckpt", {}).get("path")
+    earlier = attempts[-1].checkpoint_path if attempts else None
     attempt = Attempt(
         run_id=run.id,
         number=number,
@@ -226,7 +232,7 @@ def _add_attempt(session: Session, launching: Launching, run: Run, attempts: Seq
         resumes=number > 1,
         submission_id=uid,
         run_directory=str(launching.runs_directory / run.uid / f"attempt-{number}"),
-        checkpoint_path=given or launching.outputs(run.uid)["path"],
+        checkpoint_path=given or earlier or str(launching.checkpoint_path(run.uid)),
         status="queued",
         message="",
         queued_at=now,

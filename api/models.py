@@ -116,6 +116,8 @@ class Attempt(Base):
     uid: Mapped[str] = mapped_column(String(UID_LENGTH), unique=True)
     resumes: Mapped[bool] = mapped_column(default=False)
     submission_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
+    # The cluster it is started on (`Launching.cluster`), from when it is "starting"; no other one may start it.
+    cluster: Mapped[str | None] = mapped_column(Text)
     run_directory: Mapped[str | None] = mapped_column(Text)
     checkpoint_path: Mapped[str | None] = mapped_column(Text)
     # The lowest step it reported: from there on, its derived rows replace those of older attempts.
@@ -175,3 +177,19 @@ class BrowserSession(Base):
     csrf: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(Float)
     expires_at: Mapped[float] = mapped_column(Float)
+
+
+class DispatchLease(Base):
+    """The one row that says which service dispatches (`api/lease.py`). `since` is for people: it decides nothing."""
+
+    __tablename__ = "dispatch_lease"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    term: Mapped[int] = mapped_column(BigInteger)
+    beats: Mapped[int] = mapped_column(BigInteger)
+    # Empty when the last holder has given it up.
+    service: Mapped[str] = mapped_column(String(UID_LENGTH))
+    host: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int] = mapped_column(Integer)
+    launches: Mapped[bool]
+    since: Mapped[float] = mapped_column(Float)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from rhyme_openrlhf.api import spec_paths
 from rhyme_openrlhf.api.schema import TypedOption, options
 from rhyme_openrlhf.config import SETTINGS_CLASSES
-from rhyme_openrlhf.options import SettingsError, from_mapping
+from rhyme_openrlhf.options import SettingsError, did_you_mean, from_mapping
 from rhyme_openrlhf.training.resources import Share, required_gpus, shares
 
 Arguments = dict[str, dict[str, Any]]
@@ -88,6 +88,8 @@ def check(arguments: Mapping[str, Any], roots: Sequence[Path]) -> Arguments:
     normal: Arguments = {}
     for group, values in arguments.items():
         for name, value in values.items():
+            if len(faults) == MAX_FAULTS:
+                raise SpecError(faults)
             option = options().get((group, name))
             if option is None:
                 faults.append(_unknown(group, name))
@@ -140,11 +142,13 @@ def gpu_shares(arguments: Arguments) -> list[Share]:
 def _unknown(group: str, name: str) -> Fault:
     known = sorted(other for at, other in options() if at == group)
     # A key that somebody made up may be of any length.
-    field = f"arguments.{group[:100]}.{name[:100]}"
+    named = f"{group[:100]}.{name[:100]}"
+    field = f"arguments.{named}"
+    hint = did_you_mean(named, map(".".join, options()))
     if not known:
         groups = sorted({at for at, _ in options()})
-        return Fault(field, f"there is no such group of options; there are: {', '.join(groups)}")
-    return Fault(field, f"there is no such option; the group has: {', '.join(known)}")
+        return Fault(field, f"there is no such group of options{hint}; there are: {', '.join(groups)}")
+    return Fault(field, f"there is no such option{hint}; the group has: {', '.join(known)}")
 
 
 def _fault(option: TypedOption, value: Any, roots: Sequence[Path]) -> Fault | None:

@@ -15,8 +15,9 @@ from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
 from rhyme_openrlhf.api.schema import TypedOption, by_flag, options
-from rhyme_openrlhf.api.spec import NAME_PATTERN, Arguments, Fault, SpecError
+from rhyme_openrlhf.api.spec import MAX_FAULTS, NAME_PATTERN, Arguments, Fault, SpecError
 from rhyme_openrlhf.embedded.demo import demo_arguments
+from rhyme_openrlhf.options import did_you_mean
 
 TRAIN_MODULES = ("openrlhf.cli.train_ppo_ray", "rhyme_openrlhf.cli.train_ppo_ray")
 # Far above any real command; shlex takes time in proportion.
@@ -56,7 +57,7 @@ def from_command(command: str) -> tuple[str | None, Arguments]:
 def from_argv(argv: Sequence[str]) -> tuple[str | None, Arguments]:
     """Name (None: not given) and arguments of the options of `rhyme train`. Raises SpecError."""
     found, unknown = _parser().parse_known_args(list(argv))
-    faults = [Fault("command", f"there is no option {word[:100]!r}") for word in unknown]
+    faults = [_unknown(word) for word in unknown[:MAX_FAULTS]]
     name = None
     arguments: Arguments = {}
     for flag, text in vars(found).items():
@@ -73,6 +74,12 @@ def from_argv(argv: Sequence[str]) -> tuple[str | None, Arguments]:
     if faults:
         raise SpecError(faults)
     return name, arguments
+
+
+def _unknown(word: str) -> Fault:
+    flag = word.partition("=")[0]
+    hint = did_you_mean(flag, by_flag()) if flag.startswith("-") else ""
+    return Fault("command", f"there is no option {word[:100]!r}{hint}")
 
 
 def _words(option: TypedOption, value: Any) -> Iterator[str]:

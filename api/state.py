@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.intake import Intake, ThreadIntake
 from rhyme_openrlhf.api.limits import Limits
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.config import new_uid
 
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.auth import Principal
@@ -61,7 +62,7 @@ class News:
 
 @dataclass
 class Service:
-    """Everything that lives as long as the app."""
+    """Everything that lives as long as the app. `uid`: this start of the service, among all on the database."""
 
     settings: ServeSettings
     database: Database
@@ -70,6 +71,7 @@ class Service:
     news: News = field(default_factory=News)
     callers: Fresh[Principal] = field(default_factory=lambda: Fresh(WHO_SECONDS, WHO_KEPT))
     intake: Intake = field(init=False)
+    uid: str = field(default_factory=new_uid)
 
     def __post_init__(self) -> None:
         self.intake = ThreadIntake(self.database)

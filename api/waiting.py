@@ -24,6 +24,8 @@ class QueuedRun:
     since: float
     position: int = 0
     why: str = ""
+    # Whether it has GPUs of another cluster than this service's.
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,14 @@ class QueueState:
 
     @property
     def gpus_taken(self) -> int:
-        """GPUs that active runs asked for."""
-        return sum(run.gpus for run in self.active)
+        """GPUs of this service's cluster that active runs asked for."""
+        return sum(run.gpus for run in self.active if not run.elsewhere)
 
 
-def queue_state(session: Session, total_gpus: int | None, used_gpus: int, max_runs: int) -> QueueState:
-    """`total_gpus`: of the cluster, None while it does not answer; `used_gpus`: what any job has of them.
+def queue_state(
+    session: Session, total_gpus: int | None, used_gpus: int, max_runs: int, cluster: str = ""
+) -> QueueState:
+    """`total_gpus`: of the `cluster`, None while it does not answer; `used_gpus`: what any job has of them.
 
     Order and counting are the dispatcher's.
     """
@@ -58,10 +62,12 @@ def queue_state(session: Session, total_gpus: int | None, used_gpus: int, max_ru
             queued.append((attempt, run, gpus))
         else:
             since = attempt.started_at or attempt.queued_at
-            active.append(QueuedRun(run.uid, run.name, attempt.status, gpus, since))
+            elsewhere = attempt.cluster not in (None, cluster)
+            active.append(QueuedRun(run.uid, run.name, attempt.status, gpus, since, elsewhere=elsewhere))
     entries = [Queued(attempt.id, gpus) for attempt, _, gpus in queued]
-    others = used_by_others(used_gpus, [run.gpus for run in active if run.status in ("running", "stopping")])
-    found = waits(entries, [run.gpus for run in active], total_gpus, max_runs, others)
+    ours = [run for run in active if not run.elsewhere]
+    others = used_by_others(used_gpus, [run.gpus for run in ours if run.status in ("running", "stopping")])
+    found = waits(entries, [run.gpus for run in ours], total_gpus, max_runs, others)
     waiting = [
         QueuedRun(run.uid, run.name, "queued", gpus, attempt.queued_at, wait.position, wait.why)
         for (attempt, run, gpus), wait in zip(queued, found, strict=True)

@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 OPTION = "option"
+BAD_INPUT = 2
+# Below this a name is another word rather than the same one with a slip.
+LIKENESS = 0.7
+# The time that a comparison takes grows with the square of the length; no name of an option is longer.
+LONGEST_NAME = 100
 # What the text of an option names, so that everybody who checks, records or shows it treats it as that:
 #   plain     words that name no file and hold no secret
 #   secret    what nobody but the running process may see (`redaction.py`)
@@ -120,6 +126,45 @@ class Settings:
             raise SettingsError(f"{self.flag(field.name)} must be {rule.allowed()}, got {value!r}")
 
 
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return " (did you mean NAME?)" with the known name that is nearest to `given`, or "" where none is near."""
+    near = difflib.get_close_matches(given[:LONGEST_NAME], list(known), n=1, cutoff=LIKENESS)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, which names the nearest option or command where one is unknown."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, or exit with BAD_INPUT."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flags = (word.partition("=")[0] for word in unknown if word.startswith("-"))
+            hint = next(filter(None, (did_you_mean(flag, _flags(self)) for flag in flags)), "")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with one sentence instead of the usage, which may have 300 options."""
+        self.exit(BAD_INPUT, f"{self.prog}: error: {message}\n({self.prog} --help shows every option)\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            hint = did_you_mean(str(value), map(str, action.choices or ()))
+            raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
+
+
+def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Every option of a parser and of its commands."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _flags(command)
+
+
 def add_options(parser: argparse.ArgumentParser, classes: tuple[type[Settings], ...]) -> None:
     """Add every option of `classes` to `parser`, one titled argument group per class."""
     for cls in classes:
@@ -149,5 +194,6 @@ def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
     known = {field.name for field in dataclasses.fields(cls)}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise SettingsError(f"--{cls.group}.{unknown[0]} is no option; there are: {', '.join(sorted(known))}")
+        hint = did_you_mean(unknown[0], known)
+        raise SettingsError(f"--{cls.group}.{unknown[0]} is no option{hint}; there are: {', '.join(sorted(known))}")
     return cls(**values)

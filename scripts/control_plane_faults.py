@@ -8,6 +8,10 @@ event of every log must be in the store once, as it was written; what the servic
 fresh service makes of the run directories; and what the client was told is stored must be stored. Exits with 1 if
 anything is not, and if an answer was neither a success nor a 503 or 507 with Retry-After.
 
+Faults of two services on one database: runs are asked for through both, and the service that starts them is killed or
+frozen. A pretended Ray (`recording_ray.py`) records what it was asked to start. No run may be started twice, every run
+that left the queue must be started with a token that opens, and the other service must take over within 30 s.
+
 --write puts the table into docs/reliability.md. A full disk needs root: it mounts a small one.
 """
 
@@ -20,6 +24,7 @@ import random
 import resource
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +40,7 @@ from typing import Any
 import httpx
 import psutil
 import table_in_page
+from recording_ray import RecordingRay
 from reported_runs import ReportedRun, Service, count
 from temporary_postgresql import Server, programs
 
@@ -55,6 +61,11 @@ LEFT_BYTES = 128 * 1024
 # How long it stays full, and how far clocks jump.
 FULL_SECONDS = 2.0
 LONGEST_JUMP_SECONDS = 48 * 3600.0
+# What is promised of a service whose holder of the lease has gone.
+TAKEOVER_SECONDS = 30.0
+# Runs that are asked for at once, through each of two services; and for how long late starts are waited for.
+QUEUED_AT_ONCE = 3
+LATE_SECONDS = 6.0
 
 
 class Single(threading.Thread):
@@ -99,6 +110,51 @@ class Single(threading.Thread):
 
 
 @dataclass
+class Pair:
+    """Two services on one database, their clusters (one may be both's), and the runs that were asked for."""
+
+    services: tuple[Service, Service]
+    rays: tuple[RecordingRay, RecordingRay]
+    attempts: list[str] = field(default_factory=list)
+    takeovers: list[float] = field(default_factory=list)
+
+    def ask(self, service: Service) -> None:
+        """Ask for some runs."""
+        for _ in range(QUEUED_AT_ONCE):
+            run = service.client.post("/runs", json={"command": "rhyme demo"}).raise_for_status().json()
+            self.attempts.append(run["attempts"][0]["uid"])
+
+    def holder(self) -> tuple[Service, Service]:
+        """The service that dispatches, and the other one. Both must agree on it."""
+        first, second = self.services
+        told = [one.client.get("/dispatcher").raise_for_status().json() for one in self.services]
+        if told[0]["pid"] != told[1]["pid"] or told[0]["here"] == told[1]["here"]:
+            raise RuntimeError(f"the services do not agree on who dispatches: {told}")
+        return (first, second) if told[0]["here"] else (second, first)
+
+    def started(self, attempt: str) -> int:
+        """How often a cluster was asked to start it."""
+        return sum(ray.asked[attempt] for ray in {id(ray): ray for ray in self.rays}.values())
+
+    def count(self) -> tuple[dict[str, int], list[str]]:
+        """Runs that were started once, twice and not; and what is wrong with them."""
+        times = Counter(min(self.started(attempt), 2) for attempt in self.attempts)
+        shown = self.services[0].client.get("/runs", params={"limit": 1000}).raise_for_status().json()["items"]
+        problems = [f"{sum(run['status'] == 'queued' for run in shown)} runs are still queued"]
+        closed = [uid for ray in self.rays for uid, token in ray.tokens.items() if not self._opens(uid, token)]
+        problems += [f"the reporter's token of attempt {uid} opens nothing" for uid in closed]
+        if times[2]:
+            problems.append(f"{times[2]} runs were started twice")
+        if max(self.takeovers, default=0.0) > TAKEOVER_SECONDS:
+            problems.append(f"a takeover took more than {TAKEOVER_SECONDS:g} s: {self.takeovers}")
+        return {"once": times[1], "twice": times[2], "not": times[0]}, problems[problems[0].startswith("0 ") :]
+
+    def _opens(self, attempt: str, token: str) -> bool:
+        path, headers = f"/ingest/attempts/{attempt}/batches", {"Authorization": f"Bearer {token}"}
+        return self.services[0].client.post(path, json={"events": []}, headers=headers).is_success
+
+
+@dataclass
 class Bench:
     """One fault's service and what it stands on."""
 
@@ -108,6 +164,7 @@ class Bench:
     disk: Path
     clocks: list[Path]
     postgresql: Server | None
+    pair: Pair | None = None
     chance: random.Random = field(default_factory=lambda: random.Random(1))
     times: int = 0
 
@@ -238,12 +295,73 @@ def turn_clocks(bench: Bench) -> None:
         bench.times += 1
 
 
+def kill_holder(bench: Bench) -> None:
+    """The one that starts runs; it comes back when the other has taken over."""
+    pair = bench.pair
+    assert pair is not None
+    while bench.under_way():
+        holder, other = _ask_both(bench, pair)
+        began = time.monotonic()
+        holder.kill()
+        _take_over(bench, pair, other, began)
+        holder.start()
+        holder.wait()
+        bench.times += 1
+    _until_started(bench, pair)
+
+
+def freeze_holder(bench: Bench) -> None:
+    """As a machine that is suspended: it wakes when the other has taken over, and may not act on."""
+    pair = bench.pair
+    assert pair is not None
+    while bench.under_way():
+        holder, other = _ask_both(bench, pair)
+        began = time.monotonic()
+        holder.process.send_signal(signal.SIGSTOP)
+        try:
+            _take_over(bench, pair, other, began)
+        finally:
+            holder.process.send_signal(signal.SIGCONT)
+        if pair.holder()[0] is not other:
+            raise RuntimeError("the service that was frozen dispatches again, without having waited for the lease")
+        bench.times += 1
+    _until_started(bench, pair)
+
+
+def _ask_both(bench: Bench, pair: Pair) -> tuple[Service, Service]:
+    """Ask for runs through both services; who dispatches and who does not, somewhere in a turn."""
+    bench.until(lambda: any(one.client.get("/dispatcher").json()["here"] for one in pair.services), "a dispatcher")
+    for one in pair.services:
+        pair.ask(one)
+    time.sleep(2 * bench.chance.random())
+    return pair.holder()
+
+
+def _take_over(bench: Bench, pair: Pair, other: Service, began: float) -> None:
+    """Ask the other one for runs, and wait until it dispatches."""
+    pair.ask(other)
+    bench.until(lambda: other.client.get("/dispatcher").json()["here"], "the other service to take over")
+    pair.takeovers.append(round(time.monotonic() - began, 1))
+
+
+def _until_started(bench: Bench, pair: Pair) -> None:
+    """Until no run is queued, and what comes late has come."""
+
+    def queued() -> int:
+        shown = pair.services[0].client.get("/runs", params={"status": "queued"}).raise_for_status()
+        return len(shown.json()["items"])
+
+    bench.until(lambda: not queued(), "the queue to be empty")
+    time.sleep(LATE_SECONDS)
+
+
 @dataclass(frozen=True)
 class Fault:
     """`act` makes it happen again and again.
 
     `mounts`: on a disk of its own, which only root can mount; `refuses`: the service must have refused something;
-    `turns_clocks`: service and runs go by clocks of their own.
+    `turns_clocks`: service and runs go by clocks of their own; `clusters`: two services share the database, on so many
+    clusters.
     """
 
     text: str
@@ -252,6 +370,7 @@ class Fault:
     mounts: bool = False
     refuses: bool = False
     turns_clocks: bool = False
+    clusters: int = 0
 
 
 FAULTS = {
@@ -260,6 +379,8 @@ FAULTS = {
     "disk_full": Fault("the store's disk is full", fill_disk, mounts=True, refuses=True),
     "file_limit": Fault("the store's files may not grow", limit_files, ("sqlite",), refuses=True),
     "clock_jumps": Fault("clocks jump by up to 48 hours, forward and back", turn_clocks, turns_clocks=True),
+    "holder_killed": Fault("two services, one cluster: kill -9 of the one that starts runs", kill_holder, clusters=1),
+    "holder_frozen": Fault("two services, two clusters: the one that starts runs is frozen", freeze_holder, clusters=2),
 }
 
 
@@ -285,10 +406,13 @@ def measure(name: str, store: str, seconds: float, runs_at_once: int, folder: Pa
         caught_up = time.monotonic() - ended
         counts = [count(run, bench.service, imported) for run in runs]
         lost = bench.single.lost()
+        started, wrong = bench.pair.count() if bench.pair is not None else ({}, [])
+        takeovers = bench.pair.takeovers if bench.pair is not None else []
     answers = bench.single.answers
     allowed = {"200", "none", *map(str, REFUSALS)}
     problems = [f"run {number}: {asdict(one)}" for number, one in enumerate(counts) if not one.whole]
     problems += [f"an answer {status}, {times} times" for status, times in answers.items() if status not in allowed]
+    problems += wrong
     if fault.refuses and not bench.single.refused():
         problems.append("nothing was refused: the fault did not happen")
     if lost:
@@ -303,6 +427,8 @@ def measure(name: str, store: str, seconds: float, runs_at_once: int, folder: Pa
         "different": sum(one.different + one.derived for one in counts),
         "answers": dict(answers),
         "caught_up_seconds": round(caught_up, 1),
+        "started": started,
+        "takeover_seconds": takeovers,
         "problems": problems,
     }
 
@@ -327,25 +453,40 @@ def _set_up(fault: Fault, store: str, seconds: float, folder: Path, stack: ExitS
     clocks = [folder / "service.clock", folder / "run.clock"] if fault.turns_clocks else []
     for clock in clocks:
         clock.write_text("0")
+    clusters = [RecordingRay() for _ in range(fault.clusters)]
+    for cluster in clusters:
+        stack.callback(cluster.end)
     service = Service(
         disk / "data",
         log=folder / "service.log",
         database=postgresql.url if postgresql is not None else "",
         clock=clocks[0] if clocks else None,
+        ray=clusters[0].address if clusters else "",
     )
     stack.callback(service.end)
+    pair = None
+    if clusters:
+        second = Service(
+            folder / "second",
+            log=folder / "second.log",
+            database=postgresql.url if postgresql is not None else f"sqlite:///{disk}/data/rhyme.sqlite",
+            ray=clusters[-1].address,
+            token=service.token,
+        )
+        stack.callback(second.end)
+        pair = Pair((service, second), (clusters[0], clusters[-1]))
     single = Single(service)
     stack.callback(single.ending.set)
     single.start()
-    return Bench(service, single, seconds, disk, clocks, postgresql)
+    return Bench(service, single, seconds, disk, clocks, postgresql, pair)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table of docs/reliability.md."""
     lines = [
         "| fault | store | times | events written | lost | doubled | rows that differ | "
-        "answered 200 / 503 / not at all |",
-        "|---|---|---|---|---|---|---|---|",
+        "answered 200 / 503 / not at all | queued runs started once / twice / not | longest takeover |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     names = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
     for row in rows:
@@ -353,9 +494,16 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         answers = f"{row['answers'].get('200', 0):,} / {refused:,} / {row['answers'].get('none', 0):,}"
         lines.append(
             f"| {FAULTS[row['fault']].text} | {names[row['store']]} | {row['times']} | {row['events']:,} | "
-            f"{row['lost']} | {row['doubled']} | {row['different']} | {answers} |"
+            f"{row['lost']} | {row['doubled']} | {row['different']} | {answers} | {_of_two_services(row)} |"
         )
     return "\n".join(lines)
+
+
+def _of_two_services(row: dict[str, Any]) -> str:
+    if not row["started"]:
+        return "– | –"
+    started = " / ".join(str(row["started"][name]) for name in ("once", "twice", "not"))
+    return f"{started} | {max(row['takeover_seconds'])} s"
 
 
 def main() -> int:

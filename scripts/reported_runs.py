@@ -57,24 +57,36 @@ class Service:
     """`rhyme serve` on a port of its own, to be killed and started again; `client` is its operator."""
 
     def __init__(
-        self, folder: Path, log: Path, *, database: str = "", roots: Path | None = None, clock: Path | None = None
+        self,
+        folder: Path,
+        log: Path,
+        *,
+        database: str = "",
+        roots: Path | None = None,
+        clock: Path | None = None,
+        ray: str = "",
+        token: str = "",
     ) -> None:
-        """`folder` is the data directory; `database` a URL, "" for SQLite in it; `log` takes what it prints."""
+        """`folder` is the data directory; `database` a URL, "" for SQLite in it; `log` takes what it prints.
+
+        `ray`: the cluster's dashboard, "" for none; `token`: an operator's, where the database has one already.
+        """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self._command = [
-            *python("rhyme_openrlhf.cli.main", clock), "serve", "--no-local", f"--serve.port={port}",
+            *python("rhyme_openrlhf.cli.main", clock), "serve", f"--serve.port={port}",
             f"--serve.data_dir={folder}", f"--serve.database={database}", f"--serve.roots={roots or folder}",
-            "--serve.requests_per_second=100000", "--serve.request_burst=100000",
+            "--serve.requests_per_second=100000", "--serve.request_burst=100000", "--launch.max_runs=1000",
+            *([f"--ray-address={ray}"] if ray else ["--no-local"]),
         ]  # fmt: skip
         self.start()
         self.wait()
         link = re.search(r"#token=(\S+)", self.log.read_text())
-        assert link is not None
-        self.token = link[1]
+        assert link is not None or token
+        self.token = token or (link[1] if link else "")
         self.client = httpx.Client(
             base_url=f"{self.url}/api/v1", headers={"Authorization": f"Bearer {self.token}"}, timeout=30.0
         )

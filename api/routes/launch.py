@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.fields import NO_NUL, AttemptNumber, Body, Name, Notes, 
 from rhyme_openrlhf.api.launch_access import LaunchingDep, StartingDep
 from rhyme_openrlhf.api.launcher import ClusterUnreachable
 from rhyme_openrlhf.api.launching import LaunchConflict, Launching
+from rhyme_openrlhf.api.lease import NOBODY, find_holder, not_dispatching
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented, not_found
 from rhyme_openrlhf.api.queries import find_attempt, find_run, names_around
@@ -145,6 +146,16 @@ class OptionView(BaseModel):
     allowed: str = Field(description="The allowed values in words.")
 
 
+class DispatcherView(BaseModel):
+    """The one service of all on this database that starts, watches and stops runs."""
+
+    here: bool = Field(description="Whether it is the service that answers.")
+    host: str | None = Field(description="Its machine; null while no service dispatches.")
+    pid: int | None
+    since: float | None = Field(description="Unix seconds, by its clock.")
+    message: str = Field(description="The same in one sentence, where it is not the service that answers.")
+
+
 class JobLog(BaseModel):
     """The end of a job's output."""
 
@@ -263,6 +274,18 @@ def stop_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDetail:
 def resume_run(uid: RunUid, who: auth.Operator, service: ServiceDep, launching: StartingDep) -> RunDetail:
     """A new attempt that goes on from the run's last checkpoint (or begins anew if it has none)."""
     return _change(service, uid, lambda session, run: launches.resume_run(session, launching, run.id, time.time()))
+
+
+@router.get("/dispatcher", summary="Which service starts runs")
+def get_dispatcher(who: auth.Viewer, service: ServiceDep) -> DispatcherView:
+    """Of several services on one database, one starts what is queued; the others take runs into its queue."""
+    with service.database.reading(snapshot=False) as session:
+        holder = find_holder(session)
+    message = not_dispatching(holder, service.uid)
+    if holder is None or holder.service == NOBODY:
+        return DispatcherView(here=False, host=None, pid=None, since=None, message=message)
+    here = holder.service == service.uid
+    return DispatcherView(here=here, host=holder.host, pid=holder.pid, since=holder.since, message=message)
 
 
 @router.get(

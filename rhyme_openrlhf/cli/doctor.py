@@ -6,7 +6,6 @@ embedded demo or training on GPUs will run.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -15,13 +14,14 @@ from collections.abc import Sequence
 from rhyme_openrlhf import __version__
 from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import gather
+from rhyme_openrlhf.options import Parser
 
 HEADER = ("component", "found", "wanted", "state", "to mend it, run")
 
 
 def main(argv: list[str]) -> int:
     """Print the report; 0 when the demo or GPU training will run, else 1."""
-    parser = argparse.ArgumentParser(prog="rhyme doctor", description="Check this machine and say what will run on it.")
+    parser = Parser(prog="rhyme doctor", description="Check this machine and say what will run on it.")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = parser.parse_args(argv)
     facts = gather()

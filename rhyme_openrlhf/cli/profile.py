@@ -14,6 +14,7 @@ from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.quality import Quality, assess
 from rhyme_openrlhf.latency.transfer_model import carrying_words
+from rhyme_openrlhf.options import Parser
 from rhyme_openrlhf.telemetry.run_directory import versions
 
 BAD_INPUT = 2
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rhyme profile",
         usage=USAGE,
         description=DESCRIPTION,
@@ -140,7 +141,7 @@ class _Bar:
 
 
 def _show(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="rhyme profile show", description="A profile as a table, and as a page.")
+    parser = Parser(prog="rhyme profile show", description="A profile as a table, and as a page.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--html", type=Path, metavar="PAGE", help="also draw the curves into this self-contained page")
     options = parser.parse_args(argv)

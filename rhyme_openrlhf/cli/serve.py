@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from rhyme_openrlhf.options import SettingsError, add_options, from_mapping
+from rhyme_openrlhf.options import Parser, SettingsError, add_options, from_mapping
 
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.launcher import RayLauncher
@@ -37,6 +38,8 @@ Start, see and stop runs: the control plane, for a browser and for `rhyme runs`.
 machine (for this machine only) and keeps everything in the data directory."""
 # Live streams are open until their clients go; at the end they are not waited for longer.
 GOODBYE_SECONDS = 5
+# Names of this machine, which are another machine's on another one.
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # A demonstration has its own; what is given would not be seen.
 NOT_IN_A_DEMO = ("local", "ray_address", "serve.data_dir", "serve.database", "serve.roots")
 # What `pip install 'rhyme-openrlhf[server]'` brings.
@@ -88,7 +91,7 @@ def read_options(argv: Sequence[str]) -> Options:
     from rhyme_openrlhf.api.launching import LaunchSettings
     from rhyme_openrlhf.api.settings import ServeSettings
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rhyme serve",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -186,10 +189,11 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
         launcher, cluster = _cluster(options, data)
         if cluster is not None:
             stack.callback(lambda: _leave(cluster, under_way))
-        launching = Launching(options.launch, data, settings.root_paths(), _control_url(options, port), launcher)
+        control_url, name = _control_url(options, port), _cluster_name(options, data)
+        launching = Launching(options.launch, data, settings.root_paths(), control_url, launcher, name)
         # A demonstration's one run is played in a thread of the service: nobody sends batches.
         intakes = () if options.demo else (worker_intake,)
-        background = (*BACKGROUND, *intakes, dispatching(launching, ended), *further)
+        background = (*BACKGROUND, *intakes, dispatching(launching, ended, _say), *further)
 
         def show_link(secret: str) -> None:
             print(
@@ -258,6 +262,19 @@ def _cluster(options: Options, data: Path) -> tuple[RayLauncher | None, LocalClu
         # It may come later; runs wait in the queue until then.
         print(f"rhyme serve: warning: {error}", file=sys.stderr, flush=True)
     return launcher, None
+
+
+def _say(sentence: str) -> None:
+    print(f"rhyme serve: {sentence}", flush=True)
+
+
+def _cluster_name(options: Options, data: Path) -> str:
+    """What tells the cluster from those of other services on the same database."""
+    if options.local:
+        return f"Ray of {data} on {socket.gethostname()}"
+    address = urlsplit(options.ray_address)
+    here = f" on {socket.gethostname()}" if address.hostname in LOOPBACK else ""
+    return f"{address.geturl().rstrip('/')}{here}"
 
 
 def _leave(cluster: LocalCluster, under_way: int | None) -> None:

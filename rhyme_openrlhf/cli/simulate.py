@@ -7,10 +7,10 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.transfer_model import NotMeasured
+from rhyme_openrlhf.options import Parser
 from rhyme_openrlhf.simulation import report, shipped, study
 from rhyme_openrlhf.simulation.engine_kinds import gaps
 from rhyme_openrlhf.simulation.presets import PRESETS
@@ -43,16 +43,9 @@ Two-tier and outliers go with pipeline only. What rhyme train refuses together c
 settings to use that are printed at the end."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """One sentence for bad input, as all commands."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"rhyme simulate: error: {message}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
     cluster, features = Cluster(), Features()
-    parser = _Parser(
+    parser = Parser(
         prog="rhyme simulate",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -63,4 +63,6 @@ def _refuse(error: Exception) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from rhyme_openrlhf.cli.main import main as rhyme
+
+    sys.exit(rhyme(["train", *sys.argv[1:]]))

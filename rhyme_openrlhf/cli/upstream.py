@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from rhyme_openrlhf.config import SETTINGS_CLASSES
-from rhyme_openrlhf.options import add_options
+from rhyme_openrlhf.options import Parser, add_options
 
 MODULE = "openrlhf.cli.train_ppo_ray"
 
@@ -58,7 +58,7 @@ def main_block() -> list[ast.stmt]:
     raise ArgumentsError(f"{MODULE} has no main block: this is not the OpenRLHF version that is supported (0.11.2)")
 
 
-class TrainParser(argparse.ArgumentParser):
+class TrainParser(Parser):
     """Upstream's parser; adds our options right before it parses. `arguments` are what it parses."""
 
     arguments: Sequence[str] = ()
@@ -77,10 +77,6 @@ class TrainParser(argparse.ArgumentParser):
         """Add our options, then parse `arguments`."""
         add_options(self, SETTINGS_CLASSES)
         return super().parse_args(list(self.arguments), namespace)
-
-    def error(self, message: str) -> NoReturn:
-        """One sentence instead of the usage of 150 options."""
-        self.exit(2, f"rhyme train: error: {message}\n(rhyme train --help shows every option)\n")
 
 
 class _Parsed(Exception):

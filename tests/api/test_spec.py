@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,17 @@ def test_all_faults_come_at_once(root: Path) -> None:
     }
     assert "from 1 to 128" in found["arguments.histospec.window_max"]
     assert "window_max" in found["arguments.histospec.windows"]
+    assert "did you mean histospec.window_step?" in found["arguments.histospec.windows"]
     assert "the service sets it" in found["arguments.run.dir"]
     assert "abc" not in str(found)
+
+
+def test_names_that_are_all_wrong_take_no_more_time_than_a_hundred(root: Path) -> None:
+    wrong = {f"histospec{number}": {"widow_max" * 1000: 1} for number in range(20_000)}
+    began = time.monotonic()
+    assert len(faults({**spec(root), **wrong}, root)) == 100
+    # All of them take minutes.
+    assert time.monotonic() - began < 20
 
 
 def test_rules_that_tie_options_together(root: Path) -> None:

@@ -101,6 +101,8 @@ def test_the_demo_is_a_spec_without_a_place_for_checkpoints() -> None:
         ("rhyme train; rm -rf /", "command", "must be 'rhyme train"),
         ("rhyme train --train.seed $(id)", "arguments.train.seed", "must be a whole number"),
         ("rhyme train --train.see 3", "command", "there is no option '--train.see'"),
+        ("rhyme train --train.sed=3", "command", "'--train.sed=3' (did you mean --train.seed?)"),
+        ("rhyme train --histospec.widow_max 3", "command", "(did you mean --histospec.window_max?)"),
         ("rhyme train --actor.adam.betas 1", "command", "expected 2 arguments"),
         ("rhyme train --run.name 'a b'", "name", "must be a short name"),
         ("rhyme train --train.seed", "command", "expected one argument"),

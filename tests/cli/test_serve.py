@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,61 @@ def test_it_serves_shows_its_link_once_and_ends(tmp_path: Path, end: signal.Sign
         assert process.returncode == 0, rest
         links += re.findall(r"#token=(\S+)", "".join(lines) + rest)
     assert len(links) == 1
+
+
+def test_a_service_whose_output_nobody_reads_goes_on(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "serve", "--no-local", f"--serve.port={port}"]
+    with os.fdopen(writer, "wb") as closed:
+        process = subprocess.Popen(
+            [*command, f"--serve.data_dir={tmp_path}"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+    end = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=30).status_code == 200
+            break
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+
+
+def test_a_second_service_on_the_database_says_who_starts_runs(tmp_path: Path) -> None:
+    first = serve(tmp_path, "--no-local")
+    assert first.stdout is not None
+    address = re.search(r"http://127\.0\.0\.1:\d+", first.stdout.readline())
+    assert address
+    with httpx.Client(base_url=address[0], transport=httpx.HTTPTransport(retries=20), timeout=60) as client:
+        assert client.get("/readyz").status_code == 200
+    assert "#token=" in first.stdout.readline()
+    second = serve(
+        tmp_path, "--no-local", f"--serve.data_dir={tmp_path / 'second'}",
+        f"--serve.database=sqlite:///{tmp_path}/data/rhyme.sqlite",
+    )  # fmt: skip
+    assert second.stdout is not None
+    assert "rhyme serve: http://" in second.stdout.readline()
+    said = second.stdout.readline()
+    assert said.startswith("rhyme serve: this service does not dispatch") and f"process {first.pid} on " in said
+    # An orderly end gives the lease up at once.
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=60)
+    ended = time.monotonic()
+    assert second.stdout.readline().startswith("rhyme serve: this service dispatches now")
+    # Sooner than a lease that had to run out.
+    assert time.monotonic() - ended < 15
+    second.send_signal(signal.SIGTERM)
+    second.communicate(timeout=60)
+    assert second.returncode == 0
 
 
 def test_the_demonstration_shows_runs_without_ray_and_leaves_nothing(tmp_path: Path) -> None:

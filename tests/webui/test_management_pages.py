@@ -12,6 +12,7 @@ import httpx
 from playwright.sync_api import expect
 
 from rhyme_openrlhf.api.importer import import_directory
+from rhyme_openrlhf.api.lease import Candidate, Lease
 
 
 def signed_in(dashboard: Any, role: str = "operator") -> httpx.Client:
@@ -108,6 +109,19 @@ def test_the_queue_says_what_each_run_waits_for(launching_dashboard: Any) -> Non
 
 def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:
     assert "starts no runs" in signed_in(dashboard, "viewer").get("/ui/cluster/parts/state").text
+
+
+def test_the_cluster_page_says_which_service_starts_runs(launching_dashboard: Any) -> None:
+    client = signed_in(launching_dashboard, "viewer")
+    assert "No service dispatches now" in client.get("/ui/cluster/parts/state").text
+    other = Lease(launching_dashboard.service.database, Candidate("ab" * 8, True, "trainer-7", 4321))
+    other.keep()
+    page = client.get("/ui/cluster/parts/state").text
+    assert "This service does not dispatch" in page and "process 4321 on trainer-7, since 20" in page
+    other.release()
+    own = Lease(launching_dashboard.service.database, Candidate(launching_dashboard.service.uid, True))
+    own.keep()
+    assert "dispatch" not in client.get("/ui/cluster/parts/state").text
 
 
 def test_a_viewer_sees_neither_tokens_nor_folders(launching_dashboard: Any) -> None:

@@ -14,6 +14,7 @@ from rhyme_openrlhf.api.cluster_state import ClusterState
 from rhyme_openrlhf.api.launch_access import LaunchingDep
 from rhyme_openrlhf.api.launcher import ClusterUnreachable
 from rhyme_openrlhf.api.launching import Launching
+from rhyme_openrlhf.api.lease import find_holder, not_dispatching
 from rhyme_openrlhf.api.waiting import queue_state
 from rhyme_openrlhf.webui.rendering import Page, PageDep
 
@@ -53,8 +54,10 @@ def _state(page: Page, launching: Launching) -> dict[str, Any]:
             away = str(error)
     total = None if state is None else int(state.amount("GPU").total)
     with page.service.database.reading() as session:
-        queue = queue_state(session, total, used, launching.settings.max_runs)
+        queue = queue_state(session, total, used, launching.settings.max_runs, launching.cluster)
+        holder = find_holder(session)
     return {
+        "not_dispatching": not_dispatching(holder, page.service.uid),
         "launches": launching.launcher is not None,
         "address": getattr(launching.launcher, "address", ""),
         "away": away,

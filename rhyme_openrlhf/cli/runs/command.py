@@ -11,9 +11,9 @@ from collections.abc import Callable
 from rhyme_openrlhf.cli.runs import access, actions
 from rhyme_openrlhf.cli.runs.actions import BAD_INPUT
 from rhyme_openrlhf.cli.runs.client import NO_ACCESS, Client, ClientError
+from rhyme_openrlhf.options import Parser
 from rhyme_openrlhf.telemetry.wording import without_controls
 
-BROKEN_PIPE_CODE = 141
 INTERRUPTED_CODE = 130
 
 EPILOG = """\
@@ -36,7 +36,7 @@ Action = Callable[[Client, argparse.Namespace], int]
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser; each command's `action` is in its defaults."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rhyme runs",
         description="Start, see and stop runs on a control plane (rhyme serve).",
         epilog=EPILOG,
@@ -102,10 +102,6 @@ def main(argv: list[str]) -> int:
         return _said(error, error.code)
     except KeyboardInterrupt:
         return INTERRUPTED_CODE
-    except BrokenPipeError:
-        # `rhyme runs logs | head`: Python would complain once more when it closes standard output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE_CODE
 
 
 def login(address: str) -> int:
@@ -136,7 +132,7 @@ def _said(error: Exception, code: int) -> int:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: argparse._SubParsersAction[Parser],
     name: str,
     action: Action | None,
     help: str,
@@ -164,7 +160,7 @@ def _follow(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="show what it does until it ends")
 
 
-def _list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _list(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(
         commands, "list", actions.list_runs, "the runs, newest first", "rhyme runs list --status running --tag baseline"
     )
@@ -180,7 +176,7 @@ def _list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--limit", type=_count, default=50, metavar="N", help="at most this many (default: 50)")
 
 
-def _start(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _start(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(
         commands,
         "start",
@@ -198,7 +194,7 @@ def _start(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
 
 
-def _clone(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _clone(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(
         commands,
         "clone",
@@ -232,7 +228,7 @@ def _set(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _logs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _logs(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(
         commands,
         "logs",
@@ -253,7 +249,7 @@ def _logs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--attempt", type=_count, metavar="N", help="of this attempt (default: the newest)")
 
 
-def _export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _export(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(
         commands,
         "export",

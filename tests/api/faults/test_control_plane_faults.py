@@ -40,6 +40,8 @@ def skip_without(name: str, store: str) -> None:
         ("disk_full", "postgresql"),
         ("file_limit", "sqlite"),
         ("clock_jumps", "sqlite"),
+        ("holder_killed", "sqlite"),
+        ("holder_frozen", "postgresql"),
     ],
 )
 def test_nothing_is_lost_or_doubled(name: str, store: str, tmp_path: Path) -> None:
@@ -54,3 +56,6 @@ def test_nothing_is_lost_or_doubled(name: str, store: str, tmp_path: Path) -> No
     (row,) = json.loads(out.read_text())
     assert row["times"] >= 1 and row["events"] > 500
     assert (row["lost"], row["doubled"], row["different"], row["problems"]) == (0, 0, 0, [])
+    if name.startswith("holder"):
+        assert row["started"]["once"] >= 6 and row["started"]["twice"] == 0
+        assert 0 < max(row["takeover_seconds"]) <= 30

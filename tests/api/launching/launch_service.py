@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,9 +18,11 @@ from rhyme_openrlhf.api.dispatcher import Dispatcher
 from rhyme_openrlhf.api.launch_file import read_launch_file
 from rhyme_openrlhf.api.launcher import ClusterUnreachable, SubmitRefused
 from rhyme_openrlhf.api.launching import Launching, LaunchSettings
+from rhyme_openrlhf.api.lease import Candidate, Lease
 from rhyme_openrlhf.api.queueing import Job
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.state import Service
+from rhyme_openrlhf.config import new_uid
 from tests.stores import prepare
 
 BASE = "http://127.0.0.1:8420"
@@ -99,13 +102,19 @@ class LaunchService:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.restart()
+        self.dispatcher = self.another()
 
     def restart(self) -> None:
         """A dispatcher that knows nothing, as after a restart of the service."""
-        self.dispatcher = Dispatcher(
-            self.service.database, self.launching, lambda run: None, self.service.callers.forget, lambda: self.now
-        )
+        self.dispatcher.stop()
+        self.dispatcher = self.another()
+
+    def another(self, **changes: Any) -> Dispatcher:
+        """The dispatcher of another service on the same store, whose `Launching` has these `changes`."""
+        launching = dataclasses.replace(self.launching, **changes)
+        store = self.service.database
+        lease = Lease(store, Candidate(new_uid(), launching.launcher is not None), lambda: self.now)
+        return Dispatcher(store, launching, lease, lambda run: None, self.service.callers.forget, lambda: self.now)
 
     def turn(self, seconds: float = 2.0) -> None:
         self.now += seconds

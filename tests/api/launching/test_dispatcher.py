@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import socket
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_service import launch_service
+from launch_service import Cluster, launch_service
 from sqlalchemy import select, update
 
 from rhyme_openrlhf.api.launch_file import token_path
+from rhyme_openrlhf.api.lease import LeaseLost
 from rhyme_openrlhf.api.models import Attempt, Token
 from rhyme_openrlhf.api.queueing import Job
 
@@ -267,3 +272,145 @@ def test_the_thread_works_through_the_queue_and_ends(launched: Any) -> None:
     assert launched.dispatcher.active() == 1
     launched.dispatcher.stop()
     assert not launched.dispatcher._thread.is_alive()
+
+
+class FreezingCluster(Cluster):
+    """Freezes the service that asks it to start a job: what happens meanwhile is `meanwhile`."""
+
+    def __post_init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def gpus(self) -> int:
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        return super().gpus()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """A `LaunchService` on each kind of database; `another()` makes the dispatcher of a second service on it."""
+    url = "" if request.param == "sqlite" else request.getfixturevalue("postgresql_url")
+    with launch_service(tmp_path, database=url) as service:
+        yield service
+
+
+def take_over(launched: Any, dispatcher: Any) -> None:
+    """Let the other dispatcher look until it has the lease."""
+    for _ in range(9):
+        launched.now += 2
+        dispatcher.turn()
+
+
+def open_tokens(launched: Any) -> int:
+    with launched.service.database.reading() as session:
+        names = Token.name.like("attempt %")
+        return len(session.scalars(select(Token.id).where(names, Token.revoked_at.is_(None))).all())
+
+
+def test_of_two_services_on_one_database_one_starts_and_the_other_queues(shared: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    elsewhere = Cluster()
+    second = shared.another(launcher=elsewhere, cluster="another", data=tmp_path / "second")
+    second._say = said.append
+    shared.turn()
+    second.turn()
+    run = shared.start()
+    for _ in range(20):
+        second.turn()
+        shared.turn()
+    assert shared.cluster.submitted == [attempt_of(run)] and elsewhere.submitted == []
+    assert open_tokens(shared) == 1
+    (sentence,) = said
+    assert "this service does not dispatch" in sentence and "process " in sentence
+    shared.dispatcher.stop()
+    later = shared.start()
+    second.turn()
+    assert elsewhere.submitted == [attempt_of(later)]
+    assert said[1:] == ["this service dispatches now: it starts and watches the runs of its database"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_holder_that_freezes_while_it_starts_a_run_does_not_start_it_again(
+    shared: Any, tmp_path: Path, same: bool
+) -> None:
+    frozen = FreezingCluster()
+    elsewhere = Cluster() if not same else frozen
+    shared.launching = dataclasses.replace(shared.launching, launcher=frozen)
+    shared.restart()
+    shared.dispatcher.turn()
+    name = "" if same else "another"
+    second = shared.another(launcher=elsewhere, cluster=name, data=tmp_path / "second")
+    second.turn()
+    run = shared.start()
+    frozen.meanwhile = lambda: take_over(shared, second)
+    with pytest.raises(LeaseLost):
+        shared.turn()
+    assert [*frozen.submitted, *(elsewhere.submitted if not same else [])] == [attempt_of(run)]
+    assert open_tokens(shared) == 1
+    for _ in range(20):
+        second.turn()
+        shared.turn()
+    assert [*frozen.submitted, *(elsewhere.submitted if not same else [])] == [attempt_of(run)]
+
+
+def test_a_run_of_another_cluster_is_neither_started_again_nor_ended(shared: Any, tmp_path: Path) -> None:
+    begun, running = shared.start("begun"), shared.start("running")
+    shared.turn()
+    shared.started(running)
+    elsewhere = Cluster()
+    second = shared.another(launcher=elsewhere, cluster="another", data=tmp_path / "second")
+    second.turn()
+    take_over(shared, second)
+    for _ in range(70):
+        shared.now += 2
+        shared.report(running, "note", int(shared.now), level="info", text="still here")
+        second.turn()
+    assert elsewhere.submitted == [] and elsewhere.stopped == []
+    assert shared.run(begun["uid"])["status"] == "starting" and shared.run(running["uid"])["status"] == "running"
+    # Its GPUs are the other cluster's: here is room.
+    third = shared.start("third", arguments={"vllm": {"num_engines": 7}})
+    second.turn()
+    assert elsewhere.submitted == [attempt_of(third)]
+    shared.now += 400
+    second.turn()
+    second.turn()
+    assert shared.run(begun["uid"])["status"] == "lost" and open_tokens(shared) == 3
+
+
+def test_a_run_is_watched_by_the_service_that_takes_over(shared: Any, tmp_path: Path) -> None:
+    run = shared.start()
+    shared.turn()
+    shared.cluster.jobs[attempt_of(run)] = Job("running")
+    shared.started(run)
+    second = shared.another(data=tmp_path / "second")
+    second.turn()
+    take_over(shared, second)
+    shared.cluster.jobs[attempt_of(run)] = Job("failed", "", -9)
+    for _ in range(15):
+        shared.now += 2
+        second.turn()
+    assert shared.run(run["uid"])["status"] == "crashed" and shared.cluster.submitted == [attempt_of(run)]
+
+
+def test_a_resumed_run_finds_its_checkpoints_whichever_service_starts_it(shared: Any, tmp_path: Path) -> None:
+    run = shared.start()
+    shared.turn()
+    shared.cluster.jobs[attempt_of(run)] = Job("failed", "", 1)
+    for _ in range(15):
+        shared.turn()
+    shared.dispatcher.stop()
+    shared.operator.post(f"/api/v1/runs/{run['uid']}/resume")
+    second = shared.another(data=tmp_path / "second")
+    second.turn()
+    argv = [shared.cluster.argv[one["uid"]] for one in shared.run(run["uid"])["attempts"]]
+    first, again = (next(word for word in words if word.startswith("--ckpt.path=")) for words in argv)
+    assert first == again and "--ckpt.load_enable" in argv[1]
+
+
+def test_the_api_says_which_service_starts_runs(launched: Any) -> None:
+    told = launched.viewer.get("/api/v1/dispatcher").json()
+    assert told["here"] is False and told["host"] is None and "no service dispatches now" in told["message"]
+    launched.turn()
+    told = launched.viewer.get("/api/v1/dispatcher").json()
+    assert told["here"] is False and told["pid"] == os.getpid() and told["host"] == socket.gethostname()
+    assert f"process {os.getpid()} on {socket.gethostname()}, since" in told["message"]

@@ -18,6 +18,7 @@ from launch_service import launch_service
 
 from rhyme_openrlhf.api.dispatcher import Dispatcher
 from rhyme_openrlhf.api.launcher import ClusterUnreachable, RayLauncher, taken_gpus
+from rhyme_openrlhf.api.lease import Candidate, Lease
 from rhyme_openrlhf.api.local_cluster import (
     PRETENDED_GPUS,
     STATE_FILE,
@@ -211,7 +212,9 @@ def test_a_killed_job_is_crashed_within_a_minute(cluster: LocalCluster, tmp_path
     with launch_service(tmp_path) as service:
         jobs = launcher(cluster, BUSY.format(python=sys.executable))
         launching = dataclasses.replace(service.launching, launcher=jobs)
-        dispatcher = Dispatcher(service.service.database, launching, lambda run: None, service.service.callers.forget)
+        lease = Lease(service.service.database, Candidate("ab" * 8, True))
+        forget = service.service.callers.forget
+        dispatcher = Dispatcher(service.service.database, launching, lease, lambda run: None, forget)
         dispatcher.start()
         run = service.start()
         attempt = run["attempts"][0]["uid"]
