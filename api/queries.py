@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement, or_, select
-from sqlalchemy.orm import Session, aliased, selectinload
+from sqlalchemy.orm import Session, aliased, defer, selectinload
 
 from rhyme_openrlhf.api.models import Attempt, Experiment, Run, RunTag
 from rhyme_openrlhf.api.pagination import Direction, Order, cut
@@ -37,6 +37,7 @@ Archived = Literal["no", "yes", "all"]
 Origin = Literal["launched", "reported", "imported"]
 # LIKE gives these a meaning that somebody who searches does not.
 _LIKE_ESCAPE = "\\"
+_LONG_COLUMNS = (Run.spec, Run.command, Run.config, Run.versions, Run.notes)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def list_runs(
         .outerjoin(Experiment, Experiment.id == Run.experiment_id)
         .outerjoin(parent, parent.id == Run.parent_id)
         .where(*wanted.conditions())
-        .options(selectinload(Run.tags))
+        # What a row of the table does not show is long JSON that takes longer to read than all the rest.
+        .options(selectinload(Run.tags), *(defer(column) for column in _LONG_COLUMNS))
         .order_by(*order.by())
         .limit(limit + 1)
     )

@@ -22,6 +22,7 @@ from rhyme_openrlhf.api.settings import ServeSettings
 
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.auth import Principal
+    from rhyme_openrlhf.api.live import LiveLooks
 
 # A page asks a dozen questions at once, each with the same token. What this service revokes is forgotten at once; what
 # another one on the same database revokes closes this much later.
@@ -70,6 +71,8 @@ class Service:
     news: News = field(default_factory=News)
     callers: Fresh[Principal] = field(default_factory=lambda: Fresh(WHO_SECONDS, WHO_KEPT))
     intake: Intake = field(init=False)
+    live: LiveLooks = field(init=False)
+    """Set by who serves streams (`create_app`)."""
 
     def __post_init__(self) -> None:
         self.intake = ThreadIntake(self.database)
