@@ -50,7 +50,7 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "speculation", "Speculation", "speculation_rate", True, "Share of response tokens that were accepted drafts"
     ),
-    Column("bubbles", "Bubbles", "bubble_fraction", True, "Share of engine time in rollouts with nothing to run"),
+    Column("bubbles", "Bubbles", "bubble_fraction", True, "Share of engine time in rollouts with nothing to run, training not counted"),
     Column("started", "Started", "started_at"),
     Column("duration", "Duration", "", True, "From its start to its end, or until now", False),
     Column("finished", "Finished", "finished_at", by_default=False),
