@@ -23,7 +23,7 @@ import ray
 
 from rhyme_openrlhf.config import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import follow
-from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied
+from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady
 from rhyme_openrlhf.training.actor_table import ActorRow, read_actors
 from rhyme_openrlhf.training.failure import one_sentence
 from rhyme_openrlhf.training.process_log import last_lines
@@ -67,6 +67,7 @@ class Supervisor:
         # What users call the run's actors, by id.
         self.names: dict[str, str] = {}
         self._engines: dict[str, _EngineCheck] = {}
+        self._ready: set[str] = set()
         self._restarts: dict[str, int] = {}
         self._deaths: list[_Death] = []
         self._dead: set[str] = set()
@@ -139,6 +140,10 @@ class Supervisor:
                 elif not actor.alive and actor.cause and actor.key not in self._dead:
                     self._died(actor, actor.cause)
                 elif actor.alive and actor.key in self._engines and actor.key not in self._dead:
+                    # Ray calls an actor alive when its constructor is done, in which an engine loads its model.
+                    if actor.key not in self._ready:
+                        self._ready.add(actor.key)
+                        self._record(ProcessReady(actor.name))
                     self._check_engine(actor)
 
     def _healed(self, actor: ActorRow) -> None:

@@ -205,7 +205,8 @@ OVERLAPS = """
   const found = [];
   const fields = [...document.querySelectorAll(".field")].filter((one) => one.getClientRects().length);
   for (const field of fields) {
-    const parts = [...field.querySelectorAll(".field-head, input:not([type=checkbox]), select, textarea, .help, .problem")]
+    const names = ".field-head, input:not([type=checkbox]), select, textarea, .help, .problem";
+    const parts = [...field.querySelectorAll(names)]
       .concat([...field.children].filter((one) => one.matches("label")))
       .map((one) => one.getBoundingClientRect()).filter((box) => box.height > 0)
       .sort((one, other) => one.top - other.top);

@@ -20,7 +20,7 @@ from rhyme_openrlhf.api.status import ACTIVE, ENDED, RESUMABLE
 from rhyme_openrlhf.api.views import run_summary
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
-from rhyme_openrlhf.webui.recent import RECENT, Change, recent_change, seconds_left, step_ends
+from rhyme_openrlhf.webui.recent import RECENT, Change, recent_change, seconds_left, start_phases, step_ends
 from rhyme_openrlhf.webui.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
@@ -98,6 +98,7 @@ def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
     end = run.finished_at if run.status in ENDED else page.now
     return {
         "run": summary,
+        "starting": start_phases(session, [summary]).get(run.uid, ""),
         "notes": run.notes,
         "progress": text.share(run.step, run.steps_total),
         "seconds_left": left,

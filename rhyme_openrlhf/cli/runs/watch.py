@@ -21,6 +21,7 @@ from rhyme_openrlhf.telemetry.progress_lines import LinesDisplay
 # What `rhyme train` makes lines of.
 SHOWN_KINDS = (
     "run_started",
+    "process_ready",
     "rollout_started",
     "rollout_progress",
     "rollout_finished",
