@@ -67,7 +67,6 @@ class Supervisor:
         # What users call the run's actors, by id.
         self.names: dict[str, str] = {}
         self._engines: dict[str, _EngineCheck] = {}
-        self._ready: set[str] = set()
         self._restarts: dict[str, int] = {}
         self._deaths: list[_Death] = []
         self._dead: set[str] = set()
@@ -140,10 +139,6 @@ class Supervisor:
                 elif not actor.alive and actor.cause and actor.key not in self._dead:
                     self._died(actor, actor.cause)
                 elif actor.alive and actor.key in self._engines and actor.key not in self._dead:
-                    # Ray calls an actor alive when its constructor is done, in which an engine loads its model.
-                    if actor.key not in self._ready:
-                        self._ready.add(actor.key)
-                        self._record(ProcessReady(actor.name))
                     self._check_engine(actor)
 
     def _healed(self, actor: ActorRow) -> None:
@@ -169,6 +164,8 @@ class Supervisor:
         problem = check.look()
         if problem:
             self._died(actor, problem)
+        elif check.is_first_answer():
+            self._record(ProcessReady(actor.name))
         elif check.quiet(QUIET_SECONDS):
             self._record(Note("warning", f"{actor.name} has not answered for {QUIET_SECONDS:.0f} s"))
 
@@ -190,6 +187,7 @@ class _EngineCheck:
         self._question: Any = None
         self._asked = 0.0
         self._answered_once = False
+        self._told_ready = False
         self._warned = False
 
     def look(self) -> str:
@@ -208,8 +206,14 @@ class _EngineCheck:
             return str(error.cause)
         except ray.exceptions.RayError:
             # The actor itself is gone: Ray's table says so too, with the cause.
-            return ""
+            self._answered_once = self._told_ready
         return ""
+
+    def is_first_answer(self) -> bool:
+        """True once, after the engine's first answer, which comes when its constructor has loaded the model."""
+        is_first = self._answered_once and not self._told_ready
+        self._told_ready = self._answered_once
+        return is_first
 
     def quiet(self, seconds: float) -> bool:
         """True once, when an engine that has answered before has not for `seconds`."""

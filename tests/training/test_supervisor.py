@@ -56,6 +56,21 @@ def actor_class() -> Any:
     return ray.remote(num_cpus=0)(PlainActor)
 
 
+def loading_class() -> Any:
+    """An engine whose constructor waits for a file."""
+
+    class Loading:
+        def __init__(self, begun: str, loaded: str) -> None:
+            Path(begun).touch()
+            while not Path(loaded).exists():
+                time.sleep(0.05)
+
+        def alive(self) -> None:
+            pass
+
+    return ray.remote(num_cpus=0)(Loading)
+
+
 @pytest.fixture(scope="module")
 def session() -> Iterator[Path]:
     ray.shutdown()
@@ -116,10 +131,15 @@ def test_a_restarted_worker_is_told_and_ends_nothing(watched: Watched) -> None:
     assert watched.supervisor.explain() == "" and not watched.interrupted.is_set()
 
 
-def test_an_engine_that_is_there_is_told_once(watched: Watched) -> None:
-    engine = actor()
+def test_an_engine_is_told_once_and_not_before_its_constructor_is_done(watched: Watched, tmp_path: Path) -> None:
+    begun, loaded = tmp_path / "begun", tmp_path / "loaded"
+    engine = loading_class().remote(str(begun), str(loaded))
     watched.supervisor.name(engine, "engine 5", engine=True)
     watched.supervisor.start()
+    wait_until(begun.exists)
+    time.sleep(3 * POLL_SECONDS)
+    assert watched.events == []
+    loaded.touch()
     wait_until(lambda: ProcessReady("engine 5") in watched.events)
     time.sleep(2 * POLL_SECONDS)
     assert watched.events.count(ProcessReady("engine 5")) == 1
