@@ -21,6 +21,7 @@ from rhyme_openrlhf.api import auth, openapi, problems
 from rhyme_openrlhf.api.database import Database
 from rhyme_openrlhf.api.guard import BodyLimit, HostGuard, RateGuard, RequestMetrics, SecurityHeaders
 from rhyme_openrlhf.api.limits import Limits, RateLimit
+from rhyme_openrlhf.api.live import LiveLooks
 from rhyme_openrlhf.api.routes import (
     events,
     experiments,
@@ -82,6 +83,7 @@ def create_app(
     metrics = ServiceMetrics()
     limits = Limits.of(settings)
     service = Service(settings=settings, database=database, limits=limits, metrics=metrics)
+    service.live = LiveLooks(database, settings.live_poll_s)
     metrics.watch(database)
 
     @asynccontextmanager

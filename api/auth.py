@@ -15,7 +15,7 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -32,6 +32,8 @@ from rhyme_openrlhf.api.problems import ProblemError, retry_later
 from rhyme_openrlhf.api.state import Service, ServiceDep
 
 Role = Literal["viewer", "operator", "reporter"]
+# A token's id, and the digest of the session that was opened with it, None for a Bearer token.
+Caller = tuple[int, str | None]
 
 COOKIE = "rhyme_session"
 CSRF_HEADER = "X-CSRF-Token"
@@ -63,6 +65,11 @@ class Principal:
     session: str | None
     csrf: str | None
     last_used_at: float | None
+
+    @property
+    def caller(self) -> Caller:
+        """What its right to read hangs on."""
+        return self.token_id, self.session
 
 
 @dataclass(frozen=True)
@@ -146,14 +153,16 @@ def find_by_session(session: Session, value: str, now: float) -> Principal | Non
     return None if found is None else _principal(found[1], found[0])
 
 
-def still_holds(session: Session, who: Principal, now: float) -> bool:
-    """Whether who opened a stream may go on reading it."""
-    if session.scalar(select(Token.id).where(Token.id == who.token_id, Token.revoked_at.is_(None))) is None:
-        return False
-    if who.session is None:
-        return True
-    alive = select(BrowserSession.digest).where(BrowserSession.digest == who.session, BrowserSession.expires_at > now)
-    return session.scalar(alive) is not None
+def still_hold(session: Session, callers: Collection[Caller], now: float) -> dict[Caller, bool]:
+    """Return for each caller whether it may go on reading; two questions, however many callers there are."""
+    ids = {token_id for token_id, _ in callers}
+    tokens = set(session.scalars(select(Token.id).where(Token.id.in_(ids), Token.revoked_at.is_(None))))
+    digests = {value for _, value in callers if value is not None}
+    alive = select(BrowserSession.digest).where(BrowserSession.digest.in_(digests), BrowserSession.expires_at > now)
+    sessions = set(session.scalars(alive)) if digests else set()
+    return {
+        (token_id, value): token_id in tokens and (value is None or value in sessions) for token_id, value in callers
+    }
 
 
 def _principal(row: Token, browser: BrowserSession | None) -> Principal:

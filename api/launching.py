@@ -187,6 +187,8 @@ def resume_run(session: Session, launching: Launching, run_id: int, now: float) 
         raise LaunchConflict(f"the run is {run.status}: stop it first")
     if run.status == "lost":
         raise LaunchConflict("the run is lost and may still be there: stop it first, which gives it up")
+    if run.status == "succeeded":
+        raise LaunchConflict("the run succeeded and has nothing left to do: clone it to go on with other settings")
     _add_attempt(session, launching, run, attempts, now)
 
 

@@ -4,15 +4,20 @@ Invariants: an event's id is its row's id, a log piece's id is where it ends, so
 Last-Event-ID misses nothing and gets nothing twice (ids of one run grow in the order they are committed: ingestion
 locks the run); streams are counted, end after `STREAM_SECONDS` (browsers come back by themselves), and end when who
 opened them may no longer read.
+
+A stream sleeps until something changed. The news of this service's own events wakes it at once; all else is found by
+looks that the streams share (`LiveLooks`), so that a hundred idle streams ask the database no more than one does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
@@ -20,11 +25,13 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from rhyme_openrlhf.api.auth import Principal, still_holds
-from rhyme_openrlhf.api.models import Attempt
+from rhyme_openrlhf.api.auth import Caller, Principal, still_hold
+from rhyme_openrlhf.api.database import Database
+from rhyme_openrlhf.api.models import Attempt, Run
 from rhyme_openrlhf.api.problems import FieldError, ProblemError, problem_response
 from rhyme_openrlhf.api.queries import RunFilter, list_runs
 from rhyme_openrlhf.api.record import RawEvent, of_kinds
+from rhyme_openrlhf.api.shared_look import SharedLook, Waiting
 from rhyme_openrlhf.api.state import Service
 
 # Events of one look into the database: about 1 MB.
@@ -39,6 +46,9 @@ PING_SECONDS = 15
 # A client that reads nothing for so long is let go.
 SEND_SECONDS = 30.0
 INT64_MAX = 2**63 - 1
+
+# Of a file: what changes when it is written, cut short, or replaced.
+_FileState = tuple[int, int, int]
 
 
 class LiveResponse(EventSourceResponse):
@@ -77,40 +87,42 @@ async def follow_events(
     service: Service, who: Principal, run_id: int, after: int | None, kinds: Sequence[str], sources: Sequence[str]
 ) -> AsyncIterator[ServerSentEvent]:
     """A run's events behind `after` (None: those that come from now on), each one as soon as it is stored."""
-    wake = asyncio.Event()
     loop = asyncio.get_running_loop()
+    with _stream(service, who) as stream:
 
-    def wake_up() -> None:
-        loop.call_soon_threadsafe(wake.set)
+        def wake_up() -> None:
+            loop.call_soon_threadsafe(stream.wake)
 
-    unsubscribe = service.news.subscribe(run_id, wake_up)
-    try:
-        if after is None:
-            after = await run_in_threadpool(_newest, service, run_id)
-        # Whoever loses the connection before the first event still knows where to go on.
-        yield ServerSentEvent(event="open", id=str(after), data="{}")
-        async for _ in _looks(service, who, wake):
-            while True:
-                rows = await run_in_threadpool(_events_after, service, run_id, after, kinds, sources)
-                for row in rows:
-                    after = row["id"]
-                    yield ServerSentEvent(id=str(after), data=json.dumps(row))
-                if len(rows) < BATCH:
-                    break
-    finally:
-        unsubscribe()
+        unsubscribe = service.news.subscribe(run_id, wake_up)
+        try:
+            with service.live.events.watch(run_id, lambda _: stream.wake(), stream.end):
+                if after is None:
+                    after = await run_in_threadpool(_newest, service, run_id)
+                # Whoever loses the connection before the first event still knows where to go on.
+                yield ServerSentEvent(event="open", id=str(after), data="{}")
+                while await stream.look_due():
+                    while True:
+                        rows = await run_in_threadpool(_events_after, service, run_id, after, kinds, sources)
+                        for row in rows:
+                            after = row["id"]
+                            yield ServerSentEvent(id=str(after), data=json.dumps(row))
+                        if len(rows) < BATCH:
+                            break
+        finally:
+            unsubscribe()
 
 
 async def follow_pieces(
-    service: Service, who: Principal, start: int, read: Callable[[int], dict[str, Any] | None]
+    service: Service, who: Principal, file: Path, start: int, read: Callable[[int], dict[str, Any] | None]
 ) -> AsyncIterator[ServerSentEvent]:
-    """A file's pieces from byte `start` on. `read(offset)` gives the next piece, with its "end", or None."""
-    yield ServerSentEvent(event="open", id=str(start), data="{}")
-    offset = start
-    async for _ in _looks(service, who, asyncio.Event()):
-        while (piece := await run_in_threadpool(read, offset)) is not None:
-            offset = piece["end"]
-            yield ServerSentEvent(id=str(offset), data=json.dumps(piece))
+    """The pieces of `file` from byte `start` on. `read(offset)` gives the next piece, with its "end", or None."""
+    with _stream(service, who) as stream, service.live.files.watch(file, lambda _: stream.wake(), stream.end):
+        yield ServerSentEvent(event="open", id=str(start), data="{}")
+        offset = start
+        while await stream.look_due():
+            while (piece := await run_in_threadpool(read, offset)) is not None:
+                offset = piece["end"]
+                yield ServerSentEvent(id=str(offset), data=json.dumps(piece))
 
 
 async def follow_runs(service: Service, who: Principal) -> AsyncIterator[ServerSentEvent]:
@@ -118,45 +130,77 @@ async def follow_runs(service: Service, who: Principal) -> AsyncIterator[ServerS
 
     It is a state and no history: a reader that comes back gets all of it, and has missed nothing.
     """
-    shown: dict[str, str] = {}
-    async for _ in _looks(service, who, asyncio.Event()):
-        rows = await run_in_threadpool(_newest_runs, service)
-        for uid, text in rows.items():
-            if shown.get(uid) != text:
-                yield ServerSentEvent(id=uid, data=text)
-        shown = rows
+    shown: Mapping[str, str] = {}
+    with _stream(service, who) as stream, service.live.runs.watch(None, lambda _: stream.wake(), stream.end):
+        while await stream.look_due():
+            # None until the first look, which wakes the stream again.
+            rows = service.live.runs.value(None) or {}
+            for uid, text in rows.items():
+                if shown.get(uid) != text:
+                    yield ServerSentEvent(id=uid, data=text)
+            shown = rows
 
 
-async def _looks(service: Service, who: Principal, wake: asyncio.Event) -> AsyncIterator[None]:
-    """One item each time it is worth looking again, until the stream's time is over or its reader's right is."""
-    end = time.monotonic() + STREAM_SECONDS
-    checked = time.monotonic()
-    while time.monotonic() < end:
-        # Cleared before the look: what is stored during it is looked for again.
-        wake.clear()
-        yield
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(wake.wait(), service.settings.live_poll_s)
-        if time.monotonic() - checked >= CHECK_SECONDS:
-            if not await run_in_threadpool(_may_read, service, who):
-                return
-            checked = time.monotonic()
+class LiveLooks:
+    """The looks that all streams of a service share, one for each kind of thing they wait for."""
+
+    def __init__(self, database: Database, poll_s: float) -> None:
+        self.runs: SharedLook[None, dict[str, str]] = SharedLook(lambda _: {None: _newest_runs(database)}, poll_s)
+        self.events: SharedLook[int, int] = SharedLook(partial(_newest_events, database), poll_s)
+        self.files: SharedLook[Path, _FileState | None] = SharedLook(_file_states, poll_s)
+        self.rights: SharedLook[Caller, bool] = SharedLook(partial(_rights, database), CHECK_SECONDS)
 
 
-def _may_read(service: Service, who: Principal) -> bool:
-    with service.database.reading() as session:
-        return still_holds(session, who, time.time())
+@contextmanager
+def _stream(service: Service, who: Principal) -> Iterator[Waiting]:
+    """A stream that ends after `STREAM_SECONDS`, or when its reader's right does."""
+    stream = Waiting()
+    timer = asyncio.get_running_loop().call_later(STREAM_SECONDS, stream.end)
+
+    def checked(holds: bool) -> None:
+        if not holds:
+            stream.end()
+
+    try:
+        with service.live.rights.watch(who.caller, checked, stream.end):
+            yield stream
+    finally:
+        timer.cancel()
 
 
-def _newest_runs(service: Service) -> dict[str, str]:
-    with service.database.reading() as session:
+def _rights(database: Database, callers: Set[Caller]) -> dict[Caller, bool]:
+    with database.reading() as session:
+        return still_hold(session, callers, time.time())
+
+
+def _newest_runs(database: Database) -> dict[str, str]:
+    with database.reading() as session:
         page, _ = list_runs(session, RunFilter(), "created_at", "desc", WATCHED_RUNS, None)
     return {run.uid: run.model_dump_json() for run in page}
 
 
+def _newest_events(database: Database, run_ids: Set[int]) -> dict[int, int]:
+    """The newest event's id of each run. It grows with every event: ids of one run grow as they are committed."""
+    newest = select(func.max(RawEvent.id)).where(RawEvent.run_id == Run.id).scalar_subquery()
+    with database.reading() as session:
+        found = session.execute(select(Run.id, newest).where(Run.id.in_(run_ids)))
+        return {run_id: event_id or 0 for run_id, event_id in found}
+
+
+def _file_states(files: Set[Path]) -> dict[Path, _FileState | None]:
+    return {file: _file_state(file) for file in files}
+
+
+def _file_state(file: Path) -> _FileState | None:
+    try:
+        about = file.stat()
+    except OSError:  # gone; it may come again
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns
+
+
 def _newest(service: Service, run_id: int) -> int:
-    with service.database.reading() as session:
-        return session.scalar(select(func.max(RawEvent.id)).where(RawEvent.run_id == run_id)) or 0
+    return _newest_events(service.database, {run_id}).get(run_id, 0)
 
 
 def _events_after(

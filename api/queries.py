@@ -37,6 +37,8 @@ Archived = Literal["no", "yes", "all"]
 Origin = Literal["launched", "reported", "imported"]
 # LIKE gives these a meaning that somebody who searches does not.
 _LIKE_ESCAPE = "\\"
+# Columns of a run that only the pages of that run show: a list does not read and decode them.
+_LONG_COLUMNS = (Run.spec, Run.command, Run.config, Run.versions, Run.notes)
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,6 @@ def escape_like(text: str) -> str:
     return text
 
 
-# Columns of a run that only the pages of that run show: a list does not read and decode them.
-_OF_ONE_RUN = (Run.spec, Run.command, Run.config, Run.versions)
-
-
 def list_runs(
     session: Session, wanted: RunFilter, sort: RunSort, direction: Direction, limit: int, cursor: str | None
 ) -> tuple[list[RunSummary], str | None]:
@@ -98,7 +96,7 @@ def list_runs(
         .outerjoin(Experiment, Experiment.id == Run.experiment_id)
         .outerjoin(parent, parent.id == Run.parent_id)
         .where(*wanted.conditions())
-        .options(selectinload(Run.tags), *map(defer, _OF_ONE_RUN))
+        .options(selectinload(Run.tags), *map(defer, _LONG_COLUMNS))
         .order_by(*order.by())
         .limit(limit + 1)
     )

@@ -23,6 +23,7 @@ from rhyme_openrlhf.config import new_uid
 
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.auth import Principal
+    from rhyme_openrlhf.api.live import LiveLooks
 
 # A page asks a dozen questions at once, each with the same token. What this service revokes is forgotten at once; what
 # another one on the same database revokes closes this much later.
@@ -72,6 +73,8 @@ class Service:
     callers: Fresh[Principal] = field(default_factory=lambda: Fresh(WHO_SECONDS, WHO_KEPT))
     intake: Intake = field(init=False)
     uid: str = field(default_factory=new_uid)
+    # Set by `create_app`.
+    live: LiveLooks = field(init=False)
 
     def __post_init__(self) -> None:
         self.intake = ThreadIntake(self.database)

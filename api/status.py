@@ -17,6 +17,8 @@ RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 # the run nor its job could be asked for a long time.
 ENDED = frozenset({"stopped", "succeeded", "failed", "crashed", "lost"})
 ACTIVE = frozenset(RUN_STATUSES) - ENDED
+# A run that succeeded has nothing left to do, and one that is lost may still be there.
+RESUMABLE = ENDED - {"succeeded", "lost"}
 
 TRANSITIONS: dict[str, frozenset[str]] = {
     "queued": frozenset({"starting", "stopped", "failed"}),

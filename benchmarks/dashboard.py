@@ -294,10 +294,7 @@ def print_tables(found: dict[str, Any]) -> None:
             ("all", measured),
             (f"less {idle:.1f} of {STEP_S} s without news", [ms - idle for ms in measured]),
             ("figures drawn, less that", [ms - idle for ms, figures in both if figures]),
-            (
-                "none drawn, because nothing new could be seen, less that",
-                [ms - idle for ms, figures in both if not figures],
-            ),
+            ("none drawn, less that", [ms - idle for ms, figures in both if not figures]),
         ):
             if ordered := sorted(costs):
                 last = ordered[min(len(ordered) - 1, round(0.95 * len(ordered)))]

@@ -21,6 +21,8 @@ def sentence(kind: str, body: Mapping[str, Any]) -> str:
         said = str(body.get("text", ""))
     elif kind == "run_finished":
         said = f"{body.get('status', '')}: {body.get('message', '')}".rstrip(": ")
+    elif kind == "process_ready":
+        said = f"{body.get('name', '')} is ready"
     elif kind == "process_died":
         said = f"{body.get('name', '')}: {body.get('cause', '')}{' (replaced)' if body.get('healed') else ''}"
     elif kind == "engine_interval" and isinstance(body.get("end"), float) and isinstance(body.get("start"), float):

@@ -1,7 +1,9 @@
-"""What the latest steps say: how a figure changed, and how long the rest will take."""
+"""What the latest steps say: how a figure changed, how long the rest will take, and what is done before the first."""
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -10,10 +12,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.record import Step
+from rhyme_openrlhf.api.record import RawEvent, Step, of_kinds
+from rhyme_openrlhf.api.views import RunSummary
+from rhyme_openrlhf.telemetry.event_json import parse
+from rhyme_openrlhf.telemetry.events import Event
+from rhyme_openrlhf.telemetry.progress_state import START_EVENTS, start_phase
 
 # Steps that are compared with as many before them: enough that single steps do not decide, few enough to be news.
 RECENT = 10
+# Events that are read to say what starting runs do: a run of a thousand engines has some more than a thousand.
+MOST_START_EVENTS = 5000
 
 
 @dataclass(frozen=True)
@@ -50,3 +58,25 @@ def seconds_left(ends: Sequence[tuple[int, float]], steps_total: int | None) -> 
         return None
     pace = (ends[-1][1] - ends[0][1]) / (ends[-1][0] - ends[0][0])
     return max(0.0, pace * (steps_total - ends[-1][0]))
+
+
+def start_phases(session: Session, runs: Sequence[RunSummary]) -> dict[str, str]:
+    """Return, by uid, what those runs do that have been started and have no step yet (`start_phase`)."""
+    found: dict[str, list[Event]] = defaultdict(list)
+    # A run that is "starting" has told nothing yet; what there is was told by an attempt before.
+    uids = [run.uid for run in runs if run.status == "running" and run.step == 0]
+    if uids:
+        rows = session.execute(
+            select(Run.uid, RawEvent)
+            .join(RawEvent, RawEvent.run_id == Run.id)
+            .where(Run.uid.in_(uids), *of_kinds([one.kind for one in START_EVENTS]))
+            .order_by(RawEvent.id.desc())
+            .limit(MOST_START_EVENTS)
+        ).all()
+        for uid, row in reversed(rows):
+            envelope = {"kind": row.kind, "time": row.time, "source": row.source, "sequence": row.sequence}
+            if recorded := parse({**json.loads(row.body), **envelope}):
+                found[uid].append(recorded.event)
+    return {
+        run.uid: start_phase(found[run.uid]) for run in runs if run.status in ("starting", "running") and run.step == 0
+    }

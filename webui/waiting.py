@@ -117,6 +117,6 @@ def _together(found: Sequence[Wait], engines: int) -> str:
     parts = ", ".join(
         f"{NAMES[cause].lower()} {text.percent(text.share(seconds, span), 0)}" for cause, seconds in ordered
     )
-    who = f"The {engines} engines" if len(found) == engines else f"The {len(found)} engines shown (of {engines})"
+    who = f"the {engines} engines" if len(found) == engines else f"the {len(found)} engines shown (of {engines})"
     share = text.percent(text.share(sum(total.values()), span), 0)
-    return f"{who} together had nothing to run for {share} of their time: {parts}."
+    return f"Over these steps, training included, {who} together had nothing to run for {share} of their time: {parts}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
@@ -182,7 +183,8 @@ def stream_log(
     with _log(logs, name) as file:
         if begin is None:
             begin = read_tail(file, tail).start
-    return LiveResponse(service, follow_pieces(service, who, begin, lambda offset: _piece(logs, name, offset)))
+    read = partial(_piece, logs, name)
+    return LiveResponse(service, follow_pieces(service, who, logs / name, begin, read))
 
 
 def _piece(logs: Path, name: str, offset: int) -> dict[str, Any] | None:

@@ -26,6 +26,8 @@ SCHEMA_VERSION = 1
 # The two names in TrainStep that readers rely on: the part that is the rollout stage, and the samples' mean reward.
 ROLLOUT_PART = "rollout"
 REWARD_METRIC = "reward"
+# What users call the model that is trained.
+POLICY = "policy model"
 
 EngineState = Literal["generate", "idle", "sync", "switch"]
 BubbleCause = Literal["tail", "weights", "sync", "switch", "trainer", ""]
@@ -334,6 +336,14 @@ class StageStarted(Event):
 
 
 @dataclass(frozen=True)
+class ProcessReady(Event):
+    """A process that the first rollout waits for has started: an engine ("engine 1"), or the policy (POLICY)."""
+
+    kind: ClassVar[str] = "process_ready"
+    name: str
+
+
+@dataclass(frozen=True)
 class ProcessDied(Event):
     """A process of the run ended that should not have; `healed` says that a new one took its place.
 
@@ -390,6 +400,6 @@ EVENT_CLASSES: tuple[type[Event], ...] = (
     RunStarted, RolloutStarted, RolloutProgress, RolloutFinished, EngineStep, EngineInterval, EngineSample,
     SampleMoved, LayoutSwitched, RankStability, HistoryState, RankGroups, DraftBudget, DraftGain, OffPolicyness,
     SystemSample,
-    WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessDied, Evaluation,
-    CheckpointSaved, Note, RunFinished,
+    WeightsPublished, WeightsLoaded, WeightsChecked, TrainStep, StageStarted, ProcessReady, ProcessDied,
+    Evaluation, CheckpointSaved, Note, RunFinished,
 )  # fmt: skip

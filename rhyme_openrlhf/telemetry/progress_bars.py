@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from rhyme_openrlhf.telemetry.events import (
+    ProcessReady,
     Recorded,
     RolloutFinished,
     RolloutProgress,
@@ -71,7 +72,9 @@ class BarsDisplay:
         message = self._state.message(recorded)
         if message is not None:
             self._print(message)
-        if isinstance(event, RunStarted | RolloutStarted | RolloutFinished | TrainStep | WeightsPublished):
+        if isinstance(
+            event, RunStarted | ProcessReady | RolloutStarted | RolloutFinished | TrainStep | WeightsPublished
+        ):
             self._update_run_bar()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,8 @@
 """Progress as plain lines, for a log file or a terminal that cannot do more.
 
-Invariants: whole lines only, without carriage returns and colour codes; one line when a step starts, one when it is
-finished, and in between at most one every PROGRESS_INTERVAL_S of the events' own time.
+Invariants: whole lines only, without carriage returns and colour codes; one line when a process that the first rollout
+waits for is ready, and one after every HEARTBEAT_S without a line until then; one when a step starts, one when it is
+finished, and in between at most one every PROGRESS_INTERVAL_S. Seconds are of the events' own time.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rhyme_openrlhf.telemetry import wording
-from rhyme_openrlhf.telemetry.events import Recorded, RolloutProgress, RolloutStarted, RunStarted, TrainStep
+from rhyme_openrlhf.telemetry.events import (
+    ProcessReady,
+    Recorded,
+    RolloutProgress,
+    RolloutStarted,
+    RunStarted,
+    SystemSample,
+    TrainStep,
+)
 from rhyme_openrlhf.telemetry.progress_state import ProgressState
 
 # Often enough to see that a long rollout is alive, seldom enough that the log of a day's run stays readable.
 PROGRESS_INTERVAL_S = 10.0
+# Engines take a minute or two to start.
+HEARTBEAT_S = 15.0
 
 
 class LinesDisplay:
@@ -37,6 +48,12 @@ class LinesDisplay:
             if recorded.time - self._last_line_time >= PROGRESS_INTERVAL_S:
                 label = self._state.step_label(event.step)
                 self._print(recorded, f"{label}  {self._state.rollout_line(event)}")
+        elif isinstance(event, ProcessReady | SystemSample):
+            # Machines report every few seconds, also while nothing else happens.
+            is_new = isinstance(event, ProcessReady)
+            line = self._state.start_line()
+            if line and (is_new or recorded.time - self._last_line_time >= HEARTBEAT_S):
+                self._print(recorded, line)
         elif isinstance(event, TrainStep):
             self._print(recorded, self._state.step_line(event))
             self._state.forget(event.step)

@@ -9,16 +9,20 @@ finished.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rhyme_openrlhf.telemetry import metrics, wording
 from rhyme_openrlhf.telemetry.events import (
+    POLICY,
     REWARD_METRIC,
     ROLLOUT_PART,
     CheckpointSaved,
     EngineStep,
     Evaluation,
+    Event,
     Note,
+    ProcessReady,
     Recorded,
     RolloutFinished,
     RolloutProgress,
@@ -32,6 +36,28 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 # An evaluation can have dozens of scores (one per data set); more of them would wrap the line several times.
 _MAX_SCORES = 6
+# What `start_phase` reads.
+START_EVENTS: tuple[type[Event], ...] = (RunStarted, ProcessReady, RolloutStarted, RolloutFinished)
+
+
+def start_phase(events: Iterable[Event]) -> str:
+    """Return what a run does before its first step is finished, from its events so far; a restart begins anew."""
+    engines, ready, phase = 0, set[str](), ""
+    for event in events:
+        if isinstance(event, RunStarted):
+            engines, ready, phase = event.engines, set(), ""
+        elif isinstance(event, ProcessReady):
+            ready.add(event.name)
+        elif isinstance(event, RolloutStarted):
+            phase = phase or "first rollout"
+        elif isinstance(event, RolloutFinished):
+            phase = "training on the first rollout"
+    if not engines:
+        return "Ray and the driver"
+    up = min(len(ready - {POLICY}), engines)
+    if up == engines and POLICY in ready:
+        return phase or "all engines and the policy model ready, first rollout next"
+    return phase or f"{POLICY} {'ready' if POLICY in ready else 'loading'}, {up} of {engines} engines ready"
 
 
 @dataclass
@@ -56,12 +82,15 @@ class ProgressState:
         self._reward: float | None = None
         self._version: int | None = None
         self._start: float | None = None
+        self._start_events: list[Event] = []
 
     def apply(self, recorded: Recorded) -> None:
         """Take in one event. A step's own data stays readable until `forget`."""
         if self._start is None:
             self._start = recorded.time
         event = recorded.event
+        if isinstance(event, START_EVENTS) and not self.step:
+            self._start_events.append(event)
         if isinstance(event, RunStarted):
             self.run = event
         elif isinstance(event, RolloutStarted):
@@ -106,13 +135,17 @@ class ProgressState:
     def run_line(self) -> str:
         """`epoch 2/6 · step 7/24 · reward 0.43 (first 0.31) · version 6`, as far as known."""
         if not self.step:
-            return "starting"
+            return self.start_line()
         parts = [self.epoch_label(self._epoch), self.step_label(self.step)]
         if self._reward is not None:
             parts.append(f"reward {wording.number(self._reward, 2)} (first {wording.number(self._first_reward, 2)})")
         if self._version is not None:
             parts.append(f"version {self._version}")
         return " · ".join(parts)
+
+    def start_line(self) -> str:
+        """Return `starting: policy model ready, 1 of 2 engines ready`; "" once the first rollout was begun."""
+        return "" if self.step else f"starting: {start_phase(self._start_events)}"
 
     def run_start_line(self, event: RunStarted) -> str:
         """What the run is going to do."""

@@ -120,6 +120,9 @@ def run_training(
 
 def _run(job: _Job, notes: list[str]) -> int:
     run = job.run
+    if job.settings.run.progress != "off":
+        # There is no event log to show yet.
+        print(f"rhyme train: starting Ray for {run.path}", file=sys.stderr)
     session = _start_ray(job)
     (run.logs / "ray").symlink_to(session / "logs")
     status: RunStatus = "failed"

@@ -17,9 +17,12 @@ import ray
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.ray_classes import plain_class
+from rhyme_openrlhf.telemetry.events import POLICY, ProcessReady
 from rhyme_openrlhf.training.random_state import RankRandomState
 from rhyme_openrlhf.training.weight_buckets import PublishedBucket
 from rhyme_openrlhf.training.weight_publisher import WeightPublisher, fixed_sequence_log_probs
+
+SOURCE = "policy"
 
 PlainPolicyModelActor = plain_class(upstream.PolicyModelActor, __name__, "PlainPolicyModelActor")
 
@@ -51,6 +54,8 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
         # Upstream names the class as a module global (ppo_actor.py, end of init_model_from_pretrained).
         upstream.ActorPPOTrainer = ppo_trainer_class(settings)
         super().init_model_from_pretrained(strategy, *args, **kwargs)
+        if self._rank == 0:
+            strategy.services.record(ProcessReady(POLICY), SOURCE)
         self._publisher = WeightPublisher(
             self.actor.model.module,
             strategy.args.ds.zero_stage,

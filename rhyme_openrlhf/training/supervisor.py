@@ -23,7 +23,7 @@ import ray
 
 from rhyme_openrlhf.config import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import follow
-from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied
+from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady
 from rhyme_openrlhf.training.actor_table import ActorRow, read_actors
 from rhyme_openrlhf.training.failure import one_sentence
 from rhyme_openrlhf.training.process_log import last_lines
@@ -164,6 +164,8 @@ class Supervisor:
         problem = check.look()
         if problem:
             self._died(actor, problem)
+        elif check.is_first_answer():
+            self._record(ProcessReady(actor.name))
         elif check.quiet(QUIET_SECONDS):
             self._record(Note("warning", f"{actor.name} has not answered for {QUIET_SECONDS:.0f} s"))
 
@@ -185,6 +187,7 @@ class _EngineCheck:
         self._question: Any = None
         self._asked = 0.0
         self._answered_once = False
+        self._told_ready = False
         self._warned = False
 
     def look(self) -> str:
@@ -203,8 +206,14 @@ class _EngineCheck:
             return str(error.cause)
         except ray.exceptions.RayError:
             # The actor itself is gone: Ray's table says so too, with the cause.
-            return ""
+            self._answered_once = self._told_ready
         return ""
+
+    def is_first_answer(self) -> bool:
+        """True once, after the engine's first answer, which comes when its constructor has loaded the model."""
+        is_first = self._answered_once and not self._told_ready
+        self._told_ready = self._answered_once
+        return is_first
 
     def quiet(self, seconds: float) -> bool:
         """True once, when an engine that has answered before has not for `seconds`."""

@@ -11,20 +11,26 @@ from rich.console import Console
 
 from rhyme_openrlhf.telemetry import wording
 from rhyme_openrlhf.telemetry.events import (
+    POLICY,
     Evaluation,
     Event,
     Note,
+    ProcessReady,
     Recorded,
     RolloutFinished,
     RolloutProgress,
     RolloutStarted,
     RunFinished,
+    SystemSample,
     TrainStep,
     WeightsPublished,
 )
 from rhyme_openrlhf.telemetry.progress import NoDisplay, make_display
 from rhyme_openrlhf.telemetry.progress_bars import BarsDisplay
 from rhyme_openrlhf.telemetry.progress_lines import PROGRESS_INTERVAL_S, LinesDisplay
+from rhyme_openrlhf.telemetry.progress_state import start_phase
+
+from .conftest import RUN
 
 
 def at(time: float, event: Event) -> Recorded:
@@ -51,6 +57,58 @@ def frames_of(events: Sequence[Recorded], width: int = 80) -> str:
         for recorded in events:
             display.show(recorded)
     return console.export_text()
+
+
+SYSTEM = SystemSample("node", 0.5, 1.0, 1, 2, None, None, None, [], [], [], {}, {})
+
+
+def starting(*timed: tuple[float, Event]) -> list[Recorded]:
+    """A run of two engines that starts, then these events."""
+    return [at(0, RUN), *(at(time, event) for time, event in timed)]
+
+
+def test_lines_say_what_a_starting_run_waits_for() -> None:
+    events = starting(
+        (5, SYSTEM),
+        (16, SYSTEM),
+        (20, SYSTEM),
+        (25, ProcessReady("engine 1")),
+        (31, ProcessReady(POLICY)),
+        (47, SYSTEM),
+        (50, ProcessReady("engine 0")),
+        (51, RolloutStarted(1, 1, 12, 96)),
+        (90, SYSTEM),
+    )
+    assert lines_of(events)[1:] == [
+        "[00:16] starting: policy model loading, 0 of 2 engines ready",
+        "[00:25] starting: policy model loading, 1 of 2 engines ready",
+        "[00:31] starting: policy model ready, 1 of 2 engines ready",
+        "[00:47] starting: policy model ready, 1 of 2 engines ready",
+        "[00:50] starting: all engines and the policy model ready, first rollout next",
+        "[00:51] step 1/4 (epoch 1/2)  generating 96 samples of 12 prompts",
+    ]
+
+
+def test_bars_say_what_a_starting_run_waits_for() -> None:
+    assert "starting: Ray and the driver" in frames_of([])
+    events = starting((25, ProcessReady("engine 1")), (31, ProcessReady(POLICY)))
+    assert "starting: policy model loading, 1 of 2 engines ready" in frames_of(events[:-1])
+    assert "starting: policy model ready, 1 of 2 engines ready" in frames_of(events)
+
+
+def test_the_phase_of_a_start_follows_from_its_events() -> None:
+    ready = [ProcessReady("engine 0"), ProcessReady("engine 1"), ProcessReady(POLICY)]
+    rollout, finished = RolloutStarted(1, 1, 12, 96), RolloutFinished.of(1, 1, 1.0, [3], [], 0)
+    assert start_phase([]) == "Ray and the driver"
+    assert start_phase([RUN]) == "policy model loading, 0 of 2 engines ready"
+    # An engine that is there twice, or one more than the run began with, changes nothing.
+    assert start_phase([RUN, ready[0], ready[0]]) == "policy model loading, 1 of 2 engines ready"
+    ended = "all engines and the policy model ready, first rollout next"
+    assert start_phase([RUN, *ready, ProcessReady("engine 2")]) == ended
+    # A record of an older writer has no such events.
+    assert start_phase([RUN, rollout]) == "first rollout"
+    assert start_phase([RUN, *ready, rollout, finished]) == "training on the first rollout"
+    assert start_phase([RUN, *ready, rollout, RUN]) == "policy model loading, 0 of 2 engines ready"
 
 
 def test_lines_of_a_whole_run(finished_run: list[Recorded]) -> None:

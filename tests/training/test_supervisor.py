@@ -16,11 +16,11 @@ import ray
 from rhyme_openrlhf.config import LimitSettings
 from rhyme_openrlhf.rollout.lost_engines import leave_out_lost
 from rhyme_openrlhf.telemetry.event_log import EventLog
-from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, RolloutStarted
+from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady, RolloutStarted
 from rhyme_openrlhf.training.actor_table import NAMES, read_actors
 from rhyme_openrlhf.training.failure import one_sentence
 from rhyme_openrlhf.training.process_log import TAIL_LINES, last_lines
-from rhyme_openrlhf.training.supervisor import Supervisor
+from rhyme_openrlhf.training.supervisor import POLL_SECONDS, Supervisor
 
 pytestmark = pytest.mark.ray
 
@@ -54,6 +54,21 @@ def actor_class() -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return ray.remote(num_cpus=0)(PlainActor)
+
+
+def loading_class() -> Any:
+    """An engine whose constructor waits for a file."""
+
+    class Loading:
+        def __init__(self, begun: str, loaded: str) -> None:
+            Path(begun).touch()
+            while not Path(loaded).exists():
+                time.sleep(0.05)
+
+        def alive(self) -> None:
+            pass
+
+    return ray.remote(num_cpus=0)(Loading)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +129,20 @@ def test_a_restarted_worker_is_told_and_ends_nothing(watched: Watched) -> None:
     assert watched.deaths("history worker 0")[0].healed
     assert any(isinstance(event, Note) and "history worker 0 died" in event.text for event in watched.events)
     assert watched.supervisor.explain() == "" and not watched.interrupted.is_set()
+
+
+def test_an_engine_is_told_once_and_not_before_its_constructor_is_done(watched: Watched, tmp_path: Path) -> None:
+    begun, loaded = tmp_path / "begun", tmp_path / "loaded"
+    engine = loading_class().remote(str(begun), str(loaded))
+    watched.supervisor.name(engine, "engine 5", engine=True)
+    watched.supervisor.start()
+    wait_until(begun.exists)
+    time.sleep(3 * POLL_SECONDS)
+    assert ProcessReady("engine 5") not in watched.events
+    loaded.touch()
+    wait_until(lambda: ProcessReady("engine 5") in watched.events)
+    time.sleep(2 * POLL_SECONDS)
+    assert watched.events.count(ProcessReady("engine 5")) == 1
 
 
 def test_a_dead_process_is_named_with_its_last_words(watched: Watched) -> None:

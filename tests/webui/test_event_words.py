@@ -7,6 +7,7 @@ def test_sentences() -> None:
     assert sentence("note", {"level": "info", "text": "engines\n are  up"}) == "engines are up"
     assert sentence("run_finished", {"status": "failed", "message": "out of memory"}) == "failed: out of memory"
     assert sentence("run_finished", {"status": "succeeded", "message": ""}) == "succeeded"
+    assert sentence("process_ready", {"name": "engine 1"}) == "engine 1 is ready"
     assert (
         sentence("process_died", {"name": "engine 1", "cause": "killed", "healed": True})
         == "engine 1: killed (replaced)"

@@ -42,7 +42,7 @@ def test_little_of_an_axis_is_left_empty(steps: int) -> None:
 
 def test_curves_over_all_steps_say_so() -> None:
     layout = base.lines([curve("a", *range(1, 105)), curve("b", None, 1.0)], Options(), "y", "d", "e").layout
-    assert layout.meta["growing"] is True and layout.xaxis.autorangeoptions.include == 104
+    assert layout.xaxis.autorangeoptions.include == 104
 
 
 def test_names_of_metrics_are_no_markup() -> None:

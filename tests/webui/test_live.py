@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,6 @@ def test_two_browsers_watch_a_run(dashboard: Any, chromium: Any, browser_page: A
     set_hidden(other, False)
     expect(other.locator(".progress-text").first).to_have_text("10 / 10")
     expect(other.locator(".badge").first).to_contain_text("succeeded")
-    # A refresh draws one figure, in turns.
     for one in (page, other):
         eventually(one, "document.querySelector('[data-figure-plot]').data[0].x.length === 10")
     assert other.locator("#run-tiles").inner_text() == page.locator("#run-tiles").inner_text()
@@ -131,7 +131,7 @@ def test_two_browsers_watch_a_run(dashboard: Any, chromium: Any, browser_page: A
     other.context.close()
 
 
-def test_a_figure_waits_until_what_is_new_can_be_seen(dashboard: Any, browser_page: Any) -> None:
+def test_a_figure_of_many_steps_has_the_newest_step_and_ends_with_the_last(dashboard: Any, browser_page: Any) -> None:
     before = 10_000
     reporter, page = Reporter(dashboard, before), browser_page
     reporter.until(before + 2)
@@ -140,33 +140,65 @@ def test_a_figure_waits_until_what_is_new_can_be_seen(dashboard: Any, browser_pa
     expect(progress).to_have_text("10,002 / 10")
     expect(page.locator("[data-connection]")).to_have_text("Live")
     expect(page.locator("[data-figure]").first).to_have_attribute("data-state", "drawn")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
     reporter.until(before + 6)
-    expect(progress).to_have_text("10,006 / 10")
     # Four steps of 10,006 are less than a pixel.
-    assert points(page) == 2 and not [url for url in asked if "/figures/reward" in url]
-    page.evaluate("document.dispatchEvent(new CustomEvent('rhyme:stale'))")
     eventually(page, "document.querySelector('[data-figure-plot]').data[0].x.length === 6")
+    reporter.until(before + 7)
+    reporter.until(-1)
+    expect(page.locator(".badge").first).to_contain_text("succeeded")
+    eventually(page, "document.querySelector('[data-figure-plot]').data[0].x.length === 10")
 
 
-def test_figures_with_little_new_in_them_take_turns(dashboard: Any, browser_page: Any) -> None:
-    before = 2500
-    reporter, page = Reporter(dashboard, before), browser_page
-    reporter.until(before + 2)
+def test_a_figure_rests_after_it_was_drawn_and_longer_when_drawing_took_long(dashboard: Any, browser_page: Any) -> None:
+    reporter, page = Reporter(dashboard), browser_page
+    reporter.until(2)
     page.clock.install()
     page.goto(dashboard.link(path=f"/runs/{RUN}"))
     expect(page.locator("[data-connection]")).to_have_text("Live")
     pass_seconds(page, 5)
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url) if "/figures/" in request.url else None)
-    for step in (7, 8, 9):
-        reporter.until(before + step)
+    assert points(page) == 2
+    page.evaluate(NOTE_WHEN_ASKED)
+    for step in (3, 4, 5, 6):
+        reporter.until(step)
+        pass_seconds(page, 1)
+    pass_seconds(page, 5)
+    assert points(page) == 6
+    asked = page.evaluate("window.asked")
+    assert len(asked) > 1 and all(after - before >= 2000 for before, after in pairwise(asked))
+
+    page.evaluate(DRAWING_TAKES_1_S)
+    for step in (7, 8):
+        reporter.until(step)
         pass_seconds(page, 5)
-        expect(page.locator(".progress-text").first).to_have_text(f"{before + step:,} / 10")
-        width = page.evaluate("document.querySelector('[data-figure-plot]')._fullLayout.width")
-        assert 1 <= (step - 2) * width / (before + step) < 2, "what is new is one to two pixels wide"
-        assert len(set(asked)) == len(asked) == step - 6
+    pass_seconds(page, 10)
+    assert points(page) == 8
+    asked = page.evaluate("window.asked")[len(asked) :]
+    assert len(asked) == 2 and asked[1] - asked[0] >= 10_000
+
+
+# The moments at which the figure of the reward is asked for, by the page's clock.
+NOTE_WHEN_ASKED = """
+() => {
+  window.asked = [];
+  const done = window.fetch;
+  window.fetch = (address, ...more) => {
+    if (String(address).includes("/figures/reward")) window.asked.push(Date.now());
+    return done(address, ...more);
+  };
+}
+"""
+# By the page's clock, which stands still meanwhile.
+DRAWING_TAKES_1_S = """
+() => {
+  let spent = 0;
+  const now = performance.now.bind(performance);
+  performance.now = () => now() + spent;
+  for (const way of ["react", "animate"]) {
+    const done = Plotly[way];
+    Plotly[way] = (...given) => { spent += 1000; return done(...given); };
+  }
+}
+"""
 
 
 def pass_seconds(page: Any, seconds: int) -> None:

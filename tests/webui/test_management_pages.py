@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from playwright.sync_api import expect
+from sqlalchemy import update
 
 from rhyme_openrlhf.api.importer import import_directory
 from rhyme_openrlhf.api.lease import Candidate, Lease
+from rhyme_openrlhf.api.models import Run
 
 
 def signed_in(dashboard: Any, role: str = "operator") -> httpx.Client:
@@ -194,3 +197,14 @@ def test_chosen_runs_are_archived(launching_dashboard: Any, browser_page: Any) -
     expect(page.get_by_role("checkbox", name="Choose one")).to_have_count(0)
     expect(page.locator("#selection")).to_be_hidden()
     assert all(client.get(f"/api/v1/runs/{uid}").json()["archived_at"] for uid in uids)
+
+
+@pytest.mark.parametrize(("status", "offered"), [("stopped", True), ("succeeded", False), ("lost", False)])
+def test_resume_is_offered_where_the_api_takes_it(launching_dashboard: Any, status: str, offered: bool) -> None:
+    client = signed_in(launching_dashboard)
+    uid = started(client, "ended")
+    with launching_dashboard.service.database.writing() as session:
+        session.execute(update(Run).where(Run.uid == uid).values(status=status))
+    resume = f"/api/v1/runs/{uid}/resume"
+    assert (resume in client.get(f"/runs/{uid}").text) is offered
+    assert client.post(resume).status_code == (200 if offered else 409)

@@ -196,3 +196,34 @@ def test_fields_side_by_side_stand_in_one_line(launching_dashboard: Any, browser
         edges, height = page.evaluate(EDGES, key)
         assert len(edges) > 1 and len(set(edges)) == 1
         assert lines == (1 if height < 1.5 * line else 2)
+
+
+# What lies over something else within a visible field: label, input and help below each other do not.
+OVERLAPS = """
+() => {
+  document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  const found = [];
+  const fields = [...document.querySelectorAll(".field")].filter((one) => one.getClientRects().length);
+  for (const field of fields) {
+    const names = ".field-head, input:not([type=checkbox]), select, textarea, .help, .problem";
+    const parts = [...field.querySelectorAll(names)]
+      .concat([...field.children].filter((one) => one.matches("label")))
+      .map((one) => one.getBoundingClientRect()).filter((box) => box.height > 0)
+      .sort((one, other) => one.top - other.top);
+    if (parts.some((box, index) => index > 0 && box.top < parts[index - 1].bottom - 1)) {
+      found.push(field.querySelector("input, select, textarea").id);
+    }
+  }
+  return [fields.length, found];
+}
+"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_no_help_lies_over_its_field(launching_dashboard: Any, browser_page: Any, width: int) -> None:
+    page = browser_page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(launching_dashboard.link(path="/runs/new"))
+    expect(page.get_by_label("Experiment", exact=True)).to_be_visible()
+    fields, overlapping = page.evaluate(OVERLAPS)
+    assert fields > 50 and overlapping == []

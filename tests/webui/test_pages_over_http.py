@@ -2,12 +2,22 @@
 
 import json
 import re
+import time
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import text
 
+from rhyme_openrlhf.telemetry.event_json import to_json
+from rhyme_openrlhf.telemetry.events import (
+    Event,
+    ProcessReady,
+    RolloutFinished,
+    RolloutStarted,
+    RunStarted,
+    TrainStep,
+)
 from rhyme_openrlhf.webui.pages.sign_in import local_path
 
 
@@ -150,3 +160,42 @@ def test_names_are_shown_as_text(dashboard: Any) -> None:
     for path in ("/", f"/runs/{dashboard.run_uid}"):
         found = client.get(path).text
         assert "<img" not in found and "&lt;img" in found
+
+
+def test_a_run_that_starts_says_what_it_waits_for(dashboard: Any) -> None:
+    client = httpx.Client(
+        base_url=f"{dashboard.url}/api/v1", headers={"Authorization": f"Bearer {dashboard.tokens['operator']}"}
+    )
+    uid, attempt = "a" * 16, "b" * 16
+    body = {"run": uid, "name": "new", "run_directory": "", "config": {}}
+    assert client.put(f"/ingest/attempts/{attempt}", json=body).status_code == 200
+    reader = signed_in(dashboard, "viewer")
+
+    def shown() -> list[str]:
+        pages = [reader.get(f"/ui/runs/{uid}/parts/header").text, reader.get("/ui/parts/runs").text]
+        return [re.sub(r"<[^>]*>", "", page) for page in pages]
+
+    assert all("Ray and the driver" in page for page in shown())
+    begun = time.time()
+    events: list[Event] = [
+        RunStarted(1, "new", [], 2, 1, 1, 4, 12, 8, False),
+        ProcessReady("engine 1"),
+        RolloutStarted(1, 1, 12, 96),
+        RolloutFinished.of(1, 1, 1.0, [3, 4], [], 0),
+        TrainStep(1, 1, {}, {}),
+    ]
+    phases = [
+        "loading, 0 of 2 engines",
+        "loading, 1 of 2 engines",
+        "first rollout",
+        "training on the first rollout",
+        "",
+    ]
+    for number, (event, phase) in enumerate(zip(events, phases, strict=True)):
+        rows = [to_json(event, begun + number, "driver", number)]
+        assert client.post(f"/ingest/attempts/{attempt}/batches", json={"events": rows}).status_code == 200
+        header, table = shown()
+        if phase:
+            assert "Starting: " in header and phase in header and phase in table
+        else:
+            assert "Starting" not in header and "rollout" not in table

@@ -42,7 +42,7 @@ TITLES = {
     "reward": "Reward",
     "tokens_per_second": "Throughput",
     "speculation_rate": "Speculation rate",
-    "bubble_fraction": "Bubble fraction",
+    "bubble_fraction": "Bubble fraction in rollouts",
 }
 
 

@@ -22,13 +22,15 @@ def test_the_answer_names_engine_cause_and_moment() -> None:
     )
     assert longest == "Its longest wait in one piece: 4.0 s, since 00:00:06 UTC, waiting for the others' tail."
     assert together == (
-        "The 2 engines together had nothing to run for 35% of their time: "
+        "Over these steps, training included, the 2 engines together had nothing to run for 35% of their time: "
         "others' tail 20%, first request 10%, loading weights 5%."
     )
 
 
 def test_engines_that_are_not_shown_are_said() -> None:
-    assert answer(waits(two_lanes()), 8, 8, 64)[-1].startswith("The 2 engines shown (of 64) together")
+    assert answer(waits(two_lanes()), 8, 8, 64)[-1].startswith(
+        "Over these steps, training included, the 2 engines shown (of 64) together"
+    )
 
 
 def test_one_engine_and_engines_that_never_wait() -> None:

@@ -1,9 +1,8 @@
 """What all figures share: no theme, and the words that go with a figure.
 
 `layout.meta` carries what is shown beside the drawing: `description`, a sentence for those who do not see it, and
-`empty`, the sentence that stands in its place when there is nothing to draw (None otherwise). `growing` says that its x
-axis has all of the run's steps: then a page draws it again only when what is new can be seen (`grows`). `framed` says
-that the layout alone tells where both axes end (`frame`): where it is the same as before, only curves are drawn again.
+`empty`, the sentence that stands in its place when there is nothing to draw (None otherwise). `framed` says that the
+layout alone tells where both axes end (`frame`): where it is the same as before, only curves are drawn again.
 """
 
 from __future__ import annotations
@@ -154,12 +153,11 @@ def lines(
 
 
 def grows(figure: go.Figure, end: float) -> None:
-    """Say that `figure` has all of the run's steps on its x axis, `end` the last of them.
+    """Prepare the x axis of a figure over all of the run's steps, of which `end` is the last.
 
     The axis ends at the next round number: most live updates then leave its labels where they are. plotly.js measures a
     label anew wherever it has not stood before, makes the browser lay out the page for that, and keeps what it found.
     """
-    figure.layout.meta["growing"] = True
     # Numbers: plotly.js need not find that out at every drawing.
     figure.update_layout(xaxis={"type": "linear"})
     if end > 0:

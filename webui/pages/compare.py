@@ -51,7 +51,13 @@ MEASURES: tuple[Measure, ...] = (
     Measure("tokens_per_second", "Tokens/s", "Response tokens a second of rollout", "number", True),
     Measure("seconds_per_step", "Step time", "Mean over the steps that are whole", "duration", False),
     Measure("speculation_rate", "Speculation", "Share of response tokens that were accepted drafts", "share", True),
-    Measure("bubble_fraction", "Bubbles", "Share of engine time in rollouts with nothing to run", "share", False),
+    Measure(
+        "bubble_fraction",
+        "Bubbles",
+        "Share of engine time in rollouts with nothing to run, training not counted",
+        "share",
+        False,
+    ),
     Measure("step", "Steps", "Steps trained", "count", None),
 )
 _WRITTEN: dict[str, Callable[[float | None], str]] = {

@@ -16,11 +16,11 @@ from rhyme_openrlhf.api.curves import curves
 from rhyme_openrlhf.api.fields import INT32, RunUid
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.queries import find_run, names_around
-from rhyme_openrlhf.api.status import ACTIVE, ENDED
+from rhyme_openrlhf.api.status import ACTIVE, ENDED, RESUMABLE
 from rhyme_openrlhf.api.views import run_summary
 from rhyme_openrlhf.webui import text
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
-from rhyme_openrlhf.webui.recent import RECENT, Change, recent_change, seconds_left, step_ends
+from rhyme_openrlhf.webui.recent import RECENT, Change, recent_change, seconds_left, start_phases, step_ends
 from rhyme_openrlhf.webui.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
@@ -55,7 +55,13 @@ TILES: tuple[TileForm, ...] = (
     TileForm("reward", "Reward", "Mean over the last epoch that has one", False, True),
     TileForm("tokens_per_second", "Throughput", "Response tokens a second of rollout", False, True, "tokens/s"),
     TileForm("speculation_rate", "Speculation rate", "Response tokens that were accepted drafts", True, True),
-    TileForm("bubble_fraction", "Bubble fraction", "Engine time in rollouts with nothing to run", True, False),
+    TileForm(
+        "bubble_fraction",
+        "Bubble fraction in rollouts",
+        "Engine time with nothing to run, training not counted",
+        True,
+        False,
+    ),
 )
 
 
@@ -92,13 +98,14 @@ def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
     end = run.finished_at if run.status in ENDED else page.now
     return {
         "run": summary,
+        "starting": start_phases(session, [summary]).get(run.uid, ""),
         "notes": run.notes,
         "progress": text.share(run.step, run.steps_total),
         "seconds_left": left,
         "seconds_so_far": None if run.started_at is None or end is None else end - run.started_at,
         "emulated": run.config.get("settings", {}).get("emulate", {}).get("profile", ""),
         "can_stop": active and run.status != "stopping",
-        "can_resume": run.status in ENDED and run.spec is not None,
+        "can_resume": run.status in RESUMABLE and run.spec is not None,
         "can_clone": run.spec is not None or run.command[:2] == ["rhyme", "train"],
     }
 

@@ -17,6 +17,7 @@ from rhyme_openrlhf.api.status import ENDED, RUN_STATUSES
 from rhyme_openrlhf.api.views import RunSummary
 from rhyme_openrlhf.webui import sparkline
 from rhyme_openrlhf.webui import text as wording
+from rhyme_openrlhf.webui.recent import start_phases
 from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
 from rhyme_openrlhf.webui.sparkline import reward_lines
 
@@ -50,7 +51,13 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "speculation", "Speculation", "speculation_rate", True, "Share of response tokens that were accepted drafts"
     ),
-    Column("bubbles", "Bubbles", "bubble_fraction", True, "Share of engine time in rollouts with nothing to run"),
+    Column(
+        "bubbles",
+        "Bubbles",
+        "bubble_fraction",
+        True,
+        "Share of engine time in rollouts with nothing to run, training not counted",
+    ),
     Column("started", "Started", "started_at"),
     Column("duration", "Duration", "", True, "From its start to its end, or until now", False),
     Column("finished", "Finished", "finished_at", by_default=False),
@@ -166,6 +173,7 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
         # Without rows: is nothing there at all, or is the filter too narrow?
         any_run = bool(rows) or session.scalar(select(Run.id).limit(1)) is not None
         has_curves = any(column.name == "curve" for column in asked.shown)
+        phases = start_phases(session, rows)
         lines = reward_lines(session, {run.uid: run.step for run in rows}) if has_curves else {}
     query = page.request.query_params.multi_items()
 
@@ -175,6 +183,7 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
     return {
         "asked": asked,
         "rows": [(run, progress(run), lines.get(run.uid), _seconds(run, page.now)) for run in rows],
+        "phases": phases,
         "heads": [_head(column, sort, direction, link) for column in (NAME_COLUMN, *asked.shown)],
         "line_size": (sparkline.WIDTH, sparkline.HEIGHT),
         "next_url": link(cursor=following) if following else None,

@@ -22,6 +22,7 @@ from rhyme_openrlhf.telemetry.wording import without_controls
 # What `rhyme train` makes lines of.
 SHOWN_KINDS = (
     "run_started",
+    "process_ready",
     "rollout_started",
     "rollout_progress",
     "rollout_finished",

@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from sqlalchemy import event
 
-from rhyme_openrlhf.api import live
+from rhyme_openrlhf.api.batch import prepare
+from rhyme_openrlhf.api.ingest import ingest
 
 STREAM = f"/api/v1/runs/{'a' * 16}/events/stream"
 
@@ -114,12 +116,37 @@ def test_an_id_that_is_none_is_refused(reported: Any, last_id: str) -> None:
 
 
 def test_a_stream_ends_when_its_token_is_revoked(reported: Any, served: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(reported.service.live.rights, "seconds", 0.1)
     token = reported.operator.post("/api/v1/tokens", json={"name": "t", "role": "viewer"}).json()
     with reading(served, token["token"]) as stream:
         next(stream)
         reported.operator.delete(f"/api/v1/tokens/{token['id']}")
         assert list(stream) == []
+
+
+def test_events_that_another_process_stored_are_found_by_a_look(reported: Any, served: str) -> None:
+    row = {"kind": "note", "time": 1.0, "source": "late", "sequence": 0, "level": "info", "text": "not told"}
+    with reading(served, reported.tokens["viewer"]) as stream:
+        assert next(stream)[0] == "open"
+        with reported.service.database.writing() as session:
+            ingest(session, "b" * 16, prepare([row]), time.time(), alive=True)
+        assert next(stream)[2]["body"]["text"] == "not told"
+
+
+def test_many_idle_streams_ask_the_database_no_more_than_one_does(reported: Any, served: str) -> None:
+    paths = [STREAM, "/api/v1/live/runs"] * 8
+    asked: list[str] = []
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(reading(served, reported.tokens["viewer"], path)) for path in paths]
+        for stream in streams:
+            next(stream)
+        time.sleep(0.2)
+        began = time.monotonic()
+        event.listen(reported.service.database.engine, "before_cursor_execute", lambda *call: asked.append(call[2]))
+        time.sleep(1)
+        ticks = (time.monotonic() - began) / reported.service.settings.live_poll_s + 1
+    # A tick looks at runs (two questions: runs, tags) and at events (one); who may still read is asked more seldom.
+    assert asked and len([one for one in asked if one.startswith("SELECT")]) <= 4 * ticks
 
 
 def test_streams_are_counted(reported: Any, served: str) -> None:

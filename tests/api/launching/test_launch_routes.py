@@ -91,6 +91,20 @@ def test_a_queued_run_stops_at_once_and_only_once(launched: Any) -> None:
     assert launched.cluster.submitted == []
 
 
+def test_a_run_that_succeeded_is_not_resumed(launched: Any) -> None:
+    run = launched.start()
+    launched.turn()
+    launched.started(run)
+    launched.report(run, "run_finished", 1, status="succeeded", message="", seconds=1.0)
+    launched.turn()
+    answer = launched.operator.post(f"/api/v1/runs/{run['uid']}/resume")
+    assert answer.status_code == 409
+    assert (
+        answer.json()["detail"] == "the run succeeded and has nothing left to do: clone it to go on with other settings"
+    )
+    assert len(launched.run(run["uid"])["attempts"]) == 1
+
+
 def test_a_run_that_ended_is_resumed_by_a_new_attempt(launched: Any) -> None:
     run = launched.start()
     assert launched.operator.post(f"/api/v1/runs/{run['uid']}/resume").status_code == 409

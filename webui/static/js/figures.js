@@ -2,7 +2,6 @@
 //   data-figure="/ui/..."   where its JSON comes from; layout.meta: see webui/figures/base.py
 //   data-name="..."         what its files are called
 //   data-named              the page lists its names where windows are narrow
-//   <body data-step="...">  the run's step when the page was made
 import { ask } from "./ask.js";
 import { clear, draw } from "./figure_drawing.js";
 import { paper, template } from "./figure_theme.js";
@@ -15,19 +14,18 @@ const MARGIN = "200px";
 // A telephone's width, and how many names fit above a drawing there.
 const NARROW = 560;
 const MOST_NAMES = 5;
-// A figure in which nothing new can be seen is drawn again after this time, because what is old may have changed.
-const OLDEST_MS = 60_000;
+// After it was drawn, a figure rests for this long, and for as many times what the drawing took, whichever is longer.
+const REST_MS = 2000;
+const REST_DRAWINGS = 10;
 // Pictures for a paper or a slide.
 const PICTURE = { width: 1200, height: 600, scale: 2 };
 
 const visible = new WeakSet();
 const waiting = new WeakSet(); // out of sight when they became stale
 const drawn = new WeakMap(); // figure -> the server's JSON, as text: plotly.js writes into what it is given
-const grows = new WeakMap(); // figure over all of a run's steps -> the newest step when it was asked for, and when that was
+const rests = new WeakMap(); // figure -> until when it rests
 const latest = new WeakMap(); // figure -> its newest question
 let plotly = null; // the promise of window.Plotly
-
-let newest = Number(document.body.dataset.step ?? 0); // the newest step that was heard of
 
 export const all = () => [...document.querySelectorAll("[data-figure]")];
 
@@ -43,30 +41,8 @@ export async function refresh(figure) {
   else waiting.add(figure);
 }
 
-export const inSight = (figure) => visible.has(figure);
-
-// This step of the run has begun, or ended. Gives whether it is a new one.
-export function heardOf(step) {
-  const isNew = step > newest;
-  if (isNew) newest = step;
-  return isNew;
-}
-
-// However little is new: the next refresh draws it again.
-export const forgetAge = (figure) => grows.delete(figure);
-
-// How much of what is new could be seen, of a figure over all steps: "nothing" of less than a pixel's width, "little" of
-// a pixel, or of a drawing that is old; else "enough".
-export function unseen(figure) {
-  const at = grows.get(figure);
-  if (!at || !visible.has(figure) || figure.dataset.state !== "drawn") return "enough";
-  // As plotly.js knows it: to ask the page would make the browser lay it out.
-  const { xaxis, width } = plotOf(figure)._fullLayout;
-  const pixels = (newest - at.step) * width; // times the newest step, which may be 0
-  // A reader who has zoomed in sees single steps.
-  if (!xaxis.autorange || pixels >= 2 * newest) return "enough";
-  return pixels >= newest || Date.now() - at.time >= OLDEST_MS ? "little" : "nothing";
-}
+// The moment from which on events may have this figure drawn again. One out of sight is only marked.
+export const dueAt = (figure) => (visible.has(figure) ? (rests.get(figure) ?? 0) : 0);
 
 const sight = new IntersectionObserver(
   (entries) => {
@@ -109,17 +85,20 @@ async function load(figure) {
   latest.set(figure, asked);
   try {
     const address = figure.dataset.figure;
-    const at = { step: newest, time: Date.now() };
     const [response] = await Promise.all([ask(address), loadPlotly()]);
     const text = await response.text();
     // The reader may have asked for another window meanwhile, or a newer answer has come.
     if (address !== figure.dataset.figure || asked !== latest.get(figure)) return;
-    grows.delete(figure);
+    let took = 0;
     if (text !== drawn.get(figure) || figure.dataset.state !== "drawn") {
       drawn.set(figure, text);
-      await inTurn(() => redraw(figure));
+      await inTurn(async () => {
+        const began = performance.now();
+        await redraw(figure);
+        took = performance.now() - began;
+      });
     }
-    if (growing(figure)) grows.set(figure, at);
+    rests.set(figure, Date.now() + Math.max(REST_MS, REST_DRAWINGS * took));
   } catch (error) {
     showError(figure, error);
     throw error;
@@ -127,7 +106,6 @@ async function load(figure) {
 }
 
 const serversJson = (figure) => JSON.parse(drawn.get(figure));
-const growing = (figure) => plotOf(figure).layout?.meta?.growing === true;
 
 async function redraw(figure) {
   if (!drawn.has(figure)) return;

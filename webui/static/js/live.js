@@ -1,4 +1,5 @@
-// One stream a page says that something happened; what it concerns is fetched again, at most once a second.
+// One stream a page says that something happened; what it concerns is fetched again, at most once a second, and a figure
+// in sight when it has rested (figures.js). What is stale stays so until it was fetched: the last event is always drawn.
 //   <body data-live="/api/v1/...">   the stream
 // Nothing is fetched while the page is hidden or paused: it catches up afterwards. A server that does not answer is
 // asked again and again, less and less often, and said so.
@@ -8,10 +9,6 @@ import { keep, kept } from "./kept.js";
 import * as pieces from "./pieces.js";
 
 const REFRESH_MS = 1000;
-// Figures that one refresh draws because of events; the others wait for the next one.
-const MOST_DRAWN = 1;
-// A figure in which there is little new to be seen is drawn at the next step, one of them a step, or after this time.
-const TURN_MS = 30_000;
 const RETRY_MS = [1000, 2000, 5000, 10_000];
 const TICK_MS = 1000;
 
@@ -28,9 +25,7 @@ let due = null; // the timer of the next refresh
 let lastRefresh = 0;
 let running = false;
 const stale = new Set(); // elements to fetch again
-let everything = false; // the next refresh leaves nothing for later
-let turn = false; // a step was heard of, and no figure with little new in it was drawn since
-let lastTurn = 0; // when one was
+let everything = false; // the next refresh lets no figure rest
 const fetchedAt = new WeakMap();
 
 export function start() {
@@ -118,8 +113,7 @@ async function lost() {
 }
 
 function changed(data) {
-  const { kind, body } = JSON.parse(data);
-  if (Number.isInteger(body?.step) && figures.heardOf(body.step)) turn = true;
+  const { kind } = JSON.parse(data);
   for (const element of elements()) {
     const kinds = element.dataset.on?.split(" ");
     if (!kinds || kind === undefined || kinds.includes(kind)) stale.add(element);
@@ -129,29 +123,12 @@ function changed(data) {
 
 function markAll() {
   // What happened meanwhile was not heard of, and may be much.
-  figures.all().forEach(figures.forgetAge);
   everything = true;
   for (const element of elements()) stale.add(element);
   schedule();
 }
 
-// What the next refresh fetches. Figures in which there is nothing new to be seen wait for more of it, those with little
-// wait for each other: all of a page have as many steps, and would be due at the same one.
-function chosen() {
-  let drawn = 0;
-  return [...stale].filter((element) => {
-    if (!("figure" in element.dataset)) return true;
-    if (everything || !figures.inSight(element)) return true;
-    const unseen = figures.unseen(element);
-    if (unseen === "nothing" || (unseen === "little" && !isTurn())) return false;
-    drawn += 1;
-    return drawn <= MOST_DRAWN;
-  });
-}
-
-const isTurn = () => turn || Date.now() - lastTurn >= TURN_MS;
-
-const worth = () => chosen().length > 0;
+const dueAt = (element) => ("figure" in element.dataset && !everything ? figures.dueAt(element) : 0);
 
 function tick() {
   if (awaySince !== null) show();
@@ -161,25 +138,22 @@ function tick() {
     const isDue = every > 0 && Date.now() - (fetchedAt.get(piece) ?? 0) >= every;
     if (isDue || "stale" in piece.dataset) stale.add(piece);
   }
-  if (worth()) schedule();
+  schedule();
 }
 
 function schedule() {
-  if (due !== null || running || awaySince !== null) return;
-  due = setTimeout(() => void refresh(), Math.max(0, lastRefresh + REFRESH_MS - Date.now()));
+  if (stale.size === 0 || running || awaySince !== null) return;
+  const next = Math.max(lastRefresh + REFRESH_MS, Math.min(...[...stale].map(dueAt)));
+  clearTimeout(due);
+  due = setTimeout(() => void refresh(), Math.max(0, next - Date.now()));
 }
 
 async function refresh() {
-  due = null;
   if (url && asleep()) return; // what is stale stays so
   lastRefresh = Date.now();
   running = true;
-  const now = chosen();
+  const now = [...stale].filter((element) => dueAt(element) <= lastRefresh);
   for (const element of now) stale.delete(element);
-  if (now.some((element) => "figure" in element.dataset && figures.inSight(element))) {
-    turn = false;
-    lastTurn = lastRefresh;
-  }
   everything = false;
   const done = await Promise.allSettled(now.map((element) => fetchAgain(element)));
   running = false;
@@ -193,7 +167,7 @@ async function refresh() {
   }
   show();
   document.dispatchEvent(new CustomEvent("rhyme:refreshed"));
-  if (worth()) schedule();
+  schedule();
 }
 
 async function fetchAgain(element) {
