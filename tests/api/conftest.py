@@ -194,6 +194,8 @@ def _stored_rows(
     `renumbered` gives attempts other numbers.
     """
     hidden = {"id", "heartbeat_at", "queued_at", "created_at", "origin", "uid", "run_directory", "name"}
+    # What an import brought in of events that a reporter gave up before: that there was a reporter shows in it.
+    hidden.add("filled")
     found = {}
     with database.reading() as session:
         run = session.execute(select(Run).where(Run.uid == run_uid)).scalar_one()
