@@ -140,7 +140,8 @@ def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
     """Upgrade the store, and make the first token if nobody could get in."""
     url = make_url(service.settings.database_url())
     if service.database.is_sqlite:
-        # Whoever reads the store reads sessions and configurations: a new folder is its owner's alone.
+        # Whoever reads the store reads sessions and configurations: a new folder is its owner's alone. In one that was
+        # there, the files are (`api/database.py`).
         Path(url.database or "").absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     service.database.upgrade()
     if show_link is None:

@@ -1,7 +1,8 @@
 """From the events as they came (parsed JSON) to what the store takes: pure, and done before any lock is held.
 
 Invariants: a batch is whole or refused, with the position of its first bad event; what passes here is accepted by both
-databases (lengths, ranges, no NUL); an event of an unknown kind, which a newer writer sent, is kept raw.
+databases (lengths, ranges, no NUL), and by those who read it again (no deeper than `json_values.DEPTH`); an event of an
+unknown kind, which a newer writer sent, is kept raw.
 
 Tens of thousands of events a second come this way. So an event that is as it should be is checked and made in C
 (`_quick`, from types that are derived from the event classes); what is not passes the checks below in Python, which
@@ -19,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
+from rhyme_openrlhf.api.json_values import DEPTH, TOO_DEEP, is_too_deep
 from rhyme_openrlhf.api.record import KIND_LENGTH, METRIC_LENGTH, NODE_LENGTH, SAMPLE_LENGTH, SOURCE_LENGTH
 from rhyme_openrlhf.redaction import redact_config
 from rhyme_openrlhf.telemetry.event_base import is_required
@@ -70,6 +72,19 @@ def prepare(rows: Iterable[Any]) -> list[Arrived]:
     return arrived
 
 
+def from_store(kind: str, time: float, source: str, sequence: int, body: str) -> Arrived:
+    """Return a stored event as it arrived. One that this version cannot read has no `event`, as an unknown kind."""
+    try:
+        recorded = parse(
+            {**msgspec.json.decode(body), "kind": kind, "time": time, "source": source, "sequence": sequence}
+        )
+        if recorded is not None:
+            _check(recorded.event)
+    except EventError:
+        recorded = None
+    return Arrived(kind, time, source, sequence, body, recorded.event if recorded else None)
+
+
 def storable(text: str) -> bool:
     """Whether both databases take this text: PostgreSQL has no NUL, and a lone surrogate is no UTF-8."""
     if text.isascii():
@@ -94,7 +109,10 @@ def _quick(row: Any) -> Arrived | None:
         text = _encode(body).decode("utf-8")
         if "null" in text:
             _refuse_not_finite(body.values())
-    except (KeyError, TypeError, ValueError, OverflowError):  # said in words by the close look
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):  # said in words by the close look
+        return None
+    # Each level has a bracket: few of them need no count of levels.
+    if text.count("{") + text.count("[") >= DEPTH and is_too_deep(row):
         return None
     # A NUL is written as an escape.
     if "\\u0000" in text or not -SECONDS_MAX <= time <= SECONDS_MAX or not _is_source(source):
@@ -105,6 +123,9 @@ def _quick(row: Any) -> Arrived | None:
 def _arrived(row: Any) -> Arrived:
     if not isinstance(row, Mapping):
         raise EventError("?", "event", f"must be an object, got {type(row).__name__}")
+    # Before anything goes through it by recursion.
+    if is_too_deep(row):
+        raise EventError("?", "event", TOO_DEEP)
     recorded = parse(row)
     kind = row["kind"]
     if recorded is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rhyme_openrlhf.api.batch import storable
+from rhyme_openrlhf.api.batch import COUNT_MAX, storable
 from rhyme_openrlhf.api.fields import INT32
 from rhyme_openrlhf.api.problems import FieldError, ProblemError
 from rhyme_openrlhf.api.record import SOURCE_LENGTH
@@ -39,6 +39,8 @@ class BatchBody(msgspec.Struct):
     # Events of each source that will never be sent, since the attempt began.
     dropped: dict[SourceName, Annotated[int, msgspec.Meta(ge=0, le=INT32)]] = {}
     heartbeat: Heartbeat | None = None
+    # Of each source, the sequence behind the last event that the service has confirmed; sources of the batch suffice.
+    known: dict[SourceName, Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX + 1)]] = {}
 
 
 _decoder = msgspec.json.Decoder(BatchBody)
@@ -74,7 +76,10 @@ def parse_batch(data: bytes) -> BatchBody:
         raise ProblemError(422, "the body is not JSON") from error
     except UnicodeDecodeError as error:
         raise ProblemError(422, "the body is not UTF-8") from error
-    if len(batch.dropped) > MOST_SOURCES or not all(storable(source) for source in batch.dropped):
-        problem = FieldError(field="body.dropped", message=f"must name at most {MOST_SOURCES} writers, in plain text")
-        raise ProblemError(422, "the batch does not have its form", errors=[problem])
+    for name, sources in (("dropped", batch.dropped), ("known", batch.known)):
+        if len(sources) > MOST_SOURCES or not all(map(storable, sources)):
+            problem = FieldError(
+                field=f"body.{name}", message=f"must name at most {MOST_SOURCES} writers in plain text"
+            )
+            raise ProblemError(422, "the batch does not have its form", errors=[problem])
     return batch

@@ -9,11 +9,12 @@ takes the lock when the transaction begins and not in its middle; nobody waits l
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import Any
 
@@ -44,6 +45,8 @@ _POOL_SIZE = 40
 # A connection that has not been used for so long may have died with its server (restart), and is tried first. To try it
 # each time would be a fourth of what a small page asks; who meets a dead one in this time is told to come again.
 _TRUSTED_SECONDS = 1.0
+# Of SQLite's files: they hold sessions, configurations and what tokens were.
+_PRIVATE = 0o600
 _BEGIN = "rhyme_begin"
 _BINARY = "rhyme_binary"
 # Execution options of a statement whose rows have bytes, which PostgreSQL writes as hexadecimal text otherwise. For
@@ -168,6 +171,10 @@ def _sqlite_engine(url: str) -> Engine:
         hide_parameters=True,
     )
 
+    @event.listens_for(engine, "do_connect")
+    def keep_private(dialect: Any, record: ConnectionPoolEntry, args: list[Any], keywords: dict[str, Any]) -> None:
+        _make_private(args[0])
+
     @event.listens_for(engine, "connect")
     def set_up(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
         # The driver's own idea of when a transaction begins is too late for reads: it is told by "begin" below.
@@ -190,6 +197,25 @@ def _sqlite_engine(url: str) -> Engine:
         connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
 
     return engine
+
+
+def _make_private(file: str) -> None:
+    """Make a database's file, which SQLite is to open, readable and writable for this user alone.
+
+    SQLite gives its log and index (-wal, -shm) the mode of the file. The file is never opened here when it is there,
+    because closing it would give up SQLite's locks.
+    """
+    path = os.path.realpath(file)
+    # Where it cannot be made, SQLite says why.
+    with suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE))
+    for name in (path, f"{path}-wal", f"{path}-shm"):
+        # Another process may take the log away, when it is the last one.
+        with suppress(FileNotFoundError):
+            found = os.stat(name)
+            # Another user's file is as that user wants it.
+            if found.st_uid == os.geteuid() and found.st_mode & ~_PRIVATE & 0o777:
+                os.chmod(name, _PRIVATE)
 
 
 def _use_write_ahead_log(cursor: DBAPICursor) -> None:

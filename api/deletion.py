@@ -1,4 +1,4 @@
-"""Deleting a run with everything it reported, piece by piece, so that nobody waits long for the store.
+"""Deleting a run with everything it reported, piece by piece, so that nobody waits long for the store; or one attempt.
 
 Invariant: the run itself goes last; after a kill in between, deleting it again takes the rest.
 """
@@ -10,10 +10,11 @@ from typing import Any
 from sqlalchemy import CursorResult, delete, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from rhyme_openrlhf.api import ingest, lives
 from rhyme_openrlhf.api.database import Database
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.problems import ProblemError
-from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.queries import find_attempt, find_run
 from rhyme_openrlhf.api.record import (
     CurveBlock,
     CurveStretch,
@@ -53,6 +54,19 @@ def delete_run(database: Database, uid: str) -> None:
         # Clones stay, without a parent.
         session.execute(update(Run).where(Run.parent_id == run.id).values(parent_id=None))
         session.execute(delete(Run).where(Run.id == run.id))
+
+
+def remove_attempt(database: Database, uid: str, number: int) -> int:
+    """Remove one attempt of a run; return the run's row number. Raises ProblemError: 404, 409."""
+    with database.writing() as session:
+        run, attempts = lives.lock_run(session, find_run(session, uid).id)
+        attempt = find_attempt(session, run, number)
+        if attempt.submission_id is not None:
+            raise ProblemError(409, "the service started this attempt: it belongs to the run")
+        if len(attempts) == 1:
+            raise ProblemError(409, "the run has no other attempt: delete the run")
+        ingest.remove_attempts(session, run, attempts, [attempt])
+        return run.id
 
 
 def _deletable(session: Session, uid: str) -> Run:

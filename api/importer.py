@@ -1,7 +1,9 @@
 """A whole run directory into the store: the same rows as if the run had reported them live.
 
 Invariants: importing again changes nothing; what is stored of the attempt already is kept when it has no gaps, and
-replaced whole, in one transaction, when it has; a directory that holds less than is stored is refused.
+replaced whole, in one transaction, when it has; a directory that holds less than is stored is refused. A run may be
+imported while it reports. Newer attempts that nobody vouches for (`models.Attempt.vouched`) are removed, so that a run
+whose figures another reporter replaced is as its directory says again.
 """
 
 from __future__ import annotations
@@ -9,27 +11,27 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api import lives
 from rhyme_openrlhf.api.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
 from rhyme_openrlhf.api.batch import BatchError, prepare
 from rhyme_openrlhf.api.database import Database
-from rhyme_openrlhf.api.ingest import add_events, forget_events
-from rhyme_openrlhf.api.models import NAME_LENGTH, UID_LENGTH, Attempt
+from rhyme_openrlhf.api.ingest import add_events, forget_events, remove_attempts
+from rhyme_openrlhf.api.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
 from rhyme_openrlhf.api.record import EventSource
 from rhyme_openrlhf.api.status import ACTIVE
 
 # Events a transaction: it takes a tenth of a second, and others can write in between.
 CHUNK = 5_000
-BAD_JSON = (json.JSONDecodeError, UnicodeDecodeError, msgspec.DecodeError)
+BAD_JSON = (json.JSONDecodeError, UnicodeDecodeError, msgspec.DecodeError, RecursionError)
 UNHEARD = "imported from a run directory that has no end"
 
 
@@ -39,13 +41,17 @@ class ImportingError(Exception):
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import did; `replaced` when events that had been dropped were filled in."""
+    """What an import did; `replaced` when events that had been dropped were filled in.
+
+    `removed`: uids of newer attempts that nobody vouched for.
+    """
 
     run_uid: str
     attempt_uid: str
     accepted: int
     duplicates: int
     replaced: bool
+    removed: tuple[str, ...]
 
 
 @dataclass
@@ -76,27 +82,25 @@ def import_directory(database: Database, directory: Path, now: float) -> Importe
     events = directory / "events.jsonl"
     try:
         config = (directory / "config.json").read_bytes()
-        sources, first_line = _scan(events)
-        announcement = _announcement(directory, config, first_line)
-        return _import(database, announcement, events, sources, now)
+        announcement = _announcement(directory, config, next((line for _, line in _lines(events)), b""))
+        # Before the file is read: a run writes its file first, so the file has what is stored by now.
+        known = _known(database, announcement.attempt_uid)
+        replaced = _fills_gaps(known, _scan(events), announcement.attempt_uid)
+        return _import(database, announcement, events, replaced, now)
     except (AnnouncementError, AnnouncementConflictError, BatchError, *BAD_JSON) as error:
         raise ImportingError(f"{directory} cannot be imported: {error}") from error
     except OSError as error:
         raise ImportingError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
-def _import(
-    database: Database, announcement: Announcement, events: Path, sources: Mapping[str, _SourceFile], now: float
-) -> Imported:
+def _import(database: Database, announcement: Announcement, events: Path, replaced: bool, now: float) -> Imported:
     uid = announcement.attempt_uid
     accepted = duplicates = 0
     with database.writing() as session:
+        removed = _remove_unvouched(session, announcement)
         attempt = announce(session, announcement, now)
-        replaced = _fills_gaps(session, attempt, sources)
         if replaced:
-            run, _ = lives.lock_run(session, attempt.run_id)
-            forget_events(session, run, attempt)
-            accepted = sum(len(add_events(session, uid, prepare(chunk))) for chunk in _chunks(events))
+            accepted = _replace(session, attempt, events)
     if not replaced:
         for chunk in _chunks(events):
             arrived = prepare(chunk)
@@ -105,21 +109,79 @@ def _import(
             accepted, duplicates = accepted + fresh, duplicates + len(arrived) - fresh
     with database.writing() as session:
         _end_unheard(session, uid, now)
-    return Imported(announcement.run_uid, uid, accepted, duplicates, replaced)
+    return Imported(announcement.run_uid, uid, accepted, duplicates, replaced, removed)
 
 
-def _fills_gaps(session: Session, attempt: Attempt, sources: Mapping[str, _SourceFile]) -> bool:
+def _remove_unvouched(session: Session, announcement: Announcement) -> tuple[str, ...]:
+    """Remove the attempts behind the announced one that nobody vouches for, the newest first; return their uids."""
+    run_id = session.scalar(select(Run.id).where(Run.uid == announcement.run_uid))
+    if run_id is None:
+        return ()
+    run, attempts = lives.lock_run(session, run_id)
+    if not any(one.uid == announcement.attempt_uid for one in attempts):
+        return ()
+    behind = itertools.takewhile(lambda one: one.uid != announcement.attempt_uid, reversed(attempts))
+    gone = list(itertools.takewhile(lambda one: not one.vouched, behind))
+    if gone:
+        remove_attempts(session, run, attempts, gone)
+    return tuple(one.uid for one in gone)
+
+
+def _replace(session: Session, attempt: Attempt, events: Path) -> int:
+    """Store the attempt's events anew; return how many. Raises ImportingError when fewer come than were there."""
+    before = _sources(session, attempt.uid)
+    run, _ = lives.lock_run(session, attempt.run_id)
+    forget_events(session, run, attempt)
+    accepted = sum(len(add_events(session, attempt.uid, prepare(chunk))) for chunk in _chunks(events))
+    after = {one.source: one for one in _sources(session, attempt.uid)}
+    for one in before:
+        now = after.get(one.source, _Source(one.source))
+        # A reporter has stored more since the file was compared, and the directory is not the one that it follows.
+        if now.next_sequence < one.next_sequence:
+            raise _holds_less(attempt.uid, one.source, now.next_sequence, one.next_sequence)
+        mine = (EventSource.attempt_id == attempt.id, EventSource.source == one.source)
+        session.execute(update(EventSource).where(*mine).values(filled=one.filled + one.dropped - now.dropped))
+    return accepted
+
+
+class _Source(NamedTuple):
+    """What is stored of one source of an attempt; the columns of `EventSource`."""
+
+    source: str
+    next_sequence: int = 0
+    gaps: int = 0
+    dropped: int = 0
+    filled: int = 0
+
+
+def _known(database: Database, attempt_uid: str) -> list[_Source]:
+    """Return what is stored of an attempt, nothing if it is not known."""
+    with database.reading(snapshot=False) as session:
+        return _sources(session, attempt_uid)
+
+
+def _sources(session: Session, attempt_uid: str) -> list[_Source]:
+    columns = [getattr(EventSource, name) for name in _Source._fields]
+    query = select(*columns).join(Attempt, Attempt.id == EventSource.attempt_id).where(Attempt.uid == attempt_uid)
+    return [_Source(*row) for row in session.execute(query)]
+
+
+def _fills_gaps(known: Iterable[_Source], sources: Mapping[str, _SourceFile], attempt_uid: str) -> bool:
     """Whether the file has events that are stored as missing. Raises ImportingError when it has less than is stored."""
     fills = False
-    for stored in session.execute(select(EventSource).where(EventSource.attempt_id == attempt.id)).scalars():
+    for stored in known:
         ours = sources.get(stored.source, _SourceFile())
         if ours.following < stored.next_sequence or ours.missing_below(stored.next_sequence) > stored.gaps:
-            raise ImportingError(
-                f"the directory holds less than is stored of attempt {attempt.uid}: of source {stored.source!r} its "
-                f"events end before number {ours.following}, and {stored.next_sequence} are known"
-            )
+            raise _holds_less(attempt_uid, stored.source, ours.following, stored.next_sequence)
         fills = fills or stored.dropped > ours.missing_below(ours.following)
     return fills
+
+
+def _holds_less(attempt_uid: str, source: str, ours: int, known: int) -> ImportingError:
+    return ImportingError(
+        f"the directory holds less than is stored of attempt {attempt_uid}: of source {source!r} its "
+        f"events end before number {ours}, and {known} are known"
+    )
 
 
 def _end_unheard(session: Session, attempt_uid: str, now: float) -> None:
@@ -155,22 +217,20 @@ def _object(value: Any, *names: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _scan(events: Path) -> tuple[dict[str, _SourceFile], bytes]:
-    """What the file has by source, and its first line."""
+def _scan(events: Path) -> dict[str, _SourceFile]:
+    """Return what the file has by source."""
     decode = msgspec.json.Decoder(_Envelope).decode
     sources: dict[str, _SourceFile] = {}
-    first = b""
     for number, line in _lines(events):
         try:
             row = decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ImportingError(f"{events}, line {number} is no event: {error}") from error
-        first = first or line
         source = sources.setdefault(row.source, _SourceFile())
         if row.sequence > source.following:
             source.missing.append((source.following, row.sequence))
         source.following = max(source.following, row.sequence + 1)
-    return sources, first
+    return sources
 
 
 def _chunks(events: Path) -> Iterator[list[Any]]:

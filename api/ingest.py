@@ -9,7 +9,7 @@ of different runs do not (on PostgreSQL; SQLite has one writer).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,16 @@ from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api import lives
-from rhyme_openrlhf.api.batch import Arrived
+from rhyme_openrlhf.api.announce import Sender, admit
+from rhyme_openrlhf.api.batch import Arrived, from_store
 from rhyme_openrlhf.api.bulk import BulkInsert, replace
 from rhyme_openrlhf.api.derived import derive, remove, update_header
 from rhyme_openrlhf.api.models import Attempt, Run
 from rhyme_openrlhf.api.record import EventSource, RawEvent
 from rhyme_openrlhf.api.rollup import claimed_steps
 
+# Stored events that are read at once.
+PIECE = 5_000
 _EVENT_COLUMNS = ("run_id", "attempt_id", "source", "sequence", "time", "kind", "body")
 _SOURCE_COLUMNS = ("attempt_id", "source", "next_sequence", "gaps", "dropped")
 _EVENTS: Any = RawEvent.__table__
@@ -39,11 +42,15 @@ class UnknownAttemptError(LookupError):
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of a batch. `stop`: the run is asked to end itself."""
+    """What became of a batch. `stop`: the run is asked to end itself.
+
+    `following`: the next sequence of the sources that the batch names, or of all when it names none.
+    """
 
     accepted: int
     duplicates: int
     stop: bool
+    following: dict[str, int]
 
 
 def ingest(
@@ -53,23 +60,79 @@ def ingest(
     now: float,
     alive: bool | None = None,
     given_up: Mapping[str, int] | None = None,
+    known: Mapping[str, int] | None = None,
+    sender: Sender | None = None,
 ) -> Receipt:
     """Store a batch (from `batch.prepare`, which needs no lock); an empty one is a heartbeat.
 
     `now` in unix seconds by the server's clock; `alive` is what the reporter says of the driver's process, None when it
     says nothing; `given_up` how many events of each source it will not send, since the attempt began (those with events
-    after them are seen as gaps too, and not counted twice). Raises UnknownAttemptError.
+    after them are seen as gaps too, and not counted twice). `known` has the next sequence of sources as the reporter
+    was told it: where the store has less, it has lost events, and nothing is stored, because the reporter sends the
+    lost ones first. `sender` None is the service itself. Raises UnknownAttemptError, ForeignRunError.
     """
     run, attempts, attempt = _locked(session, attempt_uid)
-    fresh = _add(session, run, attempts, attempt, arrived, given_up or {})
-    lives.heard(run, attempts, attempt, alive, now)
+    admit(run, attempt, sender)
+    known = known or {}
+    sources = _sources(session, attempt)
     stop = attempt.stop_requested_at is not None
-    return Receipt(accepted=len(fresh), duplicates=len(arrived) - len(fresh), stop=stop)
+    stored = {source: row.next_sequence for source, row in sources.items()}
+    lost = {source: stored.get(source, 0) for source, count in known.items() if stored.get(source, 0) < count}
+    if lost:
+        lives.heard(run, attempts, attempt, None, now)
+        # These first: a long answer is cut.
+        return Receipt(0, 0, stop, lost | stored)
+    fresh, following = _add(session, run, attempts, attempt, sources, arrived, given_up or {})
+    lives.heard(run, attempts, attempt, alive, now)
+    if named := {*known, *(one.source for one in arrived)}:
+        following = {source: following.get(source, 0) for source in named}
+    return Receipt(len(fresh), len(arrived) - len(fresh), stop, following)
 
 
 def add_events(session: Session, attempt_uid: str, arrived: Sequence[Arrived]) -> list[Arrived]:
     """Store events from elsewhere than a reporter; returns those that are new. Raises UnknownAttemptError."""
-    return _add(session, *_locked(session, attempt_uid), arrived, {})
+    run, attempts, attempt = _locked(session, attempt_uid)
+    return _add(session, run, attempts, attempt, _sources(session, attempt), arrived, {})[0]
+
+
+def remove_attempts(session: Session, run: Run, attempts: Sequence[Attempt], gone: Collection[Attempt]) -> None:
+    """Remove some of the `attempts` of a locked run: its derived rows then follow from the events of the others.
+
+    The run's configuration stays as its newest announcement gave it.
+    """
+    spoke = any([_sources(session, attempt) for attempt in gone])
+    for attempt in gone:
+        forget_events(session, run, attempt)
+        session.delete(attempt)
+    session.flush()
+    left = [attempt for attempt in attempts if attempt not in gone]
+    lives.follow(run, left)
+    if spoke:
+        _derive_again(session, run, left)
+
+
+def _derive_again(session: Session, run: Run, attempts: Sequence[Attempt]) -> None:
+    """Make all derived rows of a run anew, because an attempt that is gone has replaced some."""
+    remove(session, run, [one.id for one in attempts], None)
+    run.engines = run.tensor_parallel_size = run.epochs = run.steps_total = None
+    run.reward = run.tokens_per_second = run.speculation_rate = run.bubble_fraction = run.last_event_at = None
+    run.step = run.epoch = 0
+    for attempt in attempts:
+        attempt.first_step = None
+        for arrived in _stored(session, attempt):
+            run.last_event_at = max(run.last_event_at or 0.0, max(one.time for one in arrived))
+            _derive(session, run, attempts, attempt, arrived)
+
+
+def _stored(session: Session, attempt: Attempt) -> Iterator[list[Arrived]]:
+    """Yield an attempt's raw events in the order in which they came."""
+    after = 0
+    of = _EVENTS.c
+    mine = select(of.id, of.kind, of.time, of.source, of.sequence, of.body)
+    mine = mine.where(of.run_id == attempt.run_id, of.attempt_id == attempt.id).order_by(of.id).limit(PIECE)
+    while rows := session.connection().execute(mine.where(of.id > after)).all():
+        after = rows[-1].id
+        yield [from_store(*row[1:]) for row in rows]
 
 
 def forget_events(session: Session, run: Run, attempt: Attempt) -> None:
@@ -101,23 +164,25 @@ def _add(
     run: Run,
     attempts: Sequence[Attempt],
     attempt: Attempt,
+    sources: Mapping[str, Any],
     arrived: Sequence[Arrived],
     given_up: Mapping[str, int],
-) -> list[Arrived]:
-    """Write the raw events that are new, and what follows from them; returns them."""
+) -> tuple[list[Arrived], dict[str, int]]:
+    """Write the raw events that are new, and what follows from them; return them, and each source's next sequence."""
     connection = session.connection()
-    stored = connection.execute(select(_SOURCES).where(_SOURCES.c.attempt_id == attempt.id)).all()
-    following = defaultdict(int, {row.source: row.next_sequence for row in stored})
-    gaps = defaultdict(int, {row.source: row.gaps for row in stored})
-    dropped = {row.source: row.dropped for row in stored}
+    following = defaultdict(int, {source: row.next_sequence for source, row in sources.items()})
+    gaps = defaultdict(int, {source: row.gaps for source, row in sources.items()})
+    dropped = {source: row.dropped for source, row in sources.items()}
     fresh = []
     for one in arrived:
         if one.sequence >= following[one.source]:
             gaps[one.source] += one.sequence - following[one.source]
             following[one.source] = one.sequence + 1
             fresh.append(one)
+    filled = {source: row.filled for source, row in sources.items()}
     lost = {
-        source: max(dropped.get(source, 0), gaps[source], given_up.get(source, 0)) for source in {*following, *given_up}
+        source: max(dropped.get(source, 0), gaps[source], given_up.get(source, 0) - filled.get(source, 0))
+        for source in {*following, *given_up}
     }
     changed = {one.source for one in fresh} | {source for source in lost if lost[source] != dropped.get(source, 0)}
     _write_sources(connection, [(attempt.id, name, following[name], gaps[name], lost[name]) for name in changed])
@@ -128,7 +193,13 @@ def _add(
         _write_events(connection, [(*ids, e.source, e.sequence, e.time, e.kind, e.body) for e in fresh])
         run.last_event_at = max(run.last_event_at or 0.0, max(one.time for one in fresh))
         _derive(session, run, attempts, attempt, fresh)
-    return fresh
+    return fresh, following
+
+
+def _sources(session: Session, attempt: Attempt) -> dict[str, Any]:
+    """Return the rows of `event_sources` of an attempt, by source."""
+    rows = session.connection().execute(select(_SOURCES).where(_SOURCES.c.attempt_id == attempt.id))
+    return {row.source: row for row in rows}
 
 
 def _count_dropped(session: Session, run: Run) -> None:

@@ -31,6 +31,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.concurrency import run_in_threadpool
 
+from rhyme_openrlhf.api.announce import ForeignRunError, Sender
 from rhyme_openrlhf.api.batch import BatchError, prepare
 from rhyme_openrlhf.api.batch_body import parse_batch, unpack
 from rhyme_openrlhf.api.database import BUSY_SECONDS, BusyError, Database
@@ -57,13 +58,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sent:
-    """One request. `limit`: bytes that its body may have unpacked; `run_id`: the one run its token may report for."""
+    """One request. `limit`: bytes that its body may have unpacked; `sender` None: the service itself."""
 
     attempt_uid: str
     body: bytes
     encoding: str | None
     limit: int
-    run_id: int | None
+    sender: Sender | None
 
 
 class Taken(NamedTuple):
@@ -93,13 +94,15 @@ def take(database: Database, sent: Sent) -> Taken:
         run_id = session.scalar(select(Attempt.run_id).where(Attempt.uid == uid))
     if run_id is None:
         raise ProblemError(409, f"attempt {uid} is unknown: announce it first")
-    if sent.run_id is not None and sent.run_id != run_id:
-        raise ProblemError(403, "this token may report for another run only")
     try:
         with database.writing() as session:
-            return Taken(run_id, ingest(session, uid, arrived, time.time(), alive, batch.dropped))
+            now = time.time()
+            receipt = ingest(session, uid, arrived, now, alive, batch.dropped, batch.known, sent.sender)
     except UnknownAttemptError as error:
         raise ProblemError(409, str(error)) from error
+    except ForeignRunError as error:
+        raise ProblemError(403, str(error)) from error
+    return Taken(run_id, receipt)
 
 
 class ThreadIntake:

@@ -6,30 +6,44 @@ Invariant: what passes has only finite numbers, text without NUL and lone surrog
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
 # A configuration has three levels; recursive readers (ours, databases', browsers') stand far more than this.
 DEPTH = 32
+TOO_DEEP = f"must not be nested deeper than {DEPTH} levels"
 
 
 def check_json(value: Any) -> Any:
     """`value` itself. Raises ValueError, in one sentence, for what cannot be kept."""
-    level = [value]
-    for _ in range(DEPTH):
-        following: list[Any] = []
+    for number, level in enumerate(_levels(value)):
+        if number == DEPTH:
+            raise ValueError(TOO_DEEP)
         for item in level:
             _check_one(item)
+    return value
+
+
+def is_too_deep(value: Any) -> bool:
+    """Return whether a value has more than `DEPTH` levels; found without recursion."""
+    return any(number == DEPTH for number, _ in enumerate(_levels(value)))
+
+
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """Yield the values of each level, the outermost first."""
+    level = [value]
+    while level:
+        yield level
+        following: list[Any] = []
+        for item in level:
             if isinstance(item, dict):
                 following.extend(item.keys())
                 following.extend(item.values())
             elif isinstance(item, list):
                 following.extend(item)
-        if not following:
-            return value
         level = following
-    raise ValueError(f"must not be nested deeper than {DEPTH} levels")
 
 
 def _check_one(value: Any) -> None:

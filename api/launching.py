@@ -223,7 +223,7 @@ def arguments_of(run: Run) -> Arguments:
 
 def _add_attempt(session: Session, launching: Launching, run: Run, attempts: Sequence[Attempt], now: float) -> Attempt:
     assert run.spec is not None
-    number = len(attempts) + 1
+    number = attempts[-1].number + 1 if attempts else 1
     uid = new_uid()
     given = run.spec["arguments"].get("ckpt", {}).get("path")
     earlier = attempts[-1].checkpoint_path if attempts else None
@@ -232,6 +232,7 @@ def _add_attempt(session: Session, launching: Launching, run: Run, attempts: Seq
         number=number,
         uid=uid,
         resumes=number > 1,
+        vouched=True,
         submission_id=uid,
         run_directory=str(launching.runs_directory / run.uid / f"attempt-{number}"),
         checkpoint_path=given or earlier or str(launching.checkpoint_path(run.uid)),

@@ -24,8 +24,9 @@ def lock_run(session: Session, run_id: int) -> tuple[Run, list[Attempt]]:
     Without the columns that nobody needs for a batch (they load when used).
     """
     columns = load_only(
-        Run.status, Run.message, Run.started_at, Run.finished_at, Run.engines, Run.last_event_at, Run.dropped_events
-    )
+        Run.status, Run.message, Run.started_at, Run.finished_at, Run.engines, Run.last_event_at, Run.dropped_events,
+        Run.origin, Run.reporter_id,
+    )  # fmt: skip
     run = session.execute(select(Run).where(Run.id == run_id).options(columns).with_for_update()).scalar_one()
     attempts = session.execute(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.number)).scalars()
     return run, list(attempts)

@@ -152,6 +152,8 @@ def _token(data: Path) -> str:
     if not path.exists():
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
+    # One that was copied here may be open to others.
+    path.chmod(0o600)
     return path.read_text().strip()
 
 

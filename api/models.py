@@ -1,15 +1,26 @@
 """The tables of what people handle: experiments, runs, attempts, artifacts, tokens. What runs report is in `record.py`.
 
 A run is what somebody asked for; an attempt is one time it was started or resumed, with one Ray job and one run
-directory. Invariants: a run's status is that of its newest attempt; attempts are numbered from 1 without gaps;
-`uid`s, never row numbers, are what people and URLs name.
+directory. Invariants: a run's status is that of its newest attempt; attempts are numbered from 1, and a number is
+missing only where an attempt was removed; `uid`s, never row numbers, are what people and URLs name.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+)
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from rhyme_openrlhf.api.base import Base, Json, RedactedJson
@@ -63,6 +74,9 @@ class Run(Base):
     config: Mapped[dict[str, Any]] = mapped_column(RedactedJson(redact_config), default=dict)
     versions: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
     created_by: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
+    # The token that announced the run, and so may report for it (`announce.admit`). None: launched, imported, or
+    # stored before this column was there. No foreign key, because tokens refer to runs; a general token stays for good.
+    reporter_id: Mapped[int | None] = mapped_column(Integer)
     idempotency_key: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
     # SHA-256 of the request that made it: the same key with another body is a conflict.
     request_digest: Mapped[str | None] = mapped_column(String(64))
@@ -115,6 +129,9 @@ class Attempt(Base):
     # What the reporter calls the attempt: made by whoever started it, unique over all machines.
     uid: Mapped[str] = mapped_column(String(UID_LENGTH), unique=True)
     resumes: Mapped[bool] = mapped_column(default=False)
+    # The service started it, its run directory was imported, or a token of its run announced it. An import removes
+    # newer attempts that are not vouched for.
+    vouched: Mapped[bool] = mapped_column(default=False, server_default=false())
     submission_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
     # The cluster it is started on (`Launching.cluster`), from when it is "starting"; no other one may start it.
     cluster: Mapped[str | None] = mapped_column(Text)

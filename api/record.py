@@ -75,6 +75,8 @@ class EventSource(Base):
     next_sequence: Mapped[int] = mapped_column(BigInteger, default=0)
     gaps: Mapped[int] = mapped_column(BigInteger, default=0)
     dropped: Mapped[int] = mapped_column(BigInteger, default=0)
+    # Of what the reporter says that it gave up since the attempt began, how much an import has brought in.
+    filled: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class RawEvent(Base):

@@ -31,13 +31,17 @@ class Import(Body):
 
 
 class ImportReceipt(BaseModel):
-    """What became of it; `replaced`: events that had been dropped were filled in."""
+    """What became of it; `replaced`: events that had been dropped were filled in.
+
+    `removed`: uids of newer attempts that were only reported, by nobody whom the run belongs to.
+    """
 
     run: str
     attempt: str
     accepted: int
     duplicates: int
     replaced: bool
+    removed: list[str]
 
 
 @router.post("", summary="Import a run directory")
@@ -60,6 +64,7 @@ def make_import(body: Import, who: auth.Operator, service: ServiceDep, launching
         accepted=done.accepted,
         duplicates=done.duplicates,
         replaced=done.replaced,
+        removed=list(done.removed),
     )
 
 

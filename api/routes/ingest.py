@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import select
 
 from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
+from rhyme_openrlhf.api.announce import (
+    Announcement,
+    AnnouncementConflictError,
+    AnnouncementError,
+    ForeignRunError,
+    Sender,
+    announce,
+)
 from rhyme_openrlhf.api.batch_body import UNPACKED_RATIO
 from rhyme_openrlhf.api.fields import NO_NUL, Body, Name, UidText
 from rhyme_openrlhf.api.intake import Sent
 from rhyme_openrlhf.api.json_values import JsonObject
-from rhyme_openrlhf.api.models import UID_LENGTH, Run
+from rhyme_openrlhf.api.models import UID_LENGTH
 from rhyme_openrlhf.api.problems import ProblemError, documented
 from rhyme_openrlhf.api.settings import MEGABYTE
 from rhyme_openrlhf.api.state import ServiceDep
@@ -26,9 +35,13 @@ router = APIRouter(
 
 AttemptUid = Annotated[str, Path(alias="uid", pattern=rf"^[0-9a-f]{{{UID_LENGTH}}}$", examples=["9f8e7d6c5b4a3928"])]
 
+# Reporters read 64 KiB of an answer.
+RECEIPT_BYTES = 60_000
+
 _EXAMPLE = {
     "sent_at": 1760000001.0,
     "dropped": {},
+    "known": {"driver": 0},
     "heartbeat": {"alive": True},
     "events": [
         {"kind": "note", "time": 1760000000.0, "source": "driver", "sequence": 0, "level": "info", "text": "starting"}
@@ -47,6 +60,7 @@ _BATCH: dict[str, Any] = {
                         "sent_at": {"type": "number", "nullable": True},
                         "dropped": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
                         "heartbeat": {"type": "object", "properties": {"alive": {"type": "boolean"}}},
+                        "known": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
                         "events": {"type": "array", "items": {"type": "object"}},
                     },
                 },
@@ -91,6 +105,11 @@ class BatchReceipt(BaseModel):
     accepted: int
     duplicates: int
     stop: bool
+    next: dict[str, int] = Field(
+        description="The sequence that the service expects next, by writer: of the writers that the batch names, or of "
+        "all when it names none. Where it is below what the batch calls known, events are lost and the batch was not "
+        "stored: send again from there."
+    )
 
 
 @router.put("", summary="Announce an attempt")
@@ -102,12 +121,10 @@ def put_attempt(uid: AttemptUid, body: AnnouncementBody, who: auth.Reporter, ser
         raise ProblemError(422, str(error)) from error
     try:
         with service.database.writing() as session:
-            if who.run_id is not None:
-                own = session.scalar(select(Run.uid).where(Run.id == who.run_id))
-                if own != body.run:
-                    raise ProblemError(403, "this token may report for another run only")
-            attempt = announce(session, announcement, time.time())
+            attempt = announce(session, announcement, time.time(), _sender(who))
             return Announced(run=body.run, attempt=attempt.number)
+    except ForeignRunError as error:
+        raise ProblemError(403, str(error)) from error
     except AnnouncementConflictError as error:
         raise ProblemError(409, str(error)) from error
 
@@ -128,7 +145,7 @@ async def post_batch(uid: AttemptUid, request: Request, who: auth.Reporter, serv
             body = await request.body()
             encoding = request.headers.get("content-encoding")
             limit = int(service.settings.batch_mb * MEGABYTE * UNPACKED_RATIO)
-            run_id, receipt = await service.intake(Sent(uid, body, encoding, limit, who.run_id))
+            run_id, receipt = await service.intake(Sent(uid, body, encoding, limit, _sender(who)))
             outcome = "stored"
         finally:
             service.metrics.batches_in_flight.dec()
@@ -137,4 +154,16 @@ async def post_batch(uid: AttemptUid, request: Request, who: auth.Reporter, serv
     service.news.publish(run_id)
     service.metrics.events.inc(receipt.accepted)
     service.metrics.duplicates.inc(receipt.duplicates)
-    return BatchReceipt(accepted=receipt.accepted, duplicates=receipt.duplicates, stop=receipt.stop)
+    return BatchReceipt(
+        accepted=receipt.accepted, duplicates=receipt.duplicates, stop=receipt.stop, next=_short(receipt.following)
+    )
+
+
+def _sender(who: auth.Principal) -> Sender:
+    return Sender(who.token_id, who.run_id, who.role == "operator")
+
+
+def _short(following: Mapping[str, int]) -> dict[str, int]:
+    """Return as many of the writers as a reporter reads of an answer, which is all of them but for a huge cluster's."""
+    sizes = itertools.accumulate(len(json.dumps([source, count])) for source, count in following.items())
+    return {source: following[source] for source, size in zip(following, sizes, strict=True) if size <= RECEIPT_BYTES}

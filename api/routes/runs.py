@@ -11,7 +11,20 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api import auth, deletion
-from rhyme_openrlhf.api.fields import NO_NUL, PAGE, Body, Cursor, Limit, Moment, Name, Notes, RunUid, Tag, Tags
+from rhyme_openrlhf.api.fields import (
+    NO_NUL,
+    PAGE,
+    AttemptNumber,
+    Body,
+    Cursor,
+    Limit,
+    Moment,
+    Name,
+    Notes,
+    RunUid,
+    Tag,
+    Tags,
+)
 from rhyme_openrlhf.api.models import Artifact, Attempt, Run, RunTag
 from rhyme_openrlhf.api.pagination import Direction
 from rhyme_openrlhf.api.problems import documented
@@ -145,6 +158,16 @@ def get_attempts(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[Att
     """Every start and resume of the run, oldest first."""
     with service.database.reading() as session:
         return [attempt_view(attempt) for attempt in find_run(session, uid).attempts]
+
+
+@router.delete("/{uid}/attempts/{number}", status_code=204, responses=documented(404, 409), summary="Remove an attempt")
+def remove_attempt(uid: RunUid, number: AttemptNumber, who: auth.Operator, service: ServiceDep) -> Response:
+    """Remove an attempt that was reported by mistake; steps that it replaced are the older attempts' again."""
+    # As heavy as an import.
+    with service.limits.batches.one():
+        run_id = deletion.remove_attempt(service.database, uid, number)
+    service.news.publish(run_id)
+    return Response(status_code=204)
 
 
 @router.get("/{uid}/artifacts", responses=documented(404), summary="Artifacts of a run")

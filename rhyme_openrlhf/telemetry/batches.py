@@ -1,8 +1,9 @@
 """What the reporter sends next, when it tries again, and what it gives up: pure decisions, no file and no network.
 
-Invariants: the position only grows, except when the log itself became shorter; every line before it was accepted by
-the server or is counted by its source in `given_up`; a batch that the server refuses for its content is halved until
-the one bad event is found, so it costs that event and nothing else, and never loops.
+Invariants: the position only grows, except when the log itself became shorter, or the server has lost what it had
+confirmed; every line before it was accepted by the server or is counted by its source in `given_up`; a batch that the
+server refuses for its content is halved until the one bad event is found, so it costs that event and nothing else, and
+never loops.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ REFUSED_CONTENT = frozenset({413, 422})
 class Batch:
     """Whole lines of the log from byte `start` to `end`: those that are events, and what others there were by source.
 
-    `last_kind` is the kind of its last event, "" without one.
+    `last_kind` is the kind of its last event, "" without one; `following` the sequence behind each source's last event.
     """
 
     start: int
@@ -41,6 +42,7 @@ class Batch:
     lines: tuple[bytes, ...] = ()
     unreadable: Mapping[str, int] = field(default_factory=dict)
     last_kind: str = ""
+    following: Mapping[str, int] = field(default_factory=dict)
 
 
 def cut_batch(lines: Iterable[bytes], start: int, most_events: int, most_bytes: int = BATCH_BYTES) -> Batch:
@@ -51,6 +53,7 @@ def cut_batch(lines: Iterable[bytes], start: int, most_events: int, most_bytes: 
     """
     taken: list[bytes] = []
     unreadable: dict[str, int] = {}
+    following: dict[str, int] = {}
     end, last_kind = start, ""
     for line in lines:
         if not line.endswith(b"\n"):
@@ -58,22 +61,30 @@ def cut_batch(lines: Iterable[bytes], start: int, most_events: int, most_bytes: 
         if end > start and end + len(line) - start > most_bytes:
             break
         end += len(line)
-        kind = event_kind(line)
-        if kind is None:
+        row = _object(line)
+        kind, source = row.get("kind"), row.get("source")
+        if not isinstance(kind, str) or not isinstance(source, str):
             unreadable[UNKNOWN_SOURCE] = unreadable.get(UNKNOWN_SOURCE, 0) + 1
             continue
         taken.append(line.rstrip(b"\n"))
         last_kind = kind
+        if isinstance(row.get("sequence"), int):
+            following[source] = row["sequence"] + 1
         if len(taken) >= most_events:
             break
-    return Batch(start, end, tuple(taken), unreadable, last_kind)
+    return Batch(start, end, tuple(taken), unreadable, last_kind, following)
 
 
-def event_kind(line: bytes) -> str | None:
-    """The kind of a line's event, None if it is no JSON object with a kind and a source."""
-    row = _object(line)
-    kind = row.get("kind")
-    return kind if isinstance(kind, str) and isinstance(row.get("source"), str) else None
+def find_event(lines: Iterable[bytes], missing: Mapping[str, int]) -> int | None:
+    """Return at which byte of `lines` the first event of a source of `missing` is that has its sequence, or a later."""
+    position = 0
+    for line in lines:
+        row = _object(line)
+        sequence, first = row.get("sequence"), missing.get(str(row.get("source")))
+        if first is not None and isinstance(sequence, int) and sequence >= first:
+            return position
+        position += len(line)
+    return None
 
 
 def event_source(line: bytes) -> str:
@@ -85,7 +96,7 @@ def event_source(line: bytes) -> str:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested deeper than anything that an EventLog writes
         return {}
     return row if isinstance(row, dict) else {}
 
@@ -95,26 +106,68 @@ def excess(unsent: int, bound: int) -> int:
     return max(0, unsent - bound)
 
 
-def batch_body(sent_at: float, batch: Batch, dropped: Mapping[str, int], alive: bool) -> bytes:
-    """A batch as the server takes it; `dropped`: given up since the start. Events go as the log's own bytes."""
-    head = json.dumps({"sent_at": sent_at, "dropped": dict(dropped), "heartbeat": {"alive": alive}})
+def batch_body(
+    sent_at: float, batch: Batch, dropped: Mapping[str, int], alive: bool, known: Mapping[str, int]
+) -> bytes:
+    """Return a batch as the server takes it; `dropped`: given up since the start; `known`: what the server confirmed.
+
+    Events go as the log's own bytes.
+    """
+    head = json.dumps(
+        {"sent_at": sent_at, "dropped": dict(dropped), "heartbeat": {"alive": alive}, "known": dict(known)}
+    )
     return head[:-1].encode() + b', "events": [' + b", ".join(batch.lines) + b"]}"
 
 
 @dataclass
 class Outbox:
-    """How far the log is sent: `position` in bytes; before it, events sent, and given up by source; the batch size."""
+    """How far the log is sent: `position` in bytes; before it, events sent, and given up by source; the batch size.
+
+    `confirmed`: the sequence behind the last event of each source that the server has confirmed.
+    """
 
     position: int = 0
     given_up: dict[str, int] = field(default_factory=dict)
     sent: int = 0
     most_events: int = BATCH_EVENTS
+    confirmed: dict[str, int] = field(default_factory=dict)
     _whole_again_at: int = 0
+
+    def known(self, batch: Batch) -> dict[str, int]:
+        """Return what was confirmed of the batch's sources; of all of them for a batch without events."""
+        if not batch.lines:
+            return self.confirmed
+        return {source: self.confirmed[source] for source in batch.following if source in self.confirmed}
+
+    def lost(self, following: object) -> dict[str, int]:
+        """Return the sources of which the server has less than it confirmed, by its answer's `next`, and what it has.
+
+        An earlier server gives no `next`.
+        """
+        if not isinstance(following, dict):
+            return {}
+        return {
+            source: following[source]
+            for source, count in self.confirmed.items()
+            if isinstance(following.get(source), int) and following[source] < count
+        }
+
+    def go_back(self, position: int, lost: Mapping[str, int]) -> None:
+        """The server has lost events, of which the first is at `position`: send from there, duplicates do no harm.
+
+        What was given up behind `position` is tried again; what was given up before it, the server has counted.
+        """
+        self.position, self.given_up = min(position, self.position), {}
+        self.confirmed.update(lost)
+        self.most_events = BATCH_EVENTS
+        self._whole_again_at = 0
 
     def accepted(self, batch: Batch) -> None:
         """The server has stored (or had stored before) all events of the batch."""
         self._count(batch.unreadable)
         self.sent += len(batch.lines)
+        for source, count in batch.following.items():
+            self.confirmed[source] = max(count, self.confirmed.get(source, 0))
         self.position = batch.end
         if self.position >= self._whole_again_at:
             self.most_events = BATCH_EVENTS
@@ -138,7 +191,7 @@ class Outbox:
 
     def start_over(self) -> None:
         """The log or the server's store is not the one of before: send from the start, duplicates do no harm."""
-        self.position, self.given_up, self.sent = 0, {}, 0
+        self.position, self.given_up, self.sent, self.confirmed = 0, {}, 0, {}
         self.most_events = BATCH_EVENTS
         self._whole_again_at = 0
 
@@ -148,7 +201,13 @@ class Outbox:
 
     def to_dict(self, attempt_uid: str) -> dict[str, Any]:
         """What is kept beside the log."""
-        return {"attempt_uid": attempt_uid, "position": self.position, "given_up": self.given_up, "sent": self.sent}
+        return {
+            "attempt_uid": attempt_uid,
+            "position": self.position,
+            "given_up": self.given_up,
+            "sent": self.sent,
+            "confirmed": self.confirmed,
+        }
 
     @classmethod
     def from_dict(cls, row: Any, attempt_uid: str) -> Outbox:
@@ -158,7 +217,15 @@ class Outbox:
         position, given_up, sent = row.get("position"), row.get("given_up"), row.get("sent")
         if not isinstance(position, int) or position < 0 or not isinstance(given_up, dict) or not isinstance(sent, int):
             return cls()
-        return cls(position, {source: count for source, count in given_up.items() if isinstance(count, int)}, sent)
+        # An earlier version kept none.
+        confirmed = row.get("confirmed")
+        return cls(
+            position, _counts(given_up), sent, confirmed=_counts(confirmed) if isinstance(confirmed, dict) else {}
+        )
+
+
+def _counts(row: Mapping[str, Any]) -> dict[str, int]:
+    return {source: count for source, count in row.items() if isinstance(count, int)}
 
 
 def pause(failures: int, retry_after: float | None, chance: float, ending: bool) -> float:

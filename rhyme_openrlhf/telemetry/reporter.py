@@ -6,10 +6,11 @@ Settings come from the directory's config.json, the token from --control.token_f
 events.jsonl behind the writers and keeps how far it is in reporter.json. When its standard input closes, because the
 driver closed it or died, it sends the rest, for FLUSH_SECONDS at most, and ends.
 
-Invariants: it only reads what the run writes, and writes only reporter.json, stop-request.json and its log, so
-whatever happens to it or to the server, the run does not notice. It can be killed at any moment and started again: an
-event is sent again until the server has said that it has it, and the server knows its duplicates. What is not sent is
-counted by source and told to the server. Only the standard library is imported: it must start at once.
+Invariants: it only reads what the run writes, and writes only reporter.json, stop-request.json and its log, so whatever
+happens to it or to the server, the run does not notice. It can be killed at any moment and started again: an event is
+sent again until the server has said that it has it, and the server knows its duplicates; when the server has lost what
+it said it had, that is sent again too. What is not sent is counted by source and told to the server. Only the standard
+library is imported: it must start at once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from rhyme_openrlhf.telemetry.batches import (
     cut_batch,
     event_source,
     excess,
+    find_event,
     pause,
 )
 from rhyme_openrlhf.telemetry.control_connection import (
@@ -231,15 +234,18 @@ class Reporter:
             self._outbox.accepted(batch)
             self._save()
             return True
-        body = batch_body(time.time(), batch, self._outbox.given_up, alive)
+        body = batch_body(time.time(), batch, self._outbox.given_up, alive, self._outbox.known(batch))
         answer = self._exchange("POST", self._report.path + "/batches", body, pack=True)
         if answer.taken:
+            if answer.content.get("stop") is True:
+                self._request_stop()
+            if lost := self._outbox.lost(answer.content.get("next")):
+                self._go_back(lost)
+                return False
             self._outbox.accepted(batch)
             self._last_kind = batch.last_kind or self._last_kind
             if batch.end > batch.start:
                 self._save()
-            if answer.content.get("stop") is True:
-                self._request_stop()
             return True
         if answer.status == UNKNOWN_ATTEMPT:
             # The server's store is not the one it was: it is told again who reports, and everything since.
@@ -251,6 +257,18 @@ class Reporter:
                 self._save()
             return True
         return False
+
+    def _go_back(self, lost: Mapping[str, int]) -> None:
+        """To the first event that the server has lost, after its store was restored or damaged."""
+        try:
+            with self._log.open("rb") as file:
+                position = find_event(file, lost)
+        except OSError:  # the log went with its disk: there is nothing to send again
+            position = None
+        again = self._outbox.position if position is None else position
+        _say(f"the server has lost events of {', '.join(sorted(lost))}: sending again from byte {again} of the log")
+        self._outbox.go_back(again, lost)
+        self._save()
 
     def _announce(self) -> bool:
         """Tell the server who reports; False when it does not listen."""

@@ -4,7 +4,7 @@ import random
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,13 +186,21 @@ def _make_run(seed: int, steps: Sequence[int] = (1, 2, 3, 4), engines: int = 3, 
     return rows
 
 
-def _stored_rows(database: Database, run_uid: str) -> dict[str, list[tuple[Any, ...]]]:
-    """Everything stored of a run, without row numbers and without what only a clock decides, in a fixed order."""
+def _stored_rows(
+    database: Database, run_uid: str, renumbered: Mapping[int, int] | None = None
+) -> dict[str, list[tuple[Any, ...]]]:
+    """Everything stored of a run, without row numbers and without what only a clock decides, in a fixed order.
+
+    `renumbered` gives attempts other numbers.
+    """
     hidden = {"id", "heartbeat_at", "queued_at", "created_at", "origin", "uid", "run_directory", "name"}
+    # What an import brought in of events that a reporter gave up before: that there was a reporter shows in it.
+    hidden.add("filled")
     found = {}
     with database.reading() as session:
         run = session.execute(select(Run).where(Run.uid == run_uid)).scalar_one()
-        numbers = {attempt.id: attempt.number for attempt in run.attempts}
+        names = renumbered or {}
+        numbers = {attempt.id: names.get(attempt.number, attempt.number) for attempt in run.attempts}
         for table in Base.metadata.sorted_tables:
             if table.name == "runs":
                 query = select(table).where(table.c.id == run.id)
@@ -221,6 +229,6 @@ def make_run() -> Callable[..., EventRows]:
 
 
 @pytest.fixture(scope="session")
-def stored_rows() -> Callable[[Database, str], dict[str, list[tuple[Any, ...]]]]:
+def stored_rows() -> Callable[..., dict[str, list[tuple[Any, ...]]]]:
     """`_stored_rows`."""
     return _stored_rows

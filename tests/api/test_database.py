@@ -1,7 +1,11 @@
 """Schema and sessions on both databases."""
 
 import json
+import os
 import sqlite3
+import stat
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +179,64 @@ def test_sqlite_is_set_up(tmp_path: Path) -> None:
             session.execute(text(f"PRAGMA {p}")).scalar() for p in ("journal_mode", "foreign_keys", "synchronous")
         ]
     assert pragmas == ["wal", 1, 1]
+    store.dispose()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_sqlite_store_is_its_users_alone(tmp_path: Path, there: bool) -> None:
+    """Whatever the umask, and in a folder that is open to others; also what an earlier version has left open."""
+    tmp_path.chmod(0o777)
+    path = tmp_path / "a.db"
+    before = os.umask(0)
+    try:
+        if there:
+            with sqlite3.connect(path) as other:
+                other.execute("PRAGMA journal_mode = WAL")
+                other.execute("CREATE TABLE t (x)")
+            assert stat.S_IMODE(path.stat().st_mode) == 0o644
+        store = Database(f"sqlite:///{path}")
+        store.upgrade()
+        found = {one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()}
+        store.dispose()
+        if there:
+            other.close()
+    finally:
+        os.umask(before)
+    assert found == dict.fromkeys(("a.db", "a.db-wal", "a.db-shm"), 0o600)
+
+
+def test_making_a_store_private_keeps_its_locks(tmp_path: Path) -> None:
+    """A file that is opened and closed by the process beside SQLite would lose all of them."""
+    store = Database(f"sqlite:///{tmp_path}/a.db")
+    store.upgrade()
+    with store.writing() as session:
+        session.add(Experiment(name="a", created_at=0.0))
+        session.flush()
+        # A connection of its own, which looks at the file's mode.
+        with store.reading() as reading:
+            reading.execute(text("SELECT 1"))
+        program = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
+        command = [sys.executable, "-c", program, f"{tmp_path}/a.db"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "database is locked" in done.stderr
+    store.dispose()
+
+
+def test_an_upgrade_vouches_for_what_the_service_started(empty_url: str) -> None:
+    store = Database(empty_url)
+    with store._writing_engine.begin() as connection:
+        upgrade(connection, "0006")
+        tables = MetaData()
+        tables.reflect(connection)
+        fill(connection, tables)
+        attempts = tables.tables["attempts"]
+        row = dict(connection.execute(select(attempts)).mappings().one())
+        connection.execute(insert(attempts), {**row, "id": 2, "number": 2, "uid": "other", "submission_id": None})
+    store.upgrade()
+    with store.reading() as session:
+        found = session.execute(select(Attempt.number, Attempt.vouched).order_by(Attempt.number)).all()
+        assert list(map(tuple, found)) == [(1, True), (2, False)]
+        assert session.execute(select(Run.reporter_id)).scalar_one() is None
     store.dispose()
 
 

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from rhyme_openrlhf.api import lives
 from rhyme_openrlhf.api.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
 from rhyme_openrlhf.api.batch import BatchError, prepare
 from rhyme_openrlhf.api.database import Database
-from rhyme_openrlhf.api.ingest import Receipt, UnknownAttemptError, ingest
+from rhyme_openrlhf.api.ingest import Receipt, UnknownAttemptError, ingest, remove_attempts
 from rhyme_openrlhf.api.models import Attempt, Run
 from rhyme_openrlhf.api.record import EpochRow, Step
 from rhyme_openrlhf.telemetry.event_json import parse
@@ -163,7 +164,8 @@ def test_gaps_and_what_was_given_up_are_counted_once(database: Database, make_ru
     send(database, attempt, rollout[5:7], given_up={"rollout": 3})
     assert run_of(database, uid).dropped_events == 3
     # Late ones are duplicates to a live report.
-    assert send(database, attempt, rollout[2:6]) == Receipt(accepted=0, duplicates=4, stop=False)
+    receipt = Receipt(accepted=0, duplicates=4, stop=False, following={"rollout": 7})
+    assert send(database, attempt, rollout[2:6]) == receipt
     # The last events of a source, after which none came.
     send(database, attempt, [], given_up={"rollout": 3, "trainer": 2})
     assert run_of(database, uid).dropped_events == 5
@@ -246,3 +248,52 @@ def test_reporters_at_once(database: Database, make_run: Callable[..., Rows], st
     assert errors == []
     expected = stored_rows(database, reference)
     assert all(stored_rows(database, uid) == expected for uid in uids)
+
+
+def test_what_the_store_has_lost_is_told_before_more_is_stored(
+    database: Database, make_run: Callable[..., Rows], stored_rows: Callable[..., Any]
+) -> None:
+    rows = make_run(seed=9)
+    sources = by_source(rows)
+    uid, attempt = next(_uids), next(_uids)
+    with database.writing() as session:
+        announce(session, Announcement(attempt, uid, "made up", "/runs/x", {"command": ["rhyme"]}), NOW)
+    # The reporter was told that ten of its events are stored, and two are.
+    assert send(database, attempt, sources["rollout"][:2]).following == {"rollout": 2}
+    before = stored_rows(database, uid)
+    later = sources["rollout"][10:12]
+    receipt = send(database, attempt, later, known={"rollout": 10, "driver": 1}, alive=False)
+    assert receipt == Receipt(accepted=0, duplicates=0, stop=False, following={"rollout": 2, "driver": 0})
+    assert list(receipt.following)[:2] == ["rollout", "driver"]
+    # Neither stored nor taken for the end of the run.
+    assert stored_rows(database, uid) == before
+    # From the first one that is missing on, nothing is lost.
+    assert send(database, attempt, sources["rollout"][2:12], known={"rollout": 2}).accepted == 10
+    assert run_of(database, uid).dropped_events == 0
+    # A heartbeat names every source.
+    send(database, attempt, sources["driver"][:1])
+    assert send(database, attempt, []).following == {"rollout": 12, "driver": 1}
+
+
+def test_an_attempt_that_is_removed_leaves_no_trace(
+    database: Database, make_run: Callable[..., Rows], stored_rows: Callable[..., Any]
+) -> None:
+    """Whichever of three attempts that do each other's steps again is taken out."""
+    parts = [make_run(seed=20 + n, steps=steps, end="") for n, steps in enumerate([(1, 2, 3, 4), (2, 3), (3, 4, 5)])]
+    for gone in range(3):
+        whole, rest = next(_uids), next(_uids)
+        for number, rows in enumerate(parts):
+            send(database, attempt_of(database, whole), rows)
+            if number != gone:
+                send(database, attempt_of(database, rest), rows)
+        with database.writing() as session:
+            run, attempts = lives.lock_run(session, session.scalars(select(Run.id).where(Run.uid == whole)).one())
+            remove_attempts(session, run, attempts, [attempts[gone]])
+        expected = stored_rows(database, rest)
+        numbers = [number for number in (1, 2, 3) if number != gone + 1]
+        with database.reading() as session:
+            assert list(session.scalars(select(Attempt.number).join(Run).where(Run.uid == whole))) == numbers
+        stored = stored_rows(database, whole, {number: place for place, number in enumerate(numbers, start=1)})
+        # Attempts keep their numbers, and whether they resumed another.
+        del stored["attempts"], expected["attempts"]
+        assert stored == expected, gone

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from rhyme_openrlhf.api.announce import Announcement, announce
+from rhyme_openrlhf.api.announce import Announcement, Sender, announce
 from rhyme_openrlhf.api.database import Database
 from rhyme_openrlhf.api.intake import Sent, Taken, ThreadIntake, WorkerIntake
 from rhyme_openrlhf.api.problems import ProblemError
@@ -53,6 +53,13 @@ def sent(events: list[dict[str, Any]], attempt: str = ATTEMPT) -> Sent:
     return Sent(attempt, json.dumps({"events": events}).encode(), None, 10_000, None)
 
 
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 def run(coroutine: Coroutine[Any, Any, Taken]) -> Taken:
     return asyncio.run(coroutine)
 
@@ -71,7 +78,8 @@ def test_workers_store_and_refuse_as_threads_do(known: Database, workers: Worker
         sent(notes(3), attempt="c" * 16),
         Sent(ATTEMPT, b"{", None, 10, None),
         Sent(ATTEMPT, b"{}", "br", 10, None),
-        Sent(ATTEMPT, sent(notes(3)).body, None, 10_000, 999),
+        Sent(ATTEMPT, sent(notes(3)).body, None, 10_000, Sender(1, 999, False)),
+        sent([{**notes(3)[0], "kind": "odd", "x": nested(900)}]),
     ]
     for one in bad:
         refusals = []

@@ -20,6 +20,7 @@ from rhyme_openrlhf.telemetry.batches import (
     batch_body,
     cut_batch,
     excess,
+    find_event,
     pause,
 )
 
@@ -62,14 +63,15 @@ def test_what_is_no_event_is_counted_and_passed() -> None:
 def test_the_body_is_one_json_object() -> None:
     lines = [line(number, text='a "quote" and \u2028') for number in range(3)]
     batch = cut_batch(lines, 0, 100)
-    body = json.loads(batch_body(12.5, batch, {"driver": 3}, alive=False))
+    body = json.loads(batch_body(12.5, batch, {"driver": 3}, False, {"driver": 2}))
     assert body["events"] == [json.loads(one) for one in lines]
-    assert {key: body[key] for key in ("sent_at", "dropped", "heartbeat")} == {
+    assert {key: body[key] for key in ("sent_at", "dropped", "heartbeat", "known")} == {
         "sent_at": 12.5,
         "dropped": {"driver": 3},
         "heartbeat": {"alive": False},
+        "known": {"driver": 2},
     }
-    assert json.loads(batch_body(1.0, Batch(0, 0), {}, alive=True))["events"] == []
+    assert json.loads(batch_body(1.0, Batch(0, 0), {}, True, {}))["events"] == []
 
 
 @given(
@@ -121,11 +123,18 @@ def test_batches_are_whole_again_behind_the_bad_event() -> None:
     assert (outbox.most_events, outbox.position) == (BATCH_EVENTS, sum(map(len, lines)))
 
 
-@given(position=st.integers(0, 10**9), given_up=st.dictionaries(st.sampled_from(SOURCES), st.integers(1, 100)))
-def test_where_it_stood_is_read_back(position: int, given_up: dict[str, int]) -> None:
-    kept = json.loads(json.dumps(Outbox(position, given_up, 7).to_dict("a" * 16)))
-    assert Outbox.from_dict(kept, "a" * 16) == Outbox(position, given_up, 7)
+COUNTS = st.dictionaries(st.sampled_from(SOURCES), st.integers(1, 100))
+
+
+@given(position=st.integers(0, 10**9), given_up=COUNTS, confirmed=COUNTS)
+def test_where_it_stood_is_read_back(position: int, given_up: dict[str, int], confirmed: dict[str, int]) -> None:
+    stood = Outbox(position, given_up, 7, confirmed=confirmed)
+    kept = json.loads(json.dumps(stood.to_dict("a" * 16)))
+    assert Outbox.from_dict(kept, "a" * 16) == stood
     assert Outbox.from_dict(kept, "b" * 16) == Outbox()
+    # An earlier version's.
+    del kept["confirmed"]
+    assert Outbox.from_dict(kept, "a" * 16) == Outbox(position, given_up, 7)
 
 
 @pytest.mark.parametrize(
@@ -165,3 +174,53 @@ def test_pauses_grow() -> None:
 
 def test_excess() -> None:
     assert (excess(10, 20), excess(20, 20), excess(25, 20)) == (0, 0, 5)
+
+
+def test_what_the_server_has_lost_is_found_and_sent_again() -> None:
+    lines = [line(number // 3, SOURCES[number % 3]) for number in range(30)]
+    outbox = Outbox()
+    outbox.accepted(cut_batch(lines, 0, 100))
+    assert outbox.confirmed == dict.fromkeys(SOURCES, 10)
+    # Less than it confirmed of two sources; one has what it had, one is not of this run.
+    said = {"driver": 10, "trainer": 7, "engine-0": 4, "elsewhere": 0}
+    lost = outbox.lost(said)
+    assert lost == {"trainer": 7, "engine-0": 4}
+    position = find_event(lines, lost)
+    # Event 4 of engine-0 comes before event 7 of the trainer.
+    assert position == sum(map(len, lines[:14]))
+    outbox.go_back(position or 0, lost)
+    assert (outbox.position, outbox.confirmed) == (position, {"driver": 10, "trainer": 7, "engine-0": 4})
+    # Told the same again, it does not go back again.
+    assert outbox.lost(said) == {}
+    batch = cut_batch(rest(lines, outbox.position), outbox.position, 1)
+    assert outbox.known(batch) == {"engine-0": 4}
+    assert outbox.known(Batch(0, 0)) == outbox.confirmed
+    outbox.accepted(batch)
+    assert outbox.confirmed["engine-0"] == 5
+    assert find_event(lines, {"trainer": 10, "nobody": 0}) is None
+
+
+def test_what_was_given_up_causes_no_way_back() -> None:
+    lines = [line(number) for number in range(10)]
+    outbox = Outbox()
+    outbox.accepted(cut_batch(lines, 0, 3))
+    outbox.gave_up({"driver": 4}, sum(map(len, lines[:7])))
+    bad = cut_batch(rest(lines, outbox.position), outbox.position, 1)
+    assert outbox.refused(bad)
+    assert outbox.lost({"driver": 3}) == {}
+    outbox.accepted(cut_batch(rest(lines, outbox.position), outbox.position, 1))
+    assert outbox.lost({"driver": 9}) == {}
+
+
+@pytest.mark.parametrize("following", [None, 3, [], {"driver": None}, {"driver": "0"}, {}])
+def test_an_answer_without_what_comes_next_changes_nothing(following: object) -> None:
+    outbox = Outbox()
+    outbox.accepted(cut_batch([line(0)], 0, 3))
+    assert outbox.lost(following) == {}
+
+
+def test_a_line_that_is_nested_too_deep_to_be_read_is_passed() -> None:
+    deep = b'{"kind": "note", "source": "driver", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    batch = cut_batch([deep, line(1)], 0, 100)
+    assert (len(batch.lines), batch.unreadable) == (1, {UNKNOWN_SOURCE: 1})
+    assert find_event([deep, line(1)], {"driver": 0}) == len(deep)

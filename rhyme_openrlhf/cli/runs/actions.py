@@ -172,6 +172,11 @@ def import_run(client: Client, args: argparse.Namespace) -> int:
     else:
         there = f", {done['duplicates']:,} were there" if done["duplicates"] else ""
         print(f"run {done['run']}: {done['accepted']:,} events brought in{there}; rhyme runs show {done['run']}")
+        if removed := done.get("removed"):
+            print(
+                f"removed, because neither a directory nor a token of the run vouches for them: attempts "
+                f"{', '.join(removed)}; importing their directories brings them back"
+            )
     return 0
 
 
