@@ -146,7 +146,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with one sentence instead of the usage, which may have 300 options."""
-        self.exit(BAD_INPUT, f"{self.prog}: error: {message}\n({self.prog} --help shows every option)\n")
+        self.exit(BAD_INPUT, f"{self.prog}: error: {message}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from rhyme_openrlhf.config import SETTINGS_CLASSES
-from rhyme_openrlhf.options import Parser, add_options
+from rhyme_openrlhf.options import BAD_INPUT, Parser, add_options
 
 MODULE = "openrlhf.cli.train_ppo_ray"
 
@@ -77,6 +77,10 @@ class TrainParser(Parser):
         """Add our options, then parse `arguments`."""
         add_options(self, SETTINGS_CLASSES)
         return super().parse_args(list(self.arguments), namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Say where the options are, too: there are 300 of them."""
+        self.exit(BAD_INPUT, f"rhyme train: error: {message}\n(rhyme train --help shows every option)\n")
 
 
 class _Parsed(Exception):
