@@ -17,7 +17,15 @@ from starlette.concurrency import run_in_threadpool
 from rhyme_openrlhf import __version__
 from rhyme_openrlhf.api import auth, openapi, problems
 from rhyme_openrlhf.api.database import Database
-from rhyme_openrlhf.api.guard import BodyLimit, HostGuard, RateGuard, RequestMetrics, SecurityHeaders
+from rhyme_openrlhf.api.guard import (
+    BodyLimit,
+    ForwardedClient,
+    HeadAsGet,
+    HostGuard,
+    RateGuard,
+    RequestMetrics,
+    SecurityHeaders,
+)
 from rhyme_openrlhf.api.limits import Limits, RateLimit
 from rhyme_openrlhf.api.routes import (
     events,
@@ -109,16 +117,26 @@ def create_app(
         app.include_router(router, prefix=PREFIX)
     app.include_router(health.router)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, limit=int(settings.body_mb * MEGABYTE), batch_limit=int(settings.batch_mb * MEGABYTE))
+    batch_limit = int(settings.batch_mb * MEGABYTE)
+    app.add_middleware(
+        BodyLimit,
+        limit=int(settings.body_mb * MEGABYTE),
+        batch_limit=batch_limit,
+        seconds=settings.body_seconds,
+        # As much as the batches that are taken in at once may have.
+        room=batch_limit * settings.batches_in_flight,
+    )
     app.add_middleware(RateGuard, limit=RateLimit(settings.requests_per_second, settings.request_burst))
     app.add_middleware(HostGuard, names=settings.host_names())
     app.add_middleware(SecurityHeaders, tls=settings.tls)
     app.add_middleware(RequestMetrics, metrics=metrics)
+    app.add_middleware(ForwardedClient, proxies=settings.proxies())
+    app.add_middleware(HeadAsGet)
     return app
 
 
 def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
-    """Upgrade the store, and make the first token if nobody could get in."""
+    """Upgrade the store, and make the code of a sign-in link."""
     url = make_url(service.settings.database_url())
     if service.database.is_sqlite:
         # Whoever reads the store reads sessions and configurations: a new folder is its owner's alone.
