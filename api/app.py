@@ -1,6 +1,6 @@
 """Puts the service together: store, middlewares, routes, background work, in this order and undone in the other.
 
-`create_app` does nothing that lasts; the lifespan opens the database, upgrades it, and makes the first token.
+`create_app` does nothing that lasts; the lifespan opens the database, upgrades it, and makes a sign-in link's code.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def create_app(
     background: Sequence[Background] = BACKGROUND,
     show_link: Callable[[str], None] | None = None,
 ) -> FastAPI:
-    """The service. When it has just made the first operator's token, `show_link` is given that, once: who starts the
-    service prints it as a link (`auth.sign_in_link`).
+    """Return the service. At its start it gives `show_link` a new code: whoever starts the service prints it as a link
+    (`auth.sign_in_link`).
 
     Raises DatabaseError for a database URL that is none.
     """
@@ -145,7 +145,7 @@ def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
     if show_link is None:
         return
     with service.database.writing() as session:
-        issued = auth.issue_first_token(session, time.time())
+        first = auth.nobody_gets_in(session)
+        code = auth.issue_code(session, time.time(), auth.FIRST_CODE_SECONDS if first else auth.CODE_SECONDS)
     # Shown only after it is stored.
-    if issued is not None:
-        show_link(issued.secret)
+    show_link(code)

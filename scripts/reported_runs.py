@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from rhyme_openrlhf.cli.runs.client import exchange
 from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Recorded, RunFinished
@@ -72,9 +73,9 @@ class Service:
         ]  # fmt: skip
         self.start()
         self.wait()
-        link = re.search(r"#token=(\S+)", self.log.read_text())
-        assert link is not None
-        self.token = link[1]
+        code = re.search(r"#code=(\S+)", self.log.read_text())
+        assert code is not None
+        self.token = exchange(self.url, code[1], "reported runs").token
         self.client = httpx.Client(
             base_url=f"{self.url}/api/v1", headers={"Authorization": f"Bearer {self.token}"}, timeout=30.0
         )
