@@ -1,6 +1,6 @@
 """Puts the service together: store, middlewares, routes, background work, in this order and undone in the other.
 
-`create_app` does nothing that lasts; the lifespan opens the database, upgrades it, and makes the first token.
+`create_app` does nothing that lasts; the lifespan opens the database, upgrades it, and makes a sign-in link's code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from starlette.concurrency import run_in_threadpool
 from rhyme_openrlhf import __version__
 from rhyme_openrlhf.api import auth, openapi, problems
 from rhyme_openrlhf.api.database import Database
-from rhyme_openrlhf.api.guard import BodyLimit, HostGuard, RateGuard, RequestMetrics, SecurityHeaders
+from rhyme_openrlhf.api.guard import (
+    BodyLimit,
+    ForwardedClient,
+    HeadAsGet,
+    HostGuard,
+    RateGuard,
+    RequestMetrics,
+    SecurityHeaders,
+)
 from rhyme_openrlhf.api.limits import Limits, RateLimit
 from rhyme_openrlhf.api.live import LiveLooks
 from rhyme_openrlhf.api.routes import (
@@ -74,8 +82,8 @@ def create_app(
     background: Sequence[Background] = BACKGROUND,
     show_link: Callable[[str], None] | None = None,
 ) -> FastAPI:
-    """The service. When it has just made the first operator's token, `show_link` is given that, once: who starts the
-    service prints it as a link (`auth.sign_in_link`).
+    """Return the service. At its start it gives `show_link` a new code: whoever starts the service prints it as a link
+    (`auth.sign_in_link`).
 
     Raises DatabaseError for a database URL that is none.
     """
@@ -114,11 +122,21 @@ def create_app(
         app.include_router(router, prefix=PREFIX)
     app.include_router(health.router)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, limit=int(settings.body_mb * MEGABYTE), batch_limit=int(settings.batch_mb * MEGABYTE))
+    batch_limit = int(settings.batch_mb * MEGABYTE)
+    app.add_middleware(
+        BodyLimit,
+        limit=int(settings.body_mb * MEGABYTE),
+        batch_limit=batch_limit,
+        seconds=settings.body_seconds,
+        # As much as the batches that are taken in at once may have.
+        room=batch_limit * settings.batches_in_flight,
+    )
     app.add_middleware(RateGuard, limit=RateLimit(settings.requests_per_second, settings.request_burst))
     app.add_middleware(HostGuard, names=settings.host_names())
     app.add_middleware(SecurityHeaders, tls=settings.tls)
     app.add_middleware(RequestMetrics, metrics=metrics, templates=app.state.templates)
+    app.add_middleware(ForwardedClient, proxies=settings.proxies())
+    app.add_middleware(HeadAsGet)
     return app
 
 
@@ -137,7 +155,7 @@ def templates(routers: Iterable[APIRouter], prefix: str = "") -> dict[Any, str]:
 
 
 def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
-    """Upgrade the store, and make the first token if nobody could get in."""
+    """Upgrade the store, and make the code of a sign-in link."""
     url = make_url(service.settings.database_url())
     if service.database.is_sqlite:
         # Whoever reads the store reads sessions and configurations: a new folder is its owner's alone. In one that was
@@ -147,7 +165,7 @@ def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
     if show_link is None:
         return
     with service.database.writing() as session:
-        issued = auth.issue_first_token(session, time.time())
+        first = auth.nobody_gets_in(session)
+        code = auth.issue_code(session, time.time(), auth.FIRST_CODE_SECONDS if first else auth.CODE_SECONDS)
     # Shown only after it is stored.
-    if issued is not None:
-        show_link(issued.secret)
+    show_link(code)

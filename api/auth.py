@@ -1,9 +1,10 @@
-"""Who is asking: access tokens for scripts, sessions for browsers.
+"""Who is asking: access tokens for scripts, sessions for browsers, and one-time codes for sign-in links.
 
-Invariants: a token's or session's secret is kept only as its SHA-256, is shown once, and is never part of a URL that
-reaches a server (the first link carries it in its fragment); a revoked token and an expired session open nothing; a
-request with a session that changes something carries the session's CSRF token, a request with a Bearer token needs
-none, because no browser sends that header by itself.
+Invariants: the secret of a token, session or code is kept only as its SHA-256, is shown once, and is never part of a
+URL that reaches a server (a link carries its code in the fragment); a revoked token, an expired session and a code that
+was taken or is too old open nothing; wrong secrets are counted against their address, right ones never; a request with
+a session that changes something carries the session's CSRF token, a request with a Bearer token needs none, because no
+browser sends that header by itself.
 
 Roles: a viewer reads; an operator does everything; a reporter only reports, and only its own run if it has one.
 """
@@ -27,7 +28,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from rhyme_openrlhf.api.database import BusyError
-from rhyme_openrlhf.api.models import BrowserSession, Token
+from rhyme_openrlhf.api.models import BrowserSession, SignInCode, Token
 from rhyme_openrlhf.api.problems import ProblemError, retry_later
 from rhyme_openrlhf.api.state import Service, ServiceDep
 
@@ -35,11 +36,22 @@ Role = Literal["viewer", "operator", "reporter"]
 # A token's id, and the digest of the session that was opened with it, None for a Bearer token.
 Caller = tuple[int, str | None]
 
+# The whole name is `cookie_name`'s.
 COOKIE = "rhyme_session"
+# What the API's description calls the session cookie.
+COOKIE_SCHEME = "APIKeyCookie"
 CSRF_HEADER = "X-CSRF-Token"
 # 256 random bits: not to be guessed, however many are tried.
 SECRET_BYTES = 32
 TOKEN_START = "rhyme_"
+# No token begins so.
+CODE_START = "once_"
+# Nobody gets in yet, and a service manager's log may be read the next day.
+FIRST_CODE_SECONDS = 24 * 3600.0
+# Whoever starts a service again, or asks for a link, is there to follow it, and can have another one.
+CODE_SECONDS = 600.0
+# The token behind the sessions of links. Nobody has its secret; the prefix, which no other token has, finds it.
+LINK_TOKEN, LINK_PREFIX = "sign-in link", "link"
 # What of a token people may see: enough to recognise it, and far too little to use it.
 PREFIX_LENGTH = len(TOKEN_START) + 4
 # `last_used_at` is written this seldom, so that reading does not become writing.
@@ -49,9 +61,38 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 logger = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False, description="An access token, for scripts and reporters.")
-_cookie = APIKeyCookie(
-    name=COOKIE, auto_error=False, description=f"A browser's session; what changes something needs {CSRF_HEADER} too."
+
+
+class _SessionCookie(APIKeyCookie):
+    """The session cookie of a request, under the name that this service's address gives it."""
+
+    async def __call__(self, request: Request) -> str | None:
+        return request.cookies.get(cookie_name(request))
+
+
+_cookie = _SessionCookie(
+    name=COOKIE,
+    scheme_name=COOKIE_SCHEME,
+    auto_error=False,
+    description=f"A browser's session; what changes something needs {CSRF_HEADER} too.",
 )
+
+
+def is_secure(request: Request) -> bool:
+    """Whether the browser speaks HTTPS, with this service or with a trusted proxy."""
+    service: Service = request.app.state.service
+    return service.settings.tls or request.url.scheme == "https"
+
+
+def cookie_name(request: Request) -> str:
+    """Return the name of the session cookie.
+
+    Browsers send a host's cookies to all of its ports, so the name has the port that the browser asks: two services on
+    one host sign nobody out of the other. `__Host-` keeps pages that are not HTTPS from setting the cookie.
+    """
+    port = request.headers.get("host", "").rpartition(":")[2]
+    name = f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
+    return f"__Host-{name}" if is_secure(request) else name
 
 
 @dataclass(frozen=True)
@@ -96,17 +137,29 @@ def issue_token(session: Session, name: str, role: Role, now: float, run_id: int
     return Issued(row, secret)
 
 
-def issue_first_token(session: Session, now: float) -> Issued | None:
-    """An operator's token if there is none that still opens anything; the caller commits and shows it once."""
+def nobody_gets_in(session: Session) -> bool:
+    """Whether no operator's token opens anything."""
     usable = select(Token.id).where(Token.role == "operator", Token.revoked_at.is_(None)).limit(1)
-    if session.scalar(usable) is not None:
-        return None
-    return issue_token(session, "first operator", "operator", now)
+    return session.scalar(usable) is None
 
 
-def sign_in_link(base_url: str, secret: str) -> str:
-    """A link for the browser. Fragments stay in the browser: the page posts it to /api/v1/session."""
-    return f"{base_url}/#token={secret}"
+def issue_code(session: Session, now: float, seconds: float) -> str:
+    """Return a new code, good for one sign-in as an operator within `seconds`; the caller commits and shows it once."""
+    session.execute(delete(SignInCode).where(SignInCode.expires_at <= now))
+    code = CODE_START + secrets.token_urlsafe(SECRET_BYTES)
+    session.add(SignInCode(digest=digest(code), created_at=now, expires_at=now + seconds))
+    return code
+
+
+def take_code(session: Session, code: str, now: float) -> bool:
+    """Whether this code is good. It opens nothing more after the caller has committed; of two callers one gets it."""
+    good = SignInCode.digest == digest(code), SignInCode.expires_at > now
+    return session.scalar(delete(SignInCode).where(*good).returning(SignInCode.digest)) is not None
+
+
+def sign_in_link(base_url: str, code: str) -> str:
+    """Return a link for the browser. Fragments stay in the browser: the page posts the code to /api/v1/session."""
+    return f"{base_url}/#code={code}"
 
 
 def revoke_token(session: Session, token: Token, now: float) -> None:
@@ -116,11 +169,14 @@ def revoke_token(session: Session, token: Token, now: float) -> None:
 
 
 def open_session(session: Session, secret: str, now: float, hours: float) -> tuple[str, BrowserSession, Token] | None:
-    """Sign a browser in: the cookie's value and the session, or None for a token that opens nothing.
+    """Sign a browser in with a token or a code: the cookie's value and the session, or None if it opens nothing.
 
     The caller commits. Reporters have no pages to see.
     """
-    token = session.scalar(select(Token).where(Token.digest == digest(secret), Token.revoked_at.is_(None)))
+    if secret.startswith(CODE_START):
+        token = _link_token(session, now) if take_code(session, secret, now) else None
+    else:
+        token = session.scalar(select(Token).where(Token.digest == digest(secret), Token.revoked_at.is_(None)))
     if token is None or token.role == "reporter":
         return None
     session.execute(delete(BrowserSession).where(BrowserSession.expires_at <= now))
@@ -135,6 +191,24 @@ def open_session(session: Session, secret: str, now: float, hours: float) -> tup
     session.add(row)
     session.flush()
     return value, row, token
+
+
+def _link_token(session: Session, now: float) -> Token:
+    """Return the operator's token that all sessions of links belong to: to revoke it closes them."""
+    query = select(Token).where(Token.prefix == LINK_PREFIX, Token.revoked_at.is_(None)).order_by(Token.id).limit(1)
+    token = session.scalar(query)
+    if token is None:
+        token = issue_token(session, LINK_TOKEN, "operator", now).row
+        token.prefix = LINK_PREFIX
+    return token
+
+
+def may_open(session: Session, secret: str, now: float) -> bool:
+    """Whether a token or code is known, so that only those who know one make the store's writers wait."""
+    if secret.startswith(CODE_START):
+        code = select(SignInCode.digest).where(SignInCode.digest == digest(secret), SignInCode.expires_at > now)
+        return session.scalar(code) is not None
+    return find_by_token(session, secret) is not None
 
 
 def find_by_token(session: Session, secret: str) -> Principal | None:
@@ -196,19 +270,16 @@ def role_of(token: Token) -> Role:
 
 async def _authenticate(service: Service, request: Request, bearer: str | None, cookie: str | None) -> Principal:
     """Raises ProblemError: 401, 403 (CSRF), 429."""
-    address = client_address(request)
     if bearer is None and cookie is None:
         raise _unauthorized("sign in, or send a token: Authorization: Bearer ...")
-    if wait := service.limits.sign_ins.wait(address):
-        raise retry_later(429, "too many wrong tokens from this address", wait)
     # A token that is there decides: a script that runs in a browser's profile is still a script.
     key = ("token", digest(bearer)) if bearer is not None else ("session", digest(cookie or ""))
     # Known callers wait neither for the store nor for a thread.
     who = service.callers.get(key) or await run_in_threadpool(_look_up, service, key, bearer, cookie)
     if who is None:
-        if bearer is not None:
-            service.limits.sign_ins.take(address)
-        raise _unauthorized("the token is not known or was revoked" if bearer else "the session is over: sign in again")
+        if bearer is None:
+            raise _unauthorized("the session is over: sign in again")
+        raise refuse_secret(service, request, "the token is not known or was revoked")
     if who.session is not None and request.method not in SAFE_METHODS:
         given = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(given.encode(), (who.csrf or "").encode()):
@@ -230,9 +301,15 @@ def _look_up(service: Service, key: tuple[str, str], bearer: str | None, cookie:
     return who
 
 
-def client_address(request: Request) -> str:
-    """Who is on the other side, as the socket says it (a header could say anything)."""
-    return request.client.host if request.client else "unknown"
+def refuse_secret(service: Service, request: Request, detail: str) -> ProblemError:
+    """Return the answer to a wrong token or code, which is counted against the client's address: 401, or 429.
+
+    Only wrong ones are counted, because others at the same address have right ones.
+    """
+    address = request.client.host if request.client else "unknown"
+    if wait := service.limits.sign_ins.take(address):
+        return retry_later(429, "too many wrong tokens or sign-in links from this address", wait)
+    return _unauthorized(detail)
 
 
 def _unauthorized(detail: str) -> ProblemError:

@@ -25,6 +25,7 @@ PAGE = 50
 LARGEST_PAGE = 1000
 
 Name = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH, pattern=NO_NUL)]
+Secret = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NUL, examples=["rhyme_...", "once_..."])]
 Notes = Annotated[str, Field(max_length=NOTES_LENGTH, pattern=NO_NUL)]
 Tag = Annotated[str, Field(min_length=1, max_length=TAG_LENGTH, pattern=NO_NUL)]
 Tags = Annotated[list[Tag], Field(max_length=TAGS)]

@@ -1,31 +1,122 @@
 """What every request passes before any route sees it: pure ASGI, no body is buffered here.
 
-Outermost first: `SecurityHeaders` on every answer; `HostGuard` against DNS rebinding and foreign pages; `RateGuard`;
-`BodyLimit`, which also counts a chunked body while it is read. `RequestMetrics` sees every answer.
+Outermost first: `HeadAsGet`; `ForwardedClient` behind a proxy; `RequestMetrics`, which sees every answer;
+`SecurityHeaders` on every answer; `HostGuard` against DNS rebinding and foreign pages; `RateGuard`; `BodyLimit`, which
+limits the size and the time of a body.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ipaddress
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
+from anyio.lowlevel import checkpoint
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rhyme_openrlhf.api.limits import RateLimit
+from rhyme_openrlhf.api.limits import BodyRoom, ComingBody, RateLimit
 from rhyme_openrlhf.api.problems import problem_response
 from rhyme_openrlhf.api.security_headers import SECURITY_HEADERS
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
+from rhyme_openrlhf.api.settings import Network
 
 # A year, as browsers' preload lists want it; only said over TLS.
 HSTS = "max-age=31536000"
 # Batches of events have a limit of their own.
-BATCH_PATH = "/api/v1/ingest/"
+BATCH_START, BATCH_END = "/api/v1/ingest/", "/batches"
+# A body that made room for others is sent again after this: by then the burst is over.
+ROOM_RETRY_SECONDS = 1
 # Probes come from machines that know no name of ours, and must not fail because somebody else is too fast.
 PROBES = frozenset({"/healthz", "/readyz"})
+
+
+class HeadAsGet:
+    """Answers HEAD with the status and headers of GET, and without a body; a stream does not begin.
+
+    The outermost middleware: everything else sees GET, and the server sees HEAD.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+                endless = "content-length" not in Headers(raw=message["headers"])
+            else:
+                endless = message.get("more_body", False)
+            if endless:
+                # The client has its answer: what would follow is not made.
+                answering.cancel()
+                await checkpoint()
+
+        with anyio.CancelScope() as answering:
+            await self.app({**scope, "method": "GET"}, receive, send_head)
+
+
+class ForwardedClient:
+    """Takes the client's address, and whether it speaks HTTPS, from what trusted proxies say."""
+
+    def __init__(self, app: ASGIApp, proxies: Sequence[Network]) -> None:
+        self.app = app
+        self._proxies = proxies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope.get("client") and _is_among(scope["client"][0], self._proxies):
+            headers = Headers(scope=scope)
+            address = client_behind(scope["client"][0], headers.getlist("x-forwarded-for"), self._proxies)
+            scope = {**scope, "client": (address, 0)}
+            if headers.get("x-forwarded-proto", "").strip().lower() == "https":
+                scope["scheme"] = "https"
+        await self.app(scope, receive, send)
+
+
+def client_behind(peer: str, said: Sequence[str], proxies: Sequence[Network]) -> str:
+    """Return the client's address: the last one in the X-Forwarded-For headers `said` that is no trusted proxy's.
+
+    Each proxy adds the address that it sees at the end, so a client chooses only what stands before its own address.
+    """
+    address = peer
+    for hop in reversed(",".join(said).split(",")):
+        if not _is_among(address, proxies):
+            break
+        found = _hop_address(hop)
+        if found is None:
+            break
+        address = found
+    return address
+
+
+def _hop_address(hop: str) -> str | None:
+    """Return the address of one entry in its one form, without a port; None for anything else."""
+    hop = hop.strip()
+    if hop.startswith("["):
+        hop = hop[1:].partition("]")[0]
+    elif hop.count(":") == 1:
+        hop = hop.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(hop)
+    except ValueError:
+        return None
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def _is_among(address: str, networks: Sequence[Network]) -> bool:
+    found = _hop_address(address)
+    return found is not None and any(ipaddress.ip_address(found) in network for network in networks)
 
 
 class SecurityHeaders:
@@ -125,18 +216,25 @@ class RateGuard:
 
 
 class BodyLimit:
-    """Refuses bodies above a limit (bytes): by what they announce, and by what comes."""
+    """Refuses bodies above a limit (bytes), by what they announce and by what comes; and bodies that come too slowly.
 
-    def __init__(self, app: ASGIApp, limit: int, batch_limit: int) -> None:
+    All bodies that are coming share a room of `room` bytes, however many connections there are.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, batch_limit: int, seconds: float, room: int) -> None:
         self.app = app
         self._limit = limit
         self._batch_limit = batch_limit
+        self._seconds = seconds
+        self._room = BodyRoom(room)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        limit = self._batch_limit if scope["path"].startswith(BATCH_PATH) else self._limit
+        path = scope["path"]
+        is_batch = path.startswith(BATCH_START) and path.endswith(BATCH_END)
+        limit = self._batch_limit if is_batch else self._limit
         too_large = f"the body is larger than {limit} bytes"
         announced = Headers(scope=scope).get("content-length", "0")
         if not (announced.isascii() and announced.isdigit()):
@@ -145,19 +243,48 @@ class BodyLimit:
         if int(announced) > limit:
             await problem_response(413, too_large)(scope, receive, send)
             return
-        got = 0
+        # The time begins with the reading: what a route does before is not the client's.
+        body: ComingBody | None = None
+        complete = False
 
         async def receive_counted() -> Message:
-            nonlocal got
-            message = await receive()
-            if message["type"] == "http.request":
-                got += len(message.get("body", b""))
-                if got > limit:
-                    # Whoever reads the body lets this kind through to the error handlers.
-                    raise HTTPException(413, too_large)
+            nonlocal body, complete
+            if complete:
+                return await receive()
+            if body is None:
+                body = self._room.enter(asyncio.get_running_loop().time() + self._seconds)
+            message = await self._next_part(body, receive)
+            size = len(message.get("body", b""))
+            # Whoever reads the body lets this kind of error through to the error handlers.
+            if body.size + size > limit:
+                raise HTTPException(413, too_large)
+            self._room.grow(body, size)
+            if not message.get("more_body", False):
+                complete = True
+                self._room.leave(body)
             return message
 
-        await self.app(scope, receive_counted, send)
+        try:
+            await self.app(scope, receive_counted, send)
+        finally:
+            if body is not None:
+                self._room.leave(body)
+
+    async def _next_part(self, body: ComingBody, receive: Receive) -> Message:
+        """Return the body's next part. Raises HTTPException: 408 after the deadline, 503 where the room is needed."""
+        with contextlib.suppress(TimeoutError):
+            try:
+                async with asyncio.timeout_at(body.deadline) as body.waiting:
+                    if not body.evicted:
+                        return await receive()
+            finally:
+                body.waiting = None
+        # The rest of the body may still come: it must not be taken for the next request.
+        headers = {"Connection": "close"}
+        if body.evicted:
+            headers["Retry-After"] = str(ROOM_RETRY_SECONDS)
+            raise HTTPException(503, "too many large bodies are coming: try again", headers)
+        raise HTTPException(408, f"the body did not come within {self._seconds:g} s (--serve.body_seconds)", headers)
 
 
 class RequestMetrics:

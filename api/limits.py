@@ -1,11 +1,14 @@
-"""Who may ask how often, and how much at once: token buckets with bounded memory, and counted slots.
+"""Who may ask how often, and how much at once: token buckets with bounded memory, counted slots, room for bodies.
 
 Invariants: a bucket never lets more through than `burst` plus `rate` a second; no more than `capacity` buckets are
-kept, and forgetting one (the longest unused) at most gives its owner a full bucket again. All of it is thread-safe.
+kept, and forgetting one (the longest unused) at most gives its owner a full bucket again. Buckets and slots are
+thread-safe.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -88,14 +91,68 @@ class Slots:
     def acquire(self) -> None:
         """Take a slot, to be given back with `release`. Raises ProblemError when none is free."""
         with self._lock:
-            if self.taken >= self._count:
-                raise retry_later(503, f"{self._count} {self._what} are open already: try again", SLOT_RETRY_S)
+            self.check()
             self.taken += 1
+
+    def check(self) -> None:
+        """Raise ProblemError when no slot is free."""
+        if self.taken >= self._count:
+            raise retry_later(503, f"{self._count} {self._what} are open already: try again", SLOT_RETRY_S)
 
     def release(self) -> None:
         """Give a slot back."""
         with self._lock:
             self.taken -= 1
+
+
+@dataclass(eq=False)
+class ComingBody:
+    """A request's body of which a part is still to come; `deadline` is a time of the event loop."""
+
+    deadline: float
+    size: int = 0
+    evicted: bool = False
+    waiting: asyncio.Timeout | None = None
+
+    def evict(self) -> None:
+        """Make the task that reads this body give up."""
+        self.evicted = True
+        if self.waiting is not None and not self.waiting.expired():
+            self.waiting.reschedule(-math.inf)
+
+
+class BodyRoom:
+    """The memory that all coming bodies share. The oldest body makes room for the others, so stuck bodies block nobody.
+
+    One event loop uses it; no lock is needed.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is in bytes."""
+        self._limit = limit
+        self._coming: dict[ComingBody, None] = {}
+        self.size = 0
+
+    def enter(self, deadline: float) -> ComingBody:
+        """Count a new body."""
+        body = ComingBody(deadline)
+        self._coming[body] = None
+        return body
+
+    def grow(self, body: ComingBody, size: int) -> None:
+        """Count `size` more bytes of a body; evict the oldest bodies while all of them are larger than the limit."""
+        body.size += size
+        self.size += size
+        while self.size > self._limit and self._coming:
+            oldest = next(iter(self._coming))
+            self.leave(oldest)
+            oldest.evict()
+
+    def leave(self, body: ComingBody) -> None:
+        """Count a body no longer: all of it is there, or nobody reads it."""
+        if body in self._coming:
+            del self._coming[body]
+            self.size -= body.size
 
 
 @dataclass(frozen=True)

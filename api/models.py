@@ -184,6 +184,16 @@ class Token(Base):
     revoked_at: Mapped[float | None] = mapped_column(Float)
 
 
+class SignInCode(Base):
+    """The code of a sign-in link, which is taken once. The code is kept only as its SHA-256."""
+
+    __tablename__ = "sign_in_codes"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[float] = mapped_column(Float)
+    expires_at: Mapped[float] = mapped_column(Float)
+
+
 class BrowserSession(Base):
     """A browser that signed in with a token. The cookie's value is kept only as its SHA-256."""
 

@@ -21,15 +21,19 @@ DESCRIPTION = (
     "times are unix seconds. Scripts send `Authorization: Bearer <token>`; browsers sign in at `/api/v1/session`, and "
     f"send `{auth.CSRF_HEADER}` with whatever changes something."
 )
-# Before any route: wrong host or a foreign page, too fast, too large.
-_ALWAYS = documented(400, 403, 413, 429)
+# Before any route: wrong host or a foreign page, too fast, too large; a body that is too slow is one of any route.
+_ALWAYS = documented(400, 403, 408, 413, 429)
 
 
 @router.get("/openapi.json", summary="This description", responses={200: {"content": {"application/json": {}}}})
 def openapi(request: Request, who: auth.Viewer) -> dict[str, Any]:
     """The OpenAPI description of this API."""
     app: FastAPI = request.app
-    return app.openapi()
+    schema = app.openapi()
+    schemes = schema["components"]["securitySchemes"]
+    cookie = {**schemes[auth.COOKIE_SCHEME], "name": auth.cookie_name(request)}
+    components = {**schema["components"], "securitySchemes": {**schemes, auth.COOKIE_SCHEME: cookie}}
+    return {**schema, "components": components}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rhyme_openrlhf.options import Settings, SettingsError, option
 MEGABYTE = 1024 * 1024
 # What a browser on the same machine may call the service.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class ServeSettings(Settings):
     )
     tls_cert: str = option("", "Certificate file (PEM): with --serve.tls_key the service speaks HTTPS.", kind="file")
     tls_key: str = option("", "Private key file (PEM) of the certificate.", kind="file")
+    trusted_proxies: str = option(
+        "",
+        "Addresses or networks, separated by commas, of the proxies before the service: the client's address and HTTPS "
+        "are then read from the X-Forwarded-For and X-Forwarded-Proto headers that these proxies send.",
+        kind="plain",
+    )
     insecure_public: bool = option(
         False, "Listen on a public address without TLS: tokens then cross the network readable by all."
     )
@@ -56,11 +63,17 @@ class ServeSettings(Settings):
     )
     request_burst: int = option(400, "Requests that may come at once, above that rate.", low=1, high=100000)
     sign_ins_per_minute: float = option(
-        20.0, "Wrong tokens a minute that one client address may try.", low=0.1, high=100000
+        20.0, "Wrong tokens and sign-in links a minute that one client address may try.", low=0.1, high=100000
     )
     body_mb: float = option(1.0, "Largest request body in MB, except batches of events.", low=0.01, high=1024)
     batch_mb: float = option(
         16.0, "Largest batch of events in MB as sent; unpacked it may be four times that.", low=0.1, high=1024
+    )
+    body_seconds: float = option(
+        30.0,
+        "Seconds in which the whole body of a request must come; a slower one is answered with 408.",
+        low=0.1,
+        high=3600,
     )
     batches_in_flight: int = option(
         16, "Batches taken in at once; more are answered with 503 and when to come again.", low=1, high=1024
@@ -91,11 +104,21 @@ class ServeSettings(Settings):
                 f"--serve.host {self.host} can be reached by other machines: give --serve.tls_cert and "
                 "--serve.tls_key, or say --serve.insecure_public if the network is yours alone"
             )
+        self.proxies()
 
     @property
     def tls(self) -> bool:
         """Whether the service itself speaks HTTPS."""
         return bool(self.tls_cert)
+
+    def proxies(self) -> tuple[Network, ...]:
+        """Return the networks of the trusted proxies. Raises SettingsError."""
+        try:
+            return tuple(ipaddress.ip_network(part.strip()) for part in self.trusted_proxies.split(",") if part.strip())
+        except ValueError as error:
+            raise SettingsError(
+                f"--serve.trusted_proxies must be addresses or networks, as 10.0.0.5,192.168.0.0/16: {error}"
+            ) from None
 
     def data_path(self) -> Path:
         """Where the service keeps its files; need not exist."""

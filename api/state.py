@@ -17,6 +17,7 @@ from rhyme_openrlhf.api.database import Database
 from rhyme_openrlhf.api.fresh import Fresh
 from rhyme_openrlhf.api.intake import Intake, ThreadIntake
 from rhyme_openrlhf.api.limits import Limits
+from rhyme_openrlhf.api.readiness import Writable
 from rhyme_openrlhf.api.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.config import new_uid
@@ -75,9 +76,11 @@ class Service:
     uid: str = field(default_factory=new_uid)
     # Set by `create_app`.
     live: LiveLooks = field(init=False)
+    writable: Writable = field(init=False)
 
     def __post_init__(self) -> None:
         self.intake = ThreadIntake(self.database)
+        self.writable = Writable(self.database)
 
 
 # Something that runs beside the requests: entered when the database is ready, left at shutdown.

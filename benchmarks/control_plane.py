@@ -33,6 +33,7 @@ import httpx
 import psutil
 
 from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.cli.runs.client import exchange
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import TrainStep
 from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
@@ -61,12 +62,12 @@ def serving(folder: Path) -> Iterator[tuple[str, str]]:
         assert service.stdout is not None
         said = ""
         try:
-            while not (link := re.search(r"(http://\S+)/#token=(\S+)", said)):
+            while not (link := re.search(r"(http://\S+)/#code=(\S+)", said)):
                 line = service.stdout.readline()
                 if not line:
                     raise RuntimeError(f"the service did not start: {said}")
                 said += line
-            yield link[1], link[2]
+            yield link[1], exchange(link[1], link[2], "benchmark").token
         finally:
             service.terminate()
 

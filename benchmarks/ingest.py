@@ -36,6 +36,7 @@ from sqlalchemy import text
 
 from rhyme_openrlhf.api.base import Base
 from rhyme_openrlhf.api.database import Database
+from rhyme_openrlhf.cli.runs.client import exchange
 
 ROOT = Path(__file__).parents[1]
 # Batches each reporter sends between two looks at the clock: some seconds' work.
@@ -65,12 +66,12 @@ def serving(store_url: str, workers: int) -> Iterator[tuple[str, str]]:
         timer.start()
         try:
             assert server.stdout is not None
-            link = next((line.split()[-1] for line in server.stdout if "#token=" in line), None)
+            link = next((line.split()[-1] for line in server.stdout if "#code=" in line), None)
             timer.cancel()
             if link is None:
                 raise RuntimeError(f"rhyme serve gave no link to sign in within {START_SECONDS:.0f} s")
-            url, _, token = link.partition("/#token=")
-            yield url, token
+            url, _, code = link.partition("/#code=")
+            yield url, exchange(url, code, "benchmark").token
         finally:
             timer.cancel()
             server.terminate()

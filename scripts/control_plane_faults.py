@@ -471,7 +471,6 @@ def _set_up(fault: Fault, store: str, seconds: float, folder: Path, stack: ExitS
             log=folder / "second.log",
             database=postgresql.url if postgresql is not None else f"sqlite:///{disk}/data/rhyme.sqlite",
             ray=clusters[-1].address,
-            token=service.token,
         )
         stack.callback(second.end)
         pair = Pair((service, second), (clusters[0], clusters[-1]))

@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from rhyme_openrlhf.cli.runs.client import exchange
 from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Recorded, RunFinished
@@ -65,11 +66,10 @@ class Service:
         roots: Path | None = None,
         clock: Path | None = None,
         ray: str = "",
-        token: str = "",
     ) -> None:
         """`folder` is the data directory; `database` a URL, "" for SQLite in it; `log` takes what it prints.
 
-        `ray`: the cluster's dashboard, "" for none; `token`: an operator's, where the database has one already.
+        `ray`: the cluster's dashboard, "" for none.
         """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -84,9 +84,9 @@ class Service:
         ]  # fmt: skip
         self.start()
         self.wait()
-        link = re.search(r"#token=(\S+)", self.log.read_text())
-        assert link is not None or token
-        self.token = token or (link[1] if link else "")
+        code = re.search(r"#code=(\S+)", self.log.read_text())
+        assert code is not None
+        self.token = exchange(self.url, code[1], "reported runs").token
         self.client = httpx.Client(
             base_url=f"{self.url}/api/v1", headers={"Authorization": f"Bearer {self.token}"}, timeout=30.0
         )

@@ -191,18 +191,20 @@ def report_run(database: Any, recorded: Path, now: float) -> str:
 
 @contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Iterator[str]:
-    """`rhyme serve` over the store of `folder`; gives the sign-in link."""
+    """`rhyme serve` over the store of `folder`; gives a link that signs in as often as it is followed."""
+    from rhyme_openrlhf.cli.runs.client import exchange
+
     command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "serve", "--serve.port", "0", *options]
     command += ["--serve.data_dir", str(folder), "--serve.roots", str(folder)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert server.stdout is not None
         for line in server.stdout:
-            if found := re.search(r"http://\S+#token=\S+", line):
+            if found := re.search(r"(http://\S+)/#code=(\S+)", line):
                 break
         else:
             raise SystemExit("screenshots: the service did not start: see above")
-        yield found.group()
+        yield f"{found[1]}/#token={exchange(found[1], found[2], 'screenshots').token}"
     finally:
         server.terminate()
         server.communicate(timeout=START_SECONDS)

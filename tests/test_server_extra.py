@@ -54,15 +54,16 @@ def test_the_server_extra_serves(tmp_path: Path) -> None:
     try:
         assert service.stdout is not None
         said = ""
-        while not (link := re.search(r"(http://\S+)/#token=(\S+)", said)):
+        while not (link := re.search(r"(http://\S+)/#code=(\S+)", said)):
             line = service.stdout.readline()
             assert line, f"the service ended: {said}"
             said += line
-        url, token = link[1], link[2]
+        url, code = link[1], link[2]
         with httpx.Client(base_url=url, timeout=60) as client:
             assert client.get("/healthz").status_code == 200
             assert client.get("/api/v1/runs").status_code == 401
-            client.headers["Authorization"] = f"Bearer {token}"
+            issued = client.post("/api/v1/tokens/exchange", json={"code": code, "name": "test"}).json()
+            client.headers["Authorization"] = f"Bearer {issued['token']}"
             assert client.get("/api/v1/runs").json()["items"] == []
             imported = client.post("/api/v1/imports", json={"directory": str(run)})
             assert imported.status_code == 200, imported.text

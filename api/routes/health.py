@@ -33,7 +33,7 @@ async def healthz() -> Health:
 
 @router.get("/readyz", responses=documented(503), summary="Ready")
 def readyz(service: ServiceDep) -> Health:
-    """The database answers and has this version's schema."""
+    """The database answers, has this version's schema, and has taken a write within the last seconds."""
     try:
         current = schema_is_current(service.database)
     except SQLAlchemyError as error:
@@ -41,6 +41,8 @@ def readyz(service: ServiceDep) -> Health:
         raise ProblemError(503, "the database does not answer") from error
     if not current:
         raise ProblemError(503, "the database has another version's schema")
+    if problem := service.writable.problem():
+        raise ProblemError(503, problem)
     return Health()
 
 

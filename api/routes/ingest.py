@@ -136,13 +136,15 @@ async def post_batch(uid: AttemptUid, request: Request, who: auth.Reporter, serv
     if media_type != "application/json":
         raise ProblemError(415, "a batch is application/json")
     limits = service.limits.batches
-    # Before the body is read: what is refused for now costs neither side the sending of it twice.
+    # What is refused for now costs neither side the sending of it twice; but a body that is coming holds no slot,
+    # because a stuck one would keep others out.
+    limits.check()
+    body = await request.body()
     with limits.one():
         service.metrics.batches_in_flight.inc()
         began = time.perf_counter()
         outcome = "refused"
         try:
-            body = await request.body()
             encoding = request.headers.get("content-encoding")
             limit = int(service.settings.batch_mb * MEGABYTE * UNPACKED_RATIO)
             run_id, receipt = await service.intake(Sent(uid, body, encoding, limit, _sender(who)))

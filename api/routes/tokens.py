@@ -1,20 +1,21 @@
-"""Access tokens: list, make, revoke. Operators only."""
+"""Access tokens: list, make, revoke, for operators only; and the exchange of a sign-in link's code for one."""
 
 from __future__ import annotations
 
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
 from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import INT32, LARGEST_PAGE, Body, Cursor, Limit, Name, UidText
+from rhyme_openrlhf.api.fields import INT32, LARGEST_PAGE, Body, Cursor, Limit, Name, Secret, UidText
 from rhyme_openrlhf.api.models import Run, Token
 from rhyme_openrlhf.api.pagination import Order
 from rhyme_openrlhf.api.problems import ProblemError, documented, not_found
 from rhyme_openrlhf.api.queries import find_run, page_of
+from rhyme_openrlhf.api.routes.sign_in import USED_UP
 from rhyme_openrlhf.api.state import ServiceDep
 
 router = APIRouter(prefix="/tokens", tags=["tokens"], responses=documented(401, 403, 422, 429, 503))
@@ -52,6 +53,13 @@ class NewToken(Body):
     run: UidText | None = Field(default=None, description="With role reporter: the only run it may report for.")
 
 
+class Exchange(Body):
+    """A sign-in link's code, and what the token that it becomes is called."""
+
+    code: Secret
+    name: Name
+
+
 class IssuedToken(TokenView):
     """A new token; `token` is shown this once."""
 
@@ -87,6 +95,21 @@ def make_token(body: NewToken, who: auth.Operator, service: ServiceDep) -> Issue
         run_id = find_run(session, body.run).id if body.run else None
         issued = auth.issue_token(session, body.name, body.role, time.time(), run_id)
         return IssuedToken(**_view(issued.row, body.run).model_dump(), token=issued.secret)
+
+
+@router.post("/exchange", status_code=201, summary="Exchange a sign-in link's code for a token")
+def exchange_code(body: Exchange, request: Request, service: ServiceDep) -> IssuedToken:
+    """Make an operator's token for whoever has the code of a sign-in link, which is used up: for `rhyme runs login`."""
+    now = time.time()
+    with service.database.reading(snapshot=False) as session:
+        known = body.code.startswith(auth.CODE_START) and auth.may_open(session, body.code, now)
+    if not known:
+        raise auth.refuse_secret(service, request, USED_UP)
+    with service.database.writing() as session:
+        if not auth.take_code(session, body.code, now):
+            raise auth.refuse_secret(service, request, USED_UP)
+        issued = auth.issue_token(session, body.name, "operator", now)
+        return IssuedToken(**_view(issued.row, None).model_dump(), token=issued.secret)
 
 
 @router.delete("/{token_id}", status_code=204, responses=documented(404), summary="Revoke a token")

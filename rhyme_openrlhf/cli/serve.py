@@ -1,6 +1,6 @@
 """`rhyme serve`: the control plane. Starts Ray on this machine or uses a cluster, and serves until Ctrl-C.
 
-Invariants: one service a data directory; the token of the first link is printed once, and nowhere else; Ray that was
+Invariants: one service a data directory; a sign-in link is printed once, and opens one session; Ray that was
 started here is stopped at the end, unless runs are under way: those go on, and the next `rhyme serve` watches them.
 """
 
@@ -57,7 +57,7 @@ class ServeError(Exception):
 class Options:
     """What was asked for. `local`: start Ray here; `ray_address`: the dashboard of a cluster, or "" for none.
 
-    `demo`: show recorded runs and start nothing.
+    `demo`: show recorded runs and start nothing. `new_link`: print a sign-in link and start nothing.
     """
 
     serve: ServeSettings
@@ -66,13 +66,16 @@ class Options:
     ray_address: str
     ray_token_file: str
     demo: bool = False
+    new_link: bool = False
 
 
 def main(argv: list[str]) -> int:
     """Serve until Ctrl-C or SIGTERM. Returns the exit code: 2 when it cannot start."""
     try:
         options = read_options(argv)
-        if options.demo:
+        if options.new_link:
+            _print_new_link(options.serve)
+        elif options.demo:
             _serve_demo(options)
         else:
             _serve(options)
@@ -119,6 +122,12 @@ def read_options(argv: Sequence[str]) -> Options:
         help="Show recorded runs, one of them played live, and a synthetic one: nothing is started, no Ray is needed, "
         "and nothing is left behind.",
     )
+    parser.add_argument(
+        "--new-link",
+        action="store_true",
+        help="Print a new sign-in link for the service of the data directory (or of --serve.database), which may be "
+        "running, and end.",
+    )
     add_options(parser, (ServeSettings, LaunchSettings))
     given = vars(parser.parse_args(argv))
     if given["local"] and given["ray_address"]:
@@ -126,6 +135,8 @@ def read_options(argv: Sequence[str]) -> Options:
     if given["ray_address"] and not given["ray_address"].startswith(("http://", "https://")):
         raise ServeError("--ray-address must be the cluster's dashboard, as http://HOST:8265")
 
+    if given["new_link"] and given["demo"]:
+        raise ServeError("--demo prints its own link, and --new-link starts nothing: give one of them")
     if given["demo"] and any(given[name] for name in NOT_IN_A_DEMO):
         raise ServeError(
             "--demo shows recordings from a folder of its own: give it without --local, --ray-address, "
@@ -142,7 +153,25 @@ def read_options(argv: Sequence[str]) -> Options:
         ray_address=given["ray_address"],
         ray_token_file=given["ray_token_file"],
         demo=given["demo"],
+        new_link=given["new_link"],
     )
+
+
+def _print_new_link(settings: ServeSettings) -> None:
+    """Print a sign-in link, also while a service is running on the same database. Raises ServeError."""
+    from rhyme_openrlhf.api import auth
+    from rhyme_openrlhf.api.database import DatabaseError
+    from rhyme_openrlhf.api.local_link import kept_address, new_code
+
+    try:
+        code = new_code(settings)
+    except DatabaseError as error:
+        raise ServeError(str(error)) from error
+    print(_link_line(auth.sign_in_link(kept_address(settings), code)), flush=True)
+
+
+def _link_line(link: str) -> str:
+    return f"Sign in (this link works once): {link}"
 
 
 def _serve_demo(options: Options) -> None:
@@ -165,12 +194,13 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
     """Serve until the end; `further` runs beside the requests."""
     import uvicorn
 
-    from rhyme_openrlhf.api import auth
+    from rhyme_openrlhf.api import auth, local_link
     from rhyme_openrlhf.api.app import BACKGROUND, create_app
     from rhyme_openrlhf.api.database import DatabaseError
     from rhyme_openrlhf.api.dispatcher import dispatching
     from rhyme_openrlhf.api.intake import worker_intake
     from rhyme_openrlhf.api.launching import Launching
+    from rhyme_openrlhf.api.server import Server
     from rhyme_openrlhf.webui.install import install as install_dashboard
 
     settings = options.serve
@@ -195,10 +225,9 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
         intakes = () if options.demo else (worker_intake,)
         background = (*BACKGROUND, *intakes, dispatching(launching, ended, _say), *further)
 
-        def show_link(secret: str) -> None:
-            print(
-                f"Sign in (this link is shown once): {auth.sign_in_link(settings.base_url(port), secret)}", flush=True
-            )
+        def show_link(code: str) -> None:
+            local_link.keep_address(data, settings.base_url(port))
+            print(_link_line(auth.sign_in_link(settings.base_url(port), code)), flush=True)
 
         try:
             app = create_app(settings, background=background, show_link=show_link)
@@ -206,7 +235,7 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
             raise ServeError(str(error)) from error
         app.state.launching = launching
         install_dashboard(app)
-        server = uvicorn.Server(
+        server = Server(
             uvicorn.Config(
                 app,
                 log_level="warning",

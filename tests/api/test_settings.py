@@ -35,6 +35,17 @@ def test_an_empty_host_would_listen_for_everybody() -> None:
         ServeSettings(host="")
 
 
+def test_a_proxy_is_an_address_or_a_network() -> None:
+    assert ServeSettings().proxies() == ()
+    assert [str(one) for one in ServeSettings(trusted_proxies="10.0.0.5, fd00::/8,").proxies()] == [
+        "10.0.0.5/32",
+        "fd00::/8",
+    ]
+    for wrong in ("proxy.example", "10.0.0.5/8", "10.0.0"):
+        with pytest.raises(SettingsError, match="--serve.trusted_proxies must be addresses or networks"):
+            ServeSettings(trusted_proxies=wrong)
+
+
 def test_files_go_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert ServeSettings().data_path() == tmp_path / "rhyme-openrlhf"

@@ -1,4 +1,4 @@
-"""`rhyme serve`: what it refuses, and that it serves, shows its link once, and ends when it is told to."""
+"""`rhyme serve`: what it refuses, and that it serves, shows its links, and ends when it is told to."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ pytest.importorskip("uvicorn")
 import httpx
 
 import rhyme_openrlhf
+from rhyme_openrlhf.cli.runs.client import exchange
 from rhyme_openrlhf.cli.serve import ServeError, main, read_options
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rhyme_openrlhf.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
@@ -70,7 +71,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_shows_its_link_once_and_ends(tmp_path: Path, end: signal.Signals) -> None:
+def test_it_serves_shows_a_link_at_each_start_and_ends(tmp_path: Path, end: signal.Signals) -> None:
     links = []
     for _ in range(2):
         process = serve(tmp_path, "--no-local")
@@ -87,8 +88,46 @@ def test_it_serves_shows_its_link_once_and_ends(tmp_path: Path, end: signal.Sign
         process.send_signal(end)
         rest, _ = process.communicate(timeout=30)
         assert process.returncode == 0, rest
-        links += re.findall(r"#token=(\S+)", "".join(lines) + rest)
-    assert len(links) == 1
+        links += re.findall(r"#code=(\S+)", "".join(lines) + rest)
+    assert len(set(links)) == 2
+
+
+def test_a_new_link_is_printed_while_a_service_runs_and_after(tmp_path: Path) -> None:
+    process = serve(tmp_path, "--no-local")
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        # What the service printed itself is lost.
+        assert "#code=" in process.stdout.readline()
+        address, code = new_link(tmp_path)
+        with httpx.Client(base_url=address, transport=httpx.HTTPTransport(retries=20)) as browser:
+            assert browser.post("/api/v1/session", json={"token": code}).json()["role"] == "operator"
+            assert browser.get("/api/v1/tokens").status_code == 200
+            assert browser.post("/api/v1/session", json={"token": code}).status_code == 401
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert new_link(tmp_path)[0] == address
+
+
+def new_link(tmp_path: Path) -> tuple[str, str]:
+    """Address and code of a new link for the service of the test."""
+    asking = serve(tmp_path, "--new-link")
+    said, _ = asking.communicate(timeout=30)
+    found = re.search(r"(http://127\.0\.0\.1:\d+)/#code=(\S+)\n", said)
+    assert asking.returncode == 0 and found, said
+    return found[1], found[2]
+
+
+def test_a_new_link_needs_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--new-link", f"--serve.data_dir={tmp_path / 'none'}"]) == 2
+    assert f"there is no database {tmp_path}/none/rhyme.sqlite: start `rhyme serve`" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    assert main(["--new-link", "--serve.database=postgresql+psycopg://rhyme:secret@127.0.0.1:1/rhyme"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be used" in said and "secret" not in said
+    assert main(["--new-link", "--demo"]) == 2
+    assert "give one of them" in capsys.readouterr().err
 
 
 def test_a_service_whose_output_nobody_reads_goes_on(tmp_path: Path) -> None:
@@ -161,9 +200,9 @@ def test_the_demonstration_shows_runs_without_ray_and_leaves_nothing(tmp_path: P
     assert "a demonstration" in process.stdout.readline()
     address = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
     assert address
-    link = re.search(r"#token=(\S+)", process.stdout.readline())
+    link = re.search(r"#code=(\S+)", process.stdout.readline())
     assert link
-    headers = {"Authorization": f"Bearer {link[1]}"}
+    headers = {"Authorization": f"Bearer {exchange(address[0], link[1], 'test').token}"}
     with httpx.Client(
         base_url=address[0] + "/api/v1", headers=headers, transport=httpx.HTTPTransport(retries=20), timeout=30
     ) as client:
@@ -199,9 +238,9 @@ def test_local_starts_ray_and_stops_it_again(tmp_path: Path) -> None:
     assert "starting Ray" in process.stdout.readline()
     address = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
     assert address
-    link = re.search(r"#token=(\S+)", process.stdout.readline())
+    link = re.search(r"#code=(\S+)", process.stdout.readline())
     assert link
-    headers = {"Authorization": f"Bearer {link[1]}"}
+    headers = {"Authorization": f"Bearer {exchange(address[0], link[1], 'test').token}"}
     with httpx.Client(base_url=address[0], headers=headers, transport=httpx.HTTPTransport(retries=20)) as client:
         verdict = client.post("/api/v1/specs/validate", json={"command": "rhyme demo"}).json()
         assert verdict["valid"], verdict

@@ -24,8 +24,18 @@ class Plane:
         self.environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config"), "PYTHONUNBUFFERED": "1"}
         self.environment.pop("RAY_ADDRESS", None)
         self._folder, self._roots = folder, roots
-        self.link = self._start(0, r"http://\S+#token=\S+")
-        self.runs("login", given=self.link + "\n")
+        link = self._start(0, r"http://\S+#code=\S+")
+        self._port = urlsplit(link).port
+        self.runs("login", given=link + "\n")
+
+    @property
+    def link(self) -> str:
+        """A new sign-in link, which works once."""
+        asked = [*RHYME, "serve", "--new-link", f"--serve.data_dir={self._folder / 'data'}"]
+        said = subprocess.run(asked, capture_output=True, text=True, env=self.environment, check=True).stdout
+        found = re.search(r"http://\S+#code=\S+", said)
+        assert found, said
+        return found[0]
 
     def _start(self, port: int, until: str) -> str:
         """Start the service; gives what it says that `until` (a pattern) matches."""
@@ -44,9 +54,8 @@ class Plane:
 
     def start_again(self) -> None:
         """After `end`, at the same address. What it knows, it has from its data directory."""
-        port = urlsplit(self.link).port
-        assert port is not None
-        self._start(port, r"Ctrl-C ends it")
+        assert self._port is not None
+        self._start(self._port, r"Ctrl-C ends it")
 
     def runs(self, *arguments: str, given: str | None = None) -> str:
         """What a `rhyme runs` command printed; it must succeed."""

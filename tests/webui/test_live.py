@@ -252,6 +252,28 @@ def sessions_end(dashboard: Any, page: Any, other: Any) -> None:
     expect(other.get_by_label("Search runs")).to_have_value("goes")
 
 
+def test_a_link_signs_in_once_and_says_so(dashboard: Any, browser_page: Any, chromium: Any) -> None:
+    with dashboard.service.database.writing() as session:
+        code = auth.issue_code(session, time.time(), 60)
+    link = f"{dashboard.url}/runs/{dashboard.run_uid}#code={code}"
+    browser_page.goto(link)
+    expect(browser_page).to_have_url(f"{dashboard.url}/runs/{dashboard.run_uid}")
+    # Whoever is signed in goes on, also with a link that was used.
+    browser_page.goto(f"{dashboard.url}/sign-in#code={code}")
+    expect(browser_page).to_have_url(f"{dashboard.url}/")
+    browser_page.console_errors[:] = [error for error in browser_page.console_errors if "status of 401" not in error]
+    other = chromium.new_context().new_page()
+    other.goto(link)
+    expect(other.get_by_role("alert")).to_contain_text("used already or is too old: `rhyme serve --new-link` prints")
+    with dashboard.service.database.writing() as session:
+        code = auth.issue_code(session, time.time(), 60)
+    # What a person has is the whole line.
+    other.get_by_label("Token or link").fill(f"{dashboard.url}/#code={code}")
+    other.keyboard.press("Enter")
+    expect(other).to_have_url(f"{dashboard.url}/runs/{dashboard.run_uid}")
+    other.context.close()
+
+
 def test_what_the_pointer_is_pressed_on_is_not_replaced(dashboard: Any, browser_page: Any) -> None:
     reporter = Reporter(dashboard)
     reporter.until(2)

@@ -35,6 +35,18 @@ def test_without_a_session_pages_lead_to_sign_in_and_back(dashboard: Any) -> Non
     assert page.status_code == 200 and 'data-next="/?text=a%26b&amp;sort=name"' in page.text
 
 
+@pytest.mark.parametrize("path", ["/", "/sign-in", "/runs/{uid}", "/nothing", "/static/js/sign_in.js", "/readyz"])
+def test_head_answers_as_get_does(dashboard: Any, path: str) -> None:
+    client = signed_in(dashboard)
+    address = path.format(uid=dashboard.run_uid)
+    head, got = client.head(address), client.get(address)
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    # Nobody who is not signed in sees that a page is there.
+    without = httpx.head(dashboard.url + address)
+    assert without.status_code == httpx.get(dashboard.url + address).status_code
+
+
 @pytest.mark.parametrize("path", ["/ui/parts/runs", "/ui/runs/{uid}/parts/header", "/ui/runs/{uid}/figures/reward"])
 def test_without_a_session_pieces_are_refused(dashboard: Any, path: str) -> None:
     answer = httpx.get(dashboard.url + path.format(uid=dashboard.run_uid))

@@ -1,4 +1,4 @@
-"""`/sign-in`: takes the token out of the link that `rhyme serve` prints, or out of a form."""
+"""`/sign-in`: takes the code out of the link that `rhyme serve` prints, or a token out of a form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADDRESS_LENGTH = 4000
 
 @router.get("/sign-in")
 def sign_in(following: Annotated[str, Query(alias="next", max_length=ADDRESS_LENGTH)] = "/") -> HTMLResponse:
-    """The form; its script signs in by itself where the address carries a token."""
+    """The form; its script signs in by itself where the address carries a code or a token."""
     return render_public("sign_in.html", following=local_path(following))
 
 

@@ -2,7 +2,7 @@
 
 The address: --server, else RHYME_CONTROL_URL, else the one last signed in to, else this machine's default. The token:
 --token-file, else RHYME_CONTROL_TOKEN, else the one kept for that very address. They are kept in client.json below the
-user's configuration directory, readable for its owner alone; `rhyme serve` and `rhyme runs login` write it.
+user's configuration directory, readable for its owner alone; `rhyme runs login` writes it.
 
 Invariants: a kept token goes to no other address than the one it was kept for; no token is ever in a message.
 """
@@ -26,8 +26,10 @@ URL_VARIABLE = "RHYME_CONTROL_URL"
 # Where `rhyme serve` listens if nothing else is said (api/settings.py).
 DEFAULT_URL = "http://127.0.0.1:8420"
 PRIVATE = 0o600
-# How `rhyme serve` shows a token: an address for the browser (api/auth.py).
-LINK_MARK = "token="
+# How an address for the browser carries a one-time code, or a token, in its fragment (api/auth.py).
+LINK_MARKS = ("code=", "token=")
+# How one-time codes begin (api/auth.py).
+CODE_START = "once_"
 
 
 class AccessError(Exception):
@@ -83,15 +85,15 @@ def checked_url(url: str) -> str:
 
 
 def without_token(text: str) -> str:
-    """`text` as it may be shown: a sign-in link ends before its token."""
+    """`text` as it may be shown: a sign-in link ends before its code."""
     return text.partition("#")[0].partition("?")[0]
 
 
 def split_link(link: str) -> tuple[str, str]:
-    """Address and token of what `rhyme serve` printed, or of a bare address (token "")."""
+    """Return address, and code or token, of what `rhyme serve` printed, or of a bare address ("" for the secret)."""
     address, _, fragment = link.partition("#")
-    token = fragment.removeprefix(LINK_MARK) if fragment.startswith(LINK_MARK) else ""
-    return address.rstrip("/"), token
+    secret = next((fragment.removeprefix(mark) for mark in LINK_MARKS if fragment.startswith(mark)), "")
+    return address.rstrip("/"), secret
 
 
 def keep(access: Access, environment: Mapping[str, str]) -> Path:

@@ -178,6 +178,23 @@ class Client:
         return ClientError(detail, REFUSED, status)
 
 
+def exchange(url: str, code: str, name: str) -> Access:
+    """Return access with a new operator's token, called `name`, for the code of a sign-in link. Raises ClientError."""
+    try:
+        with Client(Access(url, code)) as client:
+            issued = client.post("/tokens/exchange", {"code": code, "name": name})
+    except ClientError as error:
+        if error.status != httpx.codes.UNAUTHORIZED:
+            raise
+        raise ClientError(
+            f"{url} does not take this sign-in link: it was used already or is too old; `rhyme serve --new-link` "
+            "prints a new one",
+            NO_ACCESS,
+            error.status,
+        ) from None
+    return Access(url, str(issued["token"]))
+
+
 def _pause(retry_after: str) -> float:
     asked = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 1.0
     return min(asked, LONGEST_PAUSE_SECONDS)

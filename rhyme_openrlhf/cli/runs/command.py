@@ -5,21 +5,28 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
+import socket
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rhyme_openrlhf.cli.runs import access, actions
 from rhyme_openrlhf.cli.runs.actions import BAD_INPUT
-from rhyme_openrlhf.cli.runs.client import NO_ACCESS, Client, ClientError
+from rhyme_openrlhf.cli.runs.client import NO_ACCESS, Client, ClientError, exchange
 from rhyme_openrlhf.options import Parser
 from rhyme_openrlhf.telemetry.wording import without_controls
 
+if TYPE_CHECKING:
+    from rhyme_openrlhf.api.settings import ServeSettings
+
 INTERRUPTED_CODE = 130
+# Of a token's name (api/models.py).
+NAME_LENGTH = 200
 
 EPILOG = """\
 a first time:
   rhyme serve --local                          start a control plane here (prints a sign-in link)
-  rhyme runs login                             paste the link: its token is kept on this machine
+  rhyme runs login                             paste the link, or press Enter where the service is on this machine
   rhyme runs start -- rhyme demo               start a run there
   rhyme runs logs -f last                      watch it
 
@@ -105,25 +112,64 @@ def main(argv: list[str]) -> int:
 
 
 def login(address: str) -> int:
-    """Ask for a sign-in link, or for the token of `address`, and keep it once the server has said that it is one.
+    """Ask for a sign-in link, or for the token of `address`, and keep a token once the server has said that it is one.
 
-    Raises AccessError, ClientError.
+    The code of a link is exchanged for a token. Where nothing is given and the database of this machine's service can
+    be written, the code comes from there. Raises AccessError, ClientError.
     """
     if access.split_link(address)[1]:
         # Other users of this machine see it there, and the shell keeps it.
         raise ClientError("give no token on the command line: `rhyme runs login` asks for the link", BAD_INPUT)
+    local = _local_settings(address)
     asked = f"access token for {address}" if address else "link that `rhyme serve` printed"
-    given = getpass.getpass(f"{asked}: ") if sys.stdin.isatty() else sys.stdin.readline()
-    found, token = access.split_link(given.strip())
-    if not token:
-        found, token = "", given
-    signed_in = access.Access(access.checked_url(found or address), access.checked_token(token))
+    if local is not None:
+        asked += " (nothing: a token from the database of this machine's service)"
+    given = (getpass.getpass(f"{asked}: ") if sys.stdin.isatty() else sys.stdin.readline()).strip()
+    found, secret = access.split_link(given)
+    if not secret:
+        found, secret = "", given
+    if not secret and local is not None:
+        found, secret = _local_code(local)
+    signed_in = access.Access(access.checked_url(found or address), access.checked_token(secret))
+    if secret.startswith(access.CODE_START):
+        signed_in = exchange(signed_in.url, secret, f"rhyme runs on {socket.gethostname()}"[:NAME_LENGTH])
     with Client(signed_in) as client:
         who = client.get("/session")
     path = access.keep(signed_in, os.environ)
     name = without_controls(who["name"])
     print(f"signed in to {signed_in.url} as {name} ({who['role']}); kept in {path}")
     return 0
+
+
+def _local_settings(address: str) -> ServeSettings | None:
+    """Return the settings of this machine's service if its database may be written and `address` is its own, or ""."""
+    try:
+        from rhyme_openrlhf.api.local_link import kept_address, store_file
+        from rhyme_openrlhf.api.settings import ServeSettings
+    except ModuleNotFoundError:  # an environment without the `server` extra
+        return None
+    settings = ServeSettings()
+    file = store_file(settings)
+    if (
+        file is None
+        or not os.access(file, os.R_OK | os.W_OK)
+        or address.rstrip("/") not in ("", kept_address(settings))
+    ):
+        return None
+    return settings
+
+
+def _local_code(settings: ServeSettings) -> tuple[str, str]:
+    """Return address and code of this machine's service, from its database. Raises AccessError."""
+    from rhyme_openrlhf.api.database import DatabaseError
+    from rhyme_openrlhf.api.local_link import kept_address, new_code
+
+    url = kept_address(settings)
+    print(f"no link was given: making a token for {url} from the database in {settings.data_path()}")
+    try:
+        return url, new_code(settings)
+    except DatabaseError as error:
+        raise access.AccessError(str(error)) from error
 
 
 def _said(error: Exception, code: int) -> int:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gzip
+import ipaddress
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.api.guard import host_name, same_origin
-from rhyme_openrlhf.api.limits import RateLimit, Slots
+from rhyme_openrlhf.api.guard import client_behind, host_name, same_origin
+from rhyme_openrlhf.api.limits import BodyRoom, RateLimit, Slots
 from rhyme_openrlhf.api.problems import ProblemError
+from rhyme_openrlhf.api.settings import ServeSettings
 
 RUNS = "/api/v1/runs"
 
@@ -112,6 +116,105 @@ def test_who_is_too_fast_is_told_when_to_come_again(make_api: Any) -> None:
     assert 1 <= int(answers[-1].headers["retry-after"]) <= 2
     assert answers[-1].headers["content-security-policy"]
     assert api.nobody.get("/healthz").status_code == 200
+
+
+PROXIES = ServeSettings(trusted_proxies="10.0.0.0/24, fd00::/8").proxies()
+
+
+@pytest.mark.parametrize(
+    ("peer", "said", "client"),
+    [
+        ("10.0.0.7", [], "10.0.0.7"),
+        ("10.0.0.7", ["9.9.9.9"], "9.9.9.9"),
+        # A client's own entries stand before what the proxy adds.
+        ("10.0.0.7", ["1.2.3.4, 9.9.9.9"], "9.9.9.9"),
+        ("10.0.0.7", ["1.2.3.4", "9.9.9.9"], "9.9.9.9"),
+        ("10.0.0.7", ["1.2.3.4, 9.9.9.9, 10.0.0.8, fd00::1"], "9.9.9.9"),
+        ("9.9.9.9", ["1.2.3.4"], "9.9.9.9"),
+        ("10.0.0.7", ["10.0.0.9"], "10.0.0.9"),
+        ("10.0.0.7", ["1.2.3.4, unknown"], "10.0.0.7"),
+        ("10.0.0.7", ["1.2.3.4, "], "10.0.0.7"),
+        ("10.0.0.7", ["9.9.9.9:4711"], "9.9.9.9"),
+        ("10.0.0.7", ["[2001:DB8::1]:4711"], "2001:db8::1"),
+        ("::ffff:10.0.0.7", ["::ffff:9.9.9.9"], "9.9.9.9"),
+        ("testclient", ["1.2.3.4"], "testclient"),
+    ],
+)
+def test_only_what_a_trusted_proxy_saw_is_a_client_s_address(peer: str, said: list[str], client: str) -> None:
+    assert client_behind(peer, said, PROXIES) == client
+
+
+@given(st.text(max_size=60))
+def test_odd_forwarded_addresses_are_no_error(said: str) -> None:
+    ipaddress.ip_address(client_behind("10.0.0.7", [said], PROXIES))
+
+
+def test_behind_a_proxy_each_client_has_a_rate_of_its_own(make_api: Any) -> None:
+    api = make_api(requests_per_second=0.1, request_burst=3, sign_ins_per_minute=1, trusted_proxies="10.0.0.7")
+    proxy = TestClient(api.app, base_url="http://127.0.0.1:8420", client=("10.0.0.7", 1))
+
+    def statuses(forwarded: str) -> list[int]:
+        headers = {"X-Forwarded-For": forwarded, "Authorization": "Bearer wrong"}
+        return [proxy.get(RUNS, headers=headers).status_code for _ in range(4)]
+
+    for client in ("9.9.9.1", "1.2.3.4, 9.9.9.2"):
+        assert statuses(client) == [401, 429, 429, 429]
+    # What a client writes itself makes it nobody else.
+    assert statuses("8.8.8.8, 9.9.9.2") == [429] * 4
+    assert proxy.get(RUNS, headers={"X-Forwarded-For": "9.9.9.1"}).json()["detail"].endswith("from this address")
+
+
+def get_paths(app: Any) -> list[str]:
+    values = {"{uid}": "a" * 16, "{number}": "1", "{step}": "1", "{table}": "steps", "{name:path}": "x.log"}
+    paths = [route.path for route in app.routes if isinstance(route, APIRoute) and "GET" in route.methods]
+    for name, value in values.items():
+        paths = [path.replace(name, value) for path in paths]
+    return paths
+
+
+def test_head_answers_as_get_does_without_a_body(reported: Any) -> None:
+    streams = [path for path in get_paths(reported.app) if "stream" in path or "live" in path]
+    for path in get_paths(reported.app):
+        head = reported.operator.head(path)
+        assert head.content == b"" and head.headers["content-security-policy"], path
+        if path in streams:
+            continue
+        got = reported.operator.get(path)
+        assert head.status_code == got.status_code, path
+        for name in ("content-type", "content-length", "cache-control"):
+            # Metrics count the request before.
+            if (name, path) != ("content-length", "/metrics"):
+                assert head.headers.get(name) == got.headers.get(name), (path, name)
+    assert reported.nobody.head(RUNS).status_code == 401
+    assert reported.operator.head("/api/v1/specs/validate").status_code == 405
+
+
+def test_head_begins_no_stream(reported: Any) -> None:
+    for path in (f"/api/v1/runs/{'a' * 16}/events/stream", "/api/v1/live/runs"):
+        head = reported.viewer.head(path)
+        assert head.status_code == 200 and head.headers["content-type"].startswith("text/event-stream")
+        assert head.content == b""
+    assert reported.service.limits.streams.taken == 0
+    assert "rhyme:streams_open 0.0" in reported.viewer.get("/metrics").text
+
+
+def test_an_announcement_has_the_limit_of_all_but_batches(make_api: Any) -> None:
+    api = make_api(body_mb=0.01)
+    body = {"run": "a" * 16, "name": "n", "run_directory": "", "config": {"x": "y" * 20_000}}
+    assert api.reporter.put(f"/api/v1/ingest/attempts/{'b' * 16}", json=body).status_code == 413
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=60))
+def test_coming_bodies_never_have_more_than_their_room(parts: list[tuple[int, int]]) -> None:
+    room = BodyRoom(100)
+    bodies = {number: room.enter(0.0) for number in range(6)}
+    for number, size in parts:
+        if not bodies[number].evicted:
+            room.grow(bodies[number], size)
+        assert room.size == sum(body.size for body in bodies.values() if not body.evicted) <= 100
+    for body in bodies.values():
+        room.leave(body)
+    assert room.size == 0
 
 
 class Clock:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.readiness import Writable
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana-dashboard.json"
 
@@ -26,6 +30,59 @@ def test_another_schema_is_not_ready(api: Any) -> None:
         session.execute(text("UPDATE alembic_version SET version_num = 'other'"))
     assert api.nobody.get("/readyz").status_code == 503
     assert api.nobody.get("/healthz").status_code == 200
+
+
+def test_a_disk_without_room_is_not_ready(make_api: Any, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", disk]).returncode != 0:
+        pytest.skip("only root can mount a small disk")
+    try:
+        api = make_api(data_dir=str(disk / "data"))
+        assert api.nobody.get("/readyz").status_code == 200
+        with (disk / "ballast").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - 128 * 1024)
+        api.service.writable = Writable(api.service.database)
+        answer = api.nobody.get("/readyz")
+        assert answer.status_code == 503 and "needs 32 MB: make room" in answer.json()["detail"]
+        (disk / "ballast").unlink()
+        # What was found holds for some seconds.
+        assert api.nobody.get("/readyz").status_code == 503
+        api.service.writable = Writable(api.service.database)
+        assert api.nobody.get("/readyz").status_code == 200
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+def test_a_store_that_takes_no_writes_is_not_ready(api: Any) -> None:
+    engine = api.service.database.engine
+    assert api.nobody.get("/readyz").status_code == 200
+
+    @event.listens_for(engine, "checkout")
+    def refuse(connection: Any, *rest: Any) -> None:
+        cursor = connection.cursor()
+        sqlite = api.service.database.is_sqlite
+        cursor.execute("PRAGMA query_only = ON" if sqlite else "SET default_transaction_read_only = on")
+        cursor.close()
+        connection.commit()
+
+    api.service.writable = Writable(api.service.database)
+    answer = api.nobody.get("/readyz")
+    assert answer.status_code == 503 and answer.json()["detail"].startswith("the database takes no writes")
+    assert api.nobody.get("/healthz").status_code == 200
+
+
+def test_a_probe_seldom_writes(api: Any) -> None:
+    written: list[str] = []
+
+    @event.listens_for(api.service.database.engine, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        written.extend([statement] if statement.startswith("UPDATE") else [])
+
+    for _ in range(20):
+        assert api.nobody.get("/readyz").status_code == 200
+    assert len(written) <= 1
 
 
 def test_metrics_show_runs_that_have_not_ended(api: Any) -> None:

@@ -144,6 +144,8 @@ def test_every_operation_answers_as_described(described: Any, services: list[Any
 def test_every_operation_says_what_it_needs_and_gives_an_example(described: Any) -> None:
     schema = described.raw_schema
     assert set(schema["components"]["securitySchemes"]) == {"HTTPBearer", "APIKeyCookie"}
+    # Signing in, and its counterpart for scripts.
+    exchange = ("POST", "/api/v1/tokens/exchange")
     open_to_all = set()
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
@@ -153,4 +155,4 @@ def test_every_operation_says_what_it_needs_and_gives_an_example(described: Any)
             for status, response in operation["responses"].items():
                 if int(status) >= 400:
                     assert list(response["content"]) == ["application/problem+json"], (method, path, status)
-    assert open_to_all == {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/api/v1/session")}
+    assert open_to_all == {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/api/v1/session"), exchange}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.cli.runs.access import (
+    CODE_START,
     DEFAULT_URL,
     Access,
     AccessError,
@@ -83,8 +84,15 @@ def test_a_bad_address_is_refused_without_its_secrets(url: str) -> None:
 
 def test_links() -> None:
     assert split_link("http://127.0.0.1:8420/#token=abc") == ("http://127.0.0.1:8420", "abc")
+    assert split_link("http://127.0.0.1:8420/#code=once_abc") == ("http://127.0.0.1:8420", "once_abc")
     assert split_link("https://host/") == ("https://host", "")
     assert split_link("https://host/#other") == ("https://host", "")
+
+
+def test_a_code_begins_as_the_service_s_codes_do() -> None:
+    auth = pytest.importorskip("rhyme_openrlhf.api.auth")
+    assert auth.CODE_START == CODE_START
+    assert not auth.TOKEN_START.startswith(CODE_START)
 
 
 def test_loopback() -> None:

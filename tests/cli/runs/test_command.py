@@ -23,8 +23,10 @@ import uvicorn
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.api import auth
 from rhyme_openrlhf.api.app import create_app
+from rhyme_openrlhf.api.database import Database
 from rhyme_openrlhf.api.launcher import RayLauncher
 from rhyme_openrlhf.api.launching import Launching, LaunchSettings
+from rhyme_openrlhf.api.local_link import keep_address
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.cli.runs import client as client_module
 from rhyme_openrlhf.cli.runs.access import Access, keep
@@ -50,11 +52,12 @@ RUN_STARTED = RunStarted(SCHEMA_VERSION, "trial", ["rhyme", "train"], 2, 1, 2, 2
 
 @dataclass
 class Service:
-    """A running service: where, its tokens by role, and below which directory runs may lie."""
+    """A running service: where, its tokens by role, below which directory runs may lie, and its store."""
 
     url: str
     tokens: dict[str, str]
     root: Path
+    database: Database
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with app.state.service.database.writing() as session:
         roles = ("operator", "viewer", "reporter")
         tokens = {role: auth.issue_token(session, f"the {role}", role, time.time()).secret for role in roles}  # type: ignore[arg-type]
-    yield Service(f"http://127.0.0.1:{bound.getsockname()[1]}", tokens, root)
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    keep_address(root / "data", url)
+    yield Service(url, tokens, root, app.state.service.database)
     server.should_exit = True
     thread.join(DEADLINE_S)
 
@@ -401,6 +406,39 @@ def test_login_keeps_a_token_that_works(
     code, _, err = rhyme("login", f"{service.url}/#token=secret")
     assert code == 2 and "secret" not in err
     assert service.tokens["operator"] in (tmp_path / "new/.config/rhyme-openrlhf/client.json").read_text()
+
+
+def test_login_exchanges_a_link_for_a_token_once(
+    rhyme: Rhyme, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "new"))
+    with service.database.writing() as session:
+        code = auth.issue_code(session, time.time(), 60)
+    link = auth.sign_in_link(service.url, code) + "\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(link))
+    code_of_exit, out, _ = rhyme("login")
+    assert code_of_exit == 0 and f"as rhyme runs on {socket.gethostname()} (operator)" in out and code not in out
+    kept = (tmp_path / "new/.config/rhyme-openrlhf/client.json").read_text()
+    assert code not in kept and "rhyme_" in kept
+    assert rhyme("list")[0] == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO(link))
+    code_of_exit, _, err = rhyme("login")
+    assert code_of_exit == 4 and "used already or is too old; `rhyme serve --new-link` prints a new one" in err
+
+
+def test_login_without_a_link_makes_a_token_from_this_machine_s_store(
+    rhyme: Rhyme, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "new"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert rhyme("login")[0] == 4
+    (tmp_path / "rhyme-openrlhf").symlink_to(service.root / "data")
+    # The service of this machine is another one.
+    assert rhyme("login", "http://127.0.0.1:9")[0] == 4
+    code, out, _ = rhyme("login")
+    assert code == 0 and f"making a token for {service.url} from the database in {tmp_path}/rhyme-openrlhf" in out
+    assert rhyme("list")[0] == 0
 
 
 @pytest.mark.parametrize(
