@@ -164,7 +164,7 @@ def test_a_second_service_on_the_database_says_who_starts_runs(tmp_path: Path) -
     assert address
     with httpx.Client(base_url=address[0], transport=httpx.HTTPTransport(retries=20), timeout=60) as client:
         assert client.get("/readyz").status_code == 200
-    assert "#token=" in first.stdout.readline()
+    assert "#code=" in first.stdout.readline()
     second = serve(
         tmp_path, "--no-local", f"--serve.data_dir={tmp_path / 'second'}",
         f"--serve.database=sqlite:///{tmp_path}/data/rhyme.sqlite",
