@@ -20,7 +20,7 @@ def script() -> ModuleType:
 
 
 def test_the_lowest_version_is_the_bound_or_the_pin(script: ModuleType) -> None:
-    assert script.lowest(Requirement("fastapi>=0.115,<1")) == "fastapi==0.115"
+    assert script.lowest(Requirement("fastapi>=0.124,<1")) == "fastapi==0.124"
     assert script.lowest(Requirement("ray[default]==2.55.0")) == "ray==2.55.0"
 
 
