@@ -9,14 +9,6 @@ the next that has room for one; never more than the step has room for, nor more 
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
-
-from rhyme_openrlhf.speculation.budget import choose_lengths
-
-# CRC-32 of the module whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 2042759428
-
 # Steps in which nothing of what is proposed is verified, before a beginning is; and running samples to a token of it.
 # A token a 32 samples costs such a step some percent, and so all of them together some tenths.
 TRIED_AFTER, RUNNING_TO_A_TOKEN = 16, 32
@@ -43,25 +35,3 @@ class Tries:
             self._untried = 0
         elif proposed:
             self._untried += 1
-
-
-@njit(cache=True)
-def choose_or_try(acceptance, lengths, seconds, running, tried):  # type: ignore[no-untyped-def]
-    """`choose_lengths`; where that is nothing, `tried` tokens of the longest draft."""
-    chosen, total, expected = choose_lengths(acceptance, lengths, seconds, running)
-    if total == 0 and tried and acceptance.size:
-        total, expected = _beginning(acceptance, lengths, tried, chosen)
-    return chosen, total, expected
-
-
-@njit(cache=True)
-def _beginning(acceptance, lengths, tried, chosen):  # type: ignore[no-untyped-def]
-    """Choose so many tokens of the longest draft; returns what it has of them and how many will be accepted."""
-    longest = np.argmax(lengths)
-    begin = lengths[:longest].sum()
-    taken, expected, path = min(tried, lengths[longest]), 0.0, 1.0
-    for place in range(begin, begin + taken):
-        path *= acceptance[place]
-        expected += path
-    chosen[longest] = taken
-    return taken, expected

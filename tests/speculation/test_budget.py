@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.speculation import budget
-from rhyme_openrlhf.speculation.budget import BITS
+from rhyme_openrlhf.history.core import core
+
+# Probabilities are compared by their exponent and so many bits (csrc/budget.cpp).
+BITS = 8
 
 
-def choose(acceptance: np.ndarray, lengths: np.ndarray, seconds: np.ndarray) -> budget.Budget:
+class Budget(NamedTuple):
+    """What a step verifies of each draft, the sum, and how much of it is expected to be accepted."""
+
+    lengths: np.ndarray
+    drafts: int
+    expected_accepted: float
+
+
+def choose(acceptance: np.ndarray, lengths: np.ndarray, seconds: np.ndarray, running: int | None = None) -> Budget:
     """The budget of a step in which every sample has a draft, be it empty."""
-    return budget.choose(acceptance, lengths, seconds, len(lengths))
+    return Budget(*core.choose(acceptance, lengths, seconds, len(lengths) if running is None else running, 0))
 
 
 def chains(samples: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +82,7 @@ def test_free_verification_takes_everything_worth_a_look() -> None:
 
 def test_dear_verification_switches_speculation_off() -> None:
     found = choose(*chains([[0.9, 0.9], [0.5]]), np.array([1.0, 2.0, 3.0, 4.0]))
-    assert found.drafts == 0 and found.lengths.tolist() == [0, 0] and found.seconds == 1.0
+    assert found.drafts == 0 and found.lengths.tolist() == [0, 0]
 
 
 def test_the_search_sees_past_a_stair() -> None:
@@ -95,5 +106,15 @@ def test_the_likelier_sample_drafts_more() -> None:
 def test_samples_without_a_draft_count() -> None:
     """What a draft token brings is weighed against the sure tokens of all."""
     acceptance, lengths, seconds = np.array([0.9], dtype=np.float32), np.array([1]), np.array([1.0, 1.05])
-    assert budget.choose(acceptance, lengths, seconds, 10).drafts == 1
-    assert budget.choose(acceptance, lengths, seconds, 100).drafts == 0
+    assert choose(acceptance, lengths, seconds, 10).drafts == 1
+    assert choose(acceptance, lengths, seconds, 100).drafts == 0
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    one = np.ones(1)
+    for lengths, seconds in (([2], one), ([1], one[:0]), ([-1, 2], one)):
+        with pytest.raises(ValueError, match="do not fit"):
+            core.choose(one, lengths, seconds, 1, 0)
+    with pytest.raises(ValueError, match="do not fit"):
+        core.cut([1, 2], [2], [3])
+    assert core.cut([1, 2, 3], [2, 1], [1, 1]).tolist() == [1, 3]

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.speculation.budget import choose_lengths
-from rhyme_openrlhf.speculation.trying import RUNNING_TO_A_TOKEN, TRIED_AFTER, Tries, choose_or_try
+from rhyme_openrlhf.history.core import core
+from rhyme_openrlhf.speculation.trying import RUNNING_TO_A_TOKEN, TRIED_AFTER, Tries
 
 
 def step(tries: Tries, proposed: int = 4, verified: int = 0, running: int = 1, most: int = 9) -> int:
@@ -55,8 +55,8 @@ def test_only_a_beginning_and_only_where_nothing_is_chosen(
     acceptance = np.array([one for chain in chains for one in chain], dtype=np.float32)
     lengths = np.array([len(chain) for chain in chains], dtype=np.int64)
     seconds = 0.01 * (1 + dearer * np.arange(acceptance.size + 1))
-    usual, drafts, expected = choose_lengths(acceptance, lengths, seconds, len(chains))
-    chosen, total, hoped = choose_or_try(acceptance, lengths, seconds, len(chains), tried)
+    usual, drafts, expected = core.choose(acceptance, lengths, seconds, len(chains), 0)
+    chosen, total, hoped = core.choose(acceptance, lengths, seconds, len(chains), tried)
     assert total == chosen.sum()
     if drafts or not tried:
         assert (chosen == usual).all() and (total, hoped) == (drafts, expected)
