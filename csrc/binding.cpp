@@ -65,17 +65,20 @@ Index open(const py::buffer& buffer) {
     return Index(bytes, info);
 }
 
-py::tuple draft_from(const Index& index, const In<Token>& text, Place longest, Place shortest, Place limit) {
+// What followed the longest match, and how long that was; `repeats` times, so that a benchmark need not time the call.
+py::tuple draft_often(const Index& index, const In<Token>& text, Place longest, Place shortest, Place limit,
+                      int repeats) {
     if (shortest < 1 || shortest > longest || limit < 0) {
         throw std::invalid_argument("need 1 <= shortest <= longest match, and no negative limit");
     }
     std::vector<Token> out(static_cast<std::size_t>(limit));
     std::vector<float> confidence(out.size());
-    const Node node = index.longest_match(view(text), longest, shortest);
+    Node node;
     Walked walked;
-    if (node.length) {
-        walked = index.walk(node, node.low, index.suffixes[static_cast<std::size_t>(node.low)], WalkRules{}, out,
-                            confidence);
+    for (int time = 0; time < repeats; ++time) {
+        node = index.longest_match(view(text), longest, shortest);
+        walked = node.length ? index.walk(node, node.low, index.suffixes[node.low], WalkRules{}, out, confidence)
+                             : Walked{};
     }
     out.resize(static_cast<std::size_t>(walked.found));
     confidence.resize(out.size());
@@ -190,7 +193,9 @@ PYBIND11_MODULE(_drafting, module) {
     py::class_<Index>(module, "Index")
         .def(py::init(&open))
         .def("__len__", &Index::size)
-        .def("draft", &draft_from)
+        .def("draft", [](const Index& index, const In<Token>& text, Place longest, Place shortest,
+                         Place limit) { return draft_often(index, text, longest, shortest, limit, 1); })
+        .def("draft_often", &draft_often)
         .def("longest_match", [](const Index& index, const In<Token>& text, Place longest, Place shortest) {
             const Node node = index.longest_match(view(text), longest, shortest);
             return node_tuple(node, node.low);

@@ -69,6 +69,11 @@ class Index:
     def draft(self, text: ArrayLike, longest: int, shortest: int, limit: int) -> tuple[_Int32s, _Floats, int]:
         """Return what followed, the probability up to each token, and how many tokens matched."""
 
+    def draft_often(
+        self, text: ArrayLike, longest: int, shortest: int, limit: int, repeats: int
+    ) -> tuple[_Int32s, _Floats, int]:
+        """Draft that often, for benchmarks."""
+
     def longest_match(self, text: ArrayLike, longest: int, shortest: int) -> tuple[int, int, int, int]:
         """Return low, high and length of the node, and a place in it."""
 

@@ -4,7 +4,7 @@ Puts three things together for one engine: the acceptance model (how likely is e
 (what does a step with so many draft tokens take, with so much context), and the budget (which tokens are worth it).
 
 Where no draft is believed to be worth it, now and then the beginning of one is verified all the same
-(`speculation/trying.py`), and learnt from at once.
+(`speculation/budget.py`), and learnt from at once.
 
 Invariants: a draft is only ever cut, never lengthened or changed; every decision can be told (`Decision`).
 """
@@ -21,7 +21,7 @@ from rhyme_openrlhf.history.core import core
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import compile_table
 from rhyme_openrlhf.speculation.acceptance import AcceptanceModel
-from rhyme_openrlhf.speculation.trying import Tries
+from rhyme_openrlhf.speculation.budget import Tries, choose
 
 Ints = NDArray[np.int64]
 
@@ -127,7 +127,7 @@ class DraftPlanner(Planner[AcceptanceModel]):
         tried = self._tries.tokens(running, seconds.size - 1)
         self._cells, acceptance = self._acceptance.estimate(drafts)
         self._begins = np.concatenate(([0], np.cumsum(drafts.lengths)))
-        lengths, total, expected = core.choose(acceptance, drafts.lengths, seconds, running, tried)
+        lengths, total, expected = choose(acceptance, drafts.lengths, seconds, running, tried)
         self._tries.decided(proposed, total)
         decision = Decision(running, context, total, expected, float(seconds[total]))
         return Cut(lengths, core.cut(drafts.flat, drafts.lengths, lengths)), decision

@@ -7,7 +7,7 @@ history (`speculation/budget.py`) takes tokens of all samples in the order of th
 What is not verified is judged too: the token that was sampled behind the verified part is the one that was proposed
 there with just the probability with which it would have been accepted. So a sample whose proposals become right is
 noticed while nothing of it is verified. That says nothing of the tokens behind that one: where none is believed to be
-worth it, now and then the beginning of a proposal is verified all the same (`speculation/trying.py`).
+worth it, now and then the beginning of a proposal is verified all the same (`speculation/budget.py`).
 
 Where planning takes too much of a step, a plan holds for some steps (`speculation/plan_turns.py`): it is then the least
 probability for which a token is verified. Drafts are cut where theirs falls below it, and left out where all together
@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rhyme_openrlhf.history.core import core
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import compile_table
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_EDGES, RECENT_SHARE, RECENTS, Floats, Ints
+from rhyme_openrlhf.speculation.budget import choose
 from rhyme_openrlhf.speculation.drafter import NO_SOURCE, SOURCE_NAMES, Came, Verified
 from rhyme_openrlhf.speculation.planner import Decision, Planner
 from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance
@@ -120,7 +120,7 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         tried = self._tries.tokens(running, seconds.size - 1)
         likelihoods, sizes = self._acceptance.likelihoods(np.array(recents, np.int64)), np.array(lengths, np.int64)
         flat = likelihoods[np.arange(likelihoods.shape[1]) < sizes[:, None]]
-        taken, drafts, expected = core.choose(flat, sizes, seconds, running, tried)
+        taken, drafts, expected = choose(flat, sizes, seconds, running, tried)
         least, left_out = _boundary(likelihoods, sizes, taken)
         self.worth = drafts > tried
         if self.worth and not left_out < self._least_of(running) <= least:

@@ -22,7 +22,7 @@ from rhyme_openrlhf.speculation.proposals import (
     ProposalPlanner,
     Proposed,
 )
-from rhyme_openrlhf.speculation.trying import TRIED_AFTER
+from rhyme_openrlhf.speculation.budget import TRIED_AFTER
 from tests.latency import formula
 
 TOKENS = 4
