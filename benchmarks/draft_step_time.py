@@ -88,9 +88,9 @@ class Ours:
             self._scheduler.update_from_output(output, ModelRunnerOutput(names, places, first))
         names = [request.request_id for request in self._requests]
         self._ids = DraftTokenIds(names, [[] for _ in names])
-        self._emitted: list[Any] = []
+        self._sampled: list[list[int]] = []
         # Versions that read vLLM's texts are told nothing.
-        self._told = hasattr(self._scheduler, "on_emitted")
+        self._told = hasattr(self._scheduler, "on_sampled")
         self.compiled_seconds = 0.0
         if self._told:
             self._time(self._scheduler.drafter, "propose")
@@ -112,18 +112,16 @@ class Ours:
         setattr(whose, name, timed)
 
     def prepare(self, texts: list[list[int]]) -> None:
-        from vllm.v1.engine import EngineCoreOutput
-
-        self._emitted = []
+        self._sampled = []
         for request, text in zip(self._requests, texts, strict=True):
             request.spec_token_ids = []
             new = text[request.num_tokens :]
             request.append_output_token_ids(new)
-            self._emitted.append(EngineCoreOutput(request.request_id, new))
+            self._sampled.append(new)
 
     def ask(self) -> Any:
         if self._told:
-            self._scheduler.on_emitted([self._emitted])
+            self._scheduler.on_sampled(self._ids.req_ids, self._sampled)
         self._scheduler.update_draft_token_ids(self._ids)
 
     def drafts(self) -> list[list[int]]:

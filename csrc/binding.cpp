@@ -89,22 +89,26 @@ py::tuple node_tuple(const Node& node, Place near) {
     return py::make_tuple(node.low, node.high, node.length, near);
 }
 
-// Python's lists of ints, one after the other: how many each has, and all of them.
-py::tuple flatten(const py::list& lists) {
+// Python's sequences of ints, one after the other: how many each has, and all of them.
+py::tuple flatten(const py::sequence& lists) {
     std::vector<std::int64_t> counts;
     std::vector<Token> tokens;
     counts.reserve(lists.size());
-    tokens.reserve(4 * lists.size());
+    tokens.reserve(8 * lists.size());
     for (const py::handle one : lists) {
-        const auto list = py::reinterpret_borrow<py::list>(one);
-        if (!PyList_Check(one.ptr())) {
-            throw py::type_error("need lists of tokens");
+        // A list itself, and of anything else a new one.
+        const auto list = py::reinterpret_steal<py::object>(PySequence_Fast(one.ptr(), "need sequences of tokens"));
+        if (!list) {
+            throw py::error_already_set();
         }
-        const Py_ssize_t size = PyList_GET_SIZE(one.ptr());
+        const Py_ssize_t size = PySequence_Fast_GET_SIZE(list.ptr());
         for (Py_ssize_t place = 0; place < size; ++place) {
-            const long token = PyLong_AsLong(PyList_GET_ITEM(one.ptr(), place));
+            const long token = PyLong_AsLong(PySequence_Fast_GET_ITEM(list.ptr(), place));
             if (token == -1 && PyErr_Occurred()) {
                 throw py::error_already_set();
+            }
+            if (token != static_cast<Token>(token)) {
+                throw std::invalid_argument("a token has 32 bits");
             }
             tokens.push_back(static_cast<Token>(token));
         }

@@ -20,8 +20,8 @@ class BufferError(ValueError): ...
 def build(text: ArrayLike, lengths: ArrayLike, rewards: ArrayLike) -> NDArray[np.uint8]:
     """Return an index's buffer without its checksum: of pieces of these lengths with their separators."""
 
-def flatten(lists: list[list[int]]) -> tuple[_Int64s, _Int32s]:
-    """Return how many tokens each list has, and all of them."""
+def flatten(lists: Sequence[Sequence[int]]) -> tuple[_Int64s, _Int32s]:
+    """Return how many tokens each has, and all of them."""
 
 def split(tokens: ArrayLike, lengths: ArrayLike) -> list[list[int]]:
     """Return the tokens as lists of these lengths."""

@@ -111,7 +111,7 @@ class ProposalScheduler(HistoryScheduler):
         """As its base, but only some of the steps by a plan that holds."""
         return (not self._holds or self._turns.times) and super().is_timed()
 
-    def on_emitted(self, emitted: Sequence[Sequence[Any]]) -> None:
+    def on_sampled(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Nothing: what is proposed is judged by vLLM's own texts."""
 
     def _drafts(self, decoding: list[Any]) -> list[list[int]]:

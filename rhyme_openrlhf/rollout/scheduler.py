@@ -103,13 +103,12 @@ class Metering(Pacing):
                 self.meter.count_drafts(verified, came.sources, came.accepted)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         seconds = time.perf_counter() - scheduler_output.rhyme_started
-        emitted = [client.outputs for client in outputs.values()]
-        self.meter.end_step(emitted, seconds)
-        self.on_emitted(emitted)
+        self.meter.end_step([client.outputs for client in outputs.values()], seconds)
+        self.on_sampled(model_runner_output.req_ids, model_runner_output.sampled_token_ids)
         return outputs
 
-    def on_emitted(self, emitted: Sequence[Sequence[Any]]) -> None:
-        """Called with what a step gave its samples (vLLM's EngineCoreOutput), by client."""
+    def on_sampled(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Called with what a step sampled, after vLLM has taken it in and freed the requests that have ended."""
 
     def on_verified(self, drafts: Verified) -> Came:
         """Called with the drafts that a step verified, while their requests are known; returns where they came from."""
@@ -167,6 +166,8 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         self._accepted = 0
         self._sentences: list[str] = []
         self._most_rows = most_rows(self.vllm_config, self.drafting.within_graphs)
+        # Requests whose drafts a grammar cuts.
+        self._ruled: set[str] = set()
 
     def make_drafter(self) -> Any:
         """What drafts."""
@@ -229,6 +230,8 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
                 request.request_id, arguments.get(PROMPT_KEY), request.all_token_ids[:], request.num_prompt_tokens,
                 most_tokens, arguments.get(WINDOW),
             )  # fmt: skip
+            if request.structured_output_request is not None:
+                self._ruled.add(request.request_id)
             self.traces.start(request.request_id, arguments.get(TRACE))
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -243,13 +246,15 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         self._draft(draft_token_ids.req_ids)
         self.meter.add_draft_seconds(time.perf_counter() - started)
 
-    def on_emitted(self, emitted: Sequence[Sequence[Any]]) -> None:
-        """Have the drafter know what was written: just the tokens that vLLM has appended to its own texts."""
+    def on_sampled(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Have the drafter know what was written.
+
+        A request goes on with all that it sampled: what a stop cuts off ends it, and no connector of ours loads KV
+        blocks that can fail, whose samples vLLM would drop.
+        """
         started = time.perf_counter()
-        for outputs in emitted:
-            self.drafter.append(
-                [output.request_id for output in outputs], [output.new_token_ids for output in outputs]
-            )
+        if tokens:
+            self.drafter.append(names, tokens)
         self.meter.add_draft_seconds(time.perf_counter() - started)
 
     def _draft(self, names: list[str]) -> None:
@@ -263,9 +268,11 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         ]
         self._ticket = self.gain.ask() if decoding else None
         for request, draft in zip(decoding, self._drafts(decoding), strict=True):
-            if draft and request.structured_output_request is not None:
-                draft = self._grammatical(request, draft)
             request.spec_token_ids = draft
+        for request_id in self._ruled:
+            request = requests[request_id]
+            if request.spec_token_ids:
+                request.spec_token_ids = self._grammatical(request, request.spec_token_ids)
 
     def _grammatical(self, request: Any, draft: list[int]) -> list[int]:
         """As much of a draft as the request's grammar allows."""
@@ -327,5 +334,6 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.drafter.finish(request.request_id)
+        self._ruled.discard(request.request_id)
         self.traces.finish(request.request_id)
         return super()._free_request(request, *args, **kwargs)

@@ -71,6 +71,8 @@ class HistoryDrafter:
         self._settings = settings
         # Of each request, NEVER or its sample in the core.
         self._samples: dict[str, int] = {}
+        # Those of the last step, which the next one mostly asks for again: looking up hundreds takes a twentieth of it.
+        self._last: tuple[list[str], Int64s] = [], np.empty(0, np.int64)
         threads = min(settings.threads, len(os.sched_getaffinity(0)))
         self._core = core.Drafter(
             longest=settings.prefix_max, shortest=settings.prefix_min, siblings=settings.siblings,
@@ -117,11 +119,13 @@ class HistoryDrafter:
             sample = self._core.start(prompt_key, np.array(tokens, np.int32), prompt_tokens, most_tokens, first)
         self._samples[request_id] = sample
 
-    def append(self, requests: Sequence[str], tokens: list[list[int]]) -> None:
+    def append(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Each of these requests has written these tokens more. Requests that have finished are passed by."""
-        samples = self._samples
-        counts, flat = core.flatten(tokens)
-        self._core.append([samples.get(request, NEVER) for request in requests], counts, flat)
+        names, samples = self._last
+        if requests != names:
+            known = self._samples
+            samples = np.array([known.get(request, NEVER) for request in requests], np.int64)
+        self._core.append(samples, *core.flatten(tokens))
 
     def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
         """Draft tokens to verify in the next decode step, for each request; empty where nothing matches or fits.
@@ -141,7 +145,7 @@ class HistoryDrafter:
         )
         return cut.tokens()
 
-    def propose(self, samples: list[int], whole: bool) -> Drafts:
+    def propose(self, samples: Int64s, whole: bool) -> Drafts:
         """Draft for these samples of the core by the fixed rules, or, `whole`, as far as there is any hope."""
         return Drafts(*self._core.draft(samples, whole))
 
@@ -165,13 +169,14 @@ class HistoryDrafter:
 
     def window(self, request_id: str) -> int:
         """The size of a sample's window, which goes with it when it moves. Raises KeyError as `finish`."""
-        (sample,) = self._samples_of([request_id])
+        sample = self._sample_of(request_id)
         return self._settings.window_start if sample == NEVER else self._core.window(sample)
 
     def finish(self, request_id: str) -> None:
         """A sample ended, was aborted or moves away. Raises KeyError for a request that has not started."""
-        (sample,) = self._samples_of([request_id])
+        sample = self._sample_of(request_id)
         del self._samples[request_id]
+        self._last = [], self._last[1][:0]
         if sample != NEVER:
             self._core.finish(sample)
 
@@ -179,9 +184,15 @@ class HistoryDrafter:
         """Bytes of all texts and tables (indexes not counted: they are mapped)."""
         return self._core.memory_bytes
 
-    def _samples_of(self, requests: Sequence[str]) -> list[int]:
-        samples = self._samples
+    def _samples_of(self, requests: Sequence[str]) -> Int64s:
+        names, samples = self._last
+        if requests != names:
+            samples = np.array([self._sample_of(request) for request in requests], np.int64)
+            self._last = list(requests), samples
+        return samples
+
+    def _sample_of(self, request: str) -> int:
         try:
-            return [samples[request] for request in requests]
-        except KeyError as error:
-            raise KeyError(f"request {error.args[0]} has not started, or has finished") from None
+            return self._samples[request]
+        except KeyError:
+            raise KeyError(f"request {request} has not started, or has finished") from None
