@@ -57,9 +57,8 @@ py::array_t<std::uint8_t> build_buffer(const In<Token>& text, const In<std::int6
 // An index keeps Python's object of its buffer.
 Index open(const py::buffer& buffer) {
     auto info = std::make_shared<py::buffer_info>(buffer.request());
-    if (info->ndim != 1 || info->strides[0] != info->itemsize) {
+    if (info->ndim != 1 || info->strides[0] != info->itemsize)
         throw BufferError("a draft index must be a contiguous buffer");
-    }
     const std::span<const std::byte> bytes(static_cast<const std::byte*>(info->ptr),
                                            static_cast<std::size_t>(info->size * info->itemsize));
     return Index(bytes, info);
@@ -68,48 +67,46 @@ Index open(const py::buffer& buffer) {
 // What followed the longest match, and how long that was; `repeats` times, so that a benchmark need not time the call.
 py::tuple draft_often(const Index& index, const In<Token>& text, Place longest, Place shortest, Place limit,
                       int repeats) {
-    if (shortest < 1 || shortest > longest || limit < 0) {
+    if (shortest < 1 || shortest > longest || limit < 0)
         throw std::invalid_argument("need 1 <= shortest <= longest match, and no negative limit");
-    }
     std::vector<Token> out(static_cast<std::size_t>(limit));
     std::vector<float> confidence(out.size());
     Node node;
     Walked walked;
     for (int time = 0; time < repeats; ++time) {
         node = index.longest_match(view(text), longest, shortest);
-        walked = node.length ? index.walk(node, node.low, index.suffixes[node.low], WalkRules{}, out, confidence)
-                             : Walked{};
+        walked =
+            node.length ? index.walk(node, node.low, index.suffixes[node.low], WalkRules{}, out, confidence) : Walked{};
     }
     out.resize(static_cast<std::size_t>(walked.found));
     confidence.resize(out.size());
     return py::make_tuple(array_of(std::move(out)), array_of(std::move(confidence)), node.length);
 }
 
-py::tuple node_tuple(const Node& node, Place near) {
-    return py::make_tuple(node.low, node.high, node.length, near);
+py::tuple node_tuple(const Node& node, Place near) { return py::make_tuple(node.low, node.high, node.length, near); }
+
+// The object itself if it is a list or tuple, else a new list of what it has.
+py::object items_of(PyObject* sequence) {
+    auto list = py::reinterpret_steal<py::object>(PySequence_Fast(sequence, "need sequences of tokens"));
+    if (!list) throw py::error_already_set();
+    return list;
 }
 
 // Python's sequences of ints, one after the other: how many each has, and all of them.
-py::tuple flatten(const py::sequence& lists) {
+py::tuple flatten(const py::object& lists) {
+    const py::object all = items_of(lists.ptr());
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(all.ptr());
     std::vector<std::int64_t> counts;
     std::vector<Token> tokens;
-    counts.reserve(lists.size());
-    tokens.reserve(8 * lists.size());
-    for (const py::handle one : lists) {
-        // A list itself, and of anything else a new one.
-        const auto list = py::reinterpret_steal<py::object>(PySequence_Fast(one.ptr(), "need sequences of tokens"));
-        if (!list) {
-            throw py::error_already_set();
-        }
+    counts.reserve(static_cast<std::size_t>(count));
+    tokens.reserve(static_cast<std::size_t>(8 * count));
+    for (Py_ssize_t number = 0; number < count; ++number) {
+        const py::object list = items_of(PySequence_Fast_GET_ITEM(all.ptr(), number));
         const Py_ssize_t size = PySequence_Fast_GET_SIZE(list.ptr());
         for (Py_ssize_t place = 0; place < size; ++place) {
             const long token = PyLong_AsLong(PySequence_Fast_GET_ITEM(list.ptr(), place));
-            if (token == -1 && PyErr_Occurred()) {
-                throw py::error_already_set();
-            }
-            if (token != static_cast<Token>(token)) {
-                throw std::invalid_argument("a token has 32 bits");
-            }
+            if (token == -1 && PyErr_Occurred()) throw py::error_already_set();
+            if (token != static_cast<Token>(token)) throw std::invalid_argument("a token has 32 bits");
             tokens.push_back(static_cast<Token>(token));
         }
         counts.push_back(size);
@@ -124,16 +121,12 @@ py::list split(const In<Token>& tokens, const In<std::int64_t>& lengths) {
     py::list lists(sizes.size());
     std::size_t at = 0;
     for (std::size_t number = 0; number < sizes.size(); ++number) {
-        if (sizes[number] < 0 || static_cast<std::size_t>(sizes[number]) > all.size() - at) {
+        if (sizes[number] < 0 || static_cast<std::size_t>(sizes[number]) > all.size() - at)
             throw std::invalid_argument("the lengths of some drafts are not those of their tokens");
-        }
         PyObject* made = PyList_New(sizes[number]);
-        if (made == nullptr) {
-            throw py::error_already_set();
-        }
-        for (std::int64_t place = 0; place < sizes[number]; ++place) {
+        if (made == nullptr) throw py::error_already_set();
+        for (std::int64_t place = 0; place < sizes[number]; ++place)
             PyList_SET_ITEM(made, place, PyLong_FromLong(all[at++]));
-        }
         PyList_SET_ITEM(lists.ptr(), static_cast<Py_ssize_t>(number), made);
     }
     return lists;
@@ -168,9 +161,7 @@ std::int64_t learn_cells(Out<double>& offered, Out<double>& accepted, const In<s
 }
 
 void isotonic_rows(const In<double>& values, const In<double>& weights, Out<float>& out) {
-    if (out.ndim() < 1) {
-        throw std::invalid_argument("need rows");
-    }
+    if (out.ndim() < 1) throw std::invalid_argument("need rows");
     make_isotonic(view(values), view(weights), static_cast<std::size_t>(out.shape(out.ndim() - 1)), writable(out));
 }
 
@@ -218,9 +209,7 @@ PYBIND11_MODULE(_drafting, module) {
              })
         .def("move_to",
              [](Cursor& cursor, const Index& index, std::size_t place) {
-                 if (place >= index.suffixes.size()) {
-                     throw std::out_of_range("no such suffix");
-                 }
+                 if (place >= index.suffixes.size()) throw std::out_of_range("no such suffix");
                  cursor.move_to(index.suffixes[place]);
              })
         .def_property_readonly("at", &Cursor::at)
@@ -230,8 +219,12 @@ PYBIND11_MODULE(_drafting, module) {
         .def(py::init([](Place longest, Place shortest, bool siblings, bool own_output, Place window_start,
                          Place window_step, Place window_max, double extend_confidence, double stop_confidence,
                          int helpers) {
-                 const Rules rules{{longest, shortest, siblings, own_output}, window_start, window_step,
-                                   window_max, extend_confidence, stop_confidence};
+                 const Rules rules{{longest, shortest, siblings, own_output},
+                                   window_start,
+                                   window_step,
+                                   window_max,
+                                   extend_confidence,
+                                   stop_confidence};
                  return std::make_unique<Drafter>(rules, helpers);
              }),
              py::kw_only(), py::arg("longest"), py::arg("shortest"), py::arg("siblings"), py::arg("own_output"),
@@ -239,10 +232,10 @@ PYBIND11_MODULE(_drafting, module) {
              py::arg("stop_confidence"), py::arg("helpers"))
         .def("install", &Drafter::install)
         .def("forget", &Drafter::forget)
-        .def("start", [](Drafter& drafter, const std::string& prompt, const In<Token>& tokens, Place prompt_tokens,
-                         Place most_tokens, Place window) {
-            return drafter.start(prompt, view(tokens), prompt_tokens, most_tokens, window);
-        })
+        .def("start",
+             [](Drafter& drafter, const std::string& prompt, const In<Token>& tokens, Place prompt_tokens,
+                Place most_tokens,
+                Place window) { return drafter.start(prompt, view(tokens), prompt_tokens, most_tokens, window); })
         .def("append", [](Drafter& drafter, const In<std::int64_t>& samples, const In<std::int64_t>& counts,
                           const In<Token>& tokens) { drafter.append(view(samples), view(counts), view(tokens)); })
         .def("draft",

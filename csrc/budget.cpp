@@ -12,19 +12,16 @@ namespace {
 // Probabilities are compared by the exponent and this many bits of their float: 0.4 %, less than anyone knows them.
 constexpr int BITS = 8;
 constexpr int SHIFT = 23 - BITS;
-// Below this a draft token is not worth a look: the cheapest step on record gives a token in more than 1/1000 of itself.
+// Below this a draft token is not worth a look: the cheapest step on record gives a token in more than 1/1000 of
+// itself.
 constexpr float SMALLEST = 0x1p-10f;
 constexpr int LOWEST = std::bit_cast<std::int32_t>(SMALLEST) >> SHIFT;
 constexpr int BINS = (std::bit_cast<std::int32_t>(1.0f) >> SHIFT) - LOWEST + 1;
 
-int bin_of(float path) {
-    return std::min((std::bit_cast<std::int32_t>(path) >> SHIFT) - LOWEST, BINS - 1);
-}
+int bin_of(float path) { return std::min((std::bit_cast<std::int32_t>(path) >> SHIFT) - LOWEST, BINS - 1); }
 
 void require(bool fits) {
-    if (!fits) {
-        throw std::invalid_argument("the sizes of some drafts' arrays do not fit each other");
-    }
+    if (!fits) throw std::invalid_argument("the sizes of some drafts' arrays do not fit each other");
 }
 
 std::size_t total_of(std::span<const std::int64_t> lengths) {
@@ -65,12 +62,10 @@ Chosen choose(std::span<const float> acceptance, std::span<const std::int64_t> l
         const std::size_t end = begin + static_cast<std::size_t>(length);
         for (std::size_t at = begin; at < end; ++at) {
             path *= acceptance[at];
-            if (!(path >= SMALLEST)) {
-                break;
-            }
+            if (!(path >= SMALLEST)) break;
             paths[at] = path;
-            ++count[static_cast<std::size_t>(bin_of(path))];
-            total[static_cast<std::size_t>(bin_of(path))] += double{path};
+            ++count[bin_of(path)];
+            total[bin_of(path)] += double{path};
         }
         begin = end;
     }
@@ -80,14 +75,12 @@ Chosen choose(std::span<const float> acceptance, std::span<const std::int64_t> l
     double best = static_cast<double>(running) / seconds[0], expected = 0.0;
     std::int64_t drafts = 0;
     for (std::size_t bin = BINS; bin-- > 0 && drafts < most;) {
-        if (!count[bin]) {
-            continue;
-        }
+        if (!count[bin]) continue;
         const double mean = total[bin] / static_cast<double>(count[bin]);
         for (std::int64_t left = std::min(count[bin], most - drafts); left > 0; --left) {
             ++drafts;
             expected += mean;
-            const double value = (static_cast<double>(running) + expected) / seconds[static_cast<std::size_t>(drafts)];
+            const double value = (static_cast<double>(running) + expected) / seconds[drafts];
             if (value > best) {
                 best = value;
                 chosen.drafts = drafts;
@@ -99,24 +92,18 @@ Chosen choose(std::span<const float> acceptance, std::span<const std::int64_t> l
     // Bins above the one in which the cut lies are taken whole, of that one what is left, by sample and place.
     std::int64_t left = chosen.drafts;
     int cut = BINS - 1;
-    while (cut >= 0 && count[static_cast<std::size_t>(cut)] <= left) {
-        left -= count[static_cast<std::size_t>(cut--)];
-    }
+    while (cut >= 0 && count[cut] <= left) left -= count[cut--];
     begin = 0;
     for (std::size_t draft = 0; draft < lengths.size(); ++draft) {
         const std::size_t end = begin + static_cast<std::size_t>(lengths[draft]);
         for (std::size_t at = begin; at < end && paths[at] > 0.0f; ++at) {
             const int bin = bin_of(paths[at]);
-            if (bin < cut || (bin == cut && left-- <= 0)) {
-                break;
-            }
+            if (bin < cut || (bin == cut && left-- <= 0)) break;
             ++chosen.lengths[draft];
         }
         begin = end;
     }
-    if (!chosen.drafts && tried > 0 && !acceptance.empty()) {
-        take_beginning(acceptance, lengths, tried, chosen);
-    }
+    if (!chosen.drafts && tried > 0 && !acceptance.empty()) take_beginning(acceptance, lengths, tried, chosen);
     return chosen;
 }
 
@@ -127,7 +114,7 @@ std::vector<Token> cut(std::span<const Token> tokens, std::span<const std::int64
     kept.reserve(total_of(taken));
     for (std::size_t draft = 0; draft < lengths.size(); ++draft) {
         require(taken[draft] <= lengths[draft]);
-        const auto own = tokens.first(static_cast<std::size_t>(lengths[draft]));
+        const auto own = tokens.first(lengths[draft]);
         kept.insert(kept.end(), own.begin(), own.begin() + taken[draft]);
         tokens = tokens.subspan(own.size());
     }
@@ -164,13 +151,11 @@ std::int64_t learn(std::span<double> offered, std::span<double> accepted, std::s
     std::int64_t learnt = 0;
     for (std::size_t at = 0; at < numbers.size(); ++at) {
         const std::int64_t number = numbers[at];
-        if (number < 0 || number + 1 >= static_cast<std::int64_t>(begins.size())) {
-            continue;
-        }
-        const std::int64_t begin = begins[static_cast<std::size_t>(number)];
-        const std::int64_t seen = std::min(verified[at], begins[static_cast<std::size_t>(number) + 1] - begin);
+        if (number < 0 || number + 1 >= static_cast<std::int64_t>(begins.size())) continue;
+        const std::int64_t begin = begins[number];
+        const std::int64_t seen = std::min(verified[at], begins[number + 1] - begin);
         for (std::int64_t place = 0; place < std::min(seen, hits[at] + 1); ++place) {
-            const auto cell = static_cast<std::size_t>(cells[static_cast<std::size_t>(begin + place)]);
+            const auto cell = static_cast<std::size_t>(cells[begin + place]);
             require(cell < offered.size());
             offered[cell] += 1.0;
             accepted[cell] += place < hits[at] ? 1.0 : 0.0;
@@ -203,11 +188,8 @@ void make_isotonic(std::span<const double> values, std::span<const double> weigh
             }
         }
         std::size_t at = begin;
-        for (const Pool& pool : pools) {
-            while (at < pool.until) {
-                out[at++] = static_cast<float>(pool.mean);
-            }
-        }
+        for (const Pool& pool : pools)
+            while (at < pool.until) out[at++] = static_cast<float>(pool.mean);
     }
 }
 

@@ -81,16 +81,10 @@ void sort_by_key(std::vector<Keyed>& items, std::vector<Keyed>& other, int bits)
     }
     for (int shift = 0; shift < bits; shift += DEALT_BITS) {
         std::array<std::uint32_t, DEALT> begins{};
-        for (const Keyed& item : items) {
-            ++begins[item.key >> shift & (DEALT - 1)];
-        }
+        for (const Keyed& item : items) ++begins[item.key >> shift & (DEALT - 1)];
         std::uint32_t begin = 0;
-        for (std::uint32_t& pile : begins) {
-            begin += std::exchange(pile, begin);
-        }
-        for (const Keyed& item : items) {
-            other[begins[item.key >> shift & (DEALT - 1)]++] = item;
-        }
+        for (std::uint32_t& pile : begins) begin += std::exchange(pile, begin);
+        for (const Keyed& item : items) other[begins[item.key >> shift & (DEALT - 1)]++] = item;
         items.swap(other);
     }
 }
@@ -106,7 +100,7 @@ std::uint32_t rank_tokens(std::span<const Token> text, std::vector<std::uint32_t
     std::uint32_t rank = 0;
     for (std::size_t place = 0; place < items.size(); ++place) {
         rank += place == 0 || items[place].key != items[place - 1].key;
-        ranks[static_cast<std::size_t>(items[place].number)] = rank;
+        ranks[items[place].number] = rank;
     }
     return rank;
 }
@@ -120,18 +114,14 @@ void refine(std::span<std::int32_t> order, std::vector<std::int32_t>& ranks, std
     while (true) {
         // All suffixes in the order of what follows their first `width` tokens: `order` itself, moved by `width`.
         std::size_t filled = 0;
-        for (std::size_t suffix = count - width; suffix < count; ++suffix) {
+        for (std::size_t suffix = count - width; suffix < count; ++suffix)
             by_second[filled++] = static_cast<std::int32_t>(suffix);
-        }
         for (std::size_t place = 0; place < count; ++place) {
             free[place] = static_cast<std::int32_t>(place);
-            if (order[place] >= static_cast<std::int32_t>(width)) {
+            if (order[place] >= static_cast<std::int32_t>(width))
                 by_second[filled++] = order[place] - static_cast<std::int32_t>(width);
-            }
         }
-        for (const std::int32_t suffix : by_second) {
-            order[static_cast<std::size_t>(free[static_cast<std::size_t>(ranks[suffix])]++)] = suffix;
-        }
+        for (const std::int32_t suffix : by_second) order[free[static_cast<std::size_t>(ranks[suffix])]++] = suffix;
         std::int32_t head = 0;
         std::size_t groups = 1;
         new_ranks[order[0]] = 0;
@@ -158,9 +148,7 @@ void refine(std::span<std::int32_t> order, std::vector<std::int32_t>& ranks, std
 void sort_suffixes(std::span<const Token> text, std::span<std::int32_t> order, std::span<std::int32_t> places) {
     constexpr int KEY_BITS = 63;
     const std::size_t count = text.size();
-    if (!count) {
-        return;
-    }
+    if (!count) return;
     std::vector<std::uint32_t> tokens(count);
     const int bits = std::bit_width(rank_tokens(text, tokens));
     const std::size_t width = std::min<std::size_t>(static_cast<std::size_t>(KEY_BITS / bits), count);
@@ -175,11 +163,9 @@ void sort_suffixes(std::span<const Token> text, std::span<std::int32_t> order, s
     std::vector<std::int32_t> ranks(count);
     std::int32_t head = 0;
     for (std::size_t place = 0; place < count; ++place) {
-        if (place && items[place].key != items[place - 1].key) {
-            head = static_cast<std::int32_t>(place);
-        }
+        if (place && items[place].key != items[place - 1].key) head = static_cast<std::int32_t>(place);
         order[place] = items[place].number;
-        ranks[static_cast<std::size_t>(items[place].number)] = head;
+        ranks[items[place].number] = head;
     }
     refine(order, ranks, width, places);
 }
@@ -198,9 +184,7 @@ void share(std::span<const Token> text, std::span<const std::int32_t> order, std
         }
         const Place before = order[place - 1];
         // A separator occurs once: no two suffixes are equal as far as the text goes.
-        while (text[suffix + static_cast<std::size_t>(length)] == text[static_cast<std::size_t>(before + length)]) {
-            ++length;
-        }
+        while (text[suffix + static_cast<std::size_t>(length)] == text[before + length]) ++length;
         shared[place] = static_cast<std::uint8_t>(std::min(length, MOST_SHARED));
         length = std::max<Place>(0, length - 1);
     }
@@ -215,19 +199,16 @@ Index::Index(std::span<const std::byte> buffer, std::shared_ptr<const void> owne
     }
     Header header;
     std::memcpy(&header, buffer.data(), sizeof header);
-    if (header.magic != MAGIC || header.version != VERSION) {
+    if (header.magic != MAGIC || header.version != VERSION)
         throw BufferError("not a draft index of format version " + std::to_string(VERSION));
-    }
-    const bool possible = header.count >= 0 && header.count <= std::numeric_limits<std::int32_t>::max() &&
-                          header.pieces <= MOST_PIECES;
+    const bool possible =
+        header.count >= 0 && header.count <= std::numeric_limits<std::int32_t>::max() && header.pieces <= MOST_PIECES;
     const auto count = possible ? static_cast<std::size_t>(header.count) : 0;
     const Layout at(count, header.pieces);
-    if (!possible || header.size != static_cast<std::int64_t>(buffer.size()) || at.end != buffer.size()) {
+    if (!possible || header.size != static_cast<std::int64_t>(buffer.size()) || at.end != buffer.size())
         throw BufferError("draft index is torn: its sizes do not fit its " + std::to_string(buffer.size()) + " bytes");
-    }
-    if (reinterpret_cast<std::uintptr_t>(buffer.data()) % ALIGNMENT) {
+    if (reinterpret_cast<std::uintptr_t>(buffer.data()) % ALIGNMENT)
         throw BufferError("a draft index must be aligned to 8 bytes");
-    }
     rewards = elements<const std::int64_t>(buffer, at.rewards, header.pieces);
     sums = elements<const std::int64_t>(buffer, at.sums, count / SUM_EVERY + 1);
     suffixes = elements<const std::int32_t>(buffer, at.suffixes, count);
@@ -258,15 +239,19 @@ std::vector<std::byte> build(std::span<const Token> text, std::span<const std::i
         grade_of.resize(grade_of.size() + static_cast<std::size_t>(lengths[piece]),
                         static_cast<std::uint16_t>(found - occurring.begin()));
     }
-    if (grade_of.size() != text.size()) {
+    if (grade_of.size() != text.size())
         throw std::invalid_argument("the pieces of a draft index must be all of its text");
-    }
 
     const Layout at(text.size(), lengths.size());
     std::vector<std::byte> made(at.end);
     const std::span<std::byte> buffer(made);
-    Header header{MAGIC, VERSION, static_cast<std::uint32_t>(lengths.size()), static_cast<std::int64_t>(text.size()),
-                  static_cast<std::int64_t>(at.end), {}, 0};
+    Header header{MAGIC,
+                  VERSION,
+                  static_cast<std::uint32_t>(lengths.size()),
+                  static_cast<std::int64_t>(text.size()),
+                  static_cast<std::int64_t>(at.end),
+                  {},
+                  0};
     std::memcpy(buffer.data(), &header, sizeof header);
     std::copy(text.begin(), text.end(), elements<Token>(buffer, at.tokens, text.size()).begin());
     const auto suffixes = elements<std::int32_t>(buffer, at.suffixes, text.size());
@@ -278,16 +263,12 @@ std::vector<std::byte> build(std::span<const Token> text, std::span<const std::i
     const auto sums = elements<std::int64_t>(buffer, at.sums, text.size() / SUM_EVERY + 1);
     std::int64_t sum = 0;
     for (std::size_t place = 0; place < text.size(); ++place) {
-        if (place % SUM_EVERY == 0) {
-            sums[place / SUM_EVERY] = sum;
-        }
-        grades[place] = grade_of[static_cast<std::size_t>(suffixes[place])];
+        if (place % SUM_EVERY == 0) sums[place / SUM_EVERY] = sum;
+        grades[place] = grade_of[suffixes[place]];
         sum += occurring[grades[place]];
     }
     // The sum behind the last whole SUM_EVERY is the last one there is.
-    if (text.size() % SUM_EVERY == 0) {
-        sums[text.size() / SUM_EVERY] = sum;
-    }
+    if (text.size() % SUM_EVERY == 0) sums[text.size() / SUM_EVERY] = sum;
     return made;
 }
 

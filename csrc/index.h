@@ -91,7 +91,9 @@ public:
     bool goes_on(Place high, Place depth) const { return token_at(high - 1, depth) >= 0; }
 
     // The node of the suffixes that have their first `depth` tokens in common with the one at `place`.
-    Node node_around(Place place, Place depth) const { return {node_begin(place, depth), node_end(place, depth), depth}; }
+    Node node_around(Place place, Place depth) const {
+        return {node_begin(place, depth), node_end(place, depth), depth};
+    }
 
     // The child of `node` that `token` leads to; empty where there is none.
     Node child_of(const Node& node, Token token) const;

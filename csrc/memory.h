@@ -75,9 +75,7 @@ private:
         static Slab make(std::size_t bytes) {
             const std::size_t size = (bytes + HUGE - 1) / HUGE * HUGE;
             auto* begin = static_cast<std::byte*>(std::aligned_alloc(HUGE, size));
-            if (begin == nullptr) {
-                throw std::bad_alloc();
-            }
+            if (begin == nullptr) throw std::bad_alloc();
             // Whether the kernel does as it is asked says nothing but how long steps take.
             madvise(begin, size, MADV_HUGEPAGE);
             std::memset(begin, 0, bytes);
@@ -98,9 +96,7 @@ private:
         }
         std::byte* found = current_ + used_;
         used_ += bytes;
-        if (used_ > SLAB / 2 && !warming_.joinable()) {
-            warming_ = std::jthread([this] { next_ = Slab::make(SLAB); });
-        }
+        if (used_ > SLAB / 2 && !warming_.joinable()) warming_ = std::jthread([this] { next_ = Slab::make(SLAB); });
         return found;
     }
 
@@ -121,17 +117,14 @@ class Array {
 public:
     Array() = default;
     Array(Slabs& slabs, std::size_t size)
-        : slabs_(&slabs),
-          elements_(reinterpret_cast<T*>(slabs.take(bytes(size))), size) {}
+        : slabs_(&slabs), elements_(reinterpret_cast<T*>(slabs.take(bytes(size))), size) {}
     Array(Array&& other) noexcept { swap(other); }
     Array& operator=(Array&& other) noexcept {
         swap(other);
         return *this;
     }
     ~Array() {
-        if (slabs_ != nullptr) {
-            slabs_->give(reinterpret_cast<std::byte*>(elements_.data()), bytes(elements_.size()));
-        }
+        if (slabs_ != nullptr) slabs_->give(reinterpret_cast<std::byte*>(elements_.data()), bytes(elements_.size()));
     }
 
     std::span<T> all() const { return elements_; }
@@ -139,7 +132,9 @@ public:
     T& operator[](std::size_t place) const { return elements_[place]; }
 
 private:
-    static std::size_t bytes(std::size_t size) { return (size * sizeof(T) + Slabs::LINE - 1) / Slabs::LINE * Slabs::LINE; }
+    static std::size_t bytes(std::size_t size) {
+        return (size * sizeof(T) + Slabs::LINE - 1) / Slabs::LINE * Slabs::LINE;
+    }
     void swap(Array& other) noexcept {
         std::swap(slabs_, other.slabs_);
         std::swap(elements_, other.elements_);

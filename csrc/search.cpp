@@ -26,12 +26,8 @@ constexpr Place FORESEEN_LINES = 4;
 Node Index::longest_match(std::span<const Token> text, Place longest, Place shortest) const {
     const Place count = static_cast<Place>(text.size());
     Place usable = 0;
-    while (usable < count && usable < longest && text[count - 1 - usable] >= 0) {
-        ++usable;
-    }
-    if (usable < shortest) {
-        return {};
-    }
+    while (usable < count && usable < longest && text[count - 1 - usable] >= 0) ++usable;
+    if (usable < shortest) return {};
     // Whatever follows a longer match follows its end too: so the longest is found by bisection. The first guess is the
     // longest there can be, because most samples go on as they did before. Where that fails, what occurs of it says
     // where the sample left the history: the next guess begins right behind, and where it fits it is mostly the
@@ -42,18 +38,14 @@ Node Index::longest_match(std::span<const Token> text, Place longest, Place shor
         const Matched found = match(text, length);
         Place guess = 0;
         if (!found.node.empty() && goes_on(found.node.high, length)) {
-            if (!best.length) {
-                guess = length + 1;
-            }
+            if (!best.length) guess = length + 1;
             best = found.node;
             low_end = length + 1;
         } else if (length == shortest) {
             return {};
         } else {
             high_end = length - 1;
-            if (!best.length) {
-                guess = length == usable ? std::max(shortest, length - found.occurs - 1) : shortest;
-            }
+            if (!best.length) guess = length == usable ? std::max(shortest, length - found.occurs - 1) : shortest;
         }
         length = guess ? std::min(guess, high_end) : (low_end + high_end + 1) >> 1;
     }
@@ -62,7 +54,7 @@ Node Index::longest_match(std::span<const Token> text, Place longest, Place shor
 
 // The node of the last `length` of `text`; empty where they do not occur.
 Index::Matched Index::match(std::span<const Token> text, Place length) const {
-    const auto asked = text.last(static_cast<std::size_t>(length));
+    const auto asked = text.last(length);
     Place low = 0, high = size();
     // How many tokens the suffixes around [low, high) share with the text: all between them share the fewer.
     Place before = 0, behind = 0;
@@ -71,9 +63,7 @@ Index::Matched Index::match(std::span<const Token> text, Place length) const {
         const Place at = suffixes[middle];
         Place alike = std::min(before, behind);
         // No token of `text` is a separator: a suffix that is shorter differs at its own at the latest.
-        while (alike < length && tokens[at + alike] == asked[alike]) {
-            ++alike;
-        }
+        while (alike < length && tokens[at + alike] == asked[alike]) ++alike;
         if (alike < length && tokens[at + alike] < asked[alike]) {
             low = middle + 1;
             before = alike;
@@ -82,9 +72,7 @@ Index::Matched Index::match(std::span<const Token> text, Place length) const {
             behind = alike;
         }
     }
-    if (behind < length) {
-        return {{low, low, length}, std::max(before, behind)};
-    }
+    if (behind < length) return {{low, low, length}, std::max(before, behind)};
     return {{low, node_end(low, length), length}, length};
 }
 
@@ -95,17 +83,11 @@ Place Index::node_end(Place place, Place depth) const {
         const Place near = std::min(count, end + LOOKED_AT);
         while (end + TOGETHER <= near) {
             const int alike = std::countr_one(bytes_at_least(shared, end, static_cast<std::uint8_t>(depth)));
-            if (alike < TOGETHER) {
-                return end + alike;
-            }
+            if (alike < TOGETHER) return end + alike;
             end += TOGETHER;
         }
-        while (end < near && shared[end] >= depth) {
-            ++end;
-        }
-        if (end < near || end == count) {
-            return end;
-        }
+        while (end < near && shared[end] >= depth) ++end;
+        if (end < near || end == count) return end;
     }
     // Doubling steps, then bisection.
     const Place model = suffixes[place];
@@ -118,11 +100,10 @@ Place Index::node_end(Place place, Place depth) const {
     last = std::min(last + step, count);
     while (first < last) {
         const Place middle = (first + last) >> 1;
-        if (same(model, middle, depth)) {
+        if (same(model, middle, depth))
             first = middle + 1;
-        } else {
+        else
             last = middle;
-        }
     }
     return first;
 }
@@ -135,17 +116,11 @@ Place Index::node_begin(Place place, Place depth) const {
             // The byte of `begin` itself is the highest.
             const int alike =
                 std::countl_one(bytes_at_least(shared, begin - TOGETHER + 1, static_cast<std::uint8_t>(depth)));
-            if (alike < TOGETHER) {
-                return begin - alike;
-            }
+            if (alike < TOGETHER) return begin - alike;
             begin -= TOGETHER;
         }
-        while (begin > near && shared[begin] >= depth) {
-            --begin;
-        }
-        if (begin > near || begin == 0) {
-            return begin;
-        }
+        while (begin > near && shared[begin] >= depth) --begin;
+        if (begin > near || begin == 0) return begin;
     }
     const Place model = suffixes[place];
     Place step = 1;
@@ -156,11 +131,10 @@ Place Index::node_begin(Place place, Place depth) const {
     Place first = std::max<Place>(0, begin - step + 1), last = begin;
     while (first < last) {
         const Place middle = (first + last) >> 1;
-        if (same(model, middle, depth)) {
+        if (same(model, middle, depth))
             last = middle;
-        } else {
+        else
             first = middle + 1;
-        }
     }
     return first;
 }
@@ -168,34 +142,26 @@ Place Index::node_begin(Place place, Place depth) const {
 // Whether the suffix at `place` begins with the `depth` tokens from position `model` on.
 bool Index::same(Place model, Place place, Place depth) const {
     const Place at = suffixes[place];
-    for (Place behind = 0; behind < depth; ++behind) {
-        if (tokens[at + behind] != tokens[model + behind]) {
-            return false;
-        }
-    }
+    for (Place behind = 0; behind < depth; ++behind)
+        if (tokens[at + behind] != tokens[model + behind]) return false;
     return true;
 }
 
 Node Index::child_of(const Node& node, Token token) const {
     const Place low = first_at_least(node.low, node.high, node.length, token);
-    if (low == node.high || token_at(low, node.length) != token) {
-        return {low, low, node.length + 1};
-    }
+    if (low == node.high || token_at(low, node.length) != token) return {low, low, node.length + 1};
     return {low, child_end(low, node.high, node.length), node.length + 1};
 }
 
 // The first place in [low, high) whose token at `depth` is at least `token`; `high` if there is none.
 Place Index::first_at_least(Place low, Place high, Place depth, Token token) const {
-    if (low < high && token_at(low, depth) >= token) {
-        return low;
-    }
+    if (low < high && token_at(low, depth) >= token) return low;
     while (low < high) {
         const Place middle = (low + high) >> 1;
-        if (token_at(middle, depth) < token) {
+        if (token_at(middle, depth) < token)
             low = middle + 1;
-        } else {
+        else
             high = middle;
-        }
     }
     return low;
 }
@@ -207,17 +173,11 @@ Place Index::child_end(Place low, Place high, Place depth) const {
         Place end = low + 1;
         while (end + TOGETHER <= near) {
             const int alike = std::countr_one(bytes_at_least(shared, end, static_cast<std::uint8_t>(depth + 1)));
-            if (alike < TOGETHER) {
-                return end + alike;
-            }
+            if (alike < TOGETHER) return end + alike;
             end += TOGETHER;
         }
-        while (end < near && shared[end] > depth) {
-            ++end;
-        }
-        if (end < near || end == high) {
-            return end;
-        }
+        while (end < near && shared[end] > depth) ++end;
+        if (end < near || end == high) return end;
         low = end - 1;
     }
     // Doubling steps, then bisection.
@@ -230,11 +190,10 @@ Place Index::child_end(Place low, Place high, Place depth) const {
     Place first = low + 1, last = std::min(low + step, high);
     while (first < last) {
         const Place middle = (first + last) >> 1;
-        if (token_at(middle, depth) == token) {
+        if (token_at(middle, depth) == token)
             first = middle + 1;
-        } else {
+        else
             last = middle;
-        }
     }
     return first;
 }
@@ -255,9 +214,7 @@ Cursor::Found Cursor::follow(const Index& index, std::span<const Token> text, Pl
         length = found.node.length;
         found.near = found.node.low;
         bound = length ? length : least - 1;
-        if (length) {
-            at = index.suffixes[found.near] + length;
-        }
+        if (length) at = index.suffixes[found.near] + length;
     }
     at_ = static_cast<std::int32_t>(at);
     length_ = static_cast<std::int32_t>(length);
@@ -270,14 +227,10 @@ Cursor::Followed Cursor::followed(const Index& index, std::span<const Token> tex
     const Place count = static_cast<Place>(text.size());
     Place length = length_, at = at_;
     Place bound = std::min(longest, Place{bound_} + count - seen_);
-    if (!length || longest == 1 || count - seen_ > MOST_FOLLOWED) {
-        return {0, 0, bound};
-    }
+    if (!length || longest == 1 || count - seen_ > MOST_FOLLOWED) return {0, 0, bound};
     for (Place number = seen_; number < count; ++number) {
         const Token token = text[number];
-        if (token < 0) {
-            return {0, 0, bound};
-        }
+        if (token < 0) return {0, 0, bound};
         const Place most = std::min(longest, length + 1);
         if (token == index.tokens[at]) {
             ++at;
@@ -299,9 +252,7 @@ Cursor::Followed Cursor::followed(const Index& index, std::span<const Token> tex
 // follows a longer match follows its end too: so the longest is found by bisection, from the least on, because often
 // there is none.
 Cursor::Followed Cursor::shorter(const Index& index, Place at, Place bound, Place least, Token token) {
-    if (bound < least || least == 1) {
-        return {0, 0, bound};
-    }
+    if (bound < least || least == 1) return {0, 0, bound};
     Place best = 0, best_at = 0, length = least, low_end = least, high_end = bound;
     while (low_end <= high_end) {
         const Node node = index.child_of(index.node_around(index.places[at - (length - 1)], length - 1), token);
@@ -320,20 +271,15 @@ Cursor::Followed Cursor::shorter(const Index& index, Place at, Place bound, Plac
 }
 
 void Cursor::foresee_text(const Index& index, Place count, Place longest) const {
-    if (!length_) {
-        return;
-    }
+    if (!length_) return;
     const Place fresh = count - seen_, bound = std::min(longest, bound_ + fresh);
-    for (Place line = 0; line < FORESEEN_LINES; ++line) {
+    for (Place line = 0; line < FORESEEN_LINES; ++line)
         prefetch(index.tokens, at_ + line * LINE / Place{sizeof(Token)});
-    }
     prefetch(index.places, at_ + fresh - bound);
 }
 
 void Cursor::foresee_node(const Index& index, Place count, Place longest) const {
-    if (!length_) {
-        return;
-    }
+    if (!length_) return;
     const Place fresh = count - seen_, start = at_ + fresh - std::min(longest, bound_ + fresh);
     if (start < index.size()) {
         const Place place = index.places[start];
@@ -345,16 +291,12 @@ void Cursor::foresee_node(const Index& index, Place count, Place longest) const 
 }
 
 void Cursor::foresee_branch(const Index& index, Place count, Place longest) const {
-    if (!length_) {
-        return;
-    }
+    if (!length_) return;
     const Place fresh = count - seen_, bound = std::min(longest, bound_ + fresh), start = at_ + fresh - bound;
     if (start < index.size()) {
         Place place = index.places[start];
         const Place near = std::max<Place>(0, place - LINE / Place{sizeof(Token)});
-        while (place > near && index.shared[place] >= bound) {
-            --place;
-        }
+        while (place > near && index.shared[place] >= bound) --place;
         prefetch(index.grades, place);
         const Place text = index.suffixes[place] + bound;
         prefetch(index.tokens, text);

@@ -55,9 +55,8 @@ constexpr std::uint32_t GOLDEN = 2654435769u;
 // FNV-1a over the `shortest` tokens before `end`, mixed as MurmurHash3 ends: tables use the low bits.
 std::uint64_t hash_before(std::span<const Token> text, Place end, Place shortest) {
     std::uint64_t value = 14695981039346656037u;
-    for (Place back = 1; back <= shortest; ++back) {
+    for (Place back = 1; back <= shortest; ++back)
         value = (value ^ static_cast<std::uint64_t>(std::int64_t{text[end - back]})) * 1099511628211u;
-    }
     value = (value ^ value >> 33) * 0xFF51AFD7ED558CCDu;
     return value ^ value >> 33;
 }
@@ -73,9 +72,7 @@ std::size_t vote_slot(Token token) {
 }
 
 // What an entry of the siblings' table keeps of a hash: bits that say nothing of its bucket.
-std::int64_t mark_of(std::uint64_t hash) {
-    return static_cast<std::int64_t>(hash >> (64 - MARK_BITS)) << MARK_SHIFT;
-}
+std::int64_t mark_of(std::uint64_t hash) { return static_cast<std::int64_t>(hash >> (64 - MARK_BITS)) << MARK_SHIFT; }
 
 // Enter the token before `place` into the sample's own table. `hash`: of the `shortest` tokens before `place`, if there
 // are so many.
@@ -88,20 +85,15 @@ void enter_own(std::span<const Token> text, const Array<std::int32_t>& table, Pl
     } else {
         length = 0;
     }
-    if (place < shortest) {
-        return;
-    }
+    if (place < shortest) return;
     std::int32_t& slot = table[slot_of(hash, table)];
     const auto mark = static_cast<std::int32_t>(hash >> (64 - OWN_MARK_BITS)) << OWN_MARK_SHIFT;
     if (!length) {
         const Place earlier = Place{slot} - mark;
         if (0 < earlier && earlier <= OWN_PLACES) {
-            while (length < LONGEST_MEASURED && length < earlier && text[earlier - 1 - length] == text[at - length]) {
+            while (length < LONGEST_MEASURED && length < earlier && text[earlier - 1 - length] == text[at - length])
                 ++length;
-            }
-            if (length < shortest) {
-                length = 0;
-            }
+            if (length < shortest) length = 0;
             source = static_cast<std::int32_t>(earlier);
         }
     }
@@ -142,32 +134,24 @@ std::int64_t row_of(std::int64_t entry, std::int64_t mark, std::int32_t row) {
 // Room for `needed` tokens, in steps of GROWTH from `first` on: a power of two, less than twice `most`.
 Place room_for(Place needed, Place first, Place most) {
     Place room = first;
-    while (room < needed) {
-        room *= GROWTH;
-    }
-    while (room >= 2 * most) {
-        room /= 2;
-    }
+    while (room < needed) room *= GROWTH;
+    while (room >= 2 * most) room /= 2;
     return room;
 }
 
 // Tokens that a sample's text has room for.
-Place room_of(const Sample& sample) {
-    return std::max<Place>(static_cast<Place>(sample.text.size()) - APART, 0);
-}
+Place room_of(const Sample& sample) { return std::max<Place>(static_cast<Place>(sample.text.size()) - APART, 0); }
 
 }  // namespace
 
-bool has_room(const Sample& sample, Place tokens) {
-    return tokens <= room_of(sample);
-}
+bool has_room(const Sample& sample, Place tokens) { return tokens <= room_of(sample); }
 
 void grow(Slabs& slabs, Sample& sample, Place needed, const TextRules& rules) {
     const Place most = std::max({LEAST_TOKENS, needed, Place{sample.limit}});
     Place capacity = room_of(sample);
     if (static_cast<double>(needed) > FULL * static_cast<double>(capacity) && capacity < most) {
         capacity = room_for(std::max(needed, capacity + 1), FIRST_TOKENS, most);
-        Array<Token> text(slabs, static_cast<std::size_t>(capacity + APART));
+        Array<Token> text(slabs, capacity + APART);
         std::copy_n(sample.text.all().begin(), sample.written, text.all().begin());
         sample.text = std::move(text);
     }
@@ -176,7 +160,7 @@ void grow(Slabs& slabs, Sample& sample, Place needed, const TextRules& rules) {
         tabled = static_cast<Place>(sample.own_table.size()) / SLOTS_PER_TOKEN;
         if (needed > tabled && tabled < most) {
             tabled = room_for(needed, FIRST_TABLED, most);
-            Array<std::int32_t> table(slabs, static_cast<std::size_t>(tabled * SLOTS_PER_TOKEN));
+            Array<std::int32_t> table(slabs, tabled * SLOTS_PER_TOKEN);
             std::int32_t source = 0, length = 0;
             for (Place place = 1; place <= sample.count; ++place) {
                 const auto hash = place >= rules.shortest ? hash_before(sample.known(), place, rules.shortest) : 0;
@@ -208,30 +192,22 @@ bool is_crowded(const Prompt& prompt) {
 }
 
 void fetch_places(const Prompt& prompt, const Sample& sample, const TextRules& rules, Hashes& hashes) {
-    const auto text = sample.text.all().first(static_cast<std::size_t>(sample.written));
+    const auto text = sample.text.all().first(sample.written);
     for (Place place = sample.count + 1; place <= sample.written; ++place) {
         if (place >= rules.shortest) {
-            if (hashes.kept == hashes.values.size()) {
-                break;
-            }
+            if (hashes.kept == hashes.values.size()) break;
             const std::uint64_t hash = hash_before(text, place, rules.shortest);
             hashes.values[hashes.kept++] = hash;
-            if (rules.own_output) {
-                prefetch(sample.own_table.all(), static_cast<Place>(slot_of(hash, sample.own_table)));
-            }
-            if (rules.siblings) {
-                prefetch(prompt.tables[0].all(), static_cast<Place>(slot_of(hash, prompt.tables[0])));
-            }
+            if (rules.own_output) prefetch(sample.own_table.all(), static_cast<Place>(slot_of(hash, sample.own_table)));
+            if (rules.siblings) prefetch(prompt.tables[0].all(), static_cast<Place>(slot_of(hash, prompt.tables[0])));
         }
-        if (rules.siblings) {
-            prefetch(prompt.votes.all(), static_cast<Place>(vote_slot(text[place - 1])));
-        }
+        if (rules.siblings) prefetch(prompt.votes.all(), static_cast<Place>(vote_slot(text[place - 1])));
     }
 }
 
 void enter(Prompt& prompt, Sample& sample, std::int32_t row, const TextRules& rules, Hashes& hashes) {
     const Place before = sample.count, count = sample.written;
-    const auto text = sample.text.all().first(static_cast<std::size_t>(count));
+    const auto text = sample.text.all().first(count);
     // What precedes the response's first token is entered; the rest of the prompt is the same in all.
     const Place start = std::max(before + 1, Place{sample.prompt_tokens});
     std::int32_t source = sample.own_at, length = sample.own_length;
@@ -241,24 +217,17 @@ void enter(Prompt& prompt, Sample& sample, std::int32_t row, const TextRules& ru
             hash = hashes.used < hashes.kept ? hashes.values[hashes.used++] : hash_before(text, place, rules.shortest);
             sample.hash = hash;
         }
-        if (rules.own_output) {
-            enter_own(text, sample.own_table, place, rules.shortest, hash, source, length);
-        }
+        if (rules.own_output) enter_own(text, sample.own_table, place, rules.shortest, hash, source, length);
         if (rules.siblings && place >= start) {
-            if (place >= rules.shortest) {
+            if (place >= rules.shortest)
                 enter_sibling(prompt.tables[0][slot_of(hash, prompt.tables[0])], row, place, hash);
-            }
-            if (place > 1) {
-                vote(prompt.votes[vote_slot(text[place - 2])], text[place - 2], text[place - 1]);
-            }
+            if (place > 1) vote(prompt.votes[vote_slot(text[place - 2])], text[place - 2], text[place - 1]);
         }
     }
     sample.own_at = source;
     sample.own_length = length;
     sample.count = static_cast<std::int32_t>(count);
-    if (rules.siblings) {
-        prompt.entered += std::max<Place>(0, count + 1 - std::max(start, rules.shortest));
-    }
+    if (rules.siblings) prompt.entered += std::max<Place>(0, count + 1 - std::max(start, rules.shortest));
 }
 
 Place follow_sibling(std::span<const Sample> samples, Sample& sample, std::int32_t row, const Prompt& prompt,
@@ -268,7 +237,7 @@ Place follow_sibling(std::span<const Sample> samples, Sample& sample, std::int32
     Place length = sample.sibling_length, at = sample.sibling_at;
     bool ahead = false;
     if (length) {
-        const auto theirs = samples[static_cast<std::size_t>(sample.sibling)].known();
+        const auto theirs = samples[sample.sibling].known();
         for (Place place = sample.followed; place < count; ++place) {
             if (at < static_cast<Place>(theirs.size()) && theirs[at] == text[place]) {
                 ++at;
@@ -283,24 +252,16 @@ Place follow_sibling(std::span<const Sample> samples, Sample& sample, std::int32
     if ((length < rules.longest || !ahead) && count >= rules.shortest) {
         const std::int64_t mark = mark_of(sample.hash);
         for (const Array<Bucket>& table : prompt.tables) {
-            if (!table.size()) {
-                break;
-            }
+            if (!table.size()) break;
             for (const std::int64_t entry : table[slot_of(sample.hash, table)]) {
                 const std::int64_t found = row_of(entry, mark, row);
                 const Place place = entry & POSITIONS;
-                if (found < 0) {
-                    continue;
-                }
-                const auto theirs = samples[static_cast<std::size_t>(found)].known();
-                if (place >= static_cast<Place>(theirs.size())) {
-                    continue;
-                }
+                if (found < 0) continue;
+                const auto theirs = samples[found].known();
+                if (place >= static_cast<Place>(theirs.size())) continue;
                 Place matched = 0;
                 const Place most = std::min({LONGEST_MEASURED, place, count});
-                while (matched < most && theirs[place - 1 - matched] == text[count - 1 - matched]) {
-                    ++matched;
-                }
+                while (matched < most && theirs[place - 1 - matched] == text[count - 1 - matched]) ++matched;
                 if (matched >= rules.shortest && (matched > length || !ahead)) {
                     sample.sibling = static_cast<std::int32_t>(found);
                     at = place;
@@ -318,47 +279,37 @@ Place follow_sibling(std::span<const Sample> samples, Sample& sample, std::int32
 
 void foresee_buckets(const Sample& sample, const Prompt& prompt) {
     for (const Array<Bucket>& table : prompt.tables) {
-        if (!table.size()) {
-            break;
-        }
+        if (!table.size()) break;
         prefetch(table.all(), static_cast<Place>(slot_of(sample.hash, table)));
     }
 }
 
 void foresee_siblings(std::span<const Sample> samples, const Sample& sample, std::int32_t row, const Prompt& prompt,
                       const TextRules& rules) {
-    if (sample.sibling_length) {
-        prefetch(samples[static_cast<std::size_t>(sample.sibling)].text.all(), sample.sibling_at);
-    }
+    if (sample.sibling_length) prefetch(samples[sample.sibling].text.all(), sample.sibling_at);
     if (sample.sibling_length < rules.longest && sample.count >= rules.shortest) {
         const std::int64_t mark = mark_of(sample.hash);
         for (const Array<Bucket>& table : prompt.tables) {
-            if (!table.size()) {
-                break;
-            }
+            if (!table.size()) break;
             for (const std::int64_t entry : table[slot_of(sample.hash, table)]) {
                 const std::int64_t found = row_of(entry, mark, row);
-                if (found >= 0) {
-                    prefetch(samples[static_cast<std::size_t>(found)].text.all(), (entry & POSITIONS) - 1);
-                }
+                if (found >= 0) prefetch(samples[found].text.all(), (entry & POSITIONS) - 1);
             }
         }
     }
 }
 
 Place copy_sibling(std::span<const Sample> samples, const Sample& sample, std::span<Token> out) {
-    const auto theirs = samples[static_cast<std::size_t>(sample.sibling)].known();
-    const auto after = theirs.subspan(static_cast<std::size_t>(sample.sibling_at));
+    const auto theirs = samples[sample.sibling].known();
+    const auto after = theirs.subspan(sample.sibling_at);
     const std::size_t size = std::min(out.size(), after.size());
     std::copy_n(after.begin(), size, out.begin());
     return static_cast<Place>(size);
 }
 
 void copy_own(const Sample& sample, std::span<Token> out) {
-    const auto repeated = sample.known().subspan(static_cast<std::size_t>(sample.own_at));
-    for (std::size_t place = 0; place < out.size(); ++place) {
-        out[place] = repeated[place % repeated.size()];
-    }
+    const auto repeated = sample.known().subspan(sample.own_at);
+    for (std::size_t place = 0; place < out.size(); ++place) out[place] = repeated[place % repeated.size()];
 }
 
 Token likely_next(const Prompt& prompt, Token token) {

@@ -64,7 +64,7 @@ struct Sample {
     std::int32_t number = 0;
     bool running = false;
 
-    std::span<const Token> known() const { return text.all().first(static_cast<std::size_t>(count)); }
+    std::span<const Token> known() const { return text.all().first(count); }
 };
 
 // What mostly followed one token: a pair of tokens and its votes.

@@ -26,9 +26,7 @@ public:
     // `work` does the part of a number, and must not throw.
     StepThreads(int helpers, std::function<void(std::size_t)> work) : work_(std::move(work)), owner_(getpid()) {
         sem_init(&wake_, 0, 0);
-        for (int number = 0; number < helpers; ++number) {
-            threads_.emplace_back([this] { help(); });
-        }
+        for (int number = 0; number < helpers; ++number) threads_.emplace_back([this] { help(); });
     }
     StepThreads(const StepThreads&) = delete;
     StepThreads& operator=(const StepThreads&) = delete;
@@ -43,11 +41,8 @@ public:
                 thread.detach();
             }
         }
-        for (std::thread& thread : threads_) {
-            if (thread.joinable()) {
-                thread.join();
-            }
-        }
+        for (std::thread& thread : threads_)
+            if (thread.joinable()) thread.join();
         sem_destroy(&wake_);
     }
 
@@ -57,26 +52,18 @@ public:
         parts_ = static_cast<std::int64_t>(parts);
         left_.store(parts_, std::memory_order_release);
         const std::size_t woken = helped && parts ? std::min(threads_.size(), parts - 1) : 0;
-        for (std::size_t number = 0; number < woken; ++number) {
-            sem_post(&wake_);
-        }
+        for (std::size_t number = 0; number < woken; ++number) sem_post(&wake_);
         while (do_next()) {
         }
-        while (finished_.load(std::memory_order_acquire) < parts_) {
-            sched_yield();
-        }
+        while (finished_.load(std::memory_order_acquire) < parts_) sched_yield();
     }
 
 private:
     // Do a part that nobody has taken; false: there is none.
     bool do_next() {
-        if (left_.load(std::memory_order_acquire) <= 0) {
-            return false;
-        }
+        if (left_.load(std::memory_order_acquire) <= 0) return false;
         const std::int64_t left = left_.fetch_sub(1, std::memory_order_acq_rel);
-        if (left <= 0) {
-            return false;
-        }
+        if (left <= 0) return false;
         work_(static_cast<std::size_t>(parts_ - left));
         finished_.fetch_add(1, std::memory_order_release);
         return true;

@@ -12,8 +12,8 @@ namespace drafting {
 
 namespace {
 
-// A step's confidence is (count + A) / (node's count + B) for the child that is followed: A < B, so that a node with one
-// child is not certain, and one that was seen often is more certain than one seen once. From a recorded run of the
+// A step's confidence is (count + A) / (node's count + B) for the child that is followed: A < B, so that a node with
+// one child is not certain, and one that was seen often is more certain than one seen once. From a recorded run of the
 // embedded task: a node seen once went on as before 19 times of 20, one seen four times or more 99 times of 100.
 constexpr double CONFIDENCE_A = 0.5;
 constexpr double CONFIDENCE_B = 0.55;
@@ -46,9 +46,7 @@ Walked Index::walk(Node node, Place near, Place at, const WalkRules& rules, std:
                 high = best.high;
                 known = best.known;
                 total = best.total;
-                if (low == high) {
-                    break;
-                }
+                if (low == high) break;
                 up_to = depth + 1;
             }
         }
@@ -60,17 +58,12 @@ Walked Index::walk(Node node, Place near, Place at, const WalkRules& rules, std:
         }
         while (depth < up_to && found < room) {
             const Token token = tokens[at + depth];
-            if (token < 0) {
-                return {found, at};
-            }
+            if (token < 0) return {found, at};
             sure *= factor;
-            if (depth < SURE_MATCH) {
-                sure *= SHORT_MATCH_FACTOR;
-            }
+            if (depth < SURE_MATCH) sure *= SHORT_MATCH_FACTOR;
             const float kept = static_cast<float>(sure);
-            if (found && double{kept} < (found < rules.window ? rules.stop_confidence : rules.extend_confidence)) {
+            if (found && double{kept} < (found < rules.window ? rules.stop_confidence : rules.extend_confidence))
                 return {found, at};
-            }
             out[found] = token;
             confidence[found] = kept;
             ++found;
@@ -81,9 +74,7 @@ Walked Index::walk(Node node, Place near, Place at, const WalkRules& rules, std:
 }
 
 // Whether the node's numbers of shared tokens are looked at together.
-bool Index::is_small(Place low, Place high) const {
-    return high - low <= TOGETHER && low + TOGETHER <= size();
-}
+bool Index::is_small(Place low, Place high) const { return high - low <= TOGETHER && low + TOGETHER <= size(); }
 
 // How many first tokens all suffixes of the small node [low, high) share: MOST_SHARED or more; UNKNOWN: it is large.
 // What the first suffix shares, it shares with one before the node.
@@ -95,9 +86,7 @@ Place Index::least_shared(Place low, Place high) const {
 Place Index::common(Place low, Place high, Place depth, Place most) const {
     const Place first = suffixes[low], last = suffixes[high - 1];
     Place alike = depth;
-    while (alike < most && tokens[first + alike] == tokens[last + alike]) {
-        ++alike;
-    }
+    while (alike < most && tokens[first + alike] == tokens[last + alike]) ++alike;
     return alike;
 }
 
@@ -158,9 +147,8 @@ Index::Child Index::best_of_small(Place low, Place high, Place depth, std::int64
     }
     if (most_start < most_end) {
         const std::int64_t sum = total == NOT_SUMMED ? sum_one_by_one(most_start, most_end) : total - of_others;
-        if (is_better(most_start, most_end, std::max<std::int64_t>(sum, 0), best, best_priority)) {
+        if (is_better(most_start, most_end, std::max<std::int64_t>(sum, 0), best, best_priority))
             best = {most_start, most_end, UNKNOWN, sum};
-        }
     }
     return best;
 }
@@ -168,13 +156,9 @@ Index::Child Index::best_of_small(Place low, Place high, Place depth, std::int64
 // Whether the child [start, end) goes before the best one so far.
 bool Index::is_better(Place start, Place end, std::int64_t priority, const Child& best,
                       std::int64_t best_priority) const {
-    if (priority != best_priority) {
-        return priority > best_priority;
-    }
+    if (priority != best_priority) return priority > best_priority;
     const Place gain = (end - start) - (best.high - best.low);
-    if (gain) {
-        return gain > 0;
-    }
+    if (gain) return gain > 0;
     // Rare enough that scanning the two intervals is cheaper than keeping range maxima for all of them.
     return latest(start, end) > latest(best.low, best.high);
 }
@@ -182,28 +166,21 @@ bool Index::is_better(Place start, Place end, std::int64_t priority, const Child
 // The furthest position of the suffixes [low, high).
 Place Index::latest(Place low, Place high) const {
     Place found = 0;
-    for (Place place = low; place < high; ++place) {
-        found = std::max<Place>(found, suffixes[place]);
-    }
+    for (Place place = low; place < high; ++place) found = std::max<Place>(found, suffixes[place]);
     return found;
 }
 
 // The sum of the rewards of the suffixes [low, high).
 std::int64_t Index::priority(Place low, Place high) const {
-    if (high - low <= SUM_EVERY) {
-        return sum_one_by_one(low, high);
-    }
+    if (high - low <= SUM_EVERY) return sum_one_by_one(low, high);
     const Place first = (low + SUM_EVERY - 1) / SUM_EVERY, last = high / SUM_EVERY;
-    return sum_one_by_one(low, first * SUM_EVERY) + (sums[last] - sums[first]) +
-           sum_one_by_one(last * SUM_EVERY, high);
+    return sum_one_by_one(low, first * SUM_EVERY) + (sums[last] - sums[first]) + sum_one_by_one(last * SUM_EVERY, high);
 }
 
 // `priority`, of few suffixes.
 std::int64_t Index::sum_one_by_one(Place low, Place high) const {
     std::int64_t total = 0;
-    for (Place place = low; place < high; ++place) {
-        total += rewards[grades[place]];
-    }
+    for (Place place = low; place < high; ++place) total += rewards[grades[place]];
     return total;
 }
 
