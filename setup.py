@@ -1,7 +1,8 @@
 """Builds the drafting core (csrc/) with the package; everything else stands in pyproject.toml.
 
 Where there is no C++ compiler the package is built without the core, and features that need it say so
-(rhyme_openrlhf/history/core.py). RHYME_SANITIZE=address,undefined or thread builds it for tests/history/test_sanitized.py.
+(rhyme_openrlhf/history/core.py). RHYME_SANITIZE=address,undefined or thread builds the core that
+tests/history/test_sanitized.py loads.
 """
 
 import os

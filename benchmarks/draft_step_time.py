@@ -12,8 +12,8 @@ Before each timed step FORWARD_BYTES of memory are read, as a forward pass does,
 then the new tokens are appended to each sample's list, as vLLM's scheduler does right before it asks for drafts; the
 last step's drafts are freed before, as there. "each its own index": each prompt has an index of its own in memory, as
 in a run; "one index": all prompts' is the same, as the one tree of the suffix proposer is; "warm": without reading
-memory in between. "compiled" is the call that drafts. Milliseconds: median, 95th and 99th percentile and worst of STEPS_TIMED steps, in which
-texts and tables outgrow their memory.
+memory in between. "compiled" is the call that drafts. Milliseconds: median, 95th and 99th percentile and worst of
+STEPS_TIMED steps, in which texts and tables outgrow their memory.
 
 `--against` measures another checkout of the repository too, in processes in turn, and fails unless both draft the same
 tokens in every step (`--other_drafts`: they draft by other rules, and need not). The peers: drafting.py.

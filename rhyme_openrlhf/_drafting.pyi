@@ -1,4 +1,4 @@
-"""The compiled drafting core (csrc/): arrays in, arrays out. csrc/drafter.h, index.h and budget.h say what each does."""
+"""The compiled drafting core: arrays in, arrays out. csrc/drafter.h, index.h and budget.h say what each does."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -112,9 +112,7 @@ class Drafter:
     def forget(self, prompt: str) -> None: ...
     def start(self, prompt: str, tokens: ArrayLike, prompt_tokens: int, most_tokens: int, window: int) -> int: ...
     def append(self, samples: ArrayLike, counts: ArrayLike, tokens: ArrayLike) -> None: ...
-    def draft(
-        self, samples: ArrayLike, whole: bool
-    ) -> tuple[_Int64s, _Int32s, _Floats, _Int64s, _Int64s, _Int64s]:
+    def draft(self, samples: ArrayLike, whole: bool) -> tuple[_Int64s, _Int32s, _Floats, _Int64s, _Int64s, _Int64s]:
         """Return lengths, tokens, probabilities, sources, matched tokens and recent acceptance."""
 
     def verified(

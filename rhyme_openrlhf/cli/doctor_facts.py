@@ -22,8 +22,8 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from rhyme_openrlhf.history.cpu_share import QuotaParent, quota_parent
 from rhyme_openrlhf.history.core import instruction_set
+from rhyme_openrlhf.history.cpu_share import QuotaParent, quota_parent
 from rhyme_openrlhf.verify import record
 
 GIB = 2**30

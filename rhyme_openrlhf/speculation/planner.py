@@ -31,7 +31,7 @@ REFIT_TOKENS = 256
 
 @dataclass(frozen=True)
 class Cut:
-    """What is verified of the drafts of one step: how many tokens each has, and all tokens one draft after the other."""
+    """What is verified of the drafts of one step: tokens of each, and all of them one draft after the other."""
 
     lengths: Ints
     flat: NDArray[np.int32]

@@ -12,8 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.history.core import core
-from rhyme_openrlhf.history.index import CHECKSUM, CHECKSUM_AT, HEADER_BYTES, Piece, _checksum, build_index
-from rhyme_openrlhf.history.index import DraftIndex, IndexBufferError
+from rhyme_openrlhf.history.index import (
+    CHECKSUM,
+    CHECKSUM_AT,
+    HEADER_BYTES,
+    DraftIndex,
+    IndexBufferError,
+    Piece,
+    _checksum,
+    build_index,
+)
 
 RULES = {
     "longest": 16, "shortest": 2, "siblings": True, "own_output": True, "window_start": 2, "window_step": 2,

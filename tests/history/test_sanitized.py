@@ -48,7 +48,7 @@ def test_the_core_is_clean(sanitizers: str, library: str, tests: list[str], tmp_
     ]
     paths = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
     # -R: ThreadSanitizer of GCC 12 wants addresses where kernels with much randomness do not put them.
-    command = ["setarch", platform.machine(), "-R", sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command = ["setarch", platform.machine(), "-R", sys.executable, "-m", "pytest", "-q", "-x", "-n", "0"]
     # Reports go to a file, because pytest keeps what tests write. Python does not give back all memory that it has.
     report = f"log_path={tmp_path}/report"
     options = {"ASAN_OPTIONS": f"detect_leaks=0:{report}", "UBSAN_OPTIONS": report, "TSAN_OPTIONS": report}

@@ -12,16 +12,16 @@ import pytest
 pytest.importorskip("vllm")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from step_overhead import scheduler_of  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput  # noqa: E402
-from vllm.v1.request import Request, RequestStatus  # noqa: E402
+from step_overhead import scheduler_of
+from vllm import SamplingParams
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
 
-from rhyme_openrlhf.config import HistoSpecSettings  # noqa: E402
-from rhyme_openrlhf.history.index import Piece, build_index  # noqa: E402
-from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY  # noqa: E402
-from rhyme_openrlhf.speculation.drafter import HistoryDrafter  # noqa: E402
-from rhyme_openrlhf.speculation.gain import GainMeter  # noqa: E402
+from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.history.index import Piece, build_index
+from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
+from rhyme_openrlhf.speculation.drafter import HistoryDrafter
+from rhyme_openrlhf.speculation.gain import GainMeter
 
 PROMPT, RESPONSE = [1, 2, 3], list(range(10, 60))
 

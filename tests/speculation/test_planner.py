@@ -9,9 +9,9 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, PRIOR
+from rhyme_openrlhf.speculation.budget import TRIED_AFTER
 from rhyme_openrlhf.speculation.decision_log import DecisionLog
 from rhyme_openrlhf.speculation.planner import REFIT_TOKENS, Cut, Decision, DraftPlanner, Drafts
-from rhyme_openrlhf.speculation.budget import TRIED_AFTER
 from tests.latency import formula
 
 SOURCES = 4

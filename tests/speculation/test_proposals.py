@@ -11,6 +11,7 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.speculation.acceptance import classes_of_recent
+from rhyme_openrlhf.speculation.budget import TRIED_AFTER
 from rhyme_openrlhf.speculation.proposals import (
     _CLASSES,
     LEAST_GAIN,
@@ -22,7 +23,6 @@ from rhyme_openrlhf.speculation.proposals import (
     ProposalPlanner,
     Proposed,
 )
-from rhyme_openrlhf.speculation.budget import TRIED_AFTER
 from tests.latency import formula
 
 TOKENS = 4
