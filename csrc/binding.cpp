@@ -56,7 +56,7 @@ py::array_t<std::uint8_t> build_buffer(const In<Token>& text, const In<std::int6
 
 // An index keeps Python's object of its buffer.
 Index open(const py::buffer& buffer) {
-    auto info = std::make_shared<py::buffer_info>(buffer.request());
+    const auto info = std::make_shared<py::buffer_info>(buffer.request());
     if (info->ndim != 1 || info->strides[0] != info->itemsize)
         throw BufferError("a draft index must be a contiguous buffer");
     const std::span<const std::byte> bytes(static_cast<const std::byte*>(info->ptr),

@@ -150,7 +150,7 @@ void sort_suffixes(std::span<const Token> text, std::span<std::int32_t> order, s
     const std::size_t count = text.size();
     if (!count) return;
     std::vector<std::uint32_t> tokens(count);
-    const int bits = std::bit_width(rank_tokens(text, tokens));
+    const int bits = std::max<int>(std::bit_width(rank_tokens(text, tokens)), 1);
     const std::size_t width = std::min<std::size_t>(static_cast<std::size_t>(KEY_BITS / bits), count);
     std::vector<Keyed> items(count), other(count);
     std::uint64_t key = 0;
