@@ -3,18 +3,17 @@
     python benchmarks/draft_step_time.py --against CHECKOUT --out draft_step_time.json
 
 Measured. Every sample repeats one of its prompt's 16 responses of 8192 tokens from a place of its own, and gains
-TOKENS_A_STEP tokens a step. Ours is all that `update_draft_token_ids` of vLLM's real scheduler with our plug-in does
-for real requests (rollout/scheduler.py): finding those that decode, appending what is new, drafting, making the lists,
-and giving each request its own; drafts by the fixed rules. vLLM's proposers are asked as its model runner asks them,
+TOKENS_A_STEP tokens a step. Ours is all that vLLM's real scheduler with our plug-in does for real requests
+(rollout/scheduler.py): noting what was written, finding those that decode, drafting, making the lists, and giving each
+request its own; drafts by the fixed rules. vLLM's proposers are asked as its model runner asks them,
 without making their input batch, and without what the scheduler does with their lists.
 
 Before each timed step FORWARD_BYTES of memory are read, as a forward pass does, so the caches hold nothing of ours;
 then the new tokens are appended to each sample's list, as vLLM's scheduler does right before it asks for drafts; the
 last step's drafts are freed before, as there. "each its own index": each prompt has an index of its own in memory, as
 in a run; "one index": all prompts' is the same, as the one tree of the suffix proposer is; "warm": without reading
-memory in between. "compiled" is the call that appends and drafts, and (in versions that divide a step among threads)
-gives each request its own. Milliseconds: median, 95th and 99th percentile and worst of STEPS_TIMED steps, in which
-texts and tables outgrow their memory.
+memory in between. "compiled" is the call that drafts. Milliseconds: median, 95th and 99th percentile and worst of
+STEPS_TIMED steps, in which texts and tables outgrow their memory.
 
 `--against` measures another checkout of the repository too, in processes in turn, and fails unless both draft the same
 tokens in every step (`--other_drafts`: they draft by other rules, and need not). The peers: drafting.py.
@@ -43,7 +42,6 @@ from step_overhead import scheduler_of
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
-from rhyme_openrlhf.speculation import live_texts
 from rhyme_openrlhf.speculation.drafter import Verified
 from rhyme_openrlhf.speculation.gain import GainMeter
 
@@ -90,13 +88,40 @@ class Ours:
             self._scheduler.update_from_output(output, ModelRunnerOutput(names, places, first))
         names = [request.request_id for request in self._requests]
         self._ids = DraftTokenIds(names, [[] for _ in names])
+        self._sampled: list[list[int]] = []
+        # Versions that read vLLM's texts are told nothing.
+        self._told = hasattr(self._scheduler, "on_sampled")
+        self.compiled_seconds = 0.0
+        if self._told:
+            self._time(self._scheduler.drafter, "propose")
+        else:
+            from rhyme_openrlhf.speculation import live_texts
+
+            self._time(live_texts.step, "append_and_draft")
+
+    def _time(self, whose: Any, name: str) -> None:
+        """Have each call of that function timed."""
+        call = getattr(whose, name)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            result = call(*arguments, **named)
+            self.compiled_seconds = time.perf_counter() - began
+            return result
+
+        setattr(whose, name, timed)
 
     def prepare(self, texts: list[list[int]]) -> None:
+        self._sampled = []
         for request, text in zip(self._requests, texts, strict=True):
             request.spec_token_ids = []
-            request.append_output_token_ids(text[request.num_tokens :])
+            new = text[request.num_tokens :]
+            request.append_output_token_ids(new)
+            self._sampled.append(new)
 
     def ask(self) -> Any:
+        if self._told:
+            self._scheduler.on_sampled(self._ids.req_ids, self._sampled)
         self._scheduler.update_draft_token_ids(self._ids)
 
     def drafts(self) -> list[list[int]]:
@@ -125,20 +150,6 @@ class Peer:
         """Nothing."""
 
 
-class CompiledSeconds:
-    """How long the last compiled call took."""
-
-    def __init__(self) -> None:
-        self.last = 0.0
-        self._call = live_texts.step.append_and_draft
-
-    def __call__(self, *arguments: Any) -> Any:
-        began = time.perf_counter()
-        result = self._call(*arguments)
-        self.last = time.perf_counter() - began
-        return result
-
-
 def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) -> dict[str, Row]:
     """Milliseconds of a step, by drafter."""
     length = FIRST_TOKENS + (WARM_UP + STEPS_TIMED) * TOKENS_A_STEP
@@ -163,8 +174,6 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
             suffix.propose([(f"old {i}", list(piece.tokens)[:4000], 0) for i, piece in enumerate(pieces)])
             drafters["vllm suffix (arctic)"] = Peer(suffix, names)
     weights = np.ones(FORWARD_BYTES // 8)
-    compiled = CompiledSeconds()
-    live_texts.step.append_and_draft = compiled
     found = {}
     for name, drafter in drafters.items():
         texts = [text[:FIRST_TOKENS] for text in full]
@@ -180,8 +189,8 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
             began = time.perf_counter()
             drafts = drafter.ask()
             taken.append(1000 * (time.perf_counter() - began))
-            inside.append(1000 * compiled.last)
             if name.startswith("ours"):
+                inside.append(1000 * drafter.compiled_seconds)
                 drafts = drafter.drafts()
                 digest, drafted = zlib.crc32(json.dumps(drafts).encode(), digest), sum(map(len, drafts))
             drafter.learn()
@@ -193,7 +202,6 @@ def whole_step(pieces: list[Piece], arctic: bool = False, peers: bool = True) ->
             found[name]["compiled_ms"] = statistics.median(inside[WARM_UP:])
             found[name]["drafted"] = float(drafted)
             found[name]["digest"] = float(digest)
-    live_texts.step.append_and_draft = compiled._call
     return found
 
 

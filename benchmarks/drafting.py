@@ -34,13 +34,11 @@ import drafting_peers as peers
 import numpy as np
 from draft_step_time import step_text, whole_step
 from drafting_texts import CONTEXT, VOCABULARY, recorded, synthetic
-from numba import njit
 from replay import ENGINES, TRACE, Drafter, Ours, read_trace, replay
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.history.record import Record
-from rhyme_openrlhf.history.walk import draft_from
 
 SHORTEST = HistoSpecSettings().prefix_min
 LOOKUPS = 4000
@@ -72,18 +70,6 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-@njit(cache=True, nogil=True)
-def _each(index: Any, ends: Any, repeats: int) -> int:
-    """Draft `repeats` times for each row of `ends`."""
-    out, confidence = np.empty(32, dtype=np.int32), np.empty(32, dtype=np.float32)
-    total = 0
-    for _ in range(repeats):
-        for row in range(ends.shape[0]):
-            found, _ = draft_from(index, ends[row], CONTEXT, SHORTEST, out, confidence)
-            total += found
-    return total
-
-
 def structure(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]:
     """Build time (us a token), draft time (us, mean and p99, of 32 tokens), bytes a token.
 
@@ -95,7 +81,6 @@ def structure(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]:
     index = DraftIndex.from_buffer(build_index(pieces))
     index.draft(asked[0], CONTEXT, SHORTEST, 32)
     ends = np.array(asked, dtype=np.int32)
-    _each(index.row, ends[:1], 1)
     builds: Timed = {"ours": []}
     drafts: Timed = {"ours": []}
     size = {"ours": build_index(pieces).nbytes / tokens}
@@ -123,7 +108,8 @@ def structure(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]:
                 1e6 * seconds(lambda end=context, at=tree: at.speculate(end, 32, 32.0, 0.0, 0.0, False))
             )
     compiled = [
-        1e6 * seconds(lambda at=at: _each(index.row, ends[at : at + 1], REPEATS)) / REPEATS for at in range(LOOKUPS)
+        1e6 * seconds(lambda at=at: index.compiled.draft_often(ends[at], CONTEXT, SHORTEST, 32, REPEATS)) / REPEATS
+        for at in range(LOOKUPS)
     ]
     drafts["ours, compiled"] = compiled
     builds["ours, compiled"], size["ours, compiled"] = builds["ours"], size["ours"]

@@ -72,10 +72,6 @@ class PolicyScheduler(HistoryScheduler):
         """Only a planner asks for step times; a fixed length does not pay for them."""
         return self.planner is not None
 
-    def _draft_all(self, names: list[str]) -> None:
-        # By each request's name: its sample has a row in the drafter that was there when it started, too.
-        self._draft_singly(names)
-
     def _drafts(self, decoding: list[Any]) -> list[list[int]]:
         if self._off:
             self.drafter.leave_out()

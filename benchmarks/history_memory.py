@@ -31,7 +31,7 @@ import psutil
 from replay import read_journal
 
 from rhyme_openrlhf.history.byte_planes import packed
-from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index, compile_lookup
+from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.history.index_store import IndexStore
 from rhyme_openrlhf.history.shard import HistoryShard
 
@@ -141,8 +141,7 @@ def whole_data_set(measured: dict[str, Any]) -> list[dict[str, Any]]:
 READER = """
 import sys, time
 import numpy as np
-from rhyme_openrlhf.history.index import DraftIndex, compile_lookup
-compile_lookup()
+from rhyme_openrlhf.history.index import DraftIndex
 for line in sys.stdin:
     path, *context = line.split()
     started = time.perf_counter()
@@ -282,7 +281,6 @@ def main() -> None:
     parser.add_argument("--spill_dir", type=Path, help="directory on the disk to measure (default: a temporary one)")
     parser.add_argument("--out", type=Path, default=Path("history_memory.json"))
     options = parser.parse_args()
-    compile_lookup()
     rng = np.random.default_rng(options.seed)
     pieces = responses(rng, np.full(SAMPLES, HANDED_OVER // SAMPLES))
     index = build_index(pieces)

@@ -109,14 +109,20 @@ class Ours:
         self._with_rewards = with_rewards
         self._rollouts = rollouts
         self._kept: dict[str, list[Piece]] = {}
+        # How much of each sample's text the drafter has.
+        self._told: dict[str, int] = {}
 
     def begin(self, samples: list[Sample]) -> None:
         for sample in samples:
             most = len(sample.context) + len(sample.response)
-            self._drafter.start(sample.name, sample.prompt_key, len(sample.context), most)
+            self._drafter.start(sample.name, sample.prompt_key, sample.context, len(sample.context), most)
+            self._told[sample.name] = len(sample.context)
 
     def draft(self, running: list[Sample]) -> list[list[int]]:
-        return self._drafter.draft([sample.name for sample in running], [sample.text for sample in running])
+        names = [sample.name for sample in running]
+        self._drafter.append(names, [sample.text[self._told[sample.name] :] for sample in running])
+        self._told.update({sample.name: len(sample.text) for sample in running})
+        return self._drafter.draft(names)
 
     def verified(self, sample: Sample, drafted: int, accepted: int) -> str:
         if not drafted:
@@ -125,6 +131,7 @@ class Ours:
 
     def finished(self, sample: Sample) -> None:
         self._drafter.finish(sample.name)
+        del self._told[sample.name]
 
     def learn(self, records: list[Record]) -> None:
         for record in records if self._rollouts else ():

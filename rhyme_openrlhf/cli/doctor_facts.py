@@ -22,6 +22,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from rhyme_openrlhf.history.core import instruction_set
 from rhyme_openrlhf.history.cpu_share import QuotaParent, quota_parent
 from rhyme_openrlhf.verify import record
 
@@ -55,7 +56,7 @@ class Facts:
     `versions` and `requires` are keyed by canonical package name. `driver_gpus` are the GPUs that nvidia-smi lists,
     whether torch sees them or not. `tests_package`: a top-level package named `tests` is installed. `verified`: what
     `rhyme verify` has proved on this machine, with any version and device. `cpu_quota`: where history workers can be
-    held to their CPUs, or why they cannot.
+    held to their CPUs, or why they cannot. `drafting_core`: what the compiled core was built for, None without it.
     """
 
     python: str = "3.11.0"
@@ -76,6 +77,7 @@ class Facts:
     is_root: bool = False
     verified: tuple[record.Entry, ...] = ()
     cpu_quota: QuotaParent | str = "there are no cgroups"
+    drafting_core: str | None = None
 
     @property
     def has_gpu(self) -> bool:
@@ -111,6 +113,7 @@ def gather() -> Facts:
         is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
         verified=tuple(record.read(record.path())),
         cpu_quota=quota_parent(),
+        drafting_core=instruction_set(),
     )
 
 

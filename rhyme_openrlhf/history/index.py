@@ -35,15 +35,13 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.lookup import INDEX_COLUMNS, SUM_EVERY
-from rhyme_openrlhf.history.suffix_array import shared_tokens, suffix_array
-from rhyme_openrlhf.history.walk import draft_from
+from rhyme_openrlhf.history.core import core
 
 Tokens = NDArray[np.integer[Any]] | Sequence[int]
 Int32s = NDArray[np.int32]
@@ -63,8 +61,6 @@ PRIORITY_BITS = 62
 MAX_TOKEN = 2**31 - 1
 # Grades are uint16.
 MAX_PIECES = 2**16
-# Each array begins at a multiple of this.
-ALIGNMENT = 8
 
 
 class IndexBufferError(ValueError):
@@ -104,25 +100,13 @@ def build_index(pieces: Sequence[Piece]) -> NDArray[np.uint8]:
     ValueError for a token id that is no integer from 0 to 2**31 - 1, for 2**31 tokens and more, or for more than 65,536
     pieces.
     """
-    text, owners = _join(pieces)
-    count = text.size
-    if count > MAX_TOKEN:
-        raise ValueError(f"a draft index holds at most {MAX_TOKEN} tokens, got {count}")
+    text, lengths = _join(pieces)
+    if text.size > MAX_TOKEN:
+        raise ValueError(f"a draft index holds at most {MAX_TOKEN} tokens, got {text.size}")
     if len(pieces) > MAX_PIECES:
         raise ValueError(f"a draft index holds at most {MAX_PIECES} responses, got {len(pieces)}")
-    size = _size(count, len(pieces))
-    buffer = np.zeros(size, dtype=np.uint8)
-    arrays = _arrays(buffer, count, len(pieces))
-    arrays.tokens[:] = text
-    arrays.suffixes[:], arrays.places[:] = suffix_array(text)
-    shared_tokens(text, arrays.suffixes, arrays.places, arrays.shared)
-    found, grades = np.unique(_fixed_point([piece.reward for piece in pieces], count), return_inverse=True)
-    arrays.rewards[: found.size] = found
-    arrays.grades[:] = grades.astype(np.uint16)[owners[arrays.suffixes]]
-    whole = count // SUM_EVERY
-    every = arrays.rewards[arrays.grades[: whole * SUM_EVERY]].reshape(whole, SUM_EVERY).sum(axis=1)
-    np.cumsum(every, out=arrays.sums[1:])
-    buffer[: HEADER.size] = np.frombuffer(HEADER.pack(MAGIC, VERSION, len(pieces), count, size), dtype=np.uint8)
+    rewards = _fixed_point([piece.reward for piece in pieces], text.size)
+    buffer: NDArray[np.uint8] = core.build(text, lengths, rewards)
     buffer[CHECKSUM_AT:HEADER_BYTES] = np.frombuffer(CHECKSUM.pack(_checksum(buffer)), dtype=np.uint8)
     return buffer
 
@@ -130,14 +114,10 @@ def build_index(pieces: Sequence[Piece]) -> NDArray[np.uint8]:
 class DraftIndex:
     """A draft index opened for lookups. Holds views into its buffer and changes nothing: safe to use from threads."""
 
-    def __init__(self, buffer: NDArray[np.uint8], count: int, pieces: int) -> None:
-        """Use `from_buffer`, which checks the buffer first. `count`: stored tokens, separators included."""
-        self._buffer = buffer
-        arrays = _arrays(buffer, count, pieces)
-        addresses = [array.ctypes.data for array in arrays]
-        self.row: Int64s = np.array([*addresses, count], dtype=np.int64)
-        """What compiled code is given of it (columns in history/lookup.py); valid as long as this object lives."""
-        assert self.row.size == INDEX_COLUMNS
+    def __init__(self, buffer: NDArray[np.uint8]) -> None:
+        """Use `from_buffer`, which checks the buffer first."""
+        self.compiled = core.Index(buffer)
+        """The compiled core's view of the buffer, which it keeps alive."""
 
     @classmethod
     def from_buffer(cls, buffer: Any) -> DraftIndex:
@@ -152,7 +132,7 @@ class DraftIndex:
             raise IndexBufferError(f"a draft index must be a contiguous, non-empty buffer: {error}") from error
         if raw.size < HEADER_BYTES:
             raise IndexBufferError(f"draft index is torn: {raw.size} bytes, its header alone has {HEADER_BYTES}")
-        magic, version, pieces, count, size = HEADER.unpack_from(raw.data)
+        magic, version, _, _, size = HEADER.unpack_from(raw.data)
         if magic != MAGIC:
             raise IndexBufferError(f"not a draft index: it starts with {magic!r}, not with {MAGIC!r}")
         if version != VERSION:
@@ -160,11 +140,14 @@ class DraftIndex:
         if raw.size != size:
             raise IndexBufferError(f"draft index is torn: its header says {size} bytes, the buffer has {raw.size}")
         (expected,) = CHECKSUM.unpack_from(raw.data, CHECKSUM_AT)
-        if _checksum(raw) != expected or _size(count, pieces) != size:
+        if _checksum(raw) != expected:
             raise IndexBufferError("draft index is corrupt: its checksum does not fit its content")
         if raw.ctypes.data % np.dtype(np.int64).itemsize:
             raw = raw.copy()
-        return cls(raw, count, pieces)
+        try:
+            return cls(raw)
+        except core.BufferError as error:
+            raise IndexBufferError(str(error)) from error
 
     def draft(self, context: Tokens, prefix_max: int, prefix_min: int, limit: int) -> Draft:
         """Up to `limit` tokens that are likely to follow `context` (RhymeRL, sections 5.2 to 5.4).
@@ -179,55 +162,8 @@ class DraftIndex:
         if limit <= 0:
             return Draft([], 0)
         text = np.array(context[-prefix_max:], dtype=np.int32)
-        out, confidence = np.empty(limit, dtype=np.int32), np.empty(limit, dtype=np.float32)
-        found, matched = draft_from(self.row, text, prefix_max, prefix_min, out, confidence)
-        return Draft(out[:found].tolist(), matched, confidence[:found].tolist())
-
-
-def compile_lookup() -> None:
-    """Compile build and lookup, or load them from Numba's cache: seconds that nothing timed should have to wait."""
-    index = DraftIndex.from_buffer(build_index([Piece([0, 1], [2], 1.0)]))
-    index.draft([0, 1], 2, 1, 1)
-
-
-class _Arrays(NamedTuple):
-    """Views of the arrays inside a buffer, in the order of the addresses that compiled code is given."""
-
-    tokens: Int32s
-    suffixes: Int32s
-    places: Int32s
-    shared: NDArray[np.uint8]
-    grades: NDArray[np.uint16]
-    sums: Int64s
-    rewards: Int64s
-
-
-def _layout(count: int, pieces: int) -> list[tuple[str, type[np.generic], int]]:
-    """The arrays of a buffer in its order: name, type, elements."""
-    return [
-        ("rewards", np.int64, pieces), ("sums", np.int64, count // SUM_EVERY + 1), ("suffixes", np.int32, count),
-        ("places", np.int32, count), ("tokens", np.int32, count), ("grades", np.uint16, count),
-        ("shared", np.uint8, count),
-    ]  # fmt: skip
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _size(count: int, pieces: int) -> int:
-    return HEADER_BYTES + sum(
-        _aligned(np.dtype(kind).itemsize * elements) for _, kind, elements in _layout(count, pieces)
-    )
-
-
-def _arrays(buffer: NDArray[np.uint8], count: int, pieces: int) -> _Arrays:
-    found, begin = {}, HEADER_BYTES
-    for name, kind, elements in _layout(count, pieces):
-        nbytes = np.dtype(kind).itemsize * elements
-        found[name] = buffer[begin : begin + nbytes].view(kind)
-        begin += _aligned(nbytes)
-    return _Arrays(**found)
+        tokens, confidence, matched = self.compiled.draft(text, prefix_max, prefix_min, limit)
+        return Draft(tokens.tolist(), matched, confidence.tolist())
 
 
 def _checksum(buffer: NDArray[np.uint8]) -> int:
@@ -240,16 +176,14 @@ def _checksum(buffer: NDArray[np.uint8]) -> int:
     return hashed.intdigest()
 
 
-def _join(pieces: Sequence[Piece]) -> tuple[Int32s, Int32s]:
-    """All pieces in one array, each followed by its separator; and which piece each element belongs to."""
-    parts: list[Int32s] = []
+def _join(pieces: Sequence[Piece]) -> tuple[Int32s, Int64s]:
+    """All pieces in one array, each followed by its separator; and how many elements each has with it."""
+    parts: list[Int32s] = [np.empty(0, dtype=np.int32)]
     lengths = []
     for number, piece in enumerate(pieces):
         parts += [token_array(piece.context), token_array(piece.tokens), np.array([-1 - number], dtype=np.int32)]
         lengths.append(sum(part.size for part in parts[-3:]))
-    if not parts:
-        return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32)
-    return np.concatenate(parts), np.repeat(np.arange(len(pieces), dtype=np.int32), lengths)
+    return np.concatenate(parts), np.array(lengths, dtype=np.int64)
 
 
 def token_array(tokens: Tokens) -> Int32s:

@@ -17,7 +17,8 @@ import numpy as np
 from numba import njit
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer, _find_longest_matched_ngram_and_propose_tokens
 
-# CRC-32 of vLLM's module whose compiled function is called here, as CALLED_SOURCES of speculation/draft_step.py.
+# CRC-32 of vLLM's module whose compiled function is called here. Numba's cache notices a change of this file only, so a
+# change of that one has to change this one too (tests/rollout/test_ngram_worker.py says the number).
 CALLED_SOURCES = 893937449
 
 _search = _find_longest_matched_ngram_and_propose_tokens

@@ -15,16 +15,17 @@ come through the scheduler. Checked against vLLM 0.29.0 `v1/core/sched/scheduler
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
+from rhyme_openrlhf.speculation.drafter import NO_SOURCE
 from rhyme_openrlhf.speculation.gain import GainMeter
 from rhyme_openrlhf.speculation.plan_turns import PlanTurns
 from rhyme_openrlhf.speculation.proposals import ProposalDrafter, ProposalPlanner, Proposed
-from rhyme_openrlhf.speculation.rows import NO_SOURCE
 
 # The first step behind an interval without drafts has none to verify: nothing was proposed in the step before it.
 SETTLING_STEPS = 1
@@ -110,9 +111,8 @@ class ProposalScheduler(HistoryScheduler):
         """As its base, but only some of the steps by a plan that holds."""
         return (not self._holds or self._turns.times) and super().is_timed()
 
-    def _draft_all(self, names: list[str]) -> None:
-        # What is cut here came with the requests' names.
-        self._draft_singly(names)
+    def on_sampled(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Nothing: what is proposed is judged by vLLM's own texts."""
 
     def _drafts(self, decoding: list[Any]) -> list[list[int]]:
         if self._ticket is not None and not self._ticket.drafts:
@@ -131,5 +131,5 @@ class ProposalScheduler(HistoryScheduler):
 class _Drafter(ProposalDrafter):
     """As HistoryScheduler starts a sample: its prompt and window say nothing here."""
 
-    def start(self, request_id: str, key: str | None, prompt_tokens: int, most_tokens: int, *of_history: Any) -> None:  # type: ignore[override]
+    def start(self, request_id: str, key: Any, text: Any, prompt_tokens: int, most_tokens: int, window: Any) -> None:  # type: ignore[override]
         super().start(request_id, most_tokens)

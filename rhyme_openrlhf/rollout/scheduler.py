@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,8 @@ from rhyme_openrlhf.rollout.step_clock import DecodeStep
 from rhyme_openrlhf.rollout.step_meter import StepMeter
 from rhyme_openrlhf.rollout.step_timing import StepTiming
 from rhyme_openrlhf.speculation.decision_log import DecisionLog
-from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, HistoryDrafter, Verified
+from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, Came, HistoryDrafter, Verified
 from rhyme_openrlhf.speculation.gain import GainMeter, Ticket
-from rhyme_openrlhf.speculation.live_texts import Came
 from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
 
 # Key of our settings in vLLM's additional_config.
@@ -104,7 +104,11 @@ class Metering(Pacing):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         seconds = time.perf_counter() - scheduler_output.rhyme_started
         self.meter.end_step([client.outputs for client in outputs.values()], seconds)
+        self.on_sampled(model_runner_output.req_ids, model_runner_output.sampled_token_ids)
         return outputs
+
+    def on_sampled(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Called with what a step sampled, after vLLM has taken it in and freed the requests that have ended."""
 
     def on_verified(self, drafts: Verified) -> Came:
         """Called with the drafts that a step verified, while their requests are known; returns where they came from."""
@@ -162,8 +166,8 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         self._accepted = 0
         self._sentences: list[str] = []
         self._most_rows = most_rows(self.vllm_config, self.drafting.within_graphs)
-        # Requests that never draft, or whose drafts a grammar cuts: with one of them running, each is looked at.
-        self._singly: set[str] = set()
+        # Requests whose drafts a grammar cuts.
+        self._ruled: set[str] = set()
 
     def make_drafter(self) -> Any:
         """What drafts."""
@@ -221,11 +225,13 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         super().add_request(request)
         if is_new:
             arguments = extra_arguments(request)
-            key, window = arguments.get(PROMPT_KEY), arguments.get(WINDOW)
             most_tokens = min(self.max_model_len, request.num_prompt_tokens + request.max_tokens)
-            self.drafter.start(request.request_id, key, request.num_prompt_tokens, most_tokens, window, request)
-            if key is None or request.structured_output_request is not None:
-                self._singly.add(request.request_id)
+            self.drafter.start(
+                request.request_id, arguments.get(PROMPT_KEY), request.all_token_ids[:], request.num_prompt_tokens,
+                most_tokens, arguments.get(WINDOW),
+            )  # fmt: skip
+            if request.structured_output_request is not None:
+                self._ruled.add(request.request_id)
             self.traces.start(request.request_id, arguments.get(TRACE))
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -237,21 +243,21 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         # Before the next step is planned, so that it is planned by what the last one took.
         if self.planner is not None and (step := self._clock.planned(started)) is not None:
             self.planner.took(*step)
-        if self._singly:
-            self._draft_singly(draft_token_ids.req_ids)
-        else:
-            self._draft_all(draft_token_ids.req_ids)
+        self._draft(draft_token_ids.req_ids)
         self.meter.add_draft_seconds(time.perf_counter() - started)
 
-    def _draft_all(self, names: list[str]) -> None:
-        decoding = self.drafter.find_decoding(names, RequestStatus.RUNNING)
-        self._ticket = self.gain.ask() if decoding else None
-        if not decoding or (self._ticket is not None and not self._ticket.drafts):
-            self.drafter.leave_out()
-        else:
-            self.drafter.draft_decoding(self._most_drafts())
+    def on_sampled(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Have the drafter know what was written.
 
-    def _draft_singly(self, names: list[str]) -> None:
+        A request goes on with all that it sampled: what a stop cuts off ends it, and no connector of ours loads KV
+        blocks that can fail, whose samples vLLM would drop.
+        """
+        started = time.perf_counter()
+        if tokens:
+            self.drafter.append(names, tokens)
+        self.meter.add_draft_seconds(time.perf_counter() - started)
+
+    def _draft(self, names: list[str]) -> None:
         requests, running = self.requests, RequestStatus.RUNNING
         decoding = [
             request
@@ -262,9 +268,11 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         ]
         self._ticket = self.gain.ask() if decoding else None
         for request, draft in zip(decoding, self._drafts(decoding), strict=True):
-            if draft and request.structured_output_request is not None:
-                draft = self._grammatical(request, draft)
             request.spec_token_ids = draft
+        for request_id in self._ruled:
+            request = requests[request_id]
+            if request.spec_token_ids:
+                request.spec_token_ids = self._grammatical(request, request.spec_token_ids)
 
     def _grammatical(self, request: Any, draft: list[int]) -> list[int]:
         """As much of a draft as the request's grammar allows."""
@@ -278,9 +286,7 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             self.drafter.leave_out()
             return [[] for _ in decoding]
         context = sum([request.num_computed_tokens for request in decoding]) if self.planner is not None else 0
-        # vLLM's own lists: `all_token_ids` is a view of one, and asking it costs a call more for each sample.
-        texts = [request._all_token_ids for request in decoding]
-        return self.drafter.draft([request.request_id for request in decoding], texts, context, self._most_drafts())
+        return self.drafter.draft([request.request_id for request in decoding], context, self._most_drafts())
 
     def _most_drafts(self) -> int:
         # Past its tokens a step vLLM leaves running requests out of the step.
@@ -328,6 +334,6 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.drafter.finish(request.request_id)
-        self._singly.discard(request.request_id)
+        self._ruled.discard(request.request_id)
         self.traces.finish(request.request_id)
         return super()._free_request(request, *args, **kwargs)

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from rhyme_openrlhf.speculation.drafter import Verified
-from rhyme_openrlhf.speculation.rows import FROM_OWN, FROM_SIBLINGS
+from rhyme_openrlhf.speculation.drafter import FROM_OWN, FROM_SIBLINGS, Verified
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES
 
 # vLLM 0.29.0 pads the draft of a request that enters decode with this token (v1/core/sched/scheduler.py).
@@ -86,7 +85,7 @@ class StepMeter:
         return Verified(requests, drafted, accepted)
 
     def count_drafts(self, drafts: Verified, sources: Sequence[int], accepted: Sequence[int]) -> None:
-        """Drafts of the step, the source of each, and by source the accepted tokens (`rows.FROM_...`)."""
+        """Drafts of the step, the source of each, and by source the accepted tokens (`drafter.FROM_...`)."""
         self._verified, self._sources, self._accepted = drafts, sources, accepted
 
     def end_step(self, emitted: Iterable[Sequence[Emitted]], seconds: float) -> None:

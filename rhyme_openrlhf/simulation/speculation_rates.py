@@ -109,9 +109,9 @@ def budgeted(times: StepTimes, rates: Rates, acceptance: Acceptance) -> Callable
     size = max(1, round(rates.window))
 
     @functools.cache
-    def drafted(drafting: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    def drafted(drafting: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         likely = np.full(drafting * size, acceptance.probability, dtype=np.float32)
-        return likely, np.full(drafting, size, dtype=np.int32)
+        return likely, np.full(drafting, size, dtype=np.int64)
 
     def pace(running: int, context: float, drafts: float) -> Pace:
         if not drafts:

@@ -11,9 +11,12 @@ what was seen, because a policy update changes what is accepted; tokens behind a
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from rhyme_openrlhf.history.core import core
 
 Ints = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -21,7 +24,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 # Lower edges of the classes after the first: few, so that each is seen often. A node of a draft index with one child
-# has 0.968 where it was seen once, 0.980 to 0.986 with two and three, more with more (history/lookup.py).
+# has 0.968 where it was seen once, 0.980 to 0.986 with two and three, more with more (csrc/walk.cpp).
 CONFIDENCE_EDGES = (0.3, 0.5, 0.7, 0.88, 0.972, 0.99)
 MATCH_EDGES = (5, 8, 12, 16, 24)
 # Of the sample's recent acceptance, in thousandths.
@@ -40,6 +43,21 @@ FIRST_RECENT = 500
 RECENT_SHARE = 4
 
 
+class Judged(Protocol):
+    """The drafts of a step (planner.py, `Drafts`)."""
+
+    @property
+    def lengths(self) -> Ints: ...
+    @property
+    def confidences(self) -> Floats: ...
+    @property
+    def sources(self) -> Ints: ...
+    @property
+    def matches(self) -> Ints: ...
+    @property
+    def recents(self) -> Ints: ...
+
+
 class AcceptanceModel:
     """Cells for some sources. One caller at a time."""
 
@@ -52,13 +70,22 @@ class AcceptanceModel:
         """float32[sources, MATCHES, RECENTS, CONFIDENCES]: acceptance probability by cell, as of the last `refit`."""
         self.refit()
 
+    def estimate(self, drafts: Judged) -> tuple[Int32s, Floats]:
+        """Of each token of some drafts its cell (its place in the flat table), and how likely it is to be accepted if
+        those before it are."""
+        cells: Int32s = core.find_cells(
+            drafts.sources, drafts.matches, drafts.recents, drafts.lengths, drafts.confidences, MATCH_EDGES,
+            RECENT_EDGES, CONFIDENCE_EDGES, self.table.size,
+        )  # fmt: skip
+        return cells, self.table.ravel()[cells]
+
     def learn(self, cells: Int32s, begins: Ints, numbers: Ints, verified: Ints, accepted: Ints) -> int:
         """Drafts were verified: their `numbers`, -1 for one that teaches nothing; tokens verified and accepted.
 
         `begins`: where each draft's tokens begin in `cells`, and where the last one's end. What was verified past a
         draft's end (dummies) teaches nothing. Returns how many tokens were verified before it.
         """
-        learnt: int = _learn(self._offered, self._accepted, cells, begins, numbers, verified, accepted)
+        learnt: int = core.learn(self._offered, self._accepted, cells, begins, numbers, verified, accepted)
         return learnt
 
     def forget(self) -> None:
@@ -73,85 +100,9 @@ class AcceptanceModel:
         cells = (self._accepted + CELL_WEIGHT * overall[:, None, None, :]) / (self._offered + CELL_WEIGHT)
         weights = self._offered + CELL_WEIGHT
         rows = (-1, CONFIDENCES)
-        _isotonic_rows(cells.reshape(rows), weights.reshape(rows), self.table.reshape(rows))
+        core.make_isotonic(cells.reshape(rows), weights.reshape(rows), self.table.reshape(rows))
 
 
-@njit(cache=True)
-def next_recent(recent: int, verified: int, accepted: int) -> int:
-    """A sample's recent acceptance (thousandths) after so many of `verified` tokens, one at least, were accepted."""
-    return recent + (1000 * accepted // verified - recent) // RECENT_SHARE
-
-
-@njit(cache=True)
-def _class(edges, value):  # type: ignore[no-untyped-def]
-    found = 0
-    while found < len(edges) and value >= edges[found]:
-        found += 1
-    return found
-
-
-@njit(cache=True)
-def class_of_recent(recent: int) -> int:
-    """Of a sample's recent acceptance (thousandths), 0 to RECENTS - 1."""
-    found: int = _class(RECENT_EDGES, recent)
-    return found
-
-
-@njit(cache=True)
-def estimate(table, sources, matches, recents, lengths, confidences, cells, acceptance):  # type: ignore[no-untyped-def]
-    """How likely each token of some drafts is to be accepted if those before it are, by `AcceptanceModel.table`.
-
-    For each draft its source, tokens matched before it, its sample's recent acceptance (thousandths), its length; for
-    each token, one draft after the other, the confidence that it is right if those before it are. Fills each token's
-    cell (its place in the flat table) and its `acceptance`.
-    """
-    flat = table.reshape(table.size)
-    at = 0
-    for draft in range(lengths.size):
-        recent = _class(RECENT_EDGES, recents[draft])
-        for place in range(lengths[draft]):
-            row = (sources[draft] * MATCHES + _class(MATCH_EDGES, matches[draft] + place)) * RECENTS + recent
-            cell = row * CONFIDENCES + _class(CONFIDENCE_EDGES, confidences[at])
-            cells[at] = cell
-            acceptance[at] = flat[cell]
-            at += 1
-
-
-@njit(cache=True)
-def _learn(offered, accepted, cells, begins, numbers, verified, hits):  # type: ignore[no-untyped-def]
-    flat_offered, flat_accepted = offered.reshape(offered.size), accepted.reshape(accepted.size)
-    learnt = 0
-    for at in range(numbers.size):
-        number = numbers[at]
-        if number < 0 or number + 1 >= begins.size:
-            continue
-        begin = begins[number]
-        seen = min(verified[at], begins[number + 1] - begin)
-        for place in range(min(seen, hits[at] + 1)):
-            cell = cells[begin + place]
-            flat_offered[cell] += 1
-            flat_accepted[cell] += place < hits[at]
-        learnt += seen
-    return learnt
-
-
-@njit(cache=True)
-def _isotonic_rows(values, weights, out):  # type: ignore[no-untyped-def]
-    """Each row becomes the non-decreasing one nearest to it in weighted squares (pool adjacent violators)."""
-    size = values.shape[1]
-    mean, weight = np.empty(size), np.empty(size)
-    until = np.empty(size, dtype=np.int64)
-    for row in range(values.shape[0]):
-        pools = 0
-        for place in range(size):
-            mean[pools], weight[pools], until[pools] = values[row, place], weights[row, place], place + 1
-            while pools and mean[pools - 1] > mean[pools]:
-                both = weight[pools - 1] + weight[pools]
-                mean[pools - 1] = (mean[pools - 1] * weight[pools - 1] + mean[pools] * weight[pools]) / both
-                weight[pools - 1], until[pools - 1] = both, until[pools]
-                pools -= 1
-            pools += 1
-        begin = 0
-        for pool in range(pools):
-            out[row, begin : until[pool]] = mean[pool]
-            begin = until[pool]
+def classes_of_recent(recents: Ints) -> Ints:
+    """Of samples' recent acceptance (thousandths), 0 to RECENTS - 1."""
+    return np.searchsorted(RECENT_EDGES, recents, side="right")

@@ -1,117 +1,71 @@
-"""How many draft tokens this step verifies, and of which samples (RLHFSpec 5.3, for a batch of chains).
+"""How many draft tokens a step verifies, and of which samples (RLHFSpec 5.3, for a batch of chains).
 
-All running samples' drafts compete: tokens are taken in the order of the probability that they are accepted, each after
-those before it in its draft, up to the number D at which
+The compiled core chooses (csrc/budget.h): tokens of all samples in the order of the probability that they are accepted,
+up to the number that yields most tokens a second. Where that is none, now and then the beginning of a draft is verified
+all the same, so that belief can change: what was never tried is never learnt, and an engine for which drafts were not
+worth it for a while would verify none for ever, however well they are accepted later.
 
-    (B + expected accepted draft tokens) / step seconds(B, context, D)
-
-is greatest (RLHFSpec eq. 2; B: the running samples, each of which yields one sure token). The paper stops at the first
-decline; measured step times are staircases, where the next stair may be worth more than the edge of this one, so every
-cut is looked at: the walk is one addition and one division a cut.
-
-Invariants: a token is only taken with all before it; D = 0 (no speculation) is always among the cuts; of two samples'
-tokens the likelier goes first, up to a relative difference of 2**-BITS, below which their order is that of the samples;
-no more than the table of step seconds covers.
+Invariants: a token is only taken with all before it; no more than the table of step seconds covers. A beginning is
+tried only where nothing else is verified, and in every (TRIED_AFTER + 1)th of such steps that have a proposal, or the
+next that has room for one; never more than the step has room for, nor more than a draft has.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import numba
 import numpy as np
+from numpy.typing import NDArray
 
-# Probabilities are compared by the exponent and this many bits of their float32: 0.4 %, less than anyone knows them.
-BITS = 8
-# Below this a draft token is not worth a look: the cheapest step on record gives a token in more than 1/1000 of itself.
-SMALLEST = 2.0**-10
-_SHIFT = 23 - BITS
-_LOWEST = int(np.float32(SMALLEST).view(np.int32)) >> _SHIFT
-_BINS = (int(np.float32(1.0).view(np.int32)) >> _SHIFT) - _LOWEST + 1
+from rhyme_openrlhf.history.core import core
+
+# Steps in which nothing of what is proposed is verified, before a beginning is; and running samples to a token of it.
+# A token a 32 samples costs such a step some percent, and so all of them together some tenths.
+TRIED_AFTER, RUNNING_TO_A_TOKEN = 16, 32
 
 
-@dataclass(frozen=True)
-class Budget:
-    """`lengths`: draft tokens of each sample, int32[samples]; `drafts` their sum; and what was expected of it."""
+class Tries:
+    """When an engine tries. One caller at a time."""
 
-    lengths: np.ndarray
+    def __init__(self) -> None:
+        # Steps with a proposal, since one was verified last, in which nothing was.
+        self._untried = 0
+        self.trying = False
+        """Whether the last step was to try, if nothing in it was worth it."""
+
+    def tokens(self, running: int, most: int) -> int:
+        """Tokens to verify in the next step if none is worth it: 0 in most steps, and never more than `most`."""
+        tried = min(max(running // RUNNING_TO_A_TOKEN, 1), most) if self._untried >= TRIED_AFTER else 0
+        self.trying = tried > 0
+        return tried
+
+    def decided(self, proposed: int, verified: int) -> None:
+        """Of so many `proposed` tokens that step verifies so many."""
+        if verified:
+            self._untried = 0
+        elif proposed:
+            self._untried += 1
+
+
+class Budget(NamedTuple):
+    """Draft tokens of each sample, their sum, and how many of them are expected to be accepted."""
+
+    lengths: NDArray[np.int64]
     drafts: int
     expected_accepted: float
-    seconds: float
 
 
-def choose(acceptance: np.ndarray, lengths: np.ndarray, seconds: np.ndarray, running: int) -> Budget:
-    """The draft lengths that yield most tokens a second.
+def choose(
+    acceptance: NDArray[np.float32],
+    lengths: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+    running: int,
+    tried: int = 0,
+) -> Budget:
+    """Return the draft lengths that yield most tokens a second; where those are none, a beginning of `tried` tokens.
 
     `acceptance`: float32[tokens], one draft after the other, the probability that a token is accepted if those before
-    it are; `lengths`: int[samples], tokens proposed for each; `seconds`: float64[n + 1], step seconds with 0 to n draft
+    it are; `lengths`: tokens proposed for each sample; `seconds`: float64[n + 1], step seconds with 0 to n draft
     tokens; `running`: samples in the step, with a draft or without.
     """
-    taken, drafts, expected = choose_lengths(acceptance, lengths, seconds, running)
-    return Budget(taken, int(drafts), float(expected), float(seconds[drafts]))
-
-
-@numba.njit(cache=True)
-def choose_lengths(acceptance, lengths, seconds, running):  # type: ignore[no-untyped-def]
-    """`choose` for compiled callers: the lengths, their sum, and how many are expected to be accepted."""
-    samples = lengths.size
-    # The probability that a token and all before it are accepted; 0 where that is not worth a look.
-    paths = np.zeros(acceptance.size, dtype=np.float32)
-    begin = 0
-    for sample in range(samples):
-        path = np.float32(1.0)
-        for at in range(begin, begin + lengths[sample]):
-            path *= acceptance[at]
-            if path < SMALLEST:
-                break
-            paths[at] = path
-        begin += lengths[sample]
-    bins = paths.view(np.int32)
-    count = np.zeros(_BINS, dtype=np.int64)
-    total = np.zeros(_BINS, dtype=np.float64)
-    for token in range(paths.size):
-        if paths[token] > 0:
-            at = min((bins[token] >> _SHIFT) - _LOWEST, _BINS - 1)
-            count[at] += 1
-            total[at] += paths[token]
-
-    most = len(seconds) - 1
-    best = running / seconds[0]
-    best_drafts, best_expected = 0, 0.0
-    drafts, expected = 0, 0.0
-    for at in range(_BINS - 1, -1, -1):
-        if not count[at]:
-            continue
-        mean = total[at] / count[at]
-        for _ in range(min(count[at], most - drafts)):
-            drafts += 1
-            expected += mean
-            value = (running + expected) / seconds[drafts]
-            if value > best:
-                best, best_drafts, best_expected = value, drafts, expected
-        if drafts == most:
-            break
-
-    taken = np.zeros(samples, dtype=np.int32)
-    # Bins above the one in which the cut lies are taken whole, of that one what is left, by sample and place.
-    left, cut = best_drafts, -1
-    for at in range(_BINS - 1, -1, -1):
-        if count[at] > left:
-            cut = at
-            break
-        left -= count[at]
-    begin = 0
-    for sample in range(samples):
-        for token in range(begin, begin + lengths[sample]):
-            if paths[token] == 0:
-                break
-            at = min((bins[token] >> _SHIFT) - _LOWEST, _BINS - 1)
-            if at > cut:
-                taken[sample] += 1
-            elif at == cut and left > 0:
-                taken[sample] += 1
-                left -= 1
-            else:
-                break
-        begin += lengths[sample]
-    return taken, best_drafts, best_expected
+    return Budget(*core.choose(acceptance, lengths, seconds, running, tried))

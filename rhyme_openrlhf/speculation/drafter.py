@@ -1,8 +1,9 @@
-"""What the inference engine's scheduler asks for drafts: indexes by prompt, windows by sample.
+"""What the inference engine's scheduler asks for drafts: names of requests in, lists of tokens out.
 
 Three sources: the history of the sample's prompt, its siblings (the other samples of that prompt on this engine, while
 they are generated), and its own text so far. The one that matches most of the sample's last tokens drafts; where they
-match as many, history before siblings before own text.
+match as many, history before siblings before own text. The compiled core (csrc/drafter.h) holds the texts and drafts;
+this module keeps the names, and decides with planner and off-switch how much of the drafts is verified.
 
 Invariants:
 - A sample drafts from history as soon as its prompt's index is installed, whether that is before or after its start,
@@ -14,26 +15,31 @@ Invariants:
 - With a planner a draft is as long as there is room and hope, and the planner cuts those of a step together: a sample's
   window says how its last drafts fared, which the planner's acceptance model knows too.
 - What was verified of a draft may be less than was proposed.
+- A request without a prompt key is a request like all others; its drafts are empty.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.history.core import core
 from rhyme_openrlhf.history.index import DraftIndex
-from rhyme_openrlhf.speculation.compile_step import compile_step
-from rhyme_openrlhf.speculation.live_texts import Came, LiveTexts
 from rhyme_openrlhf.speculation.off_switch import OffSwitch
-from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
-from rhyme_openrlhf.speculation.rows import FROM_HISTORY, FROM_OWN, FROM_SIBLINGS, NO_SOURCE
+from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner, Drafts
 from rhyme_openrlhf.speculation.window import SpeculationWindow
 
+Int64s = NDArray[np.int64]
+
+# Sources of drafts, as the core numbers them (csrc/texts.h).
+NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)
 SOURCE_NAMES = {NO_SOURCE: "", FROM_HISTORY: "history", FROM_SIBLINGS: "siblings", FROM_OWN: "own"}
-# The row of a sample that never drafts.
+# The sample of a request that never drafts, as the core knows it.
 NEVER = -1
 
 
@@ -45,16 +51,35 @@ class Verified(NamedTuple):
     accepted: list[int]
 
 
+class Came(NamedTuple):
+    """Where verified drafts came from.
+
+    Each one's source; its number in the last step that was drafted for, -1 if it is of another; and by source the
+    tokens accepted.
+    """
+
+    sources: list[int]
+    numbers: Int64s
+    accepted: list[int]
+
+
 class HistoryDrafter:
     """Drafts for all samples of one engine (RhymeRL, sections 5.2 to 5.4). One caller at a time."""
 
     def __init__(self, settings: HistoSpecSettings) -> None:
-        """Compiles a step, or loads it from Numba's cache, so that no decode step waits for it."""
+        """Raises CoreMissing where the compiled core was not built."""
         self._settings = settings
-        # Of each request, NEVER or the row of its text.
-        self._rows: dict[str, int] = {}
-        compile_step()
-        self._texts = LiveTexts(settings)
+        # Of each request, NEVER or its sample in the core.
+        self._samples: dict[str, int] = {}
+        # Those of the last step, which the next one mostly asks for again: looking up hundreds takes a twentieth of it.
+        self._last: tuple[list[str], Int64s] = [], np.empty(0, np.int64)
+        threads = min(settings.threads, len(os.sched_getaffinity(0)))
+        self._core = core.Drafter(
+            longest=settings.prefix_max, shortest=settings.prefix_min, siblings=settings.siblings,
+            own_output=settings.own_output, window_start=settings.window_start, window_step=settings.window_step,
+            window_max=settings.window_max, extend_confidence=settings.extend_confidence,
+            stop_confidence=settings.stop_confidence, helpers=threads - 1,
+        )  # fmt: skip
         limits = settings.batch_limit_pairs()
         self._switch = OffSwitch(limits) if limits else None
         self._planner: DraftPlanner | None = None
@@ -70,89 +95,62 @@ class HistoryDrafter:
 
         Replaces the prompt's earlier index. Raises IndexBufferError for a bad buffer, and then keeps the earlier one.
         """
-        self._texts.install(prompt_key, DraftIndex.from_buffer(buffer))
+        self._core.install(prompt_key, DraftIndex.from_buffer(buffer).compiled)
 
     def forget(self, prompt_key: str) -> None:
         """Drop the prompt's index, if there is one; its running samples go on without drafts from it."""
-        self._texts.forget(prompt_key)
+        self._core.forget(prompt_key)
 
     def start(
-        self, request_id: str, prompt_key: str | None, prompt_tokens: int, most_tokens: int, window: int | None = None,
-        request: Any = None,
+        self, request_id: str, prompt_key: str | None, tokens: Sequence[int], prompt_tokens: int, most_tokens: int,
+        window: int | None = None,
     ) -> None:  # fmt: skip
-        """A sample begins, whose prompt has `prompt_tokens` tokens. `prompt_key` None: it never drafts.
+        """A sample begins with the text `tokens`, of which the first `prompt_tokens` are its prompt.
 
-        `most_tokens`: prompt and response together have no more in the end; `window`: its window if it ran elsewhere
-        before; `request`: vLLM's, if `draft_decoding` shall find it. Raises ValueError if the request has started
-        already, or for an impossible `window`.
+        `prompt_key` None: it never drafts. `most_tokens`: prompt and response together have no more in the end;
+        `window`: its window if it ran elsewhere before. Raises ValueError if the request has started already, or for an
+        impossible `window`.
         """
-        if request_id in self._rows:
+        if request_id in self._samples:
             raise ValueError(f"request {request_id} has started already")
         first = SpeculationWindow(self._settings, window).size
-        self._rows[request_id] = row = (
-            NEVER if prompt_key is None else self._texts.start(prompt_key, prompt_tokens, most_tokens, first)
-        )
-        if row != NEVER and request is not None:
-            self._texts.bind(row, request_id, request)
+        sample = NEVER
+        if prompt_key is not None:
+            sample = self._core.start(prompt_key, np.array(tokens, np.int32), prompt_tokens, most_tokens, first)
+        self._samples[request_id] = sample
 
-    def draft(
-        self, requests: list[str], texts: list[list[int]], context: int = 0, most: int | None = None
-    ) -> list[list[int]]:
-        """Draft tokens to verify in the next decode step, for each sample; empty where nothing matches or fits.
+    def append(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Each of these requests has written these tokens more. Requests that have finished are passed by."""
+        names, samples = self._last
+        if requests != names:
+            known = self._samples
+            samples = np.array([known.get(request, NEVER) for request in requests], np.int64)
+        self._core.append(samples, *core.flatten(tokens))
 
-        `texts`: of each, prompt and response so far. All are empty while the off-switch says so; what the samples wrote
-        meanwhile is caught up with later. A planner is told `context`, the tokens of all samples, and `most`, the draft
-        tokens that fit into the step.
+    def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
+        """Draft tokens to verify in the next decode step, for each request; empty where nothing matches or fits.
 
-        Raises KeyError for a request that has not started.
+        All are empty while the off-switch says so. A planner is told `context`, the tokens of all requests, and `most`,
+        the draft tokens that fit into the step. Raises KeyError for a request that has not started.
         """
         self.leave_out()
-        rows = self._rows_of(requests)
-        if self._planner is None and self._switch is not None and not self._switch.allows(len(rows)):
-            return [[] for _ in rows]
-        asking = rows
-        if NEVER in rows:
-            asking = [row for row in rows if row != NEVER]
-            texts = [text for row, text in zip(rows, texts, strict=True) if row != NEVER]
-        if not asking:
-            return [[] for _ in rows]
-        drafted = self._texts.draft(asking, texts, whole=self._planner is not None)
-        if self._planner is not None:
-            fit = drafted.flat.size if most is None else most
-            cut, self.decision = self._planner.cut(drafted, len(rows), context, fit)
-            drafts = cut.tokens()
-        else:
-            drafts = drafted.tokens()
-        if asking is not rows:
-            found = iter(drafts)
-            return [[] if row == NEVER else next(found) for row in rows]
-        return drafts
-
-    def find_decoding(self, requests: list[str], running: Any) -> int:
-        """Which of these requests of a step decode: their status is `running`, and no part of a prompt was computed.
-
-        Returns how many do. Those that have finished do not, nor those that never draft, or started without `request`.
-        """
-        return self._texts.find_decoding(requests, self._rows, running)
-
-    def draft_decoding(self, most: int) -> None:
-        """As `draft` for the requests that were found to decode, and give each its draft (`decoding.DRAFT`).
-
-        What has no draft is left alone: vLLM takes the last one when it schedules it. `most`: tokens that fit.
-        """
-        self.leave_out()
-        running = self._texts.decoding
-        if self._planner is None and self._switch is not None and not self._switch.allows(running):
-            return
+        samples = self._samples_of(requests)
         if self._planner is None:
-            self._texts.draft_and_give()
-            return
-        drafted = self._texts.draft_decoding(whole=True)
-        cut, self.decision = self._planner.cut(drafted, running, self._texts.context(), most)
-        self._texts.give(cut.flat, cut.lengths)
+            if self._switch is not None and not self._switch.allows(len(samples)):
+                return [[] for _ in samples]
+            return self.propose(samples, whole=False).tokens()
+        drafts = self.propose(samples, whole=True)
+        cut, self.decision = self._planner.cut(
+            drafts, len(samples), context, drafts.flat.size if most is None else most
+        )
+        return cut.tokens()
+
+    def propose(self, samples: Int64s, whole: bool) -> Drafts:
+        """Draft for these samples of the core by the fixed rules, or, `whole`, as far as there is any hope."""
+        return Drafts(*self._core.draft(samples, whole))
 
     def leave_out(self) -> None:
-        """The next decode step has no drafts. What the samples wrote meanwhile is caught up with later."""
+        """The next decode step has no drafts."""
         self.decision = None
 
     def verified(self, drafts: Verified) -> Came:
@@ -160,49 +158,41 @@ class HistoryDrafter:
 
         Raises KeyError for a request that has not started, ValueError unless 0 <= accepted <= drafted and 1 <= drafted.
         """
-        rows = self._rows_of(drafts.requests)
-        if NEVER in rows:
-            return self._verified_of_some(rows, drafts)
-        judged = np.array([*rows, *drafts.drafted, *drafts.accepted], dtype=np.int64)
-        came = self._texts.verified(judged)
+        drafted, accepted = np.array(drafts.drafted, np.int64), np.array(drafts.accepted, np.int64)
+        came = Came(*self._core.verified(self._samples_of(drafts.requests), drafted, accepted))
         if self._switch is not None:
             for tokens, hits in zip(drafts.drafted, drafts.accepted, strict=True):
                 self._switch.record(tokens, hits)
         if self._planner is not None:
-            count = len(rows)
-            self._planner.learn(came.numbers, judged[count : 2 * count], judged[2 * count :])
+            self._planner.learn(came.numbers, drafted, accepted)
         return came
-
-    def _verified_of_some(self, rows: list[int], drafts: Verified) -> Came:
-        """Where drafts were not from here: of samples that never draft (dummies, while step times are measured)."""
-        kept = [at for at, row in enumerate(rows) if row != NEVER]
-        of_kept = Verified(
-            [drafts.requests[at] for at in kept], [drafts.drafted[at] for at in kept],
-            [drafts.accepted[at] for at in kept],
-        )  # fmt: skip
-        came = self.verified(of_kept)
-        sources, numbers = [NO_SOURCE] * len(rows), np.full(len(rows), -1)
-        for at, source, number in zip(kept, came.sources, came.numbers, strict=True):
-            sources[at], numbers[at] = source, number
-        accepted = list(came.accepted)
-        accepted[NO_SOURCE] += sum(drafts.accepted) - sum(accepted)
-        return Came(sources, numbers, accepted)
 
     def window(self, request_id: str) -> int:
         """The size of a sample's window, which goes with it when it moves. Raises KeyError as `finish`."""
-        row = self._rows_of([request_id])[0]
-        return self._settings.window_start if row == NEVER else self._texts.window(row)
+        sample = self._sample_of(request_id)
+        return self._settings.window_start if sample == NEVER else self._core.window(sample)
 
     def finish(self, request_id: str) -> None:
         """A sample ended, was aborted or moves away. Raises KeyError for a request that has not started."""
-        row = self._rows_of([request_id])[0]
-        del self._rows[request_id]
-        if row != NEVER:
-            self._texts.finish(row)
+        sample = self._sample_of(request_id)
+        del self._samples[request_id]
+        self._last = [], self._last[1][:0]
+        if sample != NEVER:
+            self._core.finish(sample)
 
-    def _rows_of(self, requests: Sequence[str]) -> list[int]:
-        rows = self._rows
+    def memory_bytes(self) -> int:
+        """Bytes of all texts and tables (indexes not counted: they are mapped)."""
+        return self._core.memory_bytes
+
+    def _samples_of(self, requests: Sequence[str]) -> Int64s:
+        names, samples = self._last
+        if requests != names:
+            samples = np.array([self._sample_of(request) for request in requests], np.int64)
+            self._last = list(requests), samples
+        return samples
+
+    def _sample_of(self, request: str) -> int:
         try:
-            return [rows[request] for request in requests]
-        except KeyError as error:
-            raise KeyError(f"request {error.args[0]} has not started, or has finished") from None
+            return self._samples[request]
+        except KeyError:
+            raise KeyError(f"request {request} has not started, or has finished") from None

@@ -4,31 +4,55 @@ Puts three things together for one engine: the acceptance model (how likely is e
 (what does a step with so many draft tokens take, with so much context), and the budget (which tokens are worth it).
 
 Where no draft is believed to be worth it, now and then the beginning of one is verified all the same
-(`speculation/trying.py`), and learnt from at once.
+(`speculation/budget.py`), and learnt from at once.
 
 Invariants: a draft is only ever cut, never lengthened or changed; every decision can be told (`Decision`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from rhyme_openrlhf.history.core import core
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.speculation.acceptance import AcceptanceModel, estimate
-from rhyme_openrlhf.speculation.live_texts import Cut, Drafts
-from rhyme_openrlhf.speculation.trying import Tries, choose_or_try
-
-# CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 1108718550
+from rhyme_openrlhf.latency.step_model import compile_table
+from rhyme_openrlhf.speculation.acceptance import AcceptanceModel
+from rhyme_openrlhf.speculation.budget import Tries, choose
 
 Ints = NDArray[np.int64]
 
 # Draft tokens between two looks at what was learnt: some steps of a few samples, a part of one of many.
 REFIT_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is verified of the drafts of one step: tokens of each, and all of them one draft after the other."""
+
+    lengths: Ints
+    flat: NDArray[np.int32]
+
+    def tokens(self) -> list[list[int]]:
+        """The tokens of each draft."""
+        found: list[list[int]] = core.split(self.flat, self.lengths)
+        return found
+
+
+@dataclass(frozen=True)
+class Drafts(Cut):
+    """The drafts of one step, and each token's estimated probability that it is right if those before it are.
+
+    Of each draft also its source, tokens matched before it, and its sample's recent acceptance in thousandths.
+    """
+
+    confidences: NDArray[np.float32]
+    sources: Ints
+    matches: Ints
+    recents: Ints
 
 
 class Decision(NamedTuple):
@@ -88,8 +112,9 @@ class DraftPlanner(Planner[AcceptanceModel]):
         super().__init__(predictor, AcceptanceModel(sources))
         # Of the drafts of the last step: each token's cell, and where each draft begins among them, and the last ends.
         self._cells = np.empty(0, dtype=np.int32)
-        self._begins: Ints = np.empty(0, dtype=np.int64)
-        self._compile()
+        self._begins: Ints = np.zeros(1, dtype=np.int64)
+        # Seconds that no decode step should have to wait.
+        compile_table()
 
     def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[Cut, Decision]:
         """What of each draft to verify in a step of `running` samples, and why.
@@ -99,19 +124,13 @@ class DraftPlanner(Planner[AcceptanceModel]):
         """
         proposed = drafts.flat.size
         seconds = self.predictor.step_table(running, context, max(min(proposed, most), 0))
-        self._cells, self._begins = (
-            np.empty(proposed, dtype=np.int32),
-            np.empty(drafts.lengths.size + 1, dtype=np.int64),
-        )
         tried = self._tries.tokens(running, seconds.size - 1)
-        kept, lengths = np.empty(proposed, dtype=np.int32), np.empty(drafts.lengths.size, dtype=np.int64)
-        total, expected = _plan(
-            self._acceptance.table, drafts.sources, drafts.matches, drafts.recents, drafts.lengths, drafts.flat,
-            drafts.confidences, seconds, running, tried, self._cells, self._begins, kept, lengths,
-        )  # fmt: skip
+        self._cells, acceptance = self._acceptance.estimate(drafts)
+        self._begins = np.concatenate(([0], np.cumsum(drafts.lengths)))
+        lengths, total, expected = choose(acceptance, drafts.lengths, seconds, running, tried)
         self._tries.decided(proposed, total)
         decision = Decision(running, context, total, expected, float(seconds[total]))
-        return Cut(kept[:total], lengths), decision
+        return Cut(lengths, core.cut(drafts.flat, drafts.lengths, lengths)), decision
 
     def learn(self, numbers: Ints, verified: Ints, accepted: Ints) -> None:
         """So many tokens were verified and accepted of the drafts of these numbers that the last `cut` saw.
@@ -119,36 +138,3 @@ class DraftPlanner(Planner[AcceptanceModel]):
         -1: it did not see the draft.
         """
         self._refit_after(self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted))
-
-    def _compile(self) -> None:
-        """Compile what a step calls, or load it from Numba's cache: seconds that no decode step should have to wait."""
-        none, nothing = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        _plan(
-            self._acceptance.table, none, none, none, none, nothing, np.zeros(0, np.float32), np.ones(1), 1, 0, nothing,
-            np.zeros(1, np.int64), nothing, none,
-        )  # fmt: skip
-        self._acceptance.learn(nothing, np.zeros(1, np.int64), none, none, none)
-
-
-@njit(cache=True)
-def _plan(  # type: ignore[no-untyped-def]
-    table, sources, matches, recents, lengths, flat, confidences, seconds, running, tried, cells, begins, kept, taken
-):
-    """Estimate what is accepted of the drafts, choose, and cut; returns tokens kept and how many will be accepted.
-
-    `tried`: tokens of the longest draft that are kept if nothing is chosen. Filled: `cells` of each token, `begins` of
-    each draft, `kept` tokens without gaps, `taken` of them for each draft.
-    """
-    acceptance = np.empty(flat.size, dtype=np.float32)
-    estimate(table, sources, matches, recents, lengths, confidences, cells, acceptance)
-    chosen, total, expected = choose_or_try(acceptance, lengths, seconds, running, tried)
-    begin = at = 0
-    for draft in range(lengths.size):
-        begins[draft] = begin
-        taken[draft] = chosen[draft]
-        for place in range(begin, begin + chosen[draft]):
-            kept[at] = flat[place]
-            at += 1
-        begin += lengths[draft]
-    begins[lengths.size] = begin
-    return total, expected

@@ -12,7 +12,6 @@ teach nothing.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from rhyme_openrlhf.speculation.acceptance import (
     CELL_WEIGHT,
@@ -21,11 +20,8 @@ from rhyme_openrlhf.speculation.acceptance import (
     Doubles,
     Floats,
     Ints,
-    class_of_recent,
+    classes_of_recent,
 )
-
-# CRC-32 of the module whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 2295991662
 
 # Of a first token, before anything was seen: between an n-gram's and a good draft model's.
 PRIOR = 0.6
@@ -42,9 +38,17 @@ class PositionAcceptance:
         """float32[RECENTS, tokens]: acceptance probability, as of the last `refit`."""
         self.refit()
 
+    def likelihoods(self, recents: Ints) -> Floats:
+        """Of each draft, by its sample's recent acceptance (thousandths), the probability that the token at each place
+        is accepted if those before it are: float32[drafts, tokens]."""
+        found: Floats = self.table[classes_of_recent(recents)]
+        return found
+
     def learn(self, recents: Ints, verified: Ints, accepted: Ints) -> None:
         """Of each draft: its sample's recent acceptance before it (thousandths), tokens verified and accepted."""
-        _learn(self._offered, self._accepted, recents, verified, accepted)
+        classes, places = classes_of_recent(recents), np.arange(self.table.shape[1])
+        np.add.at(self._offered, classes, places < np.minimum(verified, accepted + 1)[:, None])
+        np.add.at(self._accepted, classes, places < np.minimum(verified, accepted)[:, None])
 
     def forget(self) -> None:
         """Halve what was seen: the policy was updated."""
@@ -59,28 +63,3 @@ class PositionAcceptance:
             before = (accepted[place] + PRIOR_WEIGHT * before) / (offered[place] + PRIOR_WEIGHT)
             overall[place] = before
         self.table[:] = (self._accepted + CELL_WEIGHT * overall) / (self._offered + CELL_WEIGHT)
-
-
-@njit(cache=True)
-def likelihoods(table, recents, lengths):  # type: ignore[no-untyped-def]
-    """Of each token, one draft after the other, the probability that it is accepted if those before it are.
-
-    `table`: a `PositionAcceptance.table`; of each draft its sample's recent acceptance (thousandths) and its length.
-    """
-    found = np.empty(lengths.sum(), dtype=np.float32)
-    at = 0
-    for draft in range(lengths.size):
-        row = class_of_recent(recents[draft])
-        for place in range(lengths[draft]):
-            found[at] = table[row, place]
-            at += 1
-    return found
-
-
-@njit(cache=True)
-def _learn(offered, accepted_of, recents, verified, accepted):  # type: ignore[no-untyped-def]
-    for draft in range(recents.size):
-        row = class_of_recent(recents[draft])
-        for place in range(min(verified[draft], accepted[draft] + 1)):
-            offered[row, place] += 1
-            accepted_of[row, place] += place < accepted[draft]

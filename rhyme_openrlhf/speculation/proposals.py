@@ -7,7 +7,7 @@ history (`speculation/budget.py`) takes tokens of all samples in the order of th
 What is not verified is judged too: the token that was sampled behind the verified part is the one that was proposed
 there with just the probability with which it would have been accepted. So a sample whose proposals become right is
 noticed while nothing of it is verified. That says nothing of the tokens behind that one: where none is believed to be
-worth it, now and then the beginning of a proposal is verified all the same (`speculation/trying.py`).
+worth it, now and then the beginning of a proposal is verified all the same (`speculation/budget.py`).
 
 Where planning takes too much of a step, a plan holds for some steps (`speculation/plan_turns.py`): it is then the least
 probability for which a token is verified. Drafts are cut where theirs falls below it, and left out where all together
@@ -26,19 +26,14 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_EDGES, RECENT_SHARE, RECENTS
-from rhyme_openrlhf.speculation.drafter import Verified
-from rhyme_openrlhf.speculation.live_texts import Came
+from rhyme_openrlhf.latency.step_model import compile_table
+from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_EDGES, RECENT_SHARE, RECENTS, Floats, Ints
+from rhyme_openrlhf.speculation.budget import choose
+from rhyme_openrlhf.speculation.drafter import NO_SOURCE, SOURCE_NAMES, Came, Verified
 from rhyme_openrlhf.speculation.planner import Decision, Planner
-from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance, likelihoods
-from rhyme_openrlhf.speculation.rows import COUNT_OF_SOURCES, NO_SOURCE
-from rhyme_openrlhf.speculation.trying import choose_or_try
-
-# CRC-32 of the modules whose compiled functions are called here, as CALLED_SOURCES of draft_step.py.
-CALLED_SOURCES = 728536906
+from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance
 
 # Proposed tokens that are judged before a plan may hold: some first steps of many samples, a minute of a single one.
 SETTLED_TOKENS = 2048
@@ -49,7 +44,7 @@ LEAST_GAIN = 1.03
 # Above every probability; and what two of them may differ by that are the same.
 _NONE = 2.0
 _SAME = 1e-5
-# The class of each value of recent acceptance (acceptance.py class_of_recent, at less cost).
+# The class of each value of recent acceptance (acceptance.py `classes_of_recent`, at less cost for one).
 _CLASSES: list[int] = np.repeat(range(RECENTS), np.diff((0, *RECENT_EDGES, 1001))).tolist()
 # Where nothing was worth it for so many samples and steps, samples times steps, one of so many plans that hold goes on
 # looking for what is. By then each of 64 samples had eight tokens, a single one all of a long answer.
@@ -104,10 +99,8 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         # Samples and context of the last one.
         self._planned = (1, 0)
         self._judged = 0
-        # Compiled, or loaded from Numba's cache, so that no decode step waits for it.
-        nothing = np.zeros(1, np.int64)
-        self._acceptance.learn(nothing, nothing, nothing)
-        _plan(self._acceptance.table, nothing, nothing, np.ones(1), 1, 0)
+        # Seconds that no decode step should have to wait.
+        compile_table()
 
     def cut(
         self, recents: Sequence[int], lengths: Sequence[int], running: int, context: int, most: int
@@ -125,9 +118,10 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         without = float(seconds[0])
         seconds[0] /= LEAST_GAIN
         tried = self._tries.tokens(running, seconds.size - 1)
-        taken, drafts, expected, least, left_out = _plan(
-            self._acceptance.table, np.array(recents, np.int64), np.array(lengths, np.int64), seconds, running, tried
-        )
+        likelihoods, sizes = self._acceptance.likelihoods(np.array(recents, np.int64)), np.array(lengths, np.int64)
+        flat = likelihoods[np.arange(likelihoods.shape[1]) < sizes[:, None]]
+        taken, drafts, expected = choose(flat, sizes, seconds, running, tried)
+        least, left_out = _boundary(likelihoods, sizes, taken)
         self.worth = drafts > tried
         if self.worth and not left_out < self._least_of(running) <= least:
             self._least[running.bit_length()] = (left_out + least) / 2
@@ -167,26 +161,14 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         self._refit_after(tokens)
 
 
-@njit(cache=True)
-def _plan(table, recents, lengths, seconds, running, tried):  # type: ignore[no-untyped-def]
-    """Estimate what is accepted of the drafts, and choose: their lengths, the sum, and how many will be accepted.
-
-    And, with those before it, the probability of the least probable token among them (_NONE if there is none) and that
-    of the most probable one that is left out (0 if there is none).
-    """
-    acceptance = likelihoods(table, recents, lengths)
-    chosen, total, expected = choose_or_try(acceptance, lengths, seconds, running, tried)
-    least, left_out, begin = np.float32(_NONE), np.float32(0.0), 0
-    for draft in range(lengths.size):
-        path = np.float32(1.0)
-        for place in range(begin, begin + chosen[draft]):
-            path *= acceptance[place]
-        if chosen[draft] and path < least:
-            least = path
-        if chosen[draft] < lengths[draft]:
-            left_out = max(left_out, path * acceptance[begin + chosen[draft]])
-        begin += lengths[draft]
-    return chosen, total, expected, least, left_out
+def _boundary(likelihoods: Floats, lengths: Ints, chosen: Ints) -> tuple[float, float]:
+    """The probability, with those before it, of the least probable token that is chosen (_NONE if there is none), and
+    of the most probable one that is left out (0 if there is none)."""
+    paths = np.cumprod(likelihoods, axis=1, dtype=np.float32)
+    verified, cut = np.flatnonzero(chosen), np.flatnonzero(chosen < lengths)
+    least = paths[verified, chosen[verified] - 1].min(initial=np.float32(_NONE))
+    left_out = paths[cut, chosen[cut]].max(initial=np.float32(0.0))
+    return least, left_out
 
 
 class ProposalDrafter:
@@ -289,7 +271,7 @@ class ProposalDrafter:
     def verified(self, drafts: Verified) -> Came:
         """As `HistoryDrafter.verified`: all of them from the one source there is."""
         count = len(drafts.requests)
-        by_source = [0] * COUNT_OF_SOURCES
+        by_source = [0] * len(SOURCE_NAMES)
         by_source[NO_SOURCE] = sum(drafts.accepted)
         return Came([NO_SOURCE] * count, np.array([-1] * count, dtype=np.int64), by_source)
 

@@ -9,12 +9,9 @@ Invariant: window_start <= size <= window_max.
 
 from __future__ import annotations
 
-from numba import njit
-
 from rhyme_openrlhf.config import HistoSpecSettings
 
 
-@njit(cache=True)
 def next_window(size: int, verified: int, accepted: int, start: int, step: int, most: int) -> int:
     """The window after a draft of which `verified` tokens, one at least, were verified and so many accepted.
 

@@ -51,6 +51,7 @@ CPU = Facts(
     cores=8,
     disk_free=50 * GIB,
     in_checkout=True,
+    drafting_core="x86_64 baseline",
 )
 GPU = dataclasses.replace(
     CPU,
@@ -97,6 +98,14 @@ def test_each_missing_part_of_the_stack_stops_the_demo_and_has_its_command(name:
     check = check_of(without(CPU, name), name)
     assert (check.state, check.mend) == ("missing", "scripts/setup_cpu.sh")
     assert verdict_of(without(CPU, name), "embedded demo") == Verdict("embedded demo", False, f"{name} (missing)")
+
+
+def test_a_drafting_core_that_was_not_built_stops_training_and_names_the_compiler() -> None:
+    assert check_of(CPU, "drafting core").found == "built for x86_64 baseline"
+    bare = dataclasses.replace(CPU, drafting_core=None)
+    check = check_of(bare, "drafting core")
+    assert (check.state, check.mend) == ("missing", "sudo apt-get install g++ && pip install --no-deps -e .")
+    assert verdict_of(bare, "embedded demo") == Verdict("embedded demo", False, "drafting core (missing)")
 
 
 def test_wanted_versions_are_upstreams_own() -> None:

@@ -5,22 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import njit
-from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.addresses import int32_of
-from rhyme_openrlhf.history.cursor import (
-    AT,
-    CURSOR_COLUMNS,
-    LENGTH,
-    follow,
-    foresee_branch,
-    foresee_node,
-    foresee_text,
-    move_to,
-)
+from rhyme_openrlhf.history.core import core
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
-from rhyme_openrlhf.history.lookup import SUFFIXES, longest_match
 
 TOKENS = st.lists(st.integers(0, 2), max_size=30)
 PIECES = st.lists(st.builds(Piece, st.lists(st.integers(0, 2), max_size=3), TOKENS, st.just(1.0)), max_size=5)
@@ -29,34 +16,26 @@ OWN = st.lists(st.integers(-1, 3), max_size=4)
 PARTS = st.lists(st.tuples(OWN, st.integers(0, 6), st.integers(0, 3)), max_size=12)
 
 
-@njit
-def begin_of(index: NDArray[np.int64], place: int) -> int:
-    """Where the suffix at `place` begins."""
-    return int32_of(index[SUFFIXES], place)
-
-
 def check(pieces: list[Piece], parts: list[tuple[list[int], int, int]], longest: int, least: list[int]) -> int:
     """Grow a text by the parts; returns how often there was a match."""
-    index = DraftIndex.from_buffer(build_index(pieces))
+    index = DraftIndex.from_buffer(build_index(pieces)).compiled
     stored = [token for number, piece in enumerate(pieces) for token in [*piece.context, *piece.tokens, -1 - number]]
-    cursor = np.zeros(CURSOR_COLUMNS, dtype=np.int64)
+    cursor = core.Cursor()
     text: list[int] = []
     found = 0
     for number, (own, going_on, where) in enumerate(parts):
         text += own
-        if cursor[LENGTH]:
-            ahead = stored[cursor[AT] : cursor[AT] + going_on]
+        if cursor.length:
+            ahead = stored[cursor.at : cursor.at + going_on]
             text += [*(token for token in ahead if token >= 0), where]
         array = np.array(text, dtype=np.int32)
-        for foresee in (foresee_text, foresee_node, foresee_branch):
-            foresee(index.row, cursor, array.size, longest)
         bound = min(longest, least[number % len(least)])
-        low, high, length, place = follow(index.row, cursor, array, longest, bound)
-        assert (low, high, length) == longest_match(index.row, array, longest, bound)
+        low, high, length, place = cursor.follow(index, array, longest, bound)
+        assert (low, high, length) == index.longest_match(array, longest, bound)[:3]
         assert low <= place < high or not length
         if length:
             found += 1
-            move_to(cursor, begin_of(index.row, low + where % (high - low)))
+            cursor.move_to(index, low + where % (high - low))
     return found
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.latency import step_kernels
+from rhyme_openrlhf.latency import curve, step_kernels
 from rhyme_openrlhf.latency.curve import Curve
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
@@ -103,3 +105,8 @@ def test_after_compiling_no_table_compiles_anything() -> None:
     for profile in PROFILES.values():
         StepModel(profile).table(4, 400, 30)
     assert before == len(step_kernels.along.signatures) > 0
+
+
+def test_a_change_of_the_curve_changes_what_numba_has_kept_of_its_caller() -> None:
+    found = zlib.crc32(Path(curve.__file__).read_bytes())
+    assert found == step_kernels.CALLED_SOURCES, f"write CALLED_SOURCES = {found} into {step_kernels.__file__}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.v1.spec_decode import ngram_proposer
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
+from rhyme_openrlhf.rollout import ngram_worker
 from rhyme_openrlhf.rollout.ngram_worker import NgramWorker, SerialNgramProposer
 
 LONGEST, SAMPLES, TOKENS = 48, 4, 6
@@ -75,3 +79,8 @@ def test_only_ngrams_are_looked_up_otherwise(proposers: tuple[NgramProposer, Ser
     another = worker.model_runner.drafter = object()
     worker.rhyme_look_up_serially()
     assert worker.model_runner.drafter is another
+
+
+def test_a_change_of_vllms_search_changes_what_numba_has_kept_of_its_caller() -> None:
+    found = zlib.crc32(Path(ngram_proposer.__file__).read_bytes())
+    assert found == ngram_worker.CALLED_SOURCES, f"write CALLED_SOURCES = {found} into {ngram_worker.__file__}"

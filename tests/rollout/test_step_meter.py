@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rhyme_openrlhf.rollout.step_meter import PADDING, StepMeter
-from rhyme_openrlhf.speculation.drafter import Verified
-from rhyme_openrlhf.speculation.rows import FROM_HISTORY, FROM_OWN
+from rhyme_openrlhf.speculation.drafter import FROM_HISTORY, FROM_OWN, Verified
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, speculation_rate, tokens_per_step
 
 

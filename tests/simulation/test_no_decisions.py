@@ -67,7 +67,7 @@ CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
     (
         budget,
         "choose",
-        lambda acceptance, lengths, seconds, running: budget.Budget(lengths * 0, 0, 0.0, 0.0),
+        lambda acceptance, lengths, seconds, running: budget.Budget(lengths * 0, 0, 0.0),
         Features(speculation="budget"),
     ),
 ]

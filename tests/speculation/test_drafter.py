@@ -8,9 +8,9 @@ import pytest
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import IndexBufferError, Piece, build_index
-from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, HistoryDrafter, Verified
-from rhyme_openrlhf.speculation.rows import NO_SOURCE
+from rhyme_openrlhf.speculation.drafter import NO_SOURCE, SOURCE_NAMES, Verified
 from tests.speculation.test_planner import planner
+from tests.speculation.whole_texts import WholeTexts
 
 RESPONSE = list(range(10, 60))
 INDEX = build_index([Piece([1, 2, 3], RESPONSE, 1.0)])
@@ -28,25 +28,25 @@ def settings(**changes: Any) -> HistoSpecSettings:
 
 
 @pytest.fixture
-def drafter() -> HistoryDrafter:
-    return HistoryDrafter(settings())
+def drafter() -> WholeTexts:
+    return WholeTexts(settings())
 
 
 def start(
-    drafter: HistoryDrafter, request: str, key: str | None, window: int | None = None, most_tokens: int = FAR
+    drafter: WholeTexts, request: str, key: str | None, window: int | None = None, most_tokens: int = FAR
 ) -> None:
-    drafter.start(request, key, PROMPT, most_tokens, window)
+    drafter.begin(request, key, PROMPT, most_tokens, window)
 
 
-def draft(drafter: HistoryDrafter, request: str, tokens: list[int]) -> list[int]:
-    return drafter.draft([request], [tokens])[0]
+def draft(drafter: WholeTexts, request: str, tokens: list[int]) -> list[int]:
+    return drafter.draft_for([request], [tokens])[0]
 
 
-def verify(drafter: HistoryDrafter, request: str, drafted: int, accepted: int) -> str:
+def verify(drafter: WholeTexts, request: str, drafted: int, accepted: int) -> str:
     return SOURCE_NAMES[drafter.verified(Verified([request], [drafted], [accepted])).sources[0]]
 
 
-def test_a_draft_is_as_long_as_the_window_and_the_room_allow(drafter: HistoryDrafter) -> None:
+def test_a_draft_is_as_long_as_the_window_and_the_room_allow(drafter: WholeTexts) -> None:
     drafter.install("p", INDEX)
     start(drafter, "a", "p", window=6)
     assert draft(drafter, "a", [0, 1, 2, 3]) == RESPONSE[:6]
@@ -55,7 +55,7 @@ def test_a_draft_is_as_long_as_the_window_and_the_room_allow(drafter: HistoryDra
         assert draft(drafter, name, [0, 1, 2, 3]) == RESPONSE[: max(room, 0)]
 
 
-def test_a_whole_response_is_replayed(drafter: HistoryDrafter) -> None:
+def test_a_whole_response_is_replayed(drafter: WholeTexts) -> None:
     """Every draft is accepted, so the window grows 2, 4, 6, ... and one more token comes free with each step."""
     drafter.install("p", INDEX)
     start(drafter, "a", "p")
@@ -72,7 +72,7 @@ def test_a_whole_response_is_replayed(drafter: HistoryDrafter) -> None:
     assert drafts == 7 and drafted < len(RESPONSE)
 
 
-def test_without_index_or_key_or_match_there_is_no_draft(drafter: HistoryDrafter) -> None:
+def test_without_index_or_key_or_match_there_is_no_draft(drafter: WholeTexts) -> None:
     drafter.install("p", INDEX)
     start(drafter, "keyless", None)
     start(drafter, "unknown", "q")
@@ -81,13 +81,13 @@ def test_without_index_or_key_or_match_there_is_no_draft(drafter: HistoryDrafter
     assert draft(drafter, "unknown", [1, 2, 3]) == []
     assert draft(drafter, "known", []) == []
     assert draft(drafter, "known", [3, 2, 1]) == []
-    assert drafter.draft([], []) == []
+    assert drafter.draft_for([], []) == []
     # Dummies that somebody else gave them to measure step times.
     both = drafter.verified(Verified(["keyless", "known"], [2, 2], [1, 0]))
     assert both.sources == [NO_SOURCE, NO_SOURCE] and sum(both.accepted) == 1
 
 
-def test_an_index_may_come_late_be_replaced_and_forgotten(drafter: HistoryDrafter) -> None:
+def test_an_index_may_come_late_be_replaced_and_forgotten(drafter: WholeTexts) -> None:
     start(drafter, "a", "p")
     assert draft(drafter, "a", [1, 2, 3]) == []
     drafter.install("p", INDEX)
@@ -99,7 +99,7 @@ def test_an_index_may_come_late_be_replaced_and_forgotten(drafter: HistoryDrafte
     assert draft(drafter, "a", [1, 2, 3]) == []
 
 
-def test_a_bad_index_is_refused_and_the_old_one_kept(drafter: HistoryDrafter) -> None:
+def test_a_bad_index_is_refused_and_the_old_one_kept(drafter: WholeTexts) -> None:
     drafter.install("p", INDEX)
     start(drafter, "a", "p")
     with pytest.raises(IndexBufferError):
@@ -107,7 +107,7 @@ def test_a_bad_index_is_refused_and_the_old_one_kept(drafter: HistoryDrafter) ->
     assert draft(drafter, "a", [1, 2, 3]) == [10, 11]
 
 
-def test_samples_have_windows_of_their_own(drafter: HistoryDrafter) -> None:
+def test_samples_have_windows_of_their_own(drafter: WholeTexts) -> None:
     drafter.install("p", INDEX)
     start(drafter, "a", "p")
     start(drafter, "b", "p")
@@ -118,23 +118,23 @@ def test_samples_have_windows_of_their_own(drafter: HistoryDrafter) -> None:
     assert (drafter.window("a"), drafter.window("b")) == (4, 2)
 
 
-def test_a_moved_sample_keeps_its_window(drafter: HistoryDrafter) -> None:
+def test_a_moved_sample_keeps_its_window(drafter: WholeTexts) -> None:
     start(drafter, "a", "p")
     verify(drafter, "a", 2, 2)
-    other = HistoryDrafter(settings(own_output=True))
+    other = WholeTexts(settings(own_output=True))
     other.install("p", INDEX)
     start(other, "a", "p", window=drafter.window("a"))
     assert len(draft(other, "a", [1, 2, 3])) == 4
 
 
 def test_prefix_bounds_come_from_the_settings() -> None:
-    drafter = HistoryDrafter(settings(prefix_min=1, prefix_max=2))
+    drafter = WholeTexts(settings(prefix_min=1, prefix_max=2))
     drafter.install("p", INDEX)
     start(drafter, "a", "p")
     assert draft(drafter, "a", [5, 3]) == [10, 11]
 
 
-def test_unknown_and_repeated_requests_are_errors(drafter: HistoryDrafter) -> None:
+def test_unknown_and_repeated_requests_are_errors(drafter: WholeTexts) -> None:
     start(drafter, "a", "p")
     with pytest.raises(ValueError, match="started already"):
         start(drafter, "a", "p")
@@ -145,7 +145,7 @@ def test_unknown_and_repeated_requests_are_errors(drafter: HistoryDrafter) -> No
 
 
 @pytest.mark.parametrize(("drafted", "accepted"), [(2, 3), (2, -1), (0, 0), (-1, -1)])
-def test_impossible_counts_are_refused(drafter: HistoryDrafter, drafted: int, accepted: int) -> None:
+def test_impossible_counts_are_refused(drafter: WholeTexts, drafted: int, accepted: int) -> None:
     start(drafter, "a", "p", window=6)
     with pytest.raises(ValueError, match="accepted"):
         verify(drafter, "a", drafted, accepted)
@@ -153,7 +153,7 @@ def test_impossible_counts_are_refused(drafter: HistoryDrafter, drafted: int, ac
 
 
 def test_the_longer_match_drafts() -> None:
-    drafter = HistoryDrafter(settings(own_output=True))
+    drafter = WholeTexts(settings(own_output=True))
     drafter.install("p", INDEX)
     start(drafter, "a", "p")
     # Both match three tokens: the history.
@@ -165,7 +165,7 @@ def test_the_longer_match_drafts() -> None:
 
 
 def test_without_history_a_sample_drafts_from_itself() -> None:
-    drafter = HistoryDrafter(settings(own_output=True))
+    drafter = WholeTexts(settings(own_output=True))
     start(drafter, "a", "p", window=4)
     tokens = [5, 6, 7, 8, 9]
     assert draft(drafter, "a", tokens) == []
@@ -175,12 +175,12 @@ def test_without_history_a_sample_drafts_from_itself() -> None:
 
 
 def test_samples_of_one_prompt_draft_from_each_other() -> None:
-    drafter = HistoryDrafter(settings(siblings=True))
+    drafter = WholeTexts(settings(siblings=True))
     for request in "ab":
         start(drafter, request, "p")
     start(drafter, "stranger", "q")
     first, second = [1, 2, 3, 50, 51, 52, 53, 54], [1, 2, 3, 50]
-    drafts = drafter.draft(["a", "b", "stranger"], [first, second, second])
+    drafts = drafter.draft_for(["a", "b", "stranger"], [first, second, second])
     assert drafts == [[], [51, 52], []]
     assert verify(drafter, "b", 2, 2) == "siblings"
     # It follows what it matched, up to where the other is; a finished one is still there.
@@ -193,7 +193,7 @@ def test_samples_of_one_prompt_draft_from_each_other() -> None:
 
 
 def test_siblings_are_forgotten_when_the_last_has_finished() -> None:
-    drafter = HistoryDrafter(settings(siblings=True))
+    drafter = WholeTexts(settings(siblings=True))
     drafter.install("p", OTHER)
     for turn in range(2):
         start(drafter, "a", "p")
@@ -209,7 +209,7 @@ def test_siblings_are_forgotten_when_the_last_has_finished() -> None:
 
 
 def test_history_before_siblings_before_own_text() -> None:
-    drafter = HistoryDrafter(settings(siblings=True, own_output=True))
+    drafter = WholeTexts(settings(siblings=True, own_output=True))
     start(drafter, "a", "p")
     start(drafter, "b", "p")
     assert draft(drafter, "a", [1, 2, 3, 50, 51, 52, 60, 61]) == []
@@ -224,22 +224,22 @@ def test_history_before_siblings_before_own_text() -> None:
 
 
 def test_a_certain_draft_goes_past_the_window_and_a_doubtful_one_ends_in_it() -> None:
-    certain = HistoryDrafter(settings(extend_confidence=0.3))
+    certain = WholeTexts(settings(extend_confidence=0.3))
     certain.install("p", build_index([Piece([1, 2, 3], RESPONSE, 1.0)] * 16))
     start(certain, "a", "p")
     found = draft(certain, "a", [1, 2, 3])
     assert 2 < len(found) <= 32 and found == RESPONSE[: len(found)]
     start(certain, "b", "p", most_tokens=3 + 4 + 1)
     assert draft(certain, "b", [1, 2, 3]) == RESPONSE[:4]
-    doubtful = HistoryDrafter(settings(stop_confidence=0.6))
+    doubtful = WholeTexts(settings(stop_confidence=0.6))
     split = [Piece([1, 2, 3], [10, 11, *tail], 1.0) for tail in ([20], [30], [40])]
     doubtful.install("p", build_index(split))
     start(doubtful, "a", "p", window=8)
     assert draft(doubtful, "a", [1, 2, 3]) == [10, 11]
 
 
-def planned(ms_a_row: float) -> HistoryDrafter:
-    drafter = HistoryDrafter(settings(stop_confidence=0.99))
+def planned(ms_a_row: float) -> WholeTexts:
+    drafter = WholeTexts(settings(stop_confidence=0.99))
     drafter.install("p", INDEX)
     drafter.plan_with(planner(ms_a_row))
     return drafter
@@ -249,11 +249,11 @@ def test_a_planner_cuts_drafts_in_place_of_window_and_fixed_rules() -> None:
     drafter = planned(0.0)
     start(drafter, "a", "p", window=6, most_tokens=4 + 9 + 1)
     # Nothing is as certain as that, so the fixed rule would stop after one token; and the window is 6.
-    assert drafter.draft(["a"], [[0, 1, 2, 3]], 4, FAR) == [RESPONSE[:9]]
+    assert drafter.draft_for(["a"], [[0, 1, 2, 3]], 4, FAR) == [RESPONSE[:9]]
     assert drafter.decision is not None and (drafter.decision.running, drafter.decision.drafts) == (1, 9)
     dear = planned(50.0)
     start(dear, "a", "p", window=6)
-    assert dear.draft(["a"], [[0, 1, 2, 3]], 4, FAR) == [[]]
+    assert dear.draft_for(["a"], [[0, 1, 2, 3]], 4, FAR) == [[]]
 
 
 def test_a_planner_learns_from_what_was_verified_whoever_finishes_meanwhile() -> None:
@@ -263,11 +263,11 @@ def test_a_planner_learns_from_what_was_verified_whoever_finishes_meanwhile() ->
         names = (f"a{number}", f"b{number}")
         for name in names:
             start(drafter, name, "p", window=8)
-        drafts = drafter.draft(names, [[0, 1, 2, 3]] * 2, 8, FAR)
+        drafts = drafter.draft_for(names, [[0, 1, 2, 3]] * 2, 8, FAR)
         lengths.append(sum(map(len, drafts)))
         drafted = {name: len(found) for name, found in zip(names, drafts, strict=True) if found}
         drafter.verified(Verified([*drafted], [*drafted.values()], [0] * len(drafted)))
         drafter.finish(names[0])
-        drafter.draft(names[1:], [[0, 1, 2, 3, 9]], 5, FAR)
+        drafter.draft_for(names[1:], [[0, 1, 2, 3, 9]], 5, FAR)
         drafter.finish(names[1])
     assert lengths[-1] < lengths[0]

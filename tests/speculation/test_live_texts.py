@@ -10,28 +10,24 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
-from rhyme_openrlhf.speculation.draft_step import LIKELY_TOKENS
-from rhyme_openrlhf.speculation.live_texts import FIRST_ROWS, LiveTexts
-from rhyme_openrlhf.speculation.prompt_memory import FIRST_BUCKETS
-from rhyme_openrlhf.speculation.rows import FROM_OWN, FROM_SIBLINGS, NO_SOURCE
-from rhyme_openrlhf.speculation.text_memory import FIRST_TABLED
+from rhyme_openrlhf.speculation.drafter import FROM_OWN, FROM_SIBLINGS, NO_SOURCE
+from tests.speculation.whole_texts import WholeTexts
 
 PARTS = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
 WINDOW = 5
 FAR = 10**6
+# As csrc/texts.cpp and drafter.cpp have them: tokens of a draft without a match, buckets of a prompt's first table, and
+# tokens that a sample's first table of its own text has room for.
+LIKELY_TOKENS, FIRST_BUCKETS, FIRST_TABLED = 2, 4096, 1024
+MANY = 64
 
 
-class Growing(LiveTexts):
-    """Knows what each sample has said, so that a test says only what is new."""
+class Growing(WholeTexts):
+    """Samples by number, that are told what is new."""
 
     def __init__(self, settings: HistoSpecSettings) -> None:
         super().__init__(settings)
-        self.said: dict[int, list[int]] = {}
-
-    def start(self, key: str, prompt_tokens: int, most_tokens: int, window: int) -> int:
-        row = super().start(key, prompt_tokens, most_tokens, window)
-        self.said[row] = []
-        return row
+        self.said: dict[str, list[int]] = {}
 
 
 def live(**changes: Any) -> Growing:
@@ -42,13 +38,17 @@ def live(**changes: Any) -> Growing:
     return Growing(HistoSpecSettings(**(plain | changes)))
 
 
-def begin(texts: Growing, key: str, prompt_tokens: int, window: int = WINDOW, most_tokens: int = FAR) -> int:
-    return texts.start(key, prompt_tokens, most_tokens, window)
+def begin(texts: Growing, key: str, prompt_tokens: int, window: int = WINDOW, most_tokens: int = FAR) -> str:
+    name = f"sample {len(texts.said)}"
+    texts.begin(name, key, prompt_tokens, most_tokens, window)
+    texts.said[name] = []
+    return name
 
 
-def grow(texts: Growing, row: int, part: list[int]) -> tuple[list[int], int]:
-    texts.said[row] += part
-    drafts = texts.draft([row], [texts.said[row]])
+def grow(texts: Growing, name: str, part: list[int]) -> tuple[list[int], int]:
+    texts.said[name] += part
+    texts.tell([name], [texts.said[name]])
+    drafts = texts.propose(texts._samples_of([name]), whole=False)
     return drafts.tokens()[0], int(drafts.sources[0])
 
 
@@ -127,8 +127,8 @@ def test_a_loop_is_drafted_on() -> None:
 
 def test_the_most_recent_occurrence_counts() -> None:
     texts = live(own_output=True, prefix_min=2)
-    row = begin(texts, "p", 0, window=1)
-    assert grow(texts, row, [1, 2, 7, 1, 2, 8, 1, 2])[0] == [8]
+    row = begin(texts, "p", 0, window=2)
+    assert grow(texts, row, [1, 2, 7, 1, 2, 8, 1, 2])[0] == [8, 1]
 
 
 def test_it_does_not_matter_how_the_tokens_came() -> None:
@@ -154,10 +154,10 @@ def test_any_token_id_is_fine(text: list[int]) -> None:
 
 def test_tables_and_rows_grow_and_nothing_is_lost() -> None:
     texts = live(siblings=True)
-    rows = [begin(texts, f"p{number % 3}", 0) for number in range(3 * FIRST_ROWS)]
+    rows = [begin(texts, f"p{number % 3}", 0) for number in range(3 * MANY)]
     # Every other token is new, so that there are more places than the first table has buckets.
-    said = {row: [(row * 7919 + i * 31 + i * i) % 100003 for i in range(400)] for row in rows}
-    assert 400 * FIRST_ROWS > 4 * FIRST_BUCKETS
+    said = {row: [(n * 7919 + i * 31 + i * i) % 100003 for i in range(400)] for n, row in enumerate(rows)}
+    assert 400 * MANY > 4 * FIRST_BUCKETS
     for row in rows:
         grow(texts, row, said[row])
     missed = 0
@@ -175,7 +175,7 @@ def test_tables_and_rows_grow_and_nothing_is_lost() -> None:
 
 def test_a_prompt_with_an_index_outlives_its_samples() -> None:
     texts = live()
-    texts.install("p", DraftIndex.from_buffer(build_index([Piece([1, 2, 3], [4, 5], 1.0)])))
+    texts.install("p", build_index([Piece([1, 2, 3], [4, 5], 1.0)]))
     for _ in range(2):
         row = begin(texts, "p", 3)
         assert grow(texts, row, [1, 2, 3])[0] == [4, 5]
@@ -192,15 +192,36 @@ def test_history_drafts_as_the_index_does(history: list[list[int]], parts: list[
     """Whatever came since the last step, and also when the prompt gets another index in between."""
     pieces = [Piece([], tokens, float(number % 2)) for number, tokens in enumerate(history)]
     texts, text = live(prefix_min=1), []
-    index = DraftIndex.from_buffer(build_index(pieces))
-    texts.install("p", index)
+    buffer = build_index(pieces)
+    index = DraftIndex.from_buffer(buffer)
+    texts.install("p", buffer)
     row = begin(texts, "p", 0)
     for number, part in enumerate(parts):
         if number == again:
-            index = DraftIndex.from_buffer(build_index([*pieces[1:], Piece([], text, 1.0)]))
-            texts.install("p", index)
+            buffer = build_index([*pieces[1:], Piece([], text, 1.0)])
+            index = DraftIndex.from_buffer(buffer)
+            texts.install("p", buffer)
         # Half of the parts begin with what was drafted.
         drafted = index.draft(text, 16, 1, WINDOW).tokens
         new = [*drafted, *part[:2]] if number % 2 else part
         text += new
         assert grow(texts, row, new)[0] == index.draft(text, 16, 1, WINDOW).tokens
+
+
+def test_samples_that_began_together_do_not_grow_together() -> None:
+    """A step gives more memory to four samples at most; without texts that are full it would all come in two steps."""
+    samples, a_sample = 24, 4 * (3 * 2 * 1024 + 3 * 4096)
+    texts = live(own_output=True)
+    names = [begin(texts, f"p{number}", 1, most_tokens=1 << 16) for number in range(samples)]
+    sizes = [texts.memory_bytes()]
+    for step in range(2 * 4096 // 16):
+        for number, name in enumerate(names):
+            texts.said[name] += [(step * 7 + i * number) % 911 for i in range(16)]
+        texts.draft_for(names, [texts.said[name] for name in names])
+        sizes.append(texts.memory_bytes())
+    added = [after - before for before, after in itertools.pairwise(sizes)]
+    assert 0 < max(added[1:]) <= 4 * a_sample
+    assert sum(added) > samples * a_sample
+    for name in names:
+        texts.finish(name)
+    assert texts.memory_bytes() == 0

@@ -7,8 +7,8 @@ import pytest
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.options import SettingsError
-from rhyme_openrlhf.speculation.drafter import HistoryDrafter
 from rhyme_openrlhf.speculation.off_switch import HALF_LIFE, OffSwitch
+from tests.speculation.whole_texts import WholeTexts
 
 LIMITS = ((0.0, 8), (0.5, 32), (0.8, 128))
 
@@ -46,13 +46,13 @@ def test_old_drafts_count_half_after_half_a_life() -> None:
 
 
 def test_the_drafter_asks_it_and_catches_up_afterwards() -> None:
-    drafter = HistoryDrafter(HistoSpecSettings(batch_limits="0:1"))
+    drafter = WholeTexts(HistoSpecSettings(batch_limits="0:1"))
     drafter.install("p", build_index([Piece([], [1, 2, 3, 4, 5], 1.0)] * 4))
     for request in "ab":
-        drafter.start(request, "p", 1, 12)
-    assert drafter.draft(["a", "b"], [[9, 1], [9, 1]]) == [[], []]
+        drafter.begin(request, "p", 1, 12)
+    assert drafter.draft_for(["a", "b"], [[9, 1], [9, 1]]) == [[], []]
     drafter.finish("b")
-    assert drafter.draft(["a"], [[9, 1, 2, 3]])[0][0] == 4
+    assert drafter.draft_for(["a"], [[9, 1, 2, 3]])[0][0] == 4
 
 
 @pytest.mark.parametrize("text", ["32", "0.5:32", "0:32,0:64", "0:32,1.5:64", "0:0", "0:32,", "a:b", "0:1:2", "nan:3"])

@@ -5,18 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.speculation import acceptance, draft_step
-from rhyme_openrlhf.speculation import planner as planning
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, PRIOR
+from rhyme_openrlhf.speculation.budget import TRIED_AFTER
 from rhyme_openrlhf.speculation.decision_log import DecisionLog
-from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Verified
-from rhyme_openrlhf.speculation.live_texts import Cut, Drafts
-from rhyme_openrlhf.speculation.planner import REFIT_TOKENS, Decision, DraftPlanner
-from rhyme_openrlhf.speculation.trying import TRIED_AFTER
+from rhyme_openrlhf.speculation.planner import REFIT_TOKENS, Cut, Decision, DraftPlanner, Drafts
 from tests.latency import formula
 
 SOURCES = 4
@@ -109,21 +104,6 @@ def test_the_log_sums_decisions_by_running_samples_and_begins_anew() -> None:
     assert taken["predicted_ms"] == pytest.approx([5, 11]) and taken["real_ms"] == pytest.approx([5, 11])
     assert taken["expected_accepted"] == pytest.approx([0, 4]) and taken["accepted"] == pytest.approx([0, 4])
     assert log.take()["running"] == []
-
-
-def test_no_step_compiles() -> None:
-    """All that a step calls is compiled, for just these kinds of arrays, when drafter and planner are made."""
-    drafter = HistoryDrafter(HistoSpecSettings())
-    drafter.plan_with(planner(0.1))
-    compiled = (planning._plan, acceptance._learn, acceptance._isotonic_rows, draft_step.note_verified)
-    before = [list(function.signatures) for function in compiled]
-    drafter.start("one", "prompt", 2, 100)
-    text = [1, 2, 3, 1, 2, 3, 1, 2]
-    (draft,) = drafter.draft(["one"], [text], len(text), MANY)
-    assert draft
-    drafter.verified(Verified(["one"], [len(draft)], [1]))
-    drafter.draft(["one"], [[*text, 3, 9]], len(text) + 2, MANY)
-    assert [list(function.signatures) for function in compiled] == before
 
 
 def test_where_nothing_is_worth_it_a_beginning_is_tried_now_and_then() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT
-from rhyme_openrlhf.speculation.position_acceptance import PRIOR, PositionAcceptance, likelihoods
+from rhyme_openrlhf.speculation.position_acceptance import PRIOR, PositionAcceptance
 
 TOKENS = 4
 
@@ -18,7 +18,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def asked(model: PositionAcceptance, recent: int = FIRST_RECENT) -> list[float]:
-    return [float(p) for p in likelihoods(model.table, ints(recent), ints(TOKENS))]
+    return [float(p) for p in model.likelihoods(ints(recent))[0]]
 
 
 def teach(model: PositionAcceptance, times: int, accepted: int, recent: int = FIRST_RECENT) -> None:
@@ -56,12 +56,12 @@ def test_forgetting_halves_what_was_seen() -> None:
     assert asked(model) == pytest.approx(asked(other))
 
 
-def test_tokens_of_several_drafts_lie_one_after_the_other() -> None:
+def test_drafts_have_a_row_each() -> None:
     model = PositionAcceptance(TOKENS)
     teach(model, 500, accepted=1)
-    found = likelihoods(model.table, ints(FIRST_RECENT, 0, FIRST_RECENT), ints(2, 0, 1))
-    assert found.tolist() == pytest.approx([*asked(model)[:2], asked(model)[0]])
-    assert likelihoods(model.table, ints(), ints()).size == 0
+    found = model.likelihoods(ints(FIRST_RECENT, 0, FIRST_RECENT))
+    assert found.tolist() == [asked(model), asked(model, 0), asked(model)]
+    assert model.likelihoods(ints()).shape == (0, TOKENS)
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.speculation.acceptance import class_of_recent
+from rhyme_openrlhf.speculation.acceptance import classes_of_recent
+from rhyme_openrlhf.speculation.budget import TRIED_AFTER
 from rhyme_openrlhf.speculation.proposals import (
     _CLASSES,
     LEAST_GAIN,
@@ -21,7 +23,6 @@ from rhyme_openrlhf.speculation.proposals import (
     ProposalPlanner,
     Proposed,
 )
-from rhyme_openrlhf.speculation.trying import TRIED_AFTER
 from tests.latency import formula
 
 TOKENS = 4
@@ -241,7 +242,7 @@ def test_drafts_must_be_worth_more_than_a_little() -> None:
 
 
 def test_classes_of_recent_acceptance_are_those_of_the_table() -> None:
-    assert [class_of_recent(recent) for recent in range(1001)] == _CLASSES
+    assert classes_of_recent(np.arange(1001)).tolist() == _CLASSES
 
 
 def test_a_plan_of_few_tokens_forgets_nothing_of_where_the_boundary_lies() -> None:
@@ -253,7 +254,7 @@ def test_a_plan_of_few_tokens_forgets_nothing_of_where_the_boundary_lies() -> No
     both, _ = plan.cut([1000, 0], [2, 2], 2, 100, MANY)
     assert both == [1, 1]
     held = plan.hold().lengths
-    assert (held[class_of_recent(1000)], held[class_of_recent(0)]) == (1, 1)
+    assert [held[number] for number in classes_of_recent(np.array([1000, 0]))] == [1, 1]
     for _ in range(3):
         assert plan.cut([1000], [2], 1, 100, MANY)[0] == [1]
         assert plan.hold().lengths == held

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Verified
 from rhyme_openrlhf.speculation.window import SpeculationWindow
 
 
@@ -56,3 +57,22 @@ def test_impossible_counts_are_refused(drafted: int, accepted: int) -> None:
     window = SpeculationWindow(HistoSpecSettings())
     with pytest.raises(ValueError, match="accepted"):
         window.record(drafted, accepted)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 8),
+    st.integers(0, 5),
+    st.integers(0, 20),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)).filter(lambda both: both[0] <= both[1]), max_size=30),
+)
+def test_the_compiled_drafter_has_the_same_window(
+    start: int, step: int, extra: int, records: list[tuple[int, int]]
+) -> None:
+    rules = HistoSpecSettings(window_start=start, window_step=step, window_max=start + extra)
+    window, drafter = SpeculationWindow(rules), HistoryDrafter(rules)
+    drafter.start("a", "p", [], 0, 100)
+    for accepted, drafted in records:
+        window.record(drafted, accepted)
+        drafter.verified(Verified(["a"], [drafted], [accepted]))
+        assert drafter.window("a") == window.size

@@ -22,8 +22,7 @@ from rhyme_openrlhf.rollout.moves.handover import Handover
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, write_handover
 from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler, MeteredScheduler, extra_arguments
-from rhyme_openrlhf.speculation.drafter import Verified
-from rhyme_openrlhf.speculation.live_texts import Came
+from rhyme_openrlhf.speculation.drafter import Came, Verified
 
 OF_MOVES = (
     "can_carry_kv", "hold_room", "release_room", "room_blocks", "import_rows", "export_full", "stop_sample",

@@ -1,0 +1,275 @@
+// Building a draft index: sorting the suffixes, and the arrays of the buffer (rhyme_openrlhf/history/index.py).
+//
+// Suffixes are sorted by prefix doubling (Manber and Myers 1993): O(n log n) however much the text repeats itself.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "index.h"
+
+namespace drafting {
+
+namespace {
+
+constexpr std::array<char, 8> MAGIC{'R', 'H', 'Y', 'M', 'E', 'I', 'D', 'X'};
+constexpr std::uint32_t VERSION = 3;
+// Each array begins at a multiple of this.
+constexpr std::size_t ALIGNMENT = 8;
+// Grades are uint16.
+constexpr std::size_t MOST_PIECES = std::size_t{1} << 16;
+
+struct Header {
+    std::array<char, 8> magic;
+    std::uint32_t version;
+    std::uint32_t pieces;
+    std::int64_t count;
+    std::int64_t size;
+    std::array<std::byte, 24> zeros;
+    std::uint64_t checksum;
+};
+static_assert(sizeof(Header) == 64 && std::is_trivially_copyable_v<Header>);
+
+// Where each array begins in a buffer of `count` tokens, and where the last one ends.
+struct Layout {
+    std::size_t rewards, sums, suffixes, places, tokens, grades, shared, end;
+
+    Layout(std::size_t count, std::size_t pieces) {
+        end = sizeof(Header);
+        const auto next = [this](std::size_t bytes) {
+            const std::size_t begin = end;
+            end += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+            return begin;
+        };
+        rewards = next(pieces * sizeof(std::int64_t));
+        sums = next((count / SUM_EVERY + 1) * sizeof(std::int64_t));
+        suffixes = next(count * sizeof(std::int32_t));
+        places = next(count * sizeof(std::int32_t));
+        tokens = next(count * sizeof(Token));
+        grades = next(count * sizeof(std::uint16_t));
+        shared = next(count * sizeof(std::uint8_t));
+    }
+};
+
+// The `count` elements of a buffer from a byte on, which is aligned: the one place where bytes become other types.
+template <typename T, typename Bytes>
+std::span<T> elements(Bytes buffer, std::size_t begin, std::size_t count) {
+    const auto part = buffer.subspan(begin, count * sizeof(T));
+    return {reinterpret_cast<T*>(part.data()), count};
+}
+
+// A key, and the number of what it is the key of.
+struct Keyed {
+    std::uint64_t key;
+    std::int32_t number;
+};
+
+// Sort by the lowest `bits` of the keys; `other` has as many elements, with any content. Few elements compare, many
+// are dealt into DEALT piles by a few bits at a time.
+void sort_by_key(std::vector<Keyed>& items, std::vector<Keyed>& other, int bits) {
+    constexpr std::size_t FEW = 1024;
+    constexpr int DEALT_BITS = 11;
+    constexpr std::size_t DEALT = std::size_t{1} << DEALT_BITS;
+    if (items.size() < FEW) {
+        std::stable_sort(items.begin(), items.end(),
+                         [](const Keyed& left, const Keyed& right) { return left.key < right.key; });
+        return;
+    }
+    for (int shift = 0; shift < bits; shift += DEALT_BITS) {
+        std::array<std::uint32_t, DEALT> begins{};
+        for (const Keyed& item : items) ++begins[item.key >> shift & (DEALT - 1)];
+        std::uint32_t begin = 0;
+        for (std::uint32_t& pile : begins) begin += std::exchange(pile, begin);
+        for (const Keyed& item : items) other[begins[item.key >> shift & (DEALT - 1)]++] = item;
+        items.swap(other);
+    }
+}
+
+// Replace each token by the number of smaller ones that occur, plus one; returns how many different ones occur.
+std::uint32_t rank_tokens(std::span<const Token> text, std::vector<std::uint32_t>& ranks) {
+    std::vector<Keyed> items(text.size()), other(text.size());
+    for (std::size_t at = 0; at < text.size(); ++at) {
+        // Separators, which are negative, come first.
+        items[at] = {static_cast<std::uint32_t>(text[at]) ^ 0x80000000u, static_cast<std::int32_t>(at)};
+    }
+    sort_by_key(items, other, 32);
+    std::uint32_t rank = 0;
+    for (std::size_t place = 0; place < items.size(); ++place) {
+        rank += place == 0 || items[place].key != items[place - 1].key;
+        ranks[items[place].number] = rank;
+    }
+    return rank;
+}
+
+// Sort `order` from "by the first `width` tokens" to "by all tokens", and write each suffix's place in it.
+// `ranks[i]`: where the group of suffixes that equal suffix i so far begins in `order`. Overwritten.
+void refine(std::span<std::int32_t> order, std::vector<std::int32_t>& ranks, std::size_t width,
+            std::span<std::int32_t> places) {
+    const std::size_t count = order.size();
+    std::vector<std::int32_t> by_second(count), new_ranks(count), free(count);
+    while (true) {
+        // All suffixes in the order of what follows their first `width` tokens: `order` itself, moved by `width`.
+        std::size_t filled = 0;
+        for (std::size_t suffix = count - width; suffix < count; ++suffix)
+            by_second[filled++] = static_cast<std::int32_t>(suffix);
+        for (std::size_t place = 0; place < count; ++place) {
+            free[place] = static_cast<std::int32_t>(place);
+            if (order[place] >= static_cast<std::int32_t>(width))
+                by_second[filled++] = order[place] - static_cast<std::int32_t>(width);
+        }
+        for (const std::int32_t suffix : by_second) order[free[static_cast<std::size_t>(ranks[suffix])]++] = suffix;
+        std::int32_t head = 0;
+        std::size_t groups = 1;
+        new_ranks[order[0]] = 0;
+        for (std::size_t place = 1; place < count; ++place) {
+            const std::size_t before = order[place - 1], suffix = order[place];
+            // Two of one group have `width` equal tokens, none of them a separator: so both go on behind them.
+            if (ranks[before] != ranks[suffix] || ranks[before + width] != ranks[suffix + width]) {
+                head = static_cast<std::int32_t>(place);
+                ++groups;
+            }
+            new_ranks[suffix] = head;
+        }
+        ranks.swap(new_ranks);
+        if (groups == count) {
+            std::copy(ranks.begin(), ranks.end(), places.begin());
+            return;
+        }
+        width *= 2;
+    }
+}
+
+// The suffixes of `text` in lexicographic order, and each one's place in it. The first round sorts by as many tokens as
+// fit one key, which spares the rounds for 1, 2 and often 4 tokens.
+void sort_suffixes(std::span<const Token> text, std::span<std::int32_t> order, std::span<std::int32_t> places) {
+    constexpr int KEY_BITS = 63;
+    const std::size_t count = text.size();
+    if (!count) return;
+    std::vector<std::uint32_t> tokens(count);
+    const int bits = std::max<int>(std::bit_width(rank_tokens(text, tokens)), 1);
+    const std::size_t width = std::min<std::size_t>(static_cast<std::size_t>(KEY_BITS / bits), count);
+    std::vector<Keyed> items(count), other(count);
+    std::uint64_t key = 0;
+    for (std::size_t at = count; at-- > 0;) {
+        // 0 stays for: the text has ended.
+        key = key >> bits | std::uint64_t{tokens[at]} << (bits * static_cast<int>(width - 1));
+        items[at] = {key, static_cast<std::int32_t>(at)};
+    }
+    sort_by_key(items, other, bits * static_cast<int>(width));
+    std::vector<std::int32_t> ranks(count);
+    std::int32_t head = 0;
+    for (std::size_t place = 0; place < count; ++place) {
+        if (place && items[place].key != items[place - 1].key) head = static_cast<std::int32_t>(place);
+        order[place] = items[place].number;
+        ranks[items[place].number] = head;
+    }
+    refine(order, ranks, width, places);
+}
+
+// Fill `shared`: how many first tokens each suffix has in common with the one sorted before it, or MOST_SHARED. In the
+// order of the text a suffix has at most one token less in common than the one before it (Kasai and others 2001).
+void share(std::span<const Token> text, std::span<const std::int32_t> order, std::span<const std::int32_t> places,
+           std::span<std::uint8_t> shared) {
+    Place length = 0;
+    for (std::size_t suffix = 0; suffix < text.size(); ++suffix) {
+        const std::int32_t place = places[suffix];
+        if (place == 0) {
+            shared[0] = 0;
+            length = 0;
+            continue;
+        }
+        const Place before = order[place - 1];
+        // A separator occurs once: no two suffixes are equal as far as the text goes.
+        while (text[suffix + static_cast<std::size_t>(length)] == text[before + length]) ++length;
+        shared[place] = static_cast<std::uint8_t>(std::min(length, MOST_SHARED));
+        length = std::max<Place>(0, length - 1);
+    }
+}
+
+}  // namespace
+
+Index::Index(std::span<const std::byte> buffer, std::shared_ptr<const void> owner) : owner_(std::move(owner)) {
+    if (buffer.size() < sizeof(Header)) {
+        throw BufferError("draft index is torn: " + std::to_string(buffer.size()) + " bytes, its header alone has " +
+                          std::to_string(sizeof(Header)));
+    }
+    Header header;
+    std::memcpy(&header, buffer.data(), sizeof header);
+    if (header.magic != MAGIC || header.version != VERSION)
+        throw BufferError("not a draft index of format version " + std::to_string(VERSION));
+    const bool possible =
+        header.count >= 0 && header.count <= std::numeric_limits<std::int32_t>::max() && header.pieces <= MOST_PIECES;
+    const auto count = possible ? static_cast<std::size_t>(header.count) : 0;
+    const Layout at(count, header.pieces);
+    if (!possible || header.size != static_cast<std::int64_t>(buffer.size()) || at.end != buffer.size())
+        throw BufferError("draft index is torn: its sizes do not fit its " + std::to_string(buffer.size()) + " bytes");
+    if (reinterpret_cast<std::uintptr_t>(buffer.data()) % ALIGNMENT)
+        throw BufferError("a draft index must be aligned to 8 bytes");
+    rewards = elements<const std::int64_t>(buffer, at.rewards, header.pieces);
+    sums = elements<const std::int64_t>(buffer, at.sums, count / SUM_EVERY + 1);
+    suffixes = elements<const std::int32_t>(buffer, at.suffixes, count);
+    places = elements<const std::int32_t>(buffer, at.places, count);
+    tokens = elements<const Token>(buffer, at.tokens, count);
+    grades = elements<const std::uint16_t>(buffer, at.grades, count);
+    shared = elements<const std::uint8_t>(buffer, at.shared, count);
+}
+
+std::vector<std::byte> build(std::span<const Token> text, std::span<const std::int64_t> lengths,
+                             std::span<const std::int64_t> rewards) {
+    if (text.size() > std::numeric_limits<std::int32_t>::max() || lengths.size() > MOST_PIECES ||
+        lengths.size() != rewards.size()) {
+        throw std::invalid_argument("more tokens or pieces than a draft index holds");
+    }
+    // The rewards that occur, and which of them each token's piece has.
+    std::vector<std::int64_t> occurring(rewards.begin(), rewards.end());
+    std::sort(occurring.begin(), occurring.end());
+    occurring.erase(std::unique(occurring.begin(), occurring.end()), occurring.end());
+    std::vector<std::uint16_t> grade_of;
+    grade_of.reserve(text.size());
+    for (std::size_t piece = 0; piece < lengths.size(); ++piece) {
+        const auto found = std::lower_bound(occurring.begin(), occurring.end(), rewards[piece]);
+        if (lengths[piece] < 1 || static_cast<std::size_t>(lengths[piece]) > text.size() - grade_of.size() ||
+            text[grade_of.size() + static_cast<std::size_t>(lengths[piece]) - 1] != -1 - static_cast<Token>(piece)) {
+            throw std::invalid_argument("a piece of a draft index must end with its separator");
+        }
+        grade_of.resize(grade_of.size() + static_cast<std::size_t>(lengths[piece]),
+                        static_cast<std::uint16_t>(found - occurring.begin()));
+    }
+    if (grade_of.size() != text.size())
+        throw std::invalid_argument("the pieces of a draft index must be all of its text");
+
+    const Layout at(text.size(), lengths.size());
+    std::vector<std::byte> made(at.end);
+    const std::span<std::byte> buffer(made);
+    Header header{MAGIC,
+                  VERSION,
+                  static_cast<std::uint32_t>(lengths.size()),
+                  static_cast<std::int64_t>(text.size()),
+                  static_cast<std::int64_t>(at.end),
+                  {},
+                  0};
+    std::memcpy(buffer.data(), &header, sizeof header);
+    std::copy(text.begin(), text.end(), elements<Token>(buffer, at.tokens, text.size()).begin());
+    const auto suffixes = elements<std::int32_t>(buffer, at.suffixes, text.size());
+    const auto places = elements<std::int32_t>(buffer, at.places, text.size());
+    sort_suffixes(text, suffixes, places);
+    share(text, suffixes, places, elements<std::uint8_t>(buffer, at.shared, text.size()));
+    std::copy(occurring.begin(), occurring.end(), elements<std::int64_t>(buffer, at.rewards, lengths.size()).begin());
+    const auto grades = elements<std::uint16_t>(buffer, at.grades, text.size());
+    const auto sums = elements<std::int64_t>(buffer, at.sums, text.size() / SUM_EVERY + 1);
+    std::int64_t sum = 0;
+    for (std::size_t place = 0; place < text.size(); ++place) {
+        if (place % SUM_EVERY == 0) sums[place / SUM_EVERY] = sum;
+        grades[place] = grade_of[suffixes[place]];
+        sum += occurring[grades[place]];
+    }
+    // The sum behind the last whole SUM_EVERY is the last one there is.
+    if (text.size() % SUM_EVERY == 0) sums[text.size() / SUM_EVERY] = sum;
+    return made;
+}
+
+}  // namespace drafting
