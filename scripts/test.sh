@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
 # Everything that must pass before a change is kept: style, types, tests. Sets up first (once).
 #
-#   scripts/test.sh                          all of it
+#   scripts/test.sh                          all but what is marked slow
+#   scripts/test.sh --quick                  before each commit: what starts no engine, Ray, browser, PostgreSQL or service
+#   scripts/test.sh --slow                   all of it, what is marked slow too
+#   scripts/test.sh --changed [BASE]         the test files that a change since BASE (main) needs, by imports
+#                                            (scripts/changed_tests.py)
 #   scripts/test.sh PYTEST ARGUMENTS         these tests alone, for example: -m "not engine and not e2e" tests/history
 #   scripts/test.sh --server newest|oldest   the control plane alone, without torch and vLLM, at the newest or at the
 #                                            lowest versions that pyproject.toml allows
 #
-# Without arguments, the control plane's own tests run as `--server newest`, where pip finds newer releases than those
+# What a test starts is known from its fixtures (tests/starts.py).
+# Without arguments and with --slow, the control plane's own tests run as `--server newest`, where pip finds newer releases than those
 # that run beside vLLM; all others run in the environment of scripts/setup_cpu.sh.
+# Files without engines and Ray run in another order each time; `-p no:randomly` keeps the order.
 # Runs everything even when an early part fails, so that one run shows all faults; fails when anything failed.
 # Two pytest processes share the tests (tests/side_by_side.py); `-n 0` runs them in one, for a debugger.
 set -euo pipefail
@@ -62,12 +68,25 @@ TYPES=$(mktemp)
 trap 'rm -f "$TYPES"' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
-if (($#)); then
-    run python -m pytest -n 2 "$@"
-else
-    run python -m pytest -n 2 -m "not slow and not server"
-    server newest
-fi
+STARTS_MUCH="engine or ray or e2e or browser or postgresql or service"
+case ${1-} in
+    "")
+        run python -m pytest -n 2 -m "not slow and not server"
+        server newest
+        ;;
+    --slow)
+        run python -m pytest -n 2 -m "not server"
+        server newest
+        ;;
+    --quick) run python -m pytest -n 2 -m "not slow and not ($STARTS_MUCH)" ;;
+    --changed)
+        # Not in one line with mapfile: its failure must be seen.
+        CHOSEN=$(python scripts/changed_tests.py "${@:2}")
+        mapfile -t FILES <<<"$CHOSEN"
+        [[ -z $CHOSEN ]] || run python -m pytest -n 2 "${FILES[@]}"
+        ;;
+    *) run python -m pytest -n 2 "$@" ;;
+esac
 echo "test: mypy --pretty"
 wait "$MYPY" || FAILED+=("mypy --pretty")
 cat "$TYPES"

@@ -355,7 +355,9 @@ def server_process(data: Path, port: int) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_page_recovers_when_the_server_comes_back(tmp_path: Path, run_directory: Path, browser_page: Any) -> None:
+def test_a_page_recovers_when_the_server_comes_back(
+    tmp_path: Path, run_directory: Path, browser_page: Any, starts_service: None
+) -> None:
     data = tmp_path / "data"
     data.mkdir()
     database = Database(f"sqlite:///{data / 'rhyme.sqlite'}")

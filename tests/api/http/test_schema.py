@@ -36,7 +36,7 @@ STREAMS = r"stream|/live/"
 
 
 @pytest.fixture
-def services(make_api: Any, record: Any, request: pytest.FixtureRequest) -> list[Any]:
+def services(make_api: Any, record: Any, request: pytest.FixtureRequest, starts_postgresql: None) -> list[Any]:
     """Services with something in them, one a store, under the name that Schemathesis' in-process client uses."""
     stores = [""]
     try:

@@ -17,7 +17,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def pair() -> Iterator[Engines]:
+def pair(starts_engine: None) -> Iterator[Engines]:
     with variables():
         found = Engines([LocalEngine(0), LocalEngine(1)])
         for engine in found.engines:

@@ -82,7 +82,6 @@ def test_devices_are_handed_over_once_between_the_stops_and_the_starts(problem: 
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_destination_begins_with_all_of_a_convoy(
     pair: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool

@@ -17,8 +17,6 @@ from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
 from tests.rollout.moves.dying_engine import DyingEngine
 from tests.rollout.moves.engines import Engines, LocalEngine, answer, grown_to, request
 
-pytestmark = [pytest.mark.engine]
-
 PROMPT = list(range(10, 60)) * 2
 SLOW = pytest.mark.slow
 # What becomes of the move. A destination takes the sample with it only once it is known to run there.

@@ -100,7 +100,6 @@ def test_what_comes_before_its_beginning_is_known_is_held_back() -> None:
     assert outputs.release("c", Progress()) == []
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("until", ["runs", "has ended"])
 def test_a_sample_that_is_handed_over_goes_on_without_an_order(pair: Engines, tmp_path: Path, until: str) -> None:
     """The order to start is kept back until the sample runs there, or is over in the engine core: nothing lacks."""

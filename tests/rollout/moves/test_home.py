@@ -7,8 +7,6 @@ import contextlib
 import dataclasses
 from typing import Any
 
-import pytest
-
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
@@ -16,8 +14,6 @@ from rhyme_openrlhf.scheduling.move_settings import MoveSettings
 from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
 from tests.rollout.moves.engines import TIMEOUT_S, Engines
-
-pytestmark = pytest.mark.engine
 
 TURNS_EACH = 2
 THRESHOLD = 3

@@ -15,8 +15,6 @@ from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
 from tests.rollout.moves.engines import SEATS, Engines, answer, grown_to, moved_at, request
 
-pytestmark = pytest.mark.engine
-
 PROMPT = list(range(10, 60)) * 2
 BOTH = pytest.mark.parametrize("carrier", [RECOMPUTE, KV_TRANSFER])
 

@@ -40,7 +40,6 @@ def apart(pair: Engines) -> Iterator[Engines]:
     assert not buffers()
 
 
-@pytest.mark.engine
 def test_a_sample_goes_to_another_node_and_back(apart: Engines, tmp_path: Path) -> None:
     asked = request(PROMPT, max_tokens=500)
     expected = answer(apart.run(lambda keeper, mover: keeper.generate(asked, 0), tmp_path))
@@ -53,7 +52,6 @@ def test_a_sample_goes_to_another_node_and_back(apart: Engines, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.engine
 def test_the_destination_reads_what_came_from_the_other_node(apart: Engines, tmp_path: Path) -> None:
     """A KV cache that is spoilt where it lands makes other tokens: so none of it is computed again."""
     asked = request([*PROMPT, 98], max_tokens=500)
@@ -77,7 +75,6 @@ def test_the_destination_reads_what_came_from_the_other_node(apart: Engines, tmp
     assert tokens[:120] == expected[0][:120] and tokens != expected[0]
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("time", [1, 2])
 def test_a_source_that_is_gone_when_its_rows_are_asked_for_loses_no_sample(
     apart: Engines, tmp_path: Path, time: int
@@ -109,7 +106,7 @@ def test_a_source_that_is_gone_when_its_rows_are_asked_for_loses_no_sample(
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_go_from_actor_to_actor() -> None:
+def test_rows_go_from_actor_to_actor(starts_ray: None) -> None:
     import ray
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

@@ -14,8 +14,6 @@ from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
 from tests.rollout.moves.engines import Engines, answer, grown_to, moved_at, request
 
-pytestmark = pytest.mark.engine
-
 PROMPT = list(range(10, 60)) * 2
 
 

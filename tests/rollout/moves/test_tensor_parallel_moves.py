@@ -24,11 +24,11 @@ from rhyme_openrlhf.telemetry.events import Event, LayoutSwitched, SampleMoved
 from tests.rollout.moves.dying_engine import DyingEngine
 from tests.rollout.moves.engines import TIMEOUT_S, Engines, LocalEngine, grown_to, request, variables
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def unlike() -> Iterator[Engines]:
+def unlike(starts_engine: None) -> Iterator[Engines]:
     """One engine of one rank and one of two, started one after the other: their threads are bound by a variable."""
     engines = []
     with variables():

@@ -8,13 +8,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from tests.rollout.moves.engines import Engines, answer, grown_to, request
-
-pytestmark = pytest.mark.engine
 
 PROMPT = list(range(10, 60)) * 2
 
