@@ -117,6 +117,8 @@ def test_a_sample_that_is_handed_over_goes_on_without_an_order(pair: Engines, tm
                 await asyncio.sleep(0.01)
 
     async def test(keeper: Any, mover: Any) -> Any:
+        # Held until it has moved: on a busy machine it would have ended at its source.
+        pair.engines[0].hold_at(60)
         running = asyncio.create_task(keeper.generate(asked, 0))
         sample = await grown_to(keeper, 60)
         pair.engines[1].before = keep_back

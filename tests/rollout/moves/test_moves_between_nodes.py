@@ -64,6 +64,7 @@ def test_the_destination_reads_what_came_from_the_other_node(apart: Engines, tmp
             path.write_bytes(b"\x40" * path.stat().st_size)
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        apart.engines[0].hold_at(120)
         running = asyncio.create_task(keeper.generate(asked, 0))
         record = await mover.move(await grown_to(keeper, 120), 1, "reallocation")
         assert record.move.phase is Phase.RUNNING
@@ -90,6 +91,7 @@ def test_a_source_that_is_gone_when_its_rows_are_asked_for_loses_no_sample(
         apart.engines[0].gone = apart.engines[0].gone or times == time
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        apart.engines[0].hold_at(60)
         running = asyncio.create_task(keeper.generate(asked, 0))
         sample = await grown_to(keeper, 60)
         apart.engines[0].before = die

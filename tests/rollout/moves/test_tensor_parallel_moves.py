@@ -21,8 +21,8 @@ from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_settings import AUTO, MoveSettings
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import Event, LayoutSwitched, SampleMoved
-from tests.rollout.moves.dying_engine import DyingEngine
 from tests.rollout.moves.engines import TIMEOUT_S, Engines, LocalEngine, grown_to, request, variables
+from tests.rollout.moves.steered_engines import DyingEngine
 
 pytestmark = pytest.mark.slow
 

@@ -25,6 +25,8 @@ def test_a_killed_engine_core_costs_no_sample(pair: Engines, tmp_path: Path) -> 
     dying = pair.engines[1]
 
     async def test(keeper: SampleKeeper, mover: Mover) -> list[Any]:
+        # Neither ends before the kill, however late that comes.
+        dying.hold_at(30)
         running = [asyncio.create_task(keeper.generate(asked, 1)) for asked in (plain, seeded)]
         await grown_to(keeper, 30, 0)
         await grown_to(keeper, 30, 1)
