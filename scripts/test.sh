@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
 # Everything that must pass before a change is kept: style, types, tests. Sets up first (once).
 #
-#   scripts/test.sh                          all of it
+#   scripts/test.sh                          all but what is marked slow
+#   scripts/test.sh --quick                  before each commit: what starts no engine, Ray, browser, PostgreSQL or service
+#   scripts/test.sh --slow                   all of it, what is marked slow too
+#   scripts/test.sh --changed [BASE]         the test files that a change since BASE (main) needs, by imports
+#                                            (scripts/changed_tests.py)
 #   scripts/test.sh PYTEST ARGUMENTS         these tests alone, for example: -m "not engine and not e2e" tests/history
 #   scripts/test.sh --server newest|oldest   the control plane alone, without torch and vLLM, at the newest or at the
 #                                            lowest versions that pyproject.toml allows
 #
-# Without arguments, the control plane's own tests run as `--server newest`, where pip finds newer releases than those
-# that run beside vLLM; all others run in the environment of scripts/setup_cpu.sh.
+# What a test starts is known from its fixtures (tests/starts.py).
+# Without arguments and with --slow, the control plane's own tests run as `--server newest`, where pip finds newer releases
+# than those that run beside vLLM; all others run in the environment of scripts/setup_cpu.sh.
+# Files without engines and Ray run in a shuffled order: always the same one without arguments and with --slow, so that a
+# failure comes again, and another one each time otherwise; `-p no:randomly` keeps the order of the files.
 # Runs everything even when an early part fails, so that one run shows all faults; fails when anything failed.
 # Two pytest processes share the tests (tests/side_by_side.py); `-n 0` runs them in one, for a debugger.
 set -euo pipefail
@@ -30,6 +37,9 @@ finish() {
     echo "test: all passed"
 }
 
+# Any number will do.
+SAME_ORDER=--randomly-seed=1
+
 # The server extra in an environment of its own, and the tests that need nothing else.
 server() { # newest|oldest
     local venv=.venv-server-$1 options=(--upgrade --upgrade-strategy eager)
@@ -39,7 +49,7 @@ server() { # newest|oldest
     fi
     [[ -x $venv/bin/python ]] || run python -m venv "$venv"
     run "$venv/bin/python" -m pip install -q --disable-pip-version-check "${options[@]}" ".[server,test]"
-    run "$venv/bin/python" -m pytest -n 2 -m "server and not slow" tests/api tests/webui tests/test_server_extra.py
+    run "$venv/bin/python" -m pytest -n 2 "$SAME_ORDER" -m "server and not slow" tests/api tests/webui tests/test_server_extra.py
 }
 
 scripts/setup_cpu.sh --extras test,demo
@@ -71,12 +81,25 @@ TYPES=$(mktemp)
 trap 'rm -f "$TYPES"' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
-if (($#)); then
-    run python -m pytest -n 2 "$@"
-else
-    run python -m pytest -n 2 -m "not slow and not server"
-    server newest
-fi
+STARTS_MUCH="engine or ray or e2e or browser or postgresql or service"
+case ${1-} in
+    "")
+        run python -m pytest -n 2 "$SAME_ORDER" -m "not slow and not server"
+        server newest
+        ;;
+    --slow)
+        run python -m pytest -n 2 "$SAME_ORDER" -m "not server"
+        server newest
+        ;;
+    --quick) run python -m pytest -n 2 -m "not slow and not ($STARTS_MUCH)" ;;
+    --changed)
+        # Not in one line with mapfile: its failure must be seen.
+        CHOSEN=$(python scripts/changed_tests.py "${@:2}")
+        mapfile -t FILES <<<"$CHOSEN"
+        [[ -z $CHOSEN ]] || run python -m pytest -n 2 "${FILES[@]}"
+        ;;
+    *) run python -m pytest -n 2 "$@" ;;
+esac
 echo "test: mypy --pretty"
 wait "$MYPY" || FAILED+=("mypy --pretty")
 cat "$TYPES"

@@ -14,7 +14,7 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
+def chromium(starts_browser: None) -> Iterator[Any]:
     """A real browser; playwright downloads none."""
     sync_api = pytest.importorskip("playwright.sync_api")
     executable = next((found for name in CHROMIUM if (found := shutil.which(name))), None)

@@ -4,7 +4,7 @@ import fcntl
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,23 @@ import hypothesis
 import pytest
 
 from tests.chromium import browser_page, chromium  # noqa: F401 (fixtures, for every folder the same browser)
-from tests.side_by_side import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
-from tests.stores import prepare
+from tests.side_by_side import pytest_collection_finish, pytest_xdist_make_scheduler, unmixed  # noqa: F401 (hooks)
+from tests.starts import (  # noqa: F401 (fixtures and a hook)
+    GUARD,
+    mark,
+    pytest_runtest_protocol,
+    starts_browser,
+    starts_e2e,
+    starts_engine,
+    starts_postgresql,
+    starts_ray,
+    starts_service,
+)
 
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.settings import ServeSettings
+
+GUARD.install()
 
 # No test asserts time: a machine that does other work too takes longer for an example.
 hypothesis.settings.register_profile("any-machine", deadline=None)
@@ -39,12 +51,17 @@ SERVER_FOLDERS = ("api", "webui")
 MORE_THAN_THE_SERVER = ("engine", "ray", "e2e")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `scripts/test.sh --server` runs."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what tests start, and what `scripts/test.sh --server` runs; keep the order of what must not be mixed."""
+    before = list(items)
     for item in items:
+        mark(item)
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder in SERVER_FOLDERS and not any(map(item.get_closest_marker, MORE_THAN_THE_SERVER)):
             item.add_marker("server")
+    yield
+    items[:] = unmixed(items, before)
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +84,7 @@ def make_settings(tmp_path: Path) -> Callable[..., "ServeSettings"]:
     """A service's settings, with limits that no test meets by chance."""
     # Not every environment has what the service needs.
     from rhyme_openrlhf.api.settings import ServeSettings
+    from tests.stores import prepare
 
     def make(**more: Any) -> ServeSettings:
         values: dict[str, Any] = {

@@ -7,22 +7,61 @@ remaining files, one at a time, are for whoever is done.
 
 from __future__ import annotations
 
-import functools
-import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-# In this order; a file belongs to the first one of whose marks it has one.
-QUEUES = {"Ray": re.compile(r"pytest\.mark\.(e2e|ray)\b"), "engines": re.compile(r"pytest\.mark\.engine\b")}
+# In this order; a file belongs to the first one of whose marks (tests/starts.py) one of its tests has one.
+QUEUES = {"Ray": ("e2e", "ray"), "engines": ("engine",)}
 
 
-@functools.cache
-def queue_of(path: Path) -> str:
-    """The queue of a test file, "" for none. By its text: the process that hands out tests collects none."""
-    text = path.read_text(encoding="utf-8")
-    return next((name for name, mark in QUEUES.items() if mark.search(text)), "")
+def queue_of(marks: set[str]) -> str:
+    """Return the queue of a file whose tests have these marks, "" for none."""
+    return next((name for name, its in QUEUES.items() if marks.intersection(its)), "")
+
+
+def queues(items: Sequence[pytest.Item]) -> dict[Path, str]:
+    """Return each file's queue, "" for none."""
+    marks: dict[Path, set[str]] = {}
+    for item in items:
+        marks.setdefault(item.path, set()).update(one.name for one in item.iter_markers())
+    return {path: queue_of(found) for path, found in marks.items()}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
+    """Report tests to the process that hands them out under a name with their queue, `...::test@engines`.
+
+    That process collects none, and so knows no marks; pytest-xdist's `--dist loadgroup` does the same.
+    """
+    names = {item: item.nodeid for item in session.items}
+    if hasattr(session.config, "workerinput"):
+        found = queues(session.items)
+        for item, name in names.items():
+            item._nodeid = f"{name}@{found[item.path]}"
+    try:
+        return (yield)
+    finally:
+        for item, name in names.items():
+            item._nodeid = name
+
+
+def scope(reported: str) -> str:
+    """Return what is handed out together with a test that was reported under this name: its queue, or its file."""
+    name, _, queue = reported.rpartition("@")
+    return queue or name.partition("::")[0]
+
+
+def unmixed(items: list[pytest.Item], before: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return `items`, which pytest-randomly has mixed: files with engines or Ray first, in the order of `before`.
+
+    Mixed too, files that share an engine would start it again, and the last one would not be the one that kills it.
+    """
+    order = {item: number for number, item in enumerate(before)}
+    found = queues(items)
+    return sorted(items, key=lambda item: (0, order[item]) if found[item.path] else (1, 0))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -32,8 +71,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class FileScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return queue_of(config.rootpath / path) or path
+            return scope(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:
             for name in reversed(QUEUES):

@@ -18,7 +18,6 @@ import pytest
 
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.ray,
     pytest.mark.skipif(bool(importlib.util.find_spec("torch")), reason="scripts/test.sh --server runs it"),
 ]
 
@@ -32,7 +31,7 @@ def clean() -> dict[str, str]:
     return {name: value for name, value in kept.items() if not name.startswith("RAY_")} | {"PYTHONUNBUFFERED": "1"}
 
 
-def test_the_server_extra_serves(tmp_path: Path) -> None:
+def test_the_server_extra_serves(tmp_path: Path, starts_ray: None, starts_service: None) -> None:
     missing = (
         "import importlib.util as u; print([n for n in ('torch', 'vllm', 'deepspeed', 'openrlhf') if u.find_spec(n)])"
     )

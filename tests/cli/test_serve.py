@@ -71,7 +71,9 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_shows_a_link_at_each_start_and_ends(tmp_path: Path, end: signal.Signals) -> None:
+def test_it_serves_shows_a_link_at_each_start_and_ends(
+    tmp_path: Path, end: signal.Signals, starts_service: None
+) -> None:
     links = []
     for _ in range(2):
         process = serve(tmp_path, "--no-local")
@@ -92,7 +94,7 @@ def test_it_serves_shows_a_link_at_each_start_and_ends(tmp_path: Path, end: sign
     assert len(set(links)) == 2
 
 
-def test_a_new_link_is_printed_while_a_service_runs_and_after(tmp_path: Path) -> None:
+def test_a_new_link_is_printed_while_a_service_runs_and_after(tmp_path: Path, starts_service: None) -> None:
     process = serve(tmp_path, "--no-local")
     try:
         assert process.stdout is not None
@@ -130,7 +132,7 @@ def test_a_new_link_needs_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "give one of them" in capsys.readouterr().err
 
 
-def test_a_service_whose_output_nobody_reads_goes_on(tmp_path: Path) -> None:
+def test_a_service_whose_output_nobody_reads_goes_on(tmp_path: Path, starts_service: None) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -157,7 +159,7 @@ def test_a_service_whose_output_nobody_reads_goes_on(tmp_path: Path) -> None:
     assert (process.returncode, said) == (0, "")
 
 
-def test_a_second_service_on_the_database_says_who_starts_runs(tmp_path: Path) -> None:
+def test_a_second_service_on_the_database_says_who_starts_runs(tmp_path: Path, starts_service: None) -> None:
     first = serve(tmp_path, "--no-local")
     assert first.stdout is not None
     address = re.search(r"http://127\.0\.0\.1:\d+", first.stdout.readline())
@@ -185,7 +187,7 @@ def test_a_second_service_on_the_database_says_who_starts_runs(tmp_path: Path) -
     assert second.returncode == 0
 
 
-def test_the_demonstration_shows_runs_without_ray_and_leaves_nothing(tmp_path: Path) -> None:
+def test_the_demonstration_shows_runs_without_ray_and_leaves_nothing(tmp_path: Path, starts_service: None) -> None:
     folder = tmp_path / "tmp"
     folder.mkdir()
     # Nothing of the training stack may be needed: an import of it ends the process.
@@ -230,8 +232,7 @@ def test_a_demonstration_has_a_folder_of_its_own(capsys: pytest.CaptureFixture[s
     assert not read_options(["--demo"]).local
 
 
-@pytest.mark.e2e
-def test_local_starts_ray_and_stops_it_again(tmp_path: Path) -> None:
+def test_local_starts_ray_and_stops_it_again(tmp_path: Path, starts_ray: None, starts_service: None) -> None:
     pytest.importorskip("ray")
     process = serve(tmp_path, "--local")
     assert process.stdout is not None

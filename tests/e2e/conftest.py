@@ -66,7 +66,7 @@ def small_options() -> list[str]:
 
 
 @pytest.fixture
-def train(tmp_path: Path, small_prompts: Path) -> Callable[..., FinishedRun]:
+def train(tmp_path: Path, small_prompts: Path, starts_e2e: None) -> Callable[..., FinishedRun]:
     """Run `rhyme train` on the small set with more options, in a run directory `name`; returns when it has ended."""
 
     def run(*options: str, name: str = "run") -> FinishedRun:
@@ -87,7 +87,7 @@ def train(tmp_path: Path, small_prompts: Path) -> Callable[..., FinishedRun]:
 
 
 @pytest.fixture
-def plane(tmp_path: Path, small_prompts: Path) -> Iterator[Plane]:
+def plane(tmp_path: Path, small_prompts: Path, starts_e2e: None, starts_service: None) -> Iterator[Plane]:
     """A service that starts runs; its Ray ends with it."""
     plane = Plane(tmp_path, [tmp_path, small_prompts.parent])
     yield plane

@@ -12,7 +12,7 @@ from tests.e2e.plane import RUN_TIMEOUT_S, Plane
 
 pytest.importorskip("uvicorn")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 # So many that the run is still on its way when a slow machine has seen its first step and asked it to stop.
 STEPS = 16

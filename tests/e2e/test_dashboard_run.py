@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 
 from tests.e2e.plane import RUN_TIMEOUT_S, Plane
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LONG_MS = RUN_TIMEOUT_S * 1000
 # More than it comes to: the page stops it.

@@ -33,7 +33,7 @@ from .test_moves import kill_one_in_step
 from .test_resume import journal_prompts, start  # noqa: F401 (a fixture)
 from .test_training import EVERY_SYNC, SAME_LOG_PROBABILITY
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
+pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 
 Train = Callable[..., FinishedRun]
 PIPELINE = ("--train.async_enable", "--histopipe.enable", "--no-run.reproducible", "--latency.profile", "none")

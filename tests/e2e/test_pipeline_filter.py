@@ -17,7 +17,7 @@ from .conftest import RUN_TIMEOUT_S
 from .test_pipeline import PARTIAL, PIPELINE, Train
 from .test_resume import journal_prompts, start  # noqa: F401 (a fixture)
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
+pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 
 # The prompts in `USELESS` are always answered rightly; of the others every second answer is, by its length.
 REWARD = """

@@ -29,8 +29,6 @@ from rhyme_openrlhf.telemetry.events import (
 
 from .conftest import RUN_TIMEOUT_S, SMALL, FinishedRun
 
-pytestmark = pytest.mark.e2e
-
 Train = Callable[..., FinishedRun]
 REPRODUCED = ("policy_loss", "actor_grad_norm", "reward", "response_length", "actor_lr")
 SAME_SAMPLES = ("samples", "response_tokens", "length_mean", "length_median", "length_p95", "length_max", "truncated")
@@ -93,7 +91,7 @@ class KilledRun:
 
 
 @pytest.fixture
-def start(tmp_path: Path, small_prompts: Path) -> Iterator[Callable[..., KilledRun]]:
+def start(tmp_path: Path, small_prompts: Path, starts_e2e: None) -> Iterator[Callable[..., KilledRun]]:
     """Start `rhyme train` on the small set, with the same checkpoint path as `train`."""
     started: list[KilledRun] = []
 

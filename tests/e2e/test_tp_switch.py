@@ -21,7 +21,7 @@ from rhyme_openrlhf.telemetry.events import (
 
 from .conftest import RUN_TIMEOUT_S, FinishedRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
 
 
 @pytest.mark.parametrize("caches", ["together", "turns"])

@@ -28,7 +28,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 from .conftest import RUN_TIMEOUT_S, SMALL, FinishedRun, left_in_shared_memory
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
+pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 
 Train = Callable[..., FinishedRun]
 # fp32 on both sides: the same sums in another order.

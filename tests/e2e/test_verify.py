@@ -16,7 +16,7 @@ from rhyme_openrlhf.cli.demo import arguments
 
 from .conftest import SMALL, left_in_shared_memory
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 VERIFY_TIMEOUT_S = 840
 # `rhyme` with its record elsewhere. (Not by XDG_CACHE_HOME: DeepSpeed would compile its operators again there.)
@@ -33,7 +33,7 @@ LAZY = (sys.executable, "-c", "import sys, lazy_engine; sys.exit(lazy_engine.mai
 
 
 @pytest.fixture
-def short_folder() -> Iterator[Path]:
+def short_folder(starts_e2e: None) -> Iterator[Path]:
     """A folder for temporary files whose name leaves room for Ray's sockets (107 characters in all)."""
     with tempfile.TemporaryDirectory(prefix="rv-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
@@ -83,7 +83,7 @@ def test_everything_promised_holds_on_this_machine(small_prompts: Path, tmp_path
 
 @pytest.mark.slow
 def test_engines_that_do_not_load_are_found(
-    small_prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    starts_e2e: None, small_prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rhyme_openrlhf.cli import verify
     from rhyme_openrlhf.verify import record, weights

@@ -28,11 +28,9 @@ from rhyme_openrlhf.rollout.history_feed import PREFIX, HistoryFeed  # noqa: E40
 from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix  # noqa: E402
 from rhyme_openrlhf.telemetry.events import Note  # noqa: E402
 
-pytestmark = pytest.mark.ray
-
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
+def workers(tmp_path_factory: pytest.TempPathFactory, starts_ray: None) -> Iterator[list[Any]]:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield start_history_workers(HistorySettings(workers=2, cpus_per_worker=0), tmp_path_factory.mktemp("history"))
     ray.shutdown()

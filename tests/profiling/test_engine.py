@@ -11,13 +11,11 @@ from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
 from rhyme_openrlhf.profiling.measure import OWN_STEPS
 from rhyme_openrlhf.profiling.remote_engine import RemoteEngine
 
-pytestmark = [pytest.mark.engine, pytest.mark.ray]
-
 STEPS = 8
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[RemoteEngine]:
+def engine(starts_engine: None, starts_ray: None) -> Iterator[RemoteEngine]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from rhyme_openrlhf.cli import demo, upstream
     from rhyme_openrlhf.config import RhymeSettings

@@ -87,7 +87,7 @@ class RunningEngine:
 
 
 @pytest.fixture(scope="session")
-def plain_engine() -> Iterator[RunningEngine]:
+def plain_engine(starts_engine: None) -> Iterator[RunningEngine]:
     """Speculation off."""
     engine = RunningEngine(RhymeSettings(histospec=HistoSpecSettings(enable=False)))
     yield engine
@@ -95,7 +95,7 @@ def plain_engine() -> Iterator[RunningEngine]:
 
 
 @pytest.fixture(scope="session")
-def history_engine() -> Iterator[RunningEngine]:
+def history_engine(starts_engine: None) -> Iterator[RunningEngine]:
     """Speculation on, from history alone: what is drafted is what the test put there, in every decode step."""
     settings = HistoSpecSettings(own_output=False, siblings=False, extend_confidence=1.0, stop_confidence=0.0)
     every = DraftingSettings(probe_share=0)
@@ -105,7 +105,7 @@ def history_engine() -> Iterator[RunningEngine]:
 
 
 @pytest.fixture(scope="module")
-def default_engine() -> Iterator[RunningEngine]:
+def default_engine(starts_engine: None) -> Iterator[RunningEngine]:
     """Speculation on, default settings."""
     engine = RunningEngine(RhymeSettings(cpu=CpuSettings(kv_cache_mb=128)))
     yield engine

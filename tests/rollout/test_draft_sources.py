@@ -44,7 +44,7 @@ def test_ngrams_are_looked_up_as_long_as_history_is(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(scope="module", params=["ngram", "draft_model"])
-def engine(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
+def engine(request: pytest.FixtureRequest, starts_engine: None) -> Iterator[tuple[str, Any]]:
     from tests.rollout.conftest import RunningEngine
 
     drafting = DraftingSettings(source=request.param, model=HALF if request.param == "draft_model" else "")
@@ -74,7 +74,6 @@ def answers(engine: Any, prompts: list[list[int]]) -> tuple[list[list[int]], Eng
     return found, EngineCounters.from_dict(engine.scheduler("read_counters")) - before
 
 
-@pytest.mark.engine
 def test_greedy_output_is_the_same_whole_and_cut(
     engine: tuple[str, Any], plain_engine: Any, prompts: list[list[int]]
 ) -> None:

@@ -23,8 +23,6 @@ from rhyme_openrlhf.history.keys import prompt_key, turn_key
 from rhyme_openrlhf.rollout.node_weights import SegmentStore
 from rhyme_openrlhf.training.weight_buckets import Parameter, PublishedBucket, Segment, WeightVersion, plan_buckets
 
-pytestmark = pytest.mark.engine
-
 # Longer than vLLM's KV block on CPU, so that a second request for it does find cached blocks.
 PROMPT = list(range(10, 60)) * 6
 TOLERANCE = 1e-3
@@ -79,7 +77,7 @@ def an_actor(kind: Any = None) -> Iterator[Actor]:
 
 
 @pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
+def actor(starts_engine: None) -> Iterator[Actor]:
     with an_actor() as found:
         yield found
 

@@ -24,8 +24,6 @@ from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, chi_square
 from rhyme_openrlhf.verify.histories import KINDS, draft_of, history
 from tests.latency import formula
 
-pytestmark = pytest.mark.engine
-
 TASKS = sorted(path.name for path in embedded.DATA.glob("*_train.jsonl"))
 PROMPTS_PER_TASK = 16
 # As many tokens before a piece as are looked up, so that the piece for this very place is the one that matches.

@@ -17,15 +17,13 @@ from rhyme_openrlhf.scheduling.turns import training_turn
 
 from .test_engine import LONG, Actor, an_actor, model_with, stored
 
-pytestmark = pytest.mark.engine
-
 # A run that has made training step 10.
 BEFORE = 10
 FIRST, SECOND, THIRD = (training_turn(BEFORE + n, BEFORE) for n in (1, 2, 3))
 
 
 @pytest.fixture
-def actor() -> Iterator[Actor]:
+def actor(starts_engine: None) -> Iterator[Actor]:
     from rhyme_openrlhf.rollout.pipeline_engine import PipelineEngine
 
     with an_actor(PipelineEngine) as found:

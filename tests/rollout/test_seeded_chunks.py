@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.engine
-
 # 12 x 600 tokens: more than the 4,096 that the CPU build takes into one step by default.
 PROMPTS = [[10 + (number + position) % 60 for position in range(600)] for number in range(12)]
 

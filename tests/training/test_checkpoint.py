@@ -29,8 +29,6 @@ from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory  # 
 from rhyme_openrlhf.training.random_state import RankRandomState  # noqa: E402
 from rhyme_openrlhf.training.resume import Checkpoints, ResumePoint  # noqa: E402
 
-pytestmark = pytest.mark.ray
-
 STATES = {"episode": 0, "global_step": 3, "data_loader_state_dict": {"yielded": 12}}
 
 
@@ -67,7 +65,7 @@ class Group:
 
 
 @pytest.fixture(scope="module")
-def models() -> Iterator[tuple[Group, Group]]:
+def models(starts_ray: None) -> Iterator[tuple[Group, Group]]:
     """Policy and critic, for all tests: each rank is a process that imports torch."""
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield Group(2), Group(1)

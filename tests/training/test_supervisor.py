@@ -22,8 +22,6 @@ from rhyme_openrlhf.training.failure import one_sentence
 from rhyme_openrlhf.training.process_log import TAIL_LINES, last_lines
 from rhyme_openrlhf.training.supervisor import POLL_SECONDS, Supervisor
 
-pytestmark = pytest.mark.ray
-
 # Far above what it takes: the clock of a busy machine is not what is tested.
 NOTICED_WITHIN_S = 120.0
 
@@ -72,7 +70,7 @@ def loading_class() -> Any:
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Path]:
+def session(starts_ray: None) -> Iterator[Path]:
     ray.shutdown()
     context = ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     yield Path(context.address_info["session_dir"])

@@ -252,6 +252,35 @@ def sessions_end(dashboard: Any, page: Any, other: Any) -> None:
     expect(other.get_by_label("Search runs")).to_have_value("goes")
 
 
+def test_a_refused_request_in_the_background_does_not_lead_back_from_signing_out(
+    dashboard: Any, browser_page: Any
+) -> None:
+    """The session is over before the button knows, as on a busy machine: the page's own requests hear so first."""
+    page = browser_page
+    page.goto(dashboard.link(path=f"/runs/{dashboard.run_uid}"))
+    expect(page.locator("[data-connection]")).to_have_text("Live")
+    held: list[Any] = []
+    page.route("**/api/v1/session", lambda route: held.append(route) if is_sign_out(route) else route.continue_())
+    page.locator("summary", has_text="operator").click()
+    page.get_by_role("button", name="Sign out").click()
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not held:
+        assert time.monotonic() < deadline, "nobody asked to sign out"
+        page.wait_for_timeout(20)
+    answer = held[0].fetch()
+    with page.expect_response(lambda response: response.status == 401):
+        page.evaluate("document.dispatchEvent(new CustomEvent('rhyme:stale'))")
+    # What the page makes of that refusal, it makes now.
+    page.wait_for_timeout(300)
+    held[0].fulfill(response=answer)
+    expect(page).to_have_url(f"{dashboard.url}/sign-in")
+    page.console_errors[:] = [error for error in page.console_errors if "status of 401" not in error]
+
+
+def is_sign_out(route: Any) -> bool:
+    return bool(route.request.method == "DELETE")
+
+
 def test_a_link_signs_in_once_and_says_so(dashboard: Any, browser_page: Any, chromium: Any) -> None:
     with dashboard.service.database.writing() as session:
         code = auth.issue_code(session, time.time(), 60)
@@ -355,7 +384,9 @@ def server_process(data: Path, port: int) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_page_recovers_when_the_server_comes_back(tmp_path: Path, run_directory: Path, browser_page: Any) -> None:
+def test_a_page_recovers_when_the_server_comes_back(
+    tmp_path: Path, run_directory: Path, browser_page: Any, starts_service: None
+) -> None:
     data = tmp_path / "data"
     data.mkdir()
     database = Database(f"sqlite:///{data / 'rhyme.sqlite'}")

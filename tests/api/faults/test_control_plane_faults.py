@@ -44,7 +44,7 @@ def skip_without(name: str, store: str) -> None:
         ("holder_frozen", "postgresql"),
     ],
 )
-def test_nothing_is_lost_or_doubled(name: str, store: str, tmp_path: Path) -> None:
+def test_nothing_is_lost_or_doubled(name: str, store: str, tmp_path: Path, starts_service: None) -> None:
     skip_without(name, store)
     out = tmp_path / "rows.json"
     done = subprocess.run(

@@ -31,7 +31,7 @@ SOURCES = ("driver", "trainer", "engine-0")
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def service(tmp_path_factory: pytest.TempPathFactory, starts_service: None) -> Iterator[Any]:
     """`rhyme serve` on SQLite."""
     spec = importlib.util.spec_from_file_location("reported_runs", ROOT / "scripts" / "reported_runs.py")
     assert spec is not None and spec.loader is not None

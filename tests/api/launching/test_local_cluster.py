@@ -30,7 +30,6 @@ from rhyme_openrlhf.api.local_cluster import (
 from rhyme_openrlhf.api.queueing import Job
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.e2e
 
 BUSY = "exec {python} -c 'import os, time; print(os.getpid(), flush=True); time.sleep(600)' # {{attempt}}"
 
@@ -41,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(data: Path) -> Iterator[LocalCluster]:
+def cluster(data: Path, starts_ray: None) -> Iterator[LocalCluster]:
     # Another test may have connected this process to a cluster.
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
         os.environ.pop(name, None)

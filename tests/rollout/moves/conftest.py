@@ -17,9 +17,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def pair() -> Iterator[Engines]:
+def pair(starts_engine: None) -> Iterator[Engines]:
+    from tests.rollout.moves.steered_engines import HeldEngine
+
     with variables():
-        found = Engines([LocalEngine(0), LocalEngine(1)])
+        found = Engines([LocalEngine(index, kind=HeldEngine) for index in (0, 1)])
         for engine in found.engines:
             assert engine.raw
     yield found
@@ -29,10 +31,11 @@ def pair() -> Iterator[Engines]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test: no block in use, no seat held, no request, at either engine."""
+    """After each test: no block in use, no seat held, no request, at either engine; and no sample is held any more."""
     yield
     if "pair" in request.fixturenames:
         for engine in request.getfixturevalue("pair").engines:
+            engine.hold_at(0)
             assert engine.scheduler("output_lengths") == {}
             assert engine.scheduler("rooms") == []
             assert engine.scheduler("seats") == SEATS

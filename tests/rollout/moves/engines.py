@@ -40,6 +40,8 @@ def variables() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in VARIABLES.items():
             patch.setenv(name, value)
+        # The engine's process is started with this one's path, and imports its scheduler by it.
+        patch.syspath_prepend(str(Path(__file__).parent))
         yield
 
 
@@ -109,9 +111,14 @@ class LocalEngine:
     def scheduler(self, method: str, *arguments: Any) -> Any:
         return self.now("call_scheduler", method, *arguments)
 
+    def hold_at(self, tokens: int) -> None:
+        """Let no sample grow beyond about so many tokens until another number is said; 0 is none."""
+        self.scheduler("hold_at", tokens)
+
     def purge(self) -> None:
         """After a test in which this engine was said to be gone: end what it still has."""
         self.gone, self.before = False, None
+        self.hold_at(0)
         for place in list(self.raw._here):
             self.now("discard_sample", place)
         for room in self.scheduler("rooms"):
@@ -169,11 +176,21 @@ async def grown_to(keeper: SampleKeeper, tokens: int, number: int = 0) -> KeptSa
 def moved_at(
     engines: Engines, folder: Path, asked: SampleRequest, *moves: tuple[int, int]
 ) -> tuple[list[MoveRecord], Any]:
-    """A sample that begins at engine 0 and, with so many tokens, moves to such an engine: its moves, and its output."""
+    """A sample that begins at engine 0 and, with so many tokens, moves to such an engine: its moves, and its output.
+
+    Each engine holds the sample where the sample leaves it: else a slow test would find it ended.
+    """
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        engines.engines[0].hold_at(moves[0][0])
         running = asyncio.create_task(keeper.generate(asked, 0))
-        records = [await mover.move(await grown_to(keeper, tokens), to, "reallocation") for tokens, to in moves]
+        records = []
+        for (tokens, to), (following, _) in zip(moves, [*moves[1:], (0, 0)], strict=True):
+            sample = await grown_to(keeper, tokens)
+            engines.engines[to].hold_at(following)
+            records.append(await mover.move(sample, to, "reallocation"))
+        for engine in engines.engines:
+            engine.hold_at(0)
         return records, await running
 
     records, output = engines.run(test, folder)

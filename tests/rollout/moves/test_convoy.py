@@ -12,7 +12,7 @@ import pytest
 from rhyme_openrlhf.rollout.moves import convoy as convoys
 from rhyme_openrlhf.rollout.moves.convoy import Convoy
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Move, Phase, Step
-from tests.rollout.moves.engines import Engines, answer, grown_to, request
+from tests.rollout.moves.engines import TIMEOUT_S, Engines, answer, grown_to, request
 
 
 def at(sample: str, step: Step) -> Move:
@@ -82,16 +82,17 @@ def test_devices_are_handed_over_once_between_the_stops_and_the_starts(problem: 
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_destination_begins_with_all_of_a_convoy(
     pair: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """One stop comes late: until then, or until it is waited for no more, nothing runs at the destination.
 
-    Not even an empty step: the engine says no time of one.
+    Not even an empty step: the engine says no time of one. The samples are held at the source: on a busy machine they
+    had ended before all of them were known to have 40 tokens. What comes late comes when the test has seen what it
+    looks for, not after a time.
     """
-    monkeypatch.setattr(convoys, "STOP_SECONDS", 0.2 if fails else 5.0)
+    monkeypatch.setattr(convoys, "STOP_SECONDS", 0.2 if fails else float(TIMEOUT_S))
     asked = [request([*range(10 + number, 60), number + 7], max_tokens=250) for number in range(3)]
     pair.carrier = KV_TRANSFER
     expected = [answer(pair.run(lambda keeper, mover, one=one: keeper.generate(one, 0), tmp_path))[0] for one in asked]
@@ -104,12 +105,14 @@ def test_a_destination_begins_with_all_of_a_convoy(
         if method == "stop_sample":
             stops += 1
             if stops == 3:
-                for _ in range(4):
+                # Where it is waited for no more, until the others run.
+                while len(meanwhile) < 4 or (fails and not (any(meanwhile) and len(busy) > 1)):
                     await asyncio.sleep(0.15)
                     meanwhile.append(await asyncio.to_thread(pair.engines[1].scheduler, "output_lengths"))
                     busy.add((await asyncio.to_thread(pair.engines[1].scheduler, "read_counters"))["busy_seconds"])
 
     async def test(keeper: Any, mover: Any) -> Any:
+        pair.engines[0].hold_at(40)
         running = [asyncio.create_task(keeper.generate(one, 0)) for one in asked]
         for number in range(len(asked)):
             await grown_to(keeper, 40, number)
@@ -126,5 +129,5 @@ def test_a_destination_begins_with_all_of_a_convoy(
     finally:
         pair.engines[0].before = None
     assert [answer(output)[0] for output in outputs] == expected
-    assert any(meanwhile) == fails and len(meanwhile) == 4
+    assert any(meanwhile) == fails and len(meanwhile) >= 4
     assert (len(busy) > 1) == fails

@@ -14,10 +14,8 @@ import pytest
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
-from tests.rollout.moves.dying_engine import DyingEngine
 from tests.rollout.moves.engines import Engines, LocalEngine, answer, grown_to, request
-
-pytestmark = [pytest.mark.engine]
+from tests.rollout.moves.steered_engines import DyingEngine
 
 PROMPT = list(range(10, 60)) * 2
 SLOW = pytest.mark.slow
@@ -65,11 +63,14 @@ def play(pair: Engines, folder: Path, moment: str, dies: str, phase: Phase) -> N
         return output
 
     async def moved(keeper: SampleKeeper, mover: Mover) -> tuple[Any, list[Any]]:
+        # Held where they are, so that neither ends before the move on a busy machine.
+        both.engines[source].hold_at(60)
         running = [asyncio.create_task(generate(keeper, number, source)) for number in range(len(asked))]
         # Drafts make the first one the faster of the two.
         sample, _ = await grown_to(keeper, 60, 0), await grown_to(keeper, 5, 1)
         await victim.call("call_scheduler", "die_at", moment)
         record = await mover.move(sample, destination, "reallocation")
+        pair.engines[0].hold_at(0)
         outputs = await asyncio.gather(*running)
         assert not keeper.engines[1].alive and keeper.engines[0].alive
         # Nothing is left that could be answered again.

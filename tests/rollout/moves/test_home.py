@@ -7,8 +7,6 @@ import contextlib
 import dataclasses
 from typing import Any
 
-import pytest
-
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.sample_turns import TURNS
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
@@ -16,8 +14,6 @@ from rhyme_openrlhf.scheduling.move_settings import MoveSettings
 from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
 from tests.rollout.moves.engines import TIMEOUT_S, Engines
-
-pytestmark = pytest.mark.engine
 
 TURNS_EACH = 2
 THRESHOLD = 3
@@ -49,6 +45,8 @@ def test_both_turns_of_a_conversation_move(pair: Engines) -> None:
         home.executor = TwoTurns()
         await home.open()
         home.begin_step(3)
+        # The first turns do not end before this process gets to their moves.
+        pair.engines[0].hold_at(110 if moving else 0)
         task = asyncio.create_task(home.generate_responses(0, "p", "", parameters, 600, None, num_samples=3))
         while not task.done():
             for engine in (0, 1):
@@ -58,6 +56,8 @@ def test_both_turns_of_a_conversation_move(pair: Engines) -> None:
                         # Or it has ended while another was moved.
                         with contextlib.suppress(KeyError):
                             assert await home.move(number, 1 - engine, "reallocation") in ("moved", "cancelled")
+            if sum(isinstance(e, SampleMoved) and e.outcome == "moved" for e in events) >= 3:
+                pair.engines[0].hold_at(0)
             await asyncio.sleep(0.005)
         home.close()
         assert home.unfinished(0) == home.unfinished(1) == 0
@@ -115,10 +115,14 @@ def test_samples_are_evened_out_while_they_run(pair: Engines) -> None:
         home = SampleHome(dict(enumerate(pair.engines)), settings, 1, None, None, events.append)
         home.executor = OneTurn()
         await home.open()
+        # As many as are to move do not end before they have, however seldom this process hears of them.
+        pair.engines[0].hold_at(200 if enable else 0)
         running = asyncio.create_task(home.generate_responses(0, "p", "", parameters, 600, None, num_samples=8))
         busy: dict[int, EngineStatus] = {}
         while not running.done():
             reports = home.reports.statuses if home.reports is not None else {}
+            if sum(isinstance(event, SampleMoved) and event.outcome == "moved" for event in events) >= THRESHOLD:
+                pair.engines[0].hold_at(0)
             busy |= {engine: status for engine, status in reports.items() if status.samples and status.decode}
             await asyncio.sleep(0.02)
         home.close()

@@ -20,14 +20,12 @@ from rhyme_openrlhf.telemetry.events import Event, SampleMoved
 from tests.rollout.moves.engines import TIMEOUT_S, LocalEngine, variables
 from tests.rollout.test_engine import model_with, stored
 
-pytestmark = pytest.mark.engine
-
 FIRST, SECOND, THIRD = (training_turn(step, 0) for step in (1, 2, 3))
 LONG = 560
 
 
 @pytest.fixture
-def engines() -> Iterator[list[LocalEngine]]:
+def engines(starts_engine: None) -> Iterator[list[LocalEngine]]:
     from rhyme_openrlhf.rollout.moves.movable_pipeline_engine import MovablePipelineEngine
 
     with variables():

@@ -1,4 +1,8 @@
-"""Moves between two real engines: the moved sample is token for token the unmoved one, and nothing is left behind."""
+"""Moves between two real engines: the moved sample is token for token the unmoved one, and nothing is left behind.
+
+A sample that is to move is held at its source (`hold_at`) until its move has begun or is over: beside other work this
+process gets to its order late, and the sample would have ended. After each test conftest.py lets all samples go on.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,6 @@ from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
 from tests.rollout.moves.engines import SEATS, Engines, answer, grown_to, moved_at, request
-
-pytestmark = pytest.mark.engine
 
 PROMPT = list(range(10, 60)) * 2
 BOTH = pytest.mark.parametrize("carrier", [RECOMPUTE, KV_TRANSFER])
@@ -53,14 +55,9 @@ def test_a_seeded_sample_draws_on_as_it_would_have(pair: Engines, tmp_path: Path
     expected = unmoved(pair, tmp_path, asked)
     pair.carrier = carrier
 
-    async def test(keeper: SampleKeeper, mover: Mover) -> Any:
-        running = asyncio.create_task(keeper.generate(asked, 0))
-        for tokens, to in ((50, 1), (150, 0)):
-            record = await mover.move(await grown_to(keeper, tokens), to, "reallocation")
-            assert record.move.phase is Phase.RUNNING, record.move.reason
-        return await running
-
-    tokens, log_probs, text, reason = answer(pair.run(test, tmp_path))
+    records, output = moved_at(pair, tmp_path, asked, (50, 1), (150, 0))
+    assert [record.move.phase for record in records] == [Phase.RUNNING] * 2, [r.move.reason for r in records]
+    tokens, log_probs, text, reason = answer(output)
     assert tokens == expected[0] and (text, reason) == expected[2:] and len(tokens) >= 250
     assert log_probs == pytest.approx(expected[1], abs=1e-4)
 
@@ -77,6 +74,7 @@ def test_the_destination_reads_what_was_carried(pair: Engines, tmp_path: Path) -
             path.write_bytes(bytes(path.stat().st_size))
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        pair.engines[0].hold_at(120)
         running = asyncio.create_task(keeper.generate(asked, 0))
         record = await mover.move(await grown_to(keeper, 120), 1, "reallocation")
         assert record.move.phase is Phase.RUNNING and 0 < record.downtime <= record.seconds
@@ -114,11 +112,13 @@ def test_an_engine_lost_at_any_step_loses_no_sample(pair: Engines, tmp_path: Pat
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
         nonlocal moving
+        pair.engines[0].hold_at(60)
         running = asyncio.create_task(keeper.generate(asked, 0))
         sample = await grown_to(keeper, 60)
         pair.engines[STEPS_AT[method]].before = die
         moving = True
         await mover.move(sample, 1, "reallocation")
+        pair.engines[0].hold_at(0)
         return await running
 
     try:
@@ -138,6 +138,7 @@ def test_an_order_that_is_not_answered_in_time_is_taken_back(pair: Engines, tmp_
     late = pair.engines[STEPS_AT[method]]
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        pair.engines[0].hold_at(60)
         running = asyncio.create_task(keeper.generate(asked, 0))
         sample = await grown_to(keeper, 60)
         late.hangs_after = method
@@ -145,6 +146,7 @@ def test_an_order_that_is_not_answered_in_time_is_taken_back(pair: Engines, tmp_
         goes_on = method in ("export_kv", "import_kv", "expect_sample")
         assert goes_on or record.move.phase is Phase.CANCELLED
         assert "was not answered within" in record.move.reason
+        pair.engines[0].hold_at(0)
         return await running
 
     try:
@@ -158,6 +160,7 @@ def test_an_abort_while_it_moves_leaves_nothing(pair: Engines, tmp_path: Path, m
     pair.carrier = KV_TRANSFER
 
     async def test(keeper: SampleKeeper, mover: Mover) -> None:
+        pair.engines[0].hold_at(40)
         running = asyncio.create_task(keeper.generate(request(PROMPT, max_tokens=400), 0))
 
         async def abort(called: str) -> None:
@@ -191,11 +194,13 @@ def test_a_sample_that_finishes_while_it_moves_is_answered_by_its_source(
 
     async def keep_back(called: str) -> None:
         if called == method and sample is not None and sample.moving:
+            await asyncio.to_thread(pair.engines[0].hold_at, 0)
             while await asyncio.to_thread(pair.engines[0].scheduler, "output_lengths"):
                 await asyncio.sleep(0.005)
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
         nonlocal sample
+        pair.engines[0].hold_at(60)
         running = asyncio.create_task(keeper.generate(asked, 0))
         sample = await grown_to(keeper, 60)
         record = await mover.move(sample, 1, "reallocation")
@@ -221,9 +226,11 @@ def test_a_full_destination_refuses(pair: Engines, tmp_path: Path) -> None:
     assert "KV blocks are needed" in pair.engines[1].now("hold_room", "other-0", 100_000)
 
     async def test(keeper: SampleKeeper, mover: Mover) -> None:
+        pair.engines[0].hold_at(30)
         running = asyncio.create_task(keeper.generate(request(PROMPT), 0))
         record = await mover.move(await grown_to(keeper, 30), 1, "reallocation")
         assert record.move.phase is Phase.CANCELLED and record.move.reason == "all 0 seats are taken"
+        pair.engines[0].hold_at(0)
         await running
 
     pair.run(test, tmp_path)
@@ -244,6 +251,7 @@ def test_a_cache_that_cannot_be_carried_is_recomputed(pair: Engines, tmp_path: P
                 path.unlink()
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        pair.engines[0].hold_at(60)
         running = asyncio.create_task(keeper.generate(asked, 0))
         record = await mover.move(await grown_to(keeper, 60), 1, "reallocation")
         assert record.move.phase is Phase.RECOMPUTED and "No such file" in record.move.reason
@@ -260,15 +268,18 @@ def test_what_must_not_move_does_not(pair: Engines, tmp_path: Path) -> None:
     pair.carrier = RECOMPUTE
 
     async def test(keeper: SampleKeeper, mover: Mover) -> None:
+        pair.engines[0].hold_at(30)
         running = asyncio.create_task(keeper.generate(request(PROMPT), 0))
         sample = await grown_to(keeper, 30)
         with pytest.raises(MoveRefused, match="is on engine 0 already"):
             await mover.move(sample, 0, "reallocation")
+        pair.engines[1].hold_at(60)
         first = asyncio.create_task(mover.move(sample, 1, "reallocation"))
         await asyncio.sleep(0)
         with pytest.raises(MoveRefused, match="is being moved already"):
             await mover.move(sample, 1, "reallocation")
         assert (await first).move.phase is Phase.RUNNING
+        pair.engines[0].hold_at(0)
         pair.engines[0].raw.set_weight_version(3)
         await asyncio.sleep(0.3)
         with pytest.raises(MoveRefused, match="engine 1 has weight version 0, engine 0 has 3"):

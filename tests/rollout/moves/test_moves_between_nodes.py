@@ -40,7 +40,6 @@ def apart(pair: Engines) -> Iterator[Engines]:
     assert not buffers()
 
 
-@pytest.mark.engine
 def test_a_sample_goes_to_another_node_and_back(apart: Engines, tmp_path: Path) -> None:
     asked = request(PROMPT, max_tokens=500)
     expected = answer(apart.run(lambda keeper, mover: keeper.generate(asked, 0), tmp_path))
@@ -53,7 +52,6 @@ def test_a_sample_goes_to_another_node_and_back(apart: Engines, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.engine
 def test_the_destination_reads_what_came_from_the_other_node(apart: Engines, tmp_path: Path) -> None:
     """A KV cache that is spoilt where it lands makes other tokens: so none of it is computed again."""
     asked = request([*PROMPT, 98], max_tokens=500)
@@ -66,6 +64,7 @@ def test_the_destination_reads_what_came_from_the_other_node(apart: Engines, tmp
             path.write_bytes(b"\x40" * path.stat().st_size)
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        apart.engines[0].hold_at(120)
         running = asyncio.create_task(keeper.generate(asked, 0))
         record = await mover.move(await grown_to(keeper, 120), 1, "reallocation")
         assert record.move.phase is Phase.RUNNING
@@ -77,7 +76,6 @@ def test_the_destination_reads_what_came_from_the_other_node(apart: Engines, tmp
     assert tokens[:120] == expected[0][:120] and tokens != expected[0]
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("time", [1, 2])
 def test_a_source_that_is_gone_when_its_rows_are_asked_for_loses_no_sample(
     apart: Engines, tmp_path: Path, time: int
@@ -93,6 +91,7 @@ def test_a_source_that_is_gone_when_its_rows_are_asked_for_loses_no_sample(
         apart.engines[0].gone = apart.engines[0].gone or times == time
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        apart.engines[0].hold_at(60)
         running = asyncio.create_task(keeper.generate(asked, 0))
         sample = await grown_to(keeper, 60)
         apart.engines[0].before = die
@@ -109,7 +108,7 @@ def test_a_source_that_is_gone_when_its_rows_are_asked_for_loses_no_sample(
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_go_from_actor_to_actor() -> None:
+def test_rows_go_from_actor_to_actor(starts_ray: None) -> None:
     import ray
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

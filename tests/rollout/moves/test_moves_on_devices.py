@@ -14,8 +14,6 @@ from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
 from tests.rollout.moves.engines import Engines, answer, grown_to, moved_at, request
 
-pytestmark = pytest.mark.engine
-
 PROMPT = list(range(10, 60)) * 2
 
 
@@ -48,6 +46,7 @@ def test_pieces_that_are_not_there_are_computed_again(sharing: Engines, tmp_path
                 piece.unlink()
 
     async def test(keeper: SampleKeeper, mover: Mover) -> Any:
+        sharing.engines[0].hold_at(120)
         running = asyncio.create_task(keeper.generate(asked, 0))
         record = await mover.move(await grown_to(keeper, 120), 1, "reallocation")
         return record, await running

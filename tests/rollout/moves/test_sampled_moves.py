@@ -21,7 +21,7 @@ from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, chi_square
 from tests.rollout.moves.engines import Engines, request
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SAMPLES = 64
 TOGETHER = 14

@@ -15,7 +15,7 @@ from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from tests.rollout.moves.engines import Engines, answer, request
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 
 ROUNDS = 4
 SAMPLES = 28

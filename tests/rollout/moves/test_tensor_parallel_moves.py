@@ -21,14 +21,14 @@ from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_settings import AUTO, MoveSettings
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import Event, LayoutSwitched, SampleMoved
-from tests.rollout.moves.dying_engine import DyingEngine
 from tests.rollout.moves.engines import TIMEOUT_S, Engines, LocalEngine, grown_to, request, variables
+from tests.rollout.moves.steered_engines import DyingEngine
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def unlike() -> Iterator[Engines]:
+def unlike(starts_engine: None) -> Iterator[Engines]:
     """One engine of one rank and one of two, started one after the other: their threads are bound by a variable."""
     engines = []
     with variables():

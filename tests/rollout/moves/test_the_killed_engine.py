@@ -8,13 +8,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from tests.rollout.moves.engines import Engines, answer, grown_to, request
-
-pytestmark = pytest.mark.engine
 
 PROMPT = list(range(10, 60)) * 2
 
@@ -29,6 +25,8 @@ def test_a_killed_engine_core_costs_no_sample(pair: Engines, tmp_path: Path) -> 
     dying = pair.engines[1]
 
     async def test(keeper: SampleKeeper, mover: Mover) -> list[Any]:
+        # Neither ends before the kill, however late that comes.
+        dying.hold_at(30)
         running = [asyncio.create_task(keeper.generate(asked, 1)) for asked in (plain, seeded)]
         await grown_to(keeper, 30, 0)
         await grown_to(keeper, 30, 1)

@@ -15,11 +15,16 @@ export class AskError extends Error {
 const csrf = () => document.querySelector("meta[name=csrf]")?.content ?? "";
 // The service answers pages in milliseconds; what takes this long does not come.
 const LIMIT_MS = 30_000;
+const SESSION = "/api/v1/session";
+// The reader signs out: the page goes where the button says, also when requests in the background are refused meanwhile.
+let signingOut = false;
 
 export async function ask(url, { method = "GET", body = null, headers: more = {} } = {}) {
   const headers = { ...more };
   if (method !== "GET") headers["X-CSRF-Token"] = csrf();
   if (body !== null) headers["Content-Type"] = "application/json";
+  const endsSession = method === "DELETE" && url === SESSION;
+  signingOut ||= endsSession;
   let response;
   try {
     response = await fetch(url, {
@@ -29,9 +34,11 @@ export async function ask(url, { method = "GET", body = null, headers: more = {}
       signal: AbortSignal.timeout(LIMIT_MS),
     });
   } catch {
+    if (endsSession) signingOut = false;
     throw new AskError("The server does not answer.", 0);
   }
   if (response.ok) return response;
+  if (endsSession) signingOut = false;
   let problem = {};
   try {
     problem = await response.json();
@@ -50,6 +57,7 @@ function sentence(problem, status) {
 }
 
 export function signedOut() {
+  if (signingOut) return;
   const next = location.pathname + location.search;
   location.assign(`/sign-in?next=${encodeURIComponent(next)}`);
 }

@@ -1,13 +1,16 @@
-"""A real engine whose core kills itself at a named moment of a move: between two of its own instructions.
+"""Real engines that a test steers from outside: one holds samples until it may go on, one dies at a moment of a move.
 
-So no test has to hit a moment from outside: what was done by then is done, what comes behind it never is. Its folder
-must be on the engine process's path, where a package named `tests` is another one's.
+A held sample has not ended when the test gets to its move, however slow the test's process is beside the engine's. An
+engine that kills itself does so between two of its own instructions: what was done by then is done, what comes behind
+it never is. So no test has to hit a moment. This folder must be on the engine process's path, where a package named
+`tests` is another one's.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,51 @@ from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
 from rhyme_openrlhf.rollout.moves.moving_scheduler import MovingHistoryScheduler
 
+PAUSE_S = 0.002
 
-class DyingScheduler(MovingHistoryScheduler):
+
+class HeldScheduler(MovingHistoryScheduler):
+    """The run's own; what has so many response tokens is in no step until `hold_at` says another number."""
+
+    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "hold_at")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._hold_at = 0
+
+    def hold_at(self, tokens: int) -> None:
+        """Hold samples at so many response tokens; 0 lets all go on."""
+        self._hold_at = tokens
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        held = [one for one in self.running if self._hold_at and one.num_output_tokens >= self._hold_at]
+        if not held:
+            return super().schedule(*args, **kwargs)
+        # Their seats stay theirs.
+        self.running = [one for one in self.running if one not in held]
+        self.max_num_running_reqs -= len(held)
+        try:
+            scheduled = super().schedule(*args, **kwargs)
+        finally:
+            self.running = held + self.running
+            self.max_num_running_reqs += len(held)
+        if not scheduled.total_num_scheduled_tokens:
+            time.sleep(PAUSE_S)
+        return scheduled
+
+
+class HeldEngine(MovableEngine):
+    """The run's engine with that scheduler."""
+
+    @staticmethod
+    def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
+        return MovableEngine.plugins(rhyme) | {"scheduler_cls": f"{Path(__file__).stem}.{HeldScheduler.__name__}"}
+
+
+class DyingScheduler(HeldScheduler):
     """The run's own; `die_at` names the moment, the others call `_moment` where they are."""
 
-    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "die_at")
+    CALLABLE = (*HeldScheduler.CALLABLE, "die_at")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,0 +1,127 @@
+"""What a test starts: the test's marks follow from it, and a test starts nothing that it has no mark for.
+
+A fixture `starts_X` stands for starting an X. Each fixture that starts one asks for it, and so does a test that starts
+one by itself. pytest knows at collection which fixtures a test asks for, directly or through others: the test then has
+the mark X, by which tiers (scripts/test.sh) and queues (tests/side_by_side.py) are chosen.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+PREFIX = "starts_"
+# Each mark, and whether a command line is one that only a test with the mark starts.
+PROCESSES: dict[str, Callable[[list[str]], bool]] = {
+    # The first process of every Ray, and the command that begins one.
+    "ray": lambda words: "gcs_server" in names(words) or "ray.scripts.scripts" in words,
+    "e2e": lambda words: words[3:4] in (["train"], ["demo"]) and RHYME in words and "--run.dir" in words,
+    "browser": lambda words: names(words)[0] == "node" and "playwright" in words[0],
+    "postgresql": lambda words: "temporary_postgresql.py" in names(words),
+    "service": lambda words: RHYME in words and "serve" in words,
+}
+RHYME = "rhyme_openrlhf.cli.main"
+# vLLM starts its engine core as a process of this name, which has no command line.
+ENGINE_CORE = "EngineCore"
+
+
+def names(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line without their folders."""
+    return [os.path.basename(word) for word in words]
+
+
+@pytest.fixture(scope="session")
+def starts_engine() -> None:
+    """Stand for a vLLM engine, or for a model that takes as much memory."""
+
+
+@pytest.fixture(scope="session")
+def starts_ray() -> None:
+    """Stand for a Ray."""
+
+
+@pytest.fixture(scope="session")
+def starts_e2e() -> None:
+    """Stand for a training run on Ray, DeepSpeed and vLLM."""
+
+
+@pytest.fixture(scope="session")
+def starts_browser() -> None:
+    """Stand for a Chromium."""
+
+
+@pytest.fixture(scope="session")
+def starts_postgresql() -> None:
+    """Stand for a PostgreSQL server."""
+
+
+@pytest.fixture(scope="session")
+def starts_service() -> None:
+    """Stand for a process of `rhyme serve`."""
+
+
+def marks_of(fixtures: Sequence[str], parameters: Sequence[Any]) -> set[str]:
+    """Return the marks of a test with these fixtures and parameters.
+
+    A fixture with one parameter a store asks for PostgreSQL only when the parameter says "postgresql".
+    """
+    found = {name.removeprefix(PREFIX) for name in fixtures if name.startswith(PREFIX)}
+    return found | ({"postgresql"} & {one for one in parameters if isinstance(one, str)})
+
+
+def mark(item: pytest.Item) -> None:
+    """Give `item` the marks of what it starts."""
+    call = getattr(item, "callspec", None)
+    for name in sorted(marks_of(getattr(item, "fixturenames", ()), tuple(call.params.values()) if call else ())):
+        item.add_marker(name)
+
+
+class Guard:
+    """Refuses what the test that runs now has no mark for."""
+
+    def __init__(self) -> None:
+        self.item: pytest.Item | None = None
+
+    def install(self) -> None:
+        """Look at every process that Python starts from now on."""
+        sys.addaudithook(self._audit)
+        start = multiprocessing.process.BaseProcess.start
+
+        def start_process(process: Any) -> None:
+            if process.name.startswith(ENGINE_CORE):
+                self.refuse("engine")
+            start(process)
+
+        multiprocessing.process.BaseProcess.start = start_process  # type: ignore[method-assign]
+
+    def _audit(self, event: str, given: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen" and self.item is not None:
+            command = given[1]
+            words = [os.fsdecode(one) for one in ([command] if isinstance(command, (str, bytes)) else command)] or [""]
+            for name, starts in PROCESSES.items():
+                if starts(words):
+                    self.refuse(name)
+
+    def refuse(self, name: str) -> None:
+        """Fail the test unless it has the mark. No `except Exception` of the code under test swallows this."""
+        if self.item is None or self.item.get_closest_marker(name):
+            return
+        pytest.fail(f"this test starts '{name}': ask for the fixture {PREFIX}{name} where it is started")
+
+
+GUARD = Guard()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Tell the guard which test runs, its fixtures' setup and end included."""
+    GUARD.item = item
+    try:
+        return (yield)
+    finally:
+        GUARD.item = None
