@@ -173,6 +173,7 @@ def test_a_second_service_on_the_database_says_who_starts_runs(tmp_path: Path, s
     )  # fmt: skip
     assert second.stdout is not None
     assert "rhyme serve: http://" in second.stdout.readline()
+    assert "#code=" in second.stdout.readline()
     said = second.stdout.readline()
     assert said.startswith("rhyme serve: this service does not dispatch") and f"process {first.pid} on " in said
     # An orderly end gives the lease up at once.
