@@ -30,22 +30,31 @@ def queues(items: Sequence[pytest.Item]) -> dict[Path, str]:
     return {path: queue_of(found) for path, found in marks.items()}
 
 
+class Reported:
+    """A test under the name that it is reported by; everything else is the test's own."""
+
+    def __init__(self, item: pytest.Item, queue: str) -> None:
+        self._item = item
+        self.nodeid = f"{item.nodeid}@{queue}"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._item, name)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
     """Report tests to the process that hands them out under a name with their queue, `...::test@engines`.
 
-    That process collects none, and so knows no marks; pytest-xdist's `--dist loadgroup` does the same.
+    That process collects none, and so knows no marks.
     """
-    names = {item: item.nodeid for item in session.items}
+    items = session.items
     if hasattr(session.config, "workerinput"):
-        found = queues(session.items)
-        for item, name in names.items():
-            item._nodeid = f"{name}@{found[item.path]}"
+        found = queues(items)
+        session.items = [Reported(item, found[item.path]) for item in items]  # type: ignore[misc]
     try:
         return (yield)
     finally:
-        for item, name in names.items():
-            item._nodeid = name
+        session.items = items
 
 
 def scope(reported: str) -> str:
