@@ -36,10 +36,9 @@ Names = Annotated[
     str,
     Query(
         max_length=MAX_NAMES * METRIC_LENGTH,
-        # Told to readers of the description alone: `_split` says in words what is wrong with the number of names.
-        json_schema_extra={"pattern": rf"^,*[^,\x00]+(,+[^,\x00]+){{0,{MAX_NAMES - 1}}},*$"},
-        pattern=r"^[^\x00]+$",
-        description=f"1 to {MAX_NAMES} names, separated by commas: columns of a step, figures, or metrics.",
+        # At least one name: more than a comma.
+        pattern=r"^[^\x00]*[^,\x00][^\x00]*$",
+        description=f"1 to {MAX_NAMES} different names, separated by commas: columns of a step, figures, or metrics.",
         examples=["reward,tokens_per_second"],
     ),
 ]
@@ -217,11 +216,11 @@ def config_diff(
 
 
 def _split(names: str) -> list[str]:
-    found = [name for name in names.split(",") if name]
-    if not 1 <= len(found) <= MAX_NAMES:
-        problem = FieldError(field="query.names", message=f"must name 1 to {MAX_NAMES} curves")
+    found = list(dict.fromkeys(name for name in names.split(",") if name))
+    if len(found) > MAX_NAMES:
+        problem = FieldError(field="query.names", message=f"must name at most {MAX_NAMES} curves")
         raise ProblemError(422, "the request does not have its form", errors=[problem])
-    return list(dict.fromkeys(found))
+    return found
 
 
 def _curve(curve: Curve) -> CurveView:

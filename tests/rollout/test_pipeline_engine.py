@@ -51,6 +51,8 @@ def test_a_deferred_sample_goes_on_below_the_next_turn_and_its_weights(
     actor: Actor, tokenizer: Any, tmp_path: Path
 ) -> None:
     engine = actor.raw
+    # Made before anything runs: on a busy machine it takes as long as the long sample.
+    segment = stored(model_with(0.9), BEFORE + 1, tmp_path)
     actor.call(engine.hand_turn(FIRST, 3, []))
     long = actor.start(engine.generate_in_turn(FIRST.number, 7, **call(tokenizer, LONG)))
     actor.call(engine.generate_in_turn(FIRST.number, 8, **call(tokenizer, 5, samples=2)))
@@ -58,7 +60,7 @@ def test_a_deferred_sample_goes_on_below_the_next_turn_and_its_weights(
         time.sleep(0.01)
     assert there.turn == FIRST.number and there.samples[0][:2] == (FIRST.number, 7)
     actor.call(engine.hand_turn(SECOND, 1, []))
-    loaded = actor.start(engine.offer_weights(stored(model_with(0.9), BEFORE + 1, tmp_path), []))
+    loaded = actor.start(engine.offer_weights(segment, []))
     assert engine.weight_version == BEFORE
     actor.call(engine.defer(FIRST.number, 7))
     report = actor.call(engine.turn_report(FIRST.number))
