@@ -13,8 +13,8 @@
 # What a test starts is known from its fixtures (tests/starts.py).
 # Without arguments and with --slow, the control plane's own tests run as `--server newest`, where pip finds newer releases
 # than those that run beside vLLM; all others run in the environment of scripts/setup_cpu.sh.
-# Files without engines and Ray run in a shuffled order: always the same one without arguments and with --slow, so that a
-# failure comes again, and another one each time otherwise; `-p no:randomly` keeps the order of the files.
+# Without arguments, with --slow and with --server, tests run in the order of their files. Otherwise, files without engines
+# and Ray run in another order each time; `-p no:randomly` keeps the order there too.
 # Runs everything even when an early part fails, so that one run shows all faults; fails when anything failed.
 # Two pytest processes share the tests (tests/side_by_side.py); `-n 0` runs them in one, for a debugger.
 set -euo pipefail
@@ -37,9 +37,6 @@ finish() {
     echo "test: all passed"
 }
 
-# Any number will do.
-SAME_ORDER=--randomly-seed=1
-
 # The server extra in an environment of its own, and the tests that need nothing else.
 server() { # newest|oldest
     local venv=.venv-server-$1 options=(--upgrade --upgrade-strategy eager)
@@ -49,7 +46,7 @@ server() { # newest|oldest
     fi
     [[ -x $venv/bin/python ]] || run python -m venv "$venv"
     run "$venv/bin/python" -m pip install -q --disable-pip-version-check "${options[@]}" ".[server,test]"
-    run "$venv/bin/python" -m pytest -n 2 "$SAME_ORDER" -m "server and not slow" tests/api tests/webui tests/test_server_extra.py
+    run "$venv/bin/python" -m pytest -n 2 -p no:randomly -m "server and not slow" tests/api tests/webui tests/test_server_extra.py
 }
 
 scripts/setup_cpu.sh --extras test,demo
@@ -84,11 +81,11 @@ MYPY=$!
 STARTS_MUCH="engine or ray or e2e or browser or postgresql or service"
 case ${1-} in
     "")
-        run python -m pytest -n 2 "$SAME_ORDER" -m "not slow and not server"
+        run python -m pytest -n 2 -p no:randomly -m "not slow and not server"
         server newest
         ;;
     --slow)
-        run python -m pytest -n 2 "$SAME_ORDER" -m "not server"
+        run python -m pytest -n 2 -p no:randomly -m "not server"
         server newest
         ;;
     --quick) run python -m pytest -n 2 -m "not slow and not ($STARTS_MUCH)" ;;
