@@ -38,8 +38,6 @@ Start, see and stop runs: the control plane, for a browser and for `rhyme runs`.
 machine (for this machine only) and keeps everything in the data directory."""
 # Live streams are open until their clients go; at the end they are not waited for longer.
 GOODBYE_SECONDS = 5
-# Names of this machine, which are another machine's on another one.
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # A demonstration has its own; what is given would not be seen.
 NOT_IN_A_DEMO = ("local", "ray_address", "serve.data_dir", "serve.database", "serve.roots")
 # What `pip install 'rhyme-openrlhf[server]'` brings.
@@ -299,10 +297,13 @@ def _say(sentence: str) -> None:
 
 def _cluster_name(options: Options, data: Path) -> str:
     """What tells the cluster from those of other services on the same database."""
+    from rhyme_openrlhf.api.settings import is_loopback
+
     if options.local:
         return f"Ray of {data} on {socket.gethostname()}"
     address = urlsplit(options.ray_address)
-    here = f" on {socket.gethostname()}" if address.hostname in LOOPBACK else ""
+    # A loopback address means another machine on each machine.
+    here = f" on {socket.gethostname()}" if is_loopback(address.hostname or "") else ""
     return f"{address.geturl().rstrip('/')}{here}"
 
 
