@@ -129,5 +129,5 @@ def test_a_destination_begins_with_all_of_a_convoy(
     finally:
         pair.engines[0].before = None
     assert [answer(output)[0] for output in outputs] == expected
-    assert any(meanwhile) == fails and len(meanwhile) >= 4
+    assert any(meanwhile) == fails and (len(meanwhile) == 4 or (fails and len(meanwhile) > 4))
     assert (len(busy) > 1) == fails
