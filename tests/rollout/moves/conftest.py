@@ -18,10 +18,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def pair(starts_engine: None) -> Iterator[Engines]:
-    from tests.rollout.moves.steered_engines import HeldEngine
-
     with variables():
-        found = Engines([LocalEngine(index, kind=HeldEngine) for index in (0, 1)])
+        found = Engines([LocalEngine(index) for index in (0, 1)])
         for engine in found.engines:
             assert engine.raw
     yield found

@@ -46,7 +46,7 @@ def variables() -> Iterator[None]:
 
 
 class LocalEngine:
-    """A MovableEngine of this process, or one of its kinds, with its own event loop; may be called from any."""
+    """A steered engine of this process (steered_engines.py), with its own event loop; may be called from any."""
 
     def __init__(self, index: int, tensor_parallel_size: int = 1, kind: Any = None) -> None:
         self._loop = asyncio.new_event_loop()
@@ -60,9 +60,9 @@ class LocalEngine:
         self._starting = self._submit(self._start(index, tensor_parallel_size, kind))
 
     async def _start(self, index: int, tensor_parallel_size: int, kind: Any) -> Any:
-        from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
+        from tests.rollout.moves.steered_engines import HeldEngine
 
-        kind = kind or MovableEngine
+        kind = kind or HeldEngine
         raw = kind.__new__(kind)
         # Speculation from a sample's own text, which does not depend on who else runs, and little of it, so that a
         # sample is not over before it is moved.

@@ -16,6 +16,7 @@ from typing import Any
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
+from rhyme_openrlhf.rollout.moves.movable_pipeline_engine import MovablePipelineEngine
 from rhyme_openrlhf.rollout.moves.moving_scheduler import MovingHistoryScheduler
 
 PAUSE_S = 0.002
@@ -57,6 +58,12 @@ class HeldEngine(MovableEngine):
     @staticmethod
     def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
         return MovableEngine.plugins(rhyme) | {"scheduler_cls": f"{Path(__file__).stem}.{HeldScheduler.__name__}"}
+
+
+class HeldPipelineEngine(MovablePipelineEngine):
+    """The engine of a pipelined run with that scheduler."""
+
+    plugins = staticmethod(HeldEngine.plugins)
 
 
 class DyingScheduler(HeldScheduler):

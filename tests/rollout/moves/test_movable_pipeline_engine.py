@@ -26,10 +26,10 @@ LONG = 560
 
 @pytest.fixture
 def engines(starts_engine: None) -> Iterator[list[LocalEngine]]:
-    from rhyme_openrlhf.rollout.moves.movable_pipeline_engine import MovablePipelineEngine
+    from tests.rollout.moves.steered_engines import HeldPipelineEngine
 
     with variables():
-        found = [LocalEngine(index, kind=MovablePipelineEngine) for index in (0, 1)]
+        found = [LocalEngine(index, kind=HeldPipelineEngine) for index in (0, 1)]
         for engine in found:
             assert engine.raw
     yield found
@@ -86,6 +86,9 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
         for engine in engines:
             await engine.call("hand_turn", FIRST, 2, [])
         others = [call(0, FIRST.number, 0, 5), call(1, FIRST.number, 2, 5, samples=2)]
+        # The sample does not end before it has moved, nor before the turn it moved into has been looked at.
+        engines[0].hold_at(100)
+        engines[1].hold_at(300)
         long = call(0, FIRST.number, 1, LONG)
         turn, place, _, number = await running(0, 20, long)
         assert (turn, place) == (FIRST.number, 1)
@@ -106,6 +109,7 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
         await loads[1]
         (second,) = await call(1, SECOND.number, 0, 5)
         assert second[TURNS][0].tokens_by_version() == {1: 5} and not long.done()
+        engines[1].hold_at(0)
         (response,) = await long
         (at,) = response[TURNS]
         ((version, tokens),) = at.loads
@@ -113,6 +117,7 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
         assert at.tokens_by_version() == {0: tokens, 1: LONG - tokens}
 
         # A prompt group with a sample at an engine that is gone is not patched up: its caller hears of it.
+        engines[1].hold_at(100)
         lost = call(0, SECOND.number, 4, LONG)
         *_, number = await running(0, 10, lost)
         assert await home.move(number, 1, "outlier_intra") == "moved"
