@@ -21,6 +21,7 @@ from tests.starts import (  # noqa: F401 (fixtures and a hook)
     starts_e2e,
     starts_engine,
     starts_postgresql,
+    starts_python,
     starts_ray,
     starts_service,
 )

@@ -44,6 +44,7 @@ def refused(tmp_path: Path, **changed: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_the_demo_passes(tmp_path: Path) -> None:
     rows = (embedded.DATA / "mixed_train.jsonl").read_text().splitlines()
     assert check(tmp_path).prompts == len(rows)
@@ -84,6 +85,7 @@ def test_eval_prompts_are_checked_too(tmp_path: Path) -> None:
     assert "--eval.dataset: gone.jsonl does not exist" in refused(tmp_path, eval__dataset="gone.jsonl")
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
