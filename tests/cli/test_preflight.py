@@ -22,7 +22,7 @@ pytest.importorskip("openrlhf")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def right_files_are_imported_once() -> Iterator[None]:
+def right_files_are_imported_once(starts_python: None) -> Iterator[None]:
     """A reward file is imported in a process of its own, with torch: once that it can be is enough for the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight, "_check_import", functools.cache(preflight._check_import))
@@ -44,7 +44,6 @@ def refused(tmp_path: Path, **changed: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.usefixtures("starts_python")
 def test_the_demo_passes(tmp_path: Path) -> None:
     rows = (embedded.DATA / "mixed_train.jsonl").read_text().splitlines()
     assert check(tmp_path).prompts == len(rows)
@@ -85,7 +84,6 @@ def test_eval_prompts_are_checked_too(tmp_path: Path) -> None:
     assert "--eval.dataset: gone.jsonl does not exist" in refused(tmp_path, eval__dataset="gone.jsonl")
 
 
-@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
