@@ -36,7 +36,7 @@ class BufferedActorPPOTrainer(upstream.ActorPPOTrainer):
 
 def ppo_trainer_class(settings: RhymeSettings) -> type[upstream.ActorPPOTrainer]:
     """The PPO update class for a weight transport, on this machine."""
-    if settings.weights.transport == "buffer":
+    if settings.weights_by_buffer:
         return BufferedActorPPOTrainer
     if gpu_present():
         return upstream.ActorPPOTrainer
