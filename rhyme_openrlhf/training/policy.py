@@ -5,6 +5,8 @@ Checked against OpenRLHF 0.11.2 `trainer/ray/ppo_actor.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present, shims
@@ -14,6 +16,7 @@ if not gpu_present():
 
 import openrlhf.trainer.ray.ppo_actor as upstream
 import ray
+import torch
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.ray_classes import plain_class
@@ -45,6 +48,16 @@ def ppo_trainer_class(settings: RhymeSettings) -> type[upstream.ActorPPOTrainer]
     return GlooActorPPOTrainer
 
 
+@contextmanager
+def emptied_cache() -> Iterator[None]:
+    """Leave no cached GPU memory to an engine on the same device, as upstream does around its broadcast."""
+    torch.cuda.empty_cache()
+    try:
+        yield
+    finally:
+        torch.cuda.empty_cache()
+
+
 class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ignore[misc, valid-type]
     """One data-parallel rank of the policy."""
 
@@ -66,11 +79,13 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
 
     def publish_weights(self) -> list[PublishedBucket]:
         """Put this rank's share of the weights into Ray's object store. Call it on all ranks at once."""
-        return self._publisher.publish()
+        with emptied_cache():
+            return self._publisher.publish()
 
     def score(self, token_ids: list[int]) -> list[float]:
-        """Log-probability of each token after the first, by the weights being trained."""
-        return fixed_sequence_log_probs(self.actor.model.module, token_ids)
+        """Return the log-probability of each token after the first, by the weights being trained."""
+        with emptied_cache():
+            return fixed_sequence_log_probs(self.actor, token_ids, self.strategy.ring_attn_group)
 
 
 PolicyModelActor = ray.remote(num_gpus=1)(RhymePolicyModelActor)

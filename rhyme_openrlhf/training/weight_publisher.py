@@ -59,13 +59,25 @@ class WeightPublisher:
         return packed.numpy()
 
 
-def fixed_sequence_log_probs(model: Any, token_ids: list[int]) -> list[float]:
-    """Log-probability of each token after the first, by the model being trained, at temperature 1.
+def fixed_sequence_log_probs(actor: Any, token_ids: list[int], ring_attn_group: Any = None) -> list[float]:
+    """Return the log-probability of each token after the first, by OpenRLHF's `Actor` in training, at temperature 1.
 
-    What `score` of an engine returns for the same tokens must agree: the check that a weight sync arrived.
+    `score` of an engine must agree for the same tokens: this is the check that a weight sync arrived. The actor is
+    called rather than the model inside it, because ring attention needs the parameters that the actor sets.
     """
-    device = next(model.parameters()).device
-    with torch.no_grad():
-        logits = model(torch.tensor([token_ids], device=device)).logits[0].float()
-    log_probs = torch.log_softmax(logits, dim=-1)
-    return [log_probs[i - 1, token].item() for i, token in enumerate(token_ids) if i > 0]
+    sequence = torch.tensor([token_ids], device=next(actor.model.parameters()).device)
+    rollout_temperature, actor.temperature = actor.temperature, 1.0
+    actor.eval()
+    try:
+        with torch.no_grad():
+            log_probs = actor(
+                sequence,
+                attention_mask=torch.ones_like(sequence),
+                return_logprobs=True,
+                ring_attn_group=ring_attn_group,
+            )
+    finally:
+        actor.train()
+        actor.temperature = rollout_temperature
+    scores: list[float] = log_probs[0].float().tolist()
+    return scores

@@ -113,9 +113,13 @@ def stored(model: Any, version: int, folder: Path) -> Segment:
 
 
 def expected_scores(model: Any, tokens: list[int]) -> list[float]:
+    from openrlhf.models.actor import Actor
+
     from rhyme_openrlhf.training.weight_publisher import fixed_sequence_log_probs
 
-    return fixed_sequence_log_probs(model, tokens)
+    actor = Actor(model)
+    actor.packing_samples = False
+    return fixed_sequence_log_probs(actor, tokens)
 
 
 def sampling(**values: Any) -> Any:
