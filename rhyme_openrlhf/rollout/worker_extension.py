@@ -41,6 +41,10 @@ else:
     cpu_shapes.apply()
 
 
+# Kernels for experts that compute with the checkpoint's layout (vLLM 0.29.0, fused_moe/oracle/unquantized.py).
+UNCONVERTED_EXPERTS = frozenset({"TRITON", "BATCHED_TRITON"})
+
+
 class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
     """OpenRLHF's worker extension plus the weight buffer, moves and n-grams."""
 
@@ -52,7 +56,7 @@ class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
         segment = Segment.from_plain(plain_segment)
         runner = self.model_runner
         expected = {name for name, _ in runner.get_model().named_parameters()}
-        if gpu_present():
+        if gpu_present() and not self._converted():
             loaded = runner.model.load_weights(segment_tensors(segment))
             missing = expected - set(loaded) if loaded is not None else set()
             if missing:
@@ -60,12 +64,39 @@ class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
             torch.cuda.synchronize()
         else:
             # vLLM's CPU linear layers repack their weight at load and drop the original; only a reload restores it.
-            runner.reload_weights(weights_iterator=segment_tensors(segment))
+            self.reload_weights(weights_iterator=segment_tensors(segment))
         return segment.version
+
+    def rhyme_check_broadcast(self) -> None:
+        """Raise RuntimeError if OpenRLHF's own transport, which reloads nothing, would load wrong weights here."""
+        if gpu_present() and (what := self._converted()):
+            raise RuntimeError(
+                f"vLLM converts {what} after it loads weights, which OpenRLHF's own transport does not repeat: use "
+                "--weights.transport buffer"
+            )
+
+    def _converted(self) -> str:
+        return converted_weights(self.model_runner.get_model(), self.model_config)
 
     def rhyme_hardware(self) -> str:
         """The name of what this worker computes on."""
         return hardware_name((torch.cuda.get_device_name(),) if gpu_present() else ())
+
+
+def converted_weights(model: torch.nn.Module, config: Any) -> str:
+    """Return which weights of a model on GPUs vLLM converts after it loads a checkpoint, or "" for none.
+
+    `config` is vLLM's ModelConfig. Converted weights need `reload_weights`, which converts them again.
+    """
+    if config.quantization is not None:
+        return f"weights to {config.quantization}"
+    if config.use_mla:
+        return "the key-value projection of multi-head latent attention"
+    for layer in model.modules():
+        backend = getattr(getattr(layer, "quant_method", None), "unquantized_backend", None)
+        if backend is not None and backend.name not in UNCONVERTED_EXPERTS:
+            return f"the experts' weights for {backend.value}"
+    return ""
 
 
 def segment_tensors(segment: Segment) -> Iterator[tuple[str, torch.Tensor]]:
