@@ -340,3 +340,9 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
     def node_id(self) -> str:
         """The Ray node this engine runs on."""
         return ray.get_runtime_context().get_node_id()
+
+    async def node_ids(self) -> list[str]:
+        """Return the Ray nodes of this engine: the actor's, then those of its tensor-parallel ranks."""
+        ranks = await self.llm.collective_rpc("rhyme_node")
+        own = self.node_id()
+        return list(dict.fromkeys([own, *(node or own for node in ranks)]))

@@ -22,7 +22,7 @@ from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.telemetry.events import POLICY, ProcessReady
 from rhyme_openrlhf.training.random_state import RankRandomState
-from rhyme_openrlhf.training.weight_buckets import PublishedBucket
+from rhyme_openrlhf.training.weight_buckets import Bucket, Segment
 from rhyme_openrlhf.training.weight_publisher import WeightPublisher, fixed_sequence_log_probs
 
 SOURCE = "policy"
@@ -72,15 +72,23 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
         self._publisher = WeightPublisher(
             self.actor.model.module,
             strategy.args.ds.zero_stage,
-            self._rank,
             self._world_size,
             settings.weights.bucket_mb,
         )
 
-    def publish_weights(self) -> list[PublishedBucket]:
-        """Put this rank's share of the weights into Ray's object store. Call it on all ranks at once."""
+    def weight_plan(self) -> tuple[str, tuple[Bucket, ...]]:
+        """Return Ray's id of this rank's node, and the buckets that the weights are published in."""
+        return ray.get_runtime_context().get_node_id(), self._publisher.buckets
+
+    def publish_weights(self, segments: dict[str, Segment], writers: tuple[dict[str, int], ...]) -> None:
+        """Write this rank's share of a version into its node's segment. Call it on all ranks at once.
+
+        `segments` by node; `writers` says of each bucket which rank writes it on which node.
+        """
+        node = ray.get_runtime_context().get_node_id()
+        mine = {number for number, ranks in enumerate(writers) if ranks.get(node) == self._rank}
         with emptied_cache():
-            return self._publisher.publish()
+            self._publisher.publish(segments.get(node), mine)
 
     def score(self, token_ids: list[int]) -> list[float]:
         """Return the log-probability of each token after the first, by the weights being trained."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("vllm")
 
 from rhyme_openrlhf.rollout import worker_extension
+from rhyme_openrlhf.rollout.engine import RhymeRolloutActor
+from rhyme_openrlhf.rollout.node_weights import SegmentStore
 from rhyme_openrlhf.rollout.worker_extension import UNCONVERTED_EXPERTS, WorkerExtension, converted_weights
-from rhyme_openrlhf.training.weight_buckets import Segment
+from rhyme_openrlhf.training.weight_buckets import Bucket, Entry, Parameter, Segment, WeightVersion
 
 from vllm.model_executor.layers.fused_moe.oracle import unquantized  # isort: skip
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend  # isort: skip
@@ -51,10 +57,16 @@ class Worker(WorkerExtension):
         list(weights_iterator)
 
 
+def stored(folder: Path, version: int, value: float) -> Segment:
+    """A version of one parameter, "weight"."""
+    bucket = Bucket(0, 64, (Entry(Parameter("weight", (4,), "float32", 16), 0),))
+    array = np.full(16, value, dtype=np.float32).view(np.uint8)
+    return SegmentStore(folder).store(WeightVersion(version, (bucket,)), [array])
+
+
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_extension, "gpu_present", lambda: True)
-    monkeypatch.setattr(worker_extension, "segment_tensors", lambda *_: iter([]))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
 
@@ -67,15 +79,50 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (UnquantizedMoeBackend.FLASHINFER_CUTLASS, "reload_weights"),
     ],
 )
-def test_experts_that_vllm_converts_are_reloaded(backend: UnquantizedMoeBackend, by: str) -> None:
+def test_experts_that_vllm_converts_are_reloaded(backend: UnquantizedMoeBackend, by: str, tmp_path: Path) -> None:
     worker = Worker(experts(backend))
-    assert worker.rhyme_load_weights(Segment(3, "/nowhere", 0, ()).to_plain()) == 3
+    assert worker.rhyme_load_weights(stored(tmp_path, 3, 1.0).to_plain()) == 3
     assert worker.loaded_by == [by]
     if by == "load_weights":
         worker.rhyme_check_broadcast()
     else:
         with pytest.raises(RuntimeError, match=rf"{backend.value} .*--weights.transport buffer"):
             worker.rhyme_check_broadcast()
+
+
+def test_a_rank_on_another_node_loads_the_copy_of_its_own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = []
+    for node in ("a", "b"):
+        (tmp_path / node).mkdir()
+        segments.append(stored(tmp_path / node, 1, ord(node)))
+    told = dataclasses.replace(segments[0], paths=(("b", segments[1].path),))
+    loaded = {}
+    for node in ("a", "b", ""):
+        worker = Worker(torch.nn.Module())
+        monkeypatch.setattr(worker, "rhyme_node", lambda node=node: node, raising=False)
+        monkeypatch.setattr(
+            worker,
+            "reload_weights",
+            lambda weights_iterator, node=node: loaded.update({node: dict(weights_iterator)["weight"][0].item()}),
+        )
+        assert worker.rhyme_load_weights(told.to_plain()) == 1
+    # A process that the engine's actor started is on the actor's node.
+    assert loaded == {"a": ord("a"), "b": ord("b"), "": ord("a")}
+
+
+def test_an_engine_is_on_the_nodes_of_all_its_ranks() -> None:
+    async def ranks(method: str) -> list[str]:
+        assert method == "rhyme_node"
+        return ["a", "a", "b", "b"]
+
+    async def processes(method: str) -> list[str]:
+        return [""]
+
+    def nodes(rpc: Any) -> list[str]:
+        engine: Any = SimpleNamespace(llm=SimpleNamespace(collective_rpc=rpc), node_id=lambda: "a")
+        return asyncio.run(RhymeRolloutActor.node_ids(engine))
+
+    assert nodes(ranks) == ["a", "b"] and nodes(processes) == ["a"]
 
 
 def test_what_else_vllm_converts() -> None:
