@@ -186,7 +186,7 @@ def arithmetic() -> list[dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gb", type=float, default=4.0, help="size of the model; about 7 times as much memory is used")
+    parser.add_argument("--gb", type=float, default=4.0, help="size of the model; up to 9 times as much memory is used")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()

@@ -65,8 +65,9 @@ class DeviceRows:
             torch.cuda.synchronize(piece.device)
         self._kept.setdefault(buffer.path, []).append(piece)
         path = Path(f"{buffer.path}.{first}.{share.first}")
+        file = f"{buffer.path}.kv-{first}-{share.first}"
         told = path.with_name(path.name + ".part")
-        told.write_bytes(pickle.dumps(tuple(_Piece(share.first, share.end, _handle(piece, path)))))
+        told.write_bytes(pickle.dumps(tuple(_Piece(share.first, share.end, _handle(piece, file)))))
         told.rename(path)
 
     @property
@@ -98,13 +99,12 @@ def import_pieces(
         raise OSError(f"heads {sorted(missing)} of the blocks from {first} on are not there")
 
 
-def _handle(piece: torch.Tensor, path: Path) -> bytes:
-    """Return how to open a piece; without a GPU it is written to a file beside `path`."""
+def _handle(piece: torch.Tensor, file: str) -> bytes:
+    """Return how to open a piece; without a GPU it is written to `file`."""
     if piece.is_cuda:
         arguments = reductions.reduce_tensor(piece)[1]
         torch.UntypedStorage._release_ipc_counter_cuda(*arguments[_COUNT_ARGUMENTS])
         return pickle.dumps(arguments)
-    file = f"{path}.kv"
     piece.view(torch.uint8).numpy().tofile(file)
     return pickle.dumps((file, piece.dtype, piece.shape))
 

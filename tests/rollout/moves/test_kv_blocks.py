@@ -143,7 +143,7 @@ def test_on_a_gpu_torch_holds_no_memory_for_an_opener_that_never_comes(monkeypat
     )
     monkeypatch.setattr(device_rows.reductions, "StorageWeakRef", lambda storage: None)
     piece = torch.zeros(16).as_subclass(PieceOnAGpu)
-    arguments = pickle.loads(device_rows._handle(piece, Path("not-written")))
+    arguments = pickle.loads(device_rows._handle(piece, "not-written"))
     assert released == [(b"count", 7)]
     names = list(inspect.signature(device_rows.reductions.rebuild_cuda_tensor).parameters)
     opened = dict(zip(names, arguments, strict=True))
