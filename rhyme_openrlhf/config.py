@@ -328,9 +328,14 @@ class RhymeSettings:
         return dataclasses.replace(self, weights=weights)
 
     @property
+    def weight_transport(self) -> str:
+        """What carries weights; 'auto' that nobody has decided is the buffer."""
+        return BUFFER if self.weights.transport == AUTO else self.weights.transport
+
+    @property
     def weights_by_buffer(self) -> bool:
-        """Whether weights go by the buffer; 'auto' that nobody has decided is the buffer."""
-        return self.weights.transport != OPENRLHF
+        """Whether the buffer carries weights."""
+        return self.weight_transport == BUFFER
 
     @property
     def samples_move(self) -> bool:

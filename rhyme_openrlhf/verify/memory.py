@@ -83,7 +83,7 @@ def run(bench: Bench) -> Outcome:
         # As long as both engines live, what is left is what the check's own halves leave, not what a run leaves.
         facts = bench.run_pair().speculating.facts
         room = dataclasses.replace(room, gpu_free=facts.gpu_free_bytes, gpu_total=facts.gpu_total_bytes)
-    result, why = judge(room, inputs.settings.weights.transport)
+    result, why = judge(room, inputs.settings.weight_transport)
     lines = [
         f"a weight version is {_mib(weight_version)}, draft indexes of a step are {_mib(indexes)} at most",
         f"free: host {_mib(room.host_free)}, {SHARED_MEMORY} {_mib(room.shm_free)} (needs {_mib(room.shm_needed)}); "
