@@ -66,10 +66,11 @@ class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
             missing = expected - set(loaded) if loaded is not None else set()
             if missing:
                 raise RuntimeError(f"weight version {segment.version} lacks {len(missing)} parameters: {min(missing)}")
-            torch.cuda.synchronize()
         else:
             # vLLM's CPU linear layers repack their weight at load and drop the original; only a reload restores it.
             self.reload_weights(weights_iterator=tensors(file, segment))
+        if gpu_present():
+            torch.cuda.synchronize()
         file.check(segment.version)
         return segment.version
 

@@ -1,7 +1,8 @@
 """Check: is there room for what a run with these flags keeps? Fails where weight versions do not fit in /dev/shm.
 
-Two versions lie there at a time (rollout/node_weights.py), Ray's object store takes one more through it, and mapped
-draft indexes stay until their prompt is done. Only this machine is looked at, not other nodes of a cluster.
+Two versions lie there at a time (rollout/node_weights.py), one more goes through Ray's object store where a node has
+engines and no ranks of the policy, and mapped draft indexes stay until their prompt is done. Only this machine is
+looked at, not other nodes of a cluster.
 """
 
 from __future__ import annotations
