@@ -37,7 +37,7 @@ FROZEN = {
     "--history.spill_dir": "",
     "--history.rollouts": 2,
     "--history.fetch_timeout_s": 10.0,
-    "--weights.transport": "buffer",
+    "--weights.transport": "auto",
     "--weights.bucket_mb": 512,
     "--weights.check_syncs": 1,
     "--weights.timeout_s": 600.0,

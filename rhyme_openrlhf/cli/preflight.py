@@ -23,6 +23,7 @@ from rhyme_openrlhf.cli.preflight_models import (
     check_tensor_parallel,
     drafting_of,
 )
+from rhyme_openrlhf.config import OPENRLHF, RhymeSettings
 from rhyme_openrlhf.latency.settings import AUTO, NONE
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 
@@ -58,8 +59,9 @@ class Checked:
 def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     """Run all checks on upstream's nested arguments. Raises PreflightError for the first that fails.
 
-    `on_gpus` is `platform.run_has_gpus()`.
+    Decides 'auto' of --weights.transport in `args`. `on_gpus` is `platform.run_has_gpus()`.
     """
+    args.weights.transport = RhymeSettings.from_namespace(args).with_transport(on_gpus).weights.transport
     _check_engines(args)
     config = check_model("--actor.model_name_or_path", args.actor.model_name_or_path)
     check_tensor_parallel(args, config)
@@ -99,12 +101,17 @@ def _check_reallocation(args: SimpleNamespace) -> None:
 
 
 def _check_parts(args: SimpleNamespace) -> None:
-    if args.weights.transport != "buffer":
+    if args.weights.transport == OPENRLHF:
         return
-    if args.ds.tensor_parallel_size > 1:
-        raise PreflightError("--ds.tensor_parallel_size above 1 needs --weights.transport openrlhf")
-    if args.ds.lora.rank > 0:
-        raise PreflightError("--ds.lora.rank above 0 needs --weights.transport openrlhf")
+    for flag, value, most in (
+        ("--ds.tensor_parallel_size", args.ds.tensor_parallel_size, 1),
+        ("--ds.lora.rank", args.ds.lora.rank, 0),
+    ):
+        if value > most:
+            raise PreflightError(
+                f"{flag} above {most} needs --weights.transport openrlhf, which is the default on GPUs without "
+                "--move.enable, --reallocation.enable, --tp_switch.enable and --histopipe.enable"
+            )
 
 
 # What the streaming pipeline cannot go together with: whether it is asked for, and why not.
@@ -133,7 +140,7 @@ _NOT_PIPELINED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
         "does not go with --train.colocate_all: engines generate beside training",
     ),
     (lambda a: a.vllm.enable_sleep, "does not go with --vllm.enable_sleep: engines generate all the time"),
-    (lambda a: a.weights.transport != "buffer", "needs --weights.transport buffer, from which engines load"),
+    (lambda a: a.weights.transport == OPENRLHF, "needs --weights.transport buffer, from which engines load"),
     (
         lambda a: a.run.reproducible,
         "does not go with --run.reproducible: which weights are newest depends on timing",

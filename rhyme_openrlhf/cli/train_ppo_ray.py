@@ -42,6 +42,7 @@ def main(argv: list[str]) -> int:
 
             changes = adapt_arguments(args)
         checked = preflight.check(args, on_gpus)
+        settings = settings.with_transport(on_gpus)
     except (PlatformError, preflight.PreflightError) as error:
         return _refuse(error)
     for sentence in [*changes, *filter(None, [checked.said])]:

@@ -129,6 +129,8 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         await super().__init__(*args, rhyme=rhyme, **kwargs)
         if rhyme.histospec.enable and rhyme.drafting.source == NGRAM:
             await self.llm.collective_rpc("rhyme_look_up_serially")
+        if not rhyme.weights_by_buffer:
+            await self.llm.collective_rpc("rhyme_check_broadcast")
         workers = history_workers if rhyme.drafts_from_history else []
         self._history = HistoryFeed(workers, self.call_scheduler, rhyme.history.fetch_timeout_s)
         self._in_flight = HistoriesInFlight(self._history)
@@ -338,3 +340,9 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
     def node_id(self) -> str:
         """The Ray node this engine runs on."""
         return ray.get_runtime_context().get_node_id()
+
+    async def node_ids(self) -> list[str]:
+        """Return the Ray nodes of this engine: the actor's, then those of its tensor-parallel ranks."""
+        ranks = await self.llm.collective_rpc("rhyme_node")
+        own = self.node_id()
+        return list(dict.fromkeys([own, *(node or own for node in ranks)]))

@@ -21,7 +21,7 @@ from rhyme_openrlhf.config import CpuSettings, RhymeSettings
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.history.keys import prompt_key, turn_key
 from rhyme_openrlhf.rollout.node_weights import SegmentStore
-from rhyme_openrlhf.training.weight_buckets import Parameter, PublishedBucket, Segment, WeightVersion, plan_buckets
+from rhyme_openrlhf.training.weight_buckets import Parameter, Segment, WeightVersion, plan_buckets
 
 # Longer than vLLM's KV block on CPU, so that a second request for it does find cached blocks.
 PROMPT = list(range(10, 60)) * 6
@@ -108,14 +108,18 @@ def stored(model: Any, version: int, folder: Path) -> Segment:
             raw = tensors[entry.parameter.name].detach().contiguous().view(-1).view(torch.uint8).numpy()
             array[entry.offset : entry.offset + raw.size] = raw
         arrays.append(array)
-        buckets.append(PublishedBucket(bucket, None))
+        buckets.append(bucket)
     return SegmentStore(folder).store(WeightVersion(version, tuple(buckets)), arrays)
 
 
 def expected_scores(model: Any, tokens: list[int]) -> list[float]:
+    from openrlhf.models.actor import Actor
+
     from rhyme_openrlhf.training.weight_publisher import fixed_sequence_log_probs
 
-    return fixed_sequence_log_probs(model, tokens)
+    actor = Actor(model)
+    actor.packing_samples = False
+    return fixed_sequence_log_probs(actor, tokens)
 
 
 def sampling(**values: Any) -> Any:
