@@ -29,12 +29,12 @@ from rhyme_openrlhf.history.index import IndexBufferError
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import ProfileError, parse
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.rollout import engine_core_channel  # noqa: F401  (adds the channel to this process's EngineCore)
 from rhyme_openrlhf.rollout.draft_trace import DraftTraces
 from rhyme_openrlhf.rollout.engine_samples import KV_CACHE
 from rhyme_openrlhf.rollout.pacing import Pacing
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE, UNCOUNTED, WINDOW
+from rhyme_openrlhf.rollout.row_limit import DRAFTING_KEY
 from rhyme_openrlhf.rollout.step_clock import DecodeStep
 from rhyme_openrlhf.rollout.step_meter import StepMeter
 from rhyme_openrlhf.rollout.step_timing import StepTiming
@@ -45,20 +45,6 @@ from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
 
 # Key of our settings in vLLM's additional_config.
 SETTINGS_KEY = "rhyme_histospec"
-DRAFTING_KEY = "rhyme_drafting"
-
-
-def most_rows(vllm_config: Any, within_graphs: bool) -> int | None:
-    """Tokens that a verifying step may compute on a GPU; None without one, where nothing was reserved.
-
-    vLLM 0.29.0 measured the memory of logits with a sure and a draft token for each sample (v1/worker/
-    gpu_model_runner.py, `_dummy_sampler_run`). `within_graphs`: no more than the largest CUDA graph has either.
-    """
-    if not gpu_present():
-        return None
-    rows = 2 * int(vllm_config.scheduler_config.max_num_seqs)
-    largest = vllm_config.compilation_config.max_cudagraph_capture_size
-    return min(rows, largest) if within_graphs and largest else rows
 
 
 def extra_arguments(request: Any) -> dict[str, Any]:
@@ -165,7 +151,6 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         self._scheduled: Ticket | None = None
         self._accepted = 0
         self._sentences: list[str] = []
-        self._most_rows = most_rows(self.vllm_config, self.drafting.within_graphs)
         # Requests whose drafts a grammar cuts.
         self._ruled: set[str] = set()
 
@@ -267,8 +252,7 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             and not request.is_prefill_chunk
         ]
         self._ticket = self.gain.ask() if decoding else None
-        for request, draft in zip(decoding, self._drafts(decoding), strict=True):
-            request.spec_token_ids = draft
+        self.set_drafts(decoding, self._drafts(decoding))
         for request_id in self._ruled:
             request = requests[request_id]
             if request.spec_token_ids:
@@ -286,14 +270,7 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             self.drafter.leave_out()
             return [[] for _ in decoding]
         context = sum([request.num_computed_tokens for request in decoding]) if self.planner is not None else 0
-        return self.drafter.draft([request.request_id for request in decoding], context, self._most_drafts())
-
-    def _most_drafts(self) -> int:
-        # Past its tokens a step vLLM leaves running requests out of the step.
-        tokens: int = self.max_num_scheduled_tokens
-        if self._most_rows is not None:
-            tokens = min(tokens, self._most_rows)
-        return max(tokens - len(self.running), 0)
+        return self.drafter.draft([request.request_id for request in decoding], context, self.most_drafts())
 
     def is_timed(self) -> bool:
         """Whether a planner, the figure of the gain, or whoever measures asks how long steps take."""

@@ -56,6 +56,7 @@ class StepMeasuring:
             step_tokens=config.scheduler_config.max_num_scheduled_tokens
             or config.scheduler_config.max_num_batched_tokens,
             drafts_each=config.speculative_config.num_speculative_tokens if config.speculative_config else 0,
+            verified_rows=await self.call_scheduler("row_limit"),
         )
 
     async def kv_bytes_per_token(self) -> int:

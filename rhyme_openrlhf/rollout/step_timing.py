@@ -1,7 +1,8 @@
 """The part of a vLLM scheduler that times decode steps, with as many dummy draft tokens as it is told to verify.
 
-Invariants: while it measures, drafts are of one fixed token, so nearly all are rejected and samples grow by one; else
-nothing is changed. Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`.
+Invariants: while it measures, drafts are of one fixed token, so nearly all are rejected and samples grow by one, and a
+step verifies no more rows than any other (row_limit.py); else nothing is changed. Checked against vLLM 0.29.0
+`v1/core/sched/scheduler.py`.
 """
 
 from __future__ import annotations
@@ -9,18 +10,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from vllm.v1.core.sched.scheduler import Scheduler
-
+from rhyme_openrlhf.rollout.row_limit import RowLimit
 from rhyme_openrlhf.rollout.step_clock import DecodeStep, StepClock
 
 # Any token of any vocabulary.
 DUMMY = 1
 
 
-class StepTiming(Scheduler):
+class StepTiming(RowLimit):
     """Mixed into vLLM's scheduler."""
 
-    CALLABLE: tuple[str, ...] = ("force_drafts", "take_steps")
+    CALLABLE: tuple[str, ...] = ("force_drafts", "take_steps", "row_limit")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,7 +65,7 @@ class StepTiming(Scheduler):
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Dummy drafts for each request that is decoding."""
-        for request_id in draft_token_ids.req_ids:
-            request = self.requests.get(request_id)
-            if request is not None and not request.is_finished():
-                request.spec_token_ids = [] if request.is_prefill_chunk else [DUMMY] * (self.forced_drafts or 0)
+        asked = (self.requests.get(request_id) for request_id in draft_token_ids.req_ids)
+        requests = [request for request in asked if request is not None and not request.is_finished()]
+        each = [DUMMY] * (self.forced_drafts or 0)
+        self.set_drafts(requests, [[] if request.is_prefill_chunk else list(each) for request in requests])
