@@ -21,6 +21,7 @@ import torch
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
 from rhyme_openrlhf.profiling.subject import hardware_name
+from rhyme_openrlhf.rollout import rejection_sampling
 from rhyme_openrlhf.rollout.moves import resumed_requests
 from rhyme_openrlhf.rollout.moves.moving_worker import MovingWorker
 from rhyme_openrlhf.rollout.moves.sleeping_worker import SleepingWorker
@@ -28,6 +29,7 @@ from rhyme_openrlhf.rollout.ngram_worker import NgramWorker
 from rhyme_openrlhf.training.weight_buckets import Segment
 
 resumed_requests.apply()
+rejection_sampling.apply()
 
 if gpu_present():
     _Base: Any = WorkerWrap
