@@ -21,7 +21,6 @@ from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Subject
-from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.profiling import subject as subjects
 from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
 
@@ -65,13 +64,8 @@ class StepMeasuring:
         return subjects.kv_bytes_per_token(config, subject.dtype, subject.tensor_parallel_size)
 
     async def padded_rows(self) -> tuple[int, ...]:
-        """Token counts to which a step is padded: CUDA graph sizes (not run on a GPU yet), or the CPU's shapes."""
-        if not gpu_present():
-            from rhyme_openrlhf.platform.cpu_shapes import all_sizes
-
-            return all_sizes()
-        sizes = self.llm.vllm_config.compilation_config.cudagraph_capture_sizes or []
-        return tuple(sorted(sizes))
+        """Token counts to which a step is padded, ascending: as the worker has resolved them."""
+        return tuple((await self.llm.collective_rpc("rhyme_padded_rows"))[0])
 
     async def decode_steps(self, shape: StepShape, steps: int) -> list[tuple[int, int, int, float]]:
         """Run `steps` decode steps of this shape: (running, context, drafts, seconds) of those that had it."""

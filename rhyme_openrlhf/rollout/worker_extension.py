@@ -65,6 +65,15 @@ class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
             runner.reload_weights(weights_iterator=segment_tensors(segment))
         return segment.version
 
+    def rhyme_padded_rows(self) -> list[int]:
+        """Return the token counts to which this worker pads a step: sizes of CUDA graphs, or the CPU's shapes.
+
+        The model runner changes the sizes in its own copy of vLLM's configuration; nobody else has them.
+        """
+        if not gpu_present():
+            return list(cpu_shapes.all_sizes())
+        return sorted(self.vllm_config.compilation_config.cudagraph_capture_sizes or [])
+
     def rhyme_hardware(self) -> str:
         """The name of what this worker computes on."""
         return hardware_name((torch.cuda.get_device_name(),) if gpu_present() else ())
