@@ -44,6 +44,8 @@ def most_rows(vllm_config: Any) -> int | None:
 class RowLimit(Scheduler):
     """A vLLM scheduler that verifies drafts. Mixed in below everything that makes drafts."""
 
+    CALLABLE: tuple[str, ...] = ("row_limit",)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._most_rows = most_rows(self.vllm_config)
