@@ -61,7 +61,7 @@ json.dump(found, sys.stdout)
 
 
 @pytest.fixture(scope="module")
-def on_gpu() -> dict[str, Any]:
+def on_gpu(starts_python: None) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

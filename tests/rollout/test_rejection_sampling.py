@@ -6,6 +6,7 @@ vLLM's own sampler runs here on CPU tensors, with the stand-ins that its CPU bui
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,10 +32,13 @@ KERNELS = (
 
 
 @pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in KERNELS:
         monkeypatch.setattr(upstream, name, getattr(cpu_kernels, name))
     monkeypatch.setattr(upstream, "expand_batch_to_tokens", cpu_sampling.expand_batch_to_tokens)
+    # To compile starts processes.
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def a_step(lengths: list[int]) -> SpecDecodeMetadata:
