@@ -258,6 +258,46 @@ class TelemetrySettings(Settings):
             raise SettingsError(f"--telemetry.system_s must be 0, or at least 1, got {self.system_s:g}")
 
 
+# What vLLM 0.29.0 takes for an engine in a Ray actor, of any size of GPU (engine/arg_utils.py).
+VLLM_SAMPLES, VLLM_STEP_TOKENS = 128, 2048
+
+
+@dataclass(frozen=True)
+class EngineSettings(Settings):
+    """How much one engine computes at once."""
+
+    group: ClassVar[str] = "engine"
+    title: ClassVar[str] = "Size of each vLLM engine: samples it runs at once, and tokens of a step."
+
+    max_num_seqs: int = option(
+        0,
+        f"Samples an engine runs at once. 0: as vLLM chooses, {VLLM_SAMPLES}. More need more memory beside the KV "
+        "cache: a step's logits grow with them.",
+        low=0,
+        high=4096,
+    )
+    max_num_batched_tokens: int = option(
+        0,
+        "Tokens an engine computes in a step, of prompts, samples and drafts together. 0: as vLLM chooses, "
+        f"{VLLM_STEP_TOKENS}. More let prompts start sooner.",
+        low=0,
+        high=1 << 20,
+    )
+
+    def check(self) -> None:
+        tokens = self.max_num_batched_tokens or VLLM_STEP_TOKENS
+        samples = self.max_num_seqs or VLLM_SAMPLES
+        if tokens < samples:
+            raise SettingsError(
+                f"--engine.max_num_batched_tokens must be at least --engine.max_num_seqs ({samples}), a token for each "
+                f"sample, got {tokens}"
+            )
+
+    def arguments(self) -> dict[str, int]:
+        """Return vLLM's arguments for what is given."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value}
+
+
 @dataclass(frozen=True)
 class CpuSettings(Settings):
     """Only read on a machine without a GPU."""
@@ -293,6 +333,7 @@ class RhymeSettings:
     control: ControlSettings = field(default_factory=ControlSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     emulate: EmulateSettings = field(default_factory=EmulateSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     cpu: CpuSettings = field(default_factory=CpuSettings)
 
     @property
@@ -380,5 +421,6 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     ControlSettings,
     TelemetrySettings,
     EmulateSettings,
+    EngineSettings,
     CpuSettings,
 )

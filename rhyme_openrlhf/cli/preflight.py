@@ -17,6 +17,7 @@ from typing import Any
 from rhyme_openrlhf.cli.preflight_layouts import check_layouts
 from rhyme_openrlhf.cli.preflight_models import (
     PreflightError,
+    check_hybrid,
     check_model,
     check_profile,
     check_source,
@@ -68,6 +69,7 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     drafting = drafting_of(args)
     check_profile(args, config, drafting)
     check_source(args, config, drafting)
+    check_hybrid(args, config, drafting)
     _check_reallocation(args)
     layouts, said = check_layouts(args, config, on_gpus)
     _check_parts(args)

@@ -33,6 +33,7 @@ from vllm.utils import random_uuid
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.rollout import engine_core_channel
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
 from rhyme_openrlhf.rollout.draft_sources import vllm_source_arguments
@@ -75,16 +76,27 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
     if drafting.source != HISTORY:
-        return vllm_source_arguments(histospec, drafting) | {"additional_config": own}
+        return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
     return {
         "scheduler_cls": f"{SCHEDULER}.HistoryScheduler",
         "additional_config": own,
+        **graph_arguments(),
         "speculative_config": {
             "method": "custom_class",
             "model": PROPOSER,
             "num_speculative_tokens": rhyme.histospec.window_max,
         },
     }
+
+
+def graph_arguments() -> dict[str, Any]:
+    """Return vLLM's arguments for the CUDA graphs of an engine that drafts; none without a GPU.
+
+    FULL graphs serve only steps in which every sample has the longest draft, of which recorded runs have 3 in 2,626
+    (`benchmarks/graph_padding.py`). For their sake vLLM 0.29.0 rounds the sizes of all graphs up to multiples of the
+    longest draft and one: a sample without drafts computes 33 rows. PIECEWISE graphs keep their sizes.
+    """
+    return {"compilation_config": {"cudagraph_mode": "PIECEWISE"}} if gpu_present() else {}
 
 
 # Requests before a run's first, prompt tokens of each and tokens of each answer: a prefill and a decode step of more
@@ -123,6 +135,7 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         self._timeline = EngineTimeline(time.time())
         # The state of its timeline while it runs nothing.
         self._rests = "idle"
+        kwargs.update(rhyme.engine.arguments())
         kwargs.update(self.plugins(rhyme))
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)

@@ -23,6 +23,7 @@ import torch
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
 from rhyme_openrlhf.profiling.subject import hardware_name
+from rhyme_openrlhf.rollout import rejection_sampling
 from rhyme_openrlhf.rollout.moves import resumed_requests
 from rhyme_openrlhf.rollout.moves.moving_worker import MovingWorker
 from rhyme_openrlhf.rollout.moves.sleeping_worker import SleepingWorker
@@ -31,6 +32,7 @@ from rhyme_openrlhf.rollout.segment_file import SegmentFiles, tensors
 from rhyme_openrlhf.training.weight_buckets import Segment
 
 resumed_requests.apply()
+rejection_sampling.apply()
 
 if gpu_present():
     _Base: Any = WorkerWrap
@@ -92,6 +94,15 @@ class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
 
     def _converted(self) -> str:
         return converted_weights(self.model_runner.get_model(), self.model_config)
+
+    def rhyme_padded_rows(self) -> list[int]:
+        """Return the token counts to which this worker pads a step: sizes of CUDA graphs, or the CPU's shapes.
+
+        The model runner changes the sizes in its own copy of vLLM's configuration; nobody else has them.
+        """
+        if not gpu_present():
+            return list(cpu_shapes.all_sizes())
+        return sorted(self.vllm_config.compilation_config.cudagraph_capture_sizes or [])
 
     def rhyme_hardware(self) -> str:
         """The name of what this worker computes on."""

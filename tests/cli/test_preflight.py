@@ -316,3 +316,31 @@ def test_what_cannot_be_pipelined_is_named(tmp_path: Path, flags: list[str], nam
     with pytest.raises(preflight.PreflightError, match=f"--histopipe.enable .*{named}") as error:
         preflight.check(upstream.parse([*arguments(str(tmp_path)), *pipelined, *flags]))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen3_next", "jamba", "zamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "minimax"],
+)
+def test_models_with_states_are_known(kind: str) -> None:
+    assert preflight_models.is_hybrid(AutoConfig.for_model(kind))
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen3", "llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_moe", "mistral", "cohere2"]
+)
+def test_models_with_attention_alone_are_none(kind: str) -> None:
+    assert not preflight_models.is_hybrid(AutoConfig.for_model(kind))
+
+
+def test_a_hybrid_model_needs_short_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the demo's 32 draft tokens vLLM would keep 33 states for each sample."""
+    monkeypatch.setattr(preflight_models, "is_hybrid", lambda config: True)
+    message = refused(tmp_path)
+    assert "Mamba-like layers, of which vLLM keeps 33 states for each sample" in message
+    assert "--histospec.window_max 3 or less, or --no-histospec.enable" in message
+    assert "--drafting.tokens 3" in refused(tmp_path, drafting__source="ngram")
+    check(tmp_path, histospec__window_max="3")
+    check(tmp_path, drafting__source="ngram", drafting__tokens="3")
+    argv = [*arguments(str(tmp_path)), "--no-histospec.enable"]
+    preflight.check(upstream.parse(argv))

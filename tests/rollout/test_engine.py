@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.config import CpuSettings, RhymeSettings
+from rhyme_openrlhf.config import CpuSettings, EngineSettings, RhymeSettings
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.history.keys import prompt_key, turn_key
 from rhyme_openrlhf.rollout.node_weights import SegmentStore
@@ -44,7 +44,8 @@ class Actor:
             self.raw.__init__(
                 model=str(embedded.MODEL), max_model_len=768, enforce_eager=True, tensor_parallel_size=1, num_gpus=0,
                 enable_prefix_caching=True, distributed_executor_backend="uni", logprobs_mode="processed_logprobs",
-                max_logprobs=1, bundle_indices=None, rhyme=RhymeSettings(cpu=CpuSettings(kv_cache_mb=64)), run_seed=1,
+                max_logprobs=1, bundle_indices=None,
+                rhyme=RhymeSettings(cpu=CpuSettings(kv_cache_mb=64), engine=EngineSettings(100, 3000)), run_seed=1,
                 index=0, history_workers=[],
             )
         )  # fmt: skip
@@ -80,6 +81,14 @@ def an_actor(kind: Any = None) -> Iterator[Actor]:
 def actor(starts_engine: None) -> Iterator[Actor]:
     with an_actor() as found:
         yield found
+
+
+def test_an_engine_has_the_size_that_was_asked_for(actor: Actor) -> None:
+    scheduling = actor.raw.llm.vllm_config.scheduler_config
+    assert (scheduling.max_num_seqs, scheduling.max_num_batched_tokens) == (100, 3000)
+    # From the worker, where they are resolved.
+    padded = actor.call(actor.raw.padded_rows())
+    assert padded and list(padded) == sorted(set(padded))
 
 
 def model_with(scale: float) -> Any:
