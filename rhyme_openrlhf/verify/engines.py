@@ -53,9 +53,16 @@ class EngineFacts:
     dtype: str
     async_scheduling: bool
     speculates: bool
+    model_runner: str
     gpu: str = ""
     gpu_free_bytes: int = 0
     gpu_total_bytes: int = 0
+
+    @property
+    def words(self) -> str:
+        """What vLLM chose, for a person."""
+        scheduling = "asynchronous" if self.async_scheduling else "synchronous"
+        return f"model runner {self.model_runner}, {scheduling} scheduling"
 
 
 class Engine:
@@ -97,6 +104,19 @@ class EnginePair:
     plain: Engine
     speculating: Engine
     shared_gpu: bool
+
+    @property
+    def chosen(self) -> str:
+        """The line of a report about what vLLM chose for both engines."""
+        return f"with drafts: {self.speculating.facts.words}; without: {self.plain.facts.words}"
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The same with all facts, as plain JSON values."""
+        return {
+            "plain": dataclasses.asdict(self.plain.facts),
+            "speculating": dataclasses.asdict(self.speculating.facts),
+        }
 
 
 class EnginePool:

@@ -109,10 +109,10 @@ def run(bench: Bench) -> Outcome:
             plain.append(timed(pair.plain, _requests(bench, prompts, samples, drafts=False))[0])
             speculating.append(timed(pair.speculating, _requests(bench, prompts, samples, drafts=True))[0])
     found = compare(plain, speculating)
-    facts = pair.plain.facts
     figures: dict[str, Any] = dataclasses.asdict(found) | {
-        "dtype": facts.dtype,
-        "async_scheduling_without_speculation": facts.async_scheduling,
+        "dtype": pair.plain.facts.dtype,
+        "async_scheduling_without_speculation": pair.plain.facts.async_scheduling,
+        "engines": pair.figures,
         "prompts": len(prompts),
         "samples_per_prompt": samples,
         "rounds": {
@@ -120,7 +120,7 @@ def run(bench: Bench) -> Outcome:
             "speculating": [dataclasses.asdict(r) for r in speculating],
         },
     }
-    return Outcome(WHAT, "informative", UPPER_BOUND, _lines(found), figures)
+    return Outcome(WHAT, "informative", UPPER_BOUND, [*_lines(found), pair.chosen], figures)
 
 
 def timed(engine: Engine, requests: Sequence[Request]) -> tuple[Round, list[Answer]]:
