@@ -130,9 +130,11 @@ def profile(context: Context, out: Path) -> list[str]:
     return [*RHYME, "profile", "--sparse", "--out", str(out), *context.train(cuda_graphs=context.gpus > 0)]
 
 
-def read_profile(path: Path) -> Figures:
-    """Return the profile's lines: a header, then one point each."""
-    return {"lines": [json.loads(line) for line in path.read_text().splitlines() if line.strip()]}
+def profile_words(figures: Figures) -> str:
+    """Return what was profiled, and how many points there are."""
+    subject = figures["subject"]
+    points = f"{len(figures['steps'])} decode steps, {len(figures['prefills'])} prefills"
+    return f"{subject['model']}, {subject['dtype']}, on {subject['hardware']}: {points}"
 
 
 def speed(context: Context, out: Path) -> list[str]:
@@ -210,7 +212,7 @@ PARTS = (
     Part("doctor", "what is installed", 60, doctor, read_json, doctor_words, answers=(0, 1)),
     Part("weights", "trained weights reach every engine", 300, verify("weights"), read_json, verify_words),
     Part("lossless", "output with drafts is that without", 400, verify("greedy,sampled"), read_json, verify_words),
-    Part("profile", "step times", 300, profile, read_profile, lambda figures: f"{len(figures['lines'])} lines"),
+    Part("profile", "step times", 300, profile, read_json, profile_words),
     Part("speed", "with drafts against without", 480, speed, read_json, speed_words),
     Part("train-openrlhf", "colocated, OpenRLHF's transport", 300, colocated("openrlhf"), read_run, run_words),
     Part("train-buffer", "colocated, weight buffer", 300, colocated("buffer"), read_run, run_words),
