@@ -217,6 +217,8 @@ class EnginePool:
             self._settings,
             # Checks draft what they installed: a prompt's other samples must not come in between.
             histospec=dataclasses.replace(self._settings.histospec, enable=speculate, siblings=False),
+            # Nor steps in which drafts are left out to measure their gain: a check counts what was verified.
+            drafting=dataclasses.replace(self._settings.drafting, probe_share=0),
             cpu=dataclasses.replace(self._settings.cpu, dtype=dtype),
         )
         args = self._args
