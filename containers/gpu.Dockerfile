@@ -20,7 +20,7 @@ ENV VIRTUAL_ENV=/opt/rhyme PATH=/opt/rhyme/bin:$PATH CUDA_HOME=/usr/local/cuda P
 RUN python3 -m venv "$VIRTUAL_ENV"
 
 # What flash-attn, DeepSpeed and our C++ core are built with, before what needs it: pip asks flash-attn for its
-# requirements before it installs anything, and its setup.py imports torch, packaging, psutil and wheel.
+# requirements before it installs anything, and its setup.py imports torch, packaging and wheel; psutil counts its jobs.
 RUN pip install torch==2.13.0 packaging ninja wheel "setuptools>=77" psutil numpy "pybind11>=3.0"
 
 # The slow part before our code, so that a change of ours does not compile flash-attn again. Jobs: each takes about 8 GB.

@@ -101,8 +101,9 @@ def verify(only: str, *more: str, cuda_graphs: bool = False) -> Callable[[Contex
 
 def verify_words(figures: Figures) -> str:
     """Return each check's result, and what vLLM chose."""
-    words = [f"{check['check']} {check['result']}" for check in figures["checks"]]
+    words = []
     for check in figures["checks"]:
+        words.append(": ".join(filter(None, (f"{check['check']} {check['result']}", check["why"]))))
         for name, engine in check["figures"].get("engines", {}).items():
             scheduling = "async" if engine["async_scheduling"] else "sync"
             words.append(f"{name} engine: {engine['dtype']}, runner {engine['model_runner']}, {scheduling}")
@@ -183,7 +184,7 @@ def read_run(folder: Path) -> Figures:
     ends = [event for event in events if isinstance(event, RunFinished)]
     if not ends or ends[-1].status != "succeeded" or not steps:
         raise ValueError(ends[-1].message if ends else "the run did not end")
-    return {"steps": steps, "seconds": ends[-1].seconds}
+    return {"steps": steps, "seconds": ends[-1].seconds, "summary": read_json(folder / "summary.json")}
 
 
 def run_words(figures: Figures) -> str:

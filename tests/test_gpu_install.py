@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 README, DOCKERFILE = ROOT / "README.md", ROOT / "containers/gpu.Dockerfile"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REQUIREMENTS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["gpu"]]
-# Imported by flash-attn 2.8.3's setup.py at its top, beside setuptools.
+# What flash-attn 2.8.3's build uses, beside a compiler.
 FLASH_ATTN_BUILD = {"packaging", "psutil", "torch", "wheel", "setuptools"}
 FLASH_ATTN = "flash_attn-2.8.3"
 FLASH_ATTN_METADATA = """\

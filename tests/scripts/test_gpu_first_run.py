@@ -134,3 +134,18 @@ def test_every_part_runs_here(tmp_path: Path, starts_e2e: None, starts_ray: None
     assert [load["running"] for load in loads] == [1, 4] and all(load["tokens_per_step"] > 1 for load in loads)
     for name in ("train-openrlhf", "train-buffer"):
         assert [step["epoch"] for step in found["parts"][name]["figures"]["steps"]] == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_memory_probe_has_long_drafts_of_one_sample_alone(
+    first_run: Any, tmp_path: Path, starts_ray: None, starts_engine: None
+) -> None:
+    context = first_run.Context(0, True, tmp_path)
+    out = tmp_path / "memory.json"
+    done = subprocess.run(first_run.memory(context, out), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    # One sample drafts its own answer; what the others say is random.
+    assert found["survived"] and found["accepted"] > 16
+    assert "survived" in first_run.memory_words(found)
