@@ -22,7 +22,7 @@ pytest.importorskip("openrlhf")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def right_files_are_imported_once() -> Iterator[None]:
+def right_files_are_imported_once(starts_python: None) -> Iterator[None]:
     """A reward file is imported in a process of its own, with torch: once that it can be is enough for the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight, "_check_import", functools.cache(preflight._check_import))

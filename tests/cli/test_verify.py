@@ -181,6 +181,7 @@ def test_the_installs_check_says_what_the_doctor_says() -> None:
     assert any("apt-get install g++" in line for line in outcome.lines)
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys\n"
