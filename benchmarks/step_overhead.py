@@ -79,9 +79,8 @@ def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: A
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from rhyme_openrlhf import embedded
+    from rhyme_openrlhf import embedded, platform
     from rhyme_openrlhf.config import DraftingSettings, HistoSpecSettings, RhymeSettings
-    from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
     from rhyme_openrlhf.rollout.engine import speculation_arguments
 
     settings = RhymeSettings(
@@ -95,7 +94,11 @@ def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: A
         "enforce_eager": True,
         **speculation_arguments(settings),
     }
-    config = vllm.EngineArgs(**cpu_engine_arguments(arguments, settings.cpu)).create_engine_config()
+    if not platform.gpu_present():
+        from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+
+        arguments = cpu_engine_arguments(arguments, settings.cpu)
+    config = vllm.EngineArgs(**arguments).create_engine_config()
     block = config.cache_config.block_size
     spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=8, dtype=torch.float32)
     blocks = running * (length // block + 2) + 64

@@ -47,8 +47,10 @@ def main(argv: list[str]) -> int:
     options, train_argv = _parser().parse_known_args(argv)
     # They are about the libraries, not about the user's input.
     warnings.filterwarnings("ignore", category=FutureWarning)
+    from rhyme_openrlhf.platform import run_gpus
+
     try:
-        checked = train_arguments.check(train_argv or demo.arguments("unused"), print)
+        checked = train_arguments.check(train_argv or demo.arguments("unused", run_gpus()), print)
     except BadInputError as error:
         return _refuse(str(error))
     if not checked.settings.histospec.enable:
