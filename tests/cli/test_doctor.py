@@ -13,6 +13,7 @@ from rhyme_openrlhf.cli.doctor_checks import Check, Verdict, run_checks, verdict
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts, TorchFacts
 from rhyme_openrlhf.history.cpu_share import QuotaParent
 from rhyme_openrlhf.verify.record import Entry, relevant
+from tests import nvml
 
 # As upstream's metadata writes them, shortened.
 REQUIRES = {
@@ -130,7 +131,36 @@ def test_a_cpu_build_of_torch_beside_a_gpu_is_wrong() -> None:
     facts = dataclasses.replace(GPU, torch=TorchFacts())
     check = check_of(facts, "torch")
     assert (check.state, check.mend) == ("wrong version", 'pip install -e ".[gpu]"')
-    assert verdict_of(facts, "training on GPUs").reason == "the driver lists 2 GPU(s), but torch sees none"
+    reason = verdict_of(facts, "training on GPUs").reason
+    assert "lists 2 GPU(s)" in reason and "but torch sees none, because it is a CPU build" in reason
+    # `rhyme demo` refuses such a machine too.
+    assert verdict_of(facts, "embedded demo") == Verdict("embedded demo", False, reason)
+
+
+def test_a_driver_too_old_for_torch_stops_everything_and_names_the_wanted_version() -> None:
+    old = dataclasses.replace(GPU, torch=TorchFacts(cuda="13.0"), driver="535.104.05")
+    check = check_of(old, "NVIDIA driver")
+    assert (check.found, check.wanted, check.state) == (
+        "535.104.05",
+        "580 or newer, for torch's CUDA 13.0",
+        "wrong version",
+    )
+    for use in ("embedded demo", "training on GPUs"):
+        reason = verdict_of(old, use).reason
+        assert "driver 535.104.05" in reason and "install driver 580 or newer" in reason
+    assert not any(
+        use.runs for use in verdicts(old, run_checks(old)) if use.use in ("embedded demo", "training on GPUs")
+    )
+    assert check_of(GPU, "NVIDIA driver").state == "ok"
+
+
+def test_the_driver_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvml.install(monkeypatch, tmp_path, driver="535.104.05", gpus=2, apart=[[0, 1]])
+    found = doctor_facts._ask_driver()
+    assert (found.version, [gpu.name for gpu in found.gpus]) == ("535.104.05", ["Pretended GPU"] * 2)
+    assert found.apart == ((0, 1),) and not found.nvlinked
+    monkeypatch.setattr(doctor_facts, "DRIVER_QUESTION", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert doctor_facts._ask_driver().gpus == ()
 
 
 def test_a_torch_that_cannot_be_imported_is_broken_and_says_how() -> None:
