@@ -46,6 +46,7 @@ PURE_MODULES = (
     "telemetry/metrics.py",
     "telemetry/reporter.py",
     "telemetry/run_files.py",
+    "training/memory_plan.py",
     "training/resources.py",
     "training/stage_watch.py",
     "verify/chi_square.py",

@@ -31,7 +31,8 @@ class Gpu:
 class Driver:
     """The driver's version, "" without one, and the GPUs that CUDA_VISIBLE_DEVICES leaves visible.
 
-    `apart`: pairs of them, by place in `gpus`, that cannot write each other's memory. `nvlinked`: NVLink joins all pairs.
+    `apart`: pairs of them, by place in `gpus`, that cannot write each other's memory. `nvlinked`: NVLink joins each
+    pair.
     """
 
     version: str = ""
@@ -71,6 +72,11 @@ def read() -> Driver:
     apart = tuple(pair for pair in pairs if status(pair, pynvml.NVML_P2P_CAPS_INDEX_WRITE) is False)
     linked = all(status(pair, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) for pair in pairs)
     return Driver(version, gpus, apart, bool(pairs) and linked)
+
+
+def smallest_memory(found: Driver) -> int | None:
+    """Return the memory of the smallest GPU; None without one."""
+    return min((gpu.memory for gpu in found.gpus), default=None)
 
 
 def unusable(gpus: Sequence[str], version: str, cuda: str) -> str:
