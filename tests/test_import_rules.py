@@ -37,7 +37,7 @@ PURE_MODULES = (
     "history/record.py",
     "history/shard.py",
     "history/work_queue.py",
-    "platform/driver.py",
+    "platform/nvidia.py",
     "rollout/engine_samples.py",
     "telemetry/batches.py",
     "telemetry/control_connection.py",

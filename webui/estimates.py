@@ -20,7 +20,7 @@ from rhyme_openrlhf.api.spec_paths import PathRefused, profile_file
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.settings import AUTO, NONE
-from rhyme_openrlhf.platform import driver
+from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.profiling.subject import folder
 from rhyme_openrlhf.training import memory_plan
 from rhyme_openrlhf.training.memory_plan import GpuPlan, ModelShape
@@ -83,7 +83,7 @@ def shape_of(arguments: Arguments) -> ModelShape | None:
 def memory(arguments: Arguments, shape: ModelShape) -> MemoryView:
     """Return the plan of checked arguments, against the GPUs of the service's machine where it has any."""
     layout = memory_plan.layout_of(upstream_arguments(arguments))
-    found = memory_plan.plan(shape, layout, driver.smallest_memory(driver.read()))
+    found = memory_plan.plan(shape, layout, nvidia.smallest_memory(nvidia.read()))
     return MemoryView(
         parameters=shape.parameters,
         gpus=tuple(_gpu(gpu) for gpu in found.gpus),

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts
-from rhyme_openrlhf.platform import driver
+from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.verify import record
 
 OK = "ok"
@@ -154,7 +154,7 @@ def _optional_lacks(state: dict[str, str], names: tuple[str, ...]) -> str:
 
 def _no_gpu_reason(facts: Facts) -> str:
     if facts.driver_gpus:
-        return driver.unusable(facts.driver_gpus, facts.driver, facts.torch.cuda)
+        return nvidia.unusable(facts.driver_gpus, facts.driver, facts.torch.cuda)
     return "no GPU here"
 
 
@@ -173,11 +173,11 @@ def _gpu(facts: Facts) -> Check:
 
 
 def _driver(facts: Facts) -> Check:
-    wanted = driver.oldest(facts.torch.cuda)
+    wanted = nvidia.oldest(facts.torch.cuda)
     if not wanted:
         return Check(DRIVER, facts.driver or "not known", "as torch's CUDA needs", OK)
     text = f"{wanted} or newer, for torch's CUDA {facts.torch.cuda}"
-    if not driver.too_old(facts.driver, facts.torch.cuda):
+    if not nvidia.too_old(facts.driver, facts.torch.cuda):
         return Check(DRIVER, facts.driver or "not known", text, OK)
     mend = _apt(facts, f"nvidia-driver-{wanted}-server") + " (Ubuntu; elsewhere from nvidia.com/drivers), then reboot"
     return Check(DRIVER, facts.driver, text, WRONG, mend)

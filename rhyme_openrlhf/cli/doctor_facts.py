@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 
 from rhyme_openrlhf.history.core import instruction_set
 from rhyme_openrlhf.history.cpu_share import QuotaParent, quota_parent
-from rhyme_openrlhf.platform.driver import VISIBLE, Driver, Gpu
+from rhyme_openrlhf.platform.nvidia import VISIBLE, Driver, Gpu
 from rhyme_openrlhf.verify import record
 
 GIB = 2**30
@@ -42,8 +42,8 @@ print(json.dumps({"cuda": torch.version.cuda or "", "gpus": names}))
 """
 DRIVER_QUESTION = """
 import dataclasses, json
-from rhyme_openrlhf.platform import driver
-print(json.dumps(dataclasses.asdict(driver.read())))
+from rhyme_openrlhf.platform import nvidia
+print(json.dumps(dataclasses.asdict(nvidia.read())))
 """
 
 

@@ -1,6 +1,6 @@
 """What differs on a machine without a GPU, and nowhere else.
 
-`gpu_present()` decides once per process; `driver` reads what NVML lists, so that GPUs which torch cannot use are
+`gpu_present()` decides once per process; `nvidia` reads what NVML lists, so that GPUs which torch cannot use are
 refused. Everything else in this package is for the answer "no": shims that let OpenRLHF import and run (`shims`), its
 strategy on gloo (`cpu_strategy`), its own weight broadcast on gloo (`gloo_sync`), engine arguments (`cpu_engine`), a KV
 cache's memory given back (`cpu_memory`), a correction of vLLM's CPU sampling (`cpu_sampling`) and a local Ray with
@@ -36,11 +36,11 @@ def run_has_gpus() -> bool:
         return True
     import torch
 
-    from rhyme_openrlhf.platform import driver
+    from rhyme_openrlhf.platform import nvidia
 
-    found = driver.read()
+    found = nvidia.read()
     if found.gpus:
-        raise PlatformError(driver.unusable([gpu.name for gpu in found.gpus], found.version, torch.version.cuda or ""))
+        raise PlatformError(nvidia.unusable([gpu.name for gpu in found.gpus], found.version, torch.version.cuda or ""))
     if not os.environ.get("RAY_ADDRESS"):
         return False
     import ray

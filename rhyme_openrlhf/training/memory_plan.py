@@ -50,7 +50,10 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A dense decoder as far as memory goes. `name` as profiles call it (`profiling/subject.py`)."""
+    """A dense decoder as far as memory goes. `name` as profiles call it (`profiling/subject.py`).
+
+    `layers`: those whose KV cache grows with the whole sequence.
+    """
 
     name: str
     parameters: int
@@ -157,7 +160,8 @@ class MemoryPlan:
 def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
     """The shape of a Hugging Face configuration; None where it is not one of a dense decoder with gated layers."""
     try:
-        if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        # Experts, and keys and values in a compressed form, take memory by other rules.
+        if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank")):
             return None
         hidden, layers, heads = (
             int(config[name]) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -171,8 +175,10 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
     attention = 2 * hidden * heads * size + 2 * hidden * kv_heads * size
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
     parameters = layers * (attention + 3 * hidden * inner + 2 * hidden) + embeddings + hidden
+    # A layer with a sliding window keeps few tokens: it counts as none.
+    whole = layers - sum(kind == "sliding_attention" for kind in config.get("layer_types") or ())
     name = f"{architecture} {layers}x{hidden} heads {heads}/{kv_heads} vocabulary {vocabulary}"
-    return ModelShape(name, parameters, layers, kv_heads, size, vocabulary)
+    return ModelShape(name, parameters, whole, kv_heads, size, vocabulary)
 
 
 def read_shape(model: str) -> ModelShape | None:
@@ -194,6 +200,19 @@ def read_config(model: str) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def named_by_command(model: str | None) -> str:
+    """Return the model that an option of a command names, whose directory may be relative to the working directory."""
+    return os.path.abspath(model) if model and os.path.isdir(model) else model or ""
+
+
+def no_shape(model: str | None) -> str:
+    """Return one sentence that says why there is no plan of a model."""
+    return (
+        f"there is no memory plan of {model or 'a model without a name (--actor.model_name_or_path)'}: its config.json "
+        "is not on this machine, or is not that of a dense decoder; download the model first, or name its directory"
+    )
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
@@ -244,8 +263,13 @@ def layout_of(args: SimpleNamespace) -> Layout:
         samples_per_engine=samples / args.vllm.num_engines,
         longest=args.data.max_len,
         history_gb=args.history.memory_gb if args.histospec.enable else 0.0,
-        buffer=args.weights.transport != "openrlhf",
+        buffer=args.weights.transport == "buffer" or (args.weights.transport == "auto" and _needs_buffer(args)),
     )
+
+
+def _needs_buffer(args: SimpleNamespace) -> bool:
+    """Return whether a run on GPUs needs the weight buffer where it may choose."""
+    return any(feature.enable for feature in (args.move, args.reallocation, args.tp_switch, args.histopipe))
 
 
 def plan(shape: ModelShape, layout: Layout, size: int | None = None) -> MemoryPlan:
@@ -402,7 +426,7 @@ def as_text(found: MemoryPlan) -> str:
     """Return a plan as lines for a terminal."""
     lines = [
         f"memory plan (estimated, without activations and CUDA graphs): {found.shape.name}, "
-        f"{found.shape.parameters / 1e9:.2f} billion parameters"
+        f"{found.shape.parameters / 1e6:,.1f} million parameters"
     ]
     for gpu in found.gpus:
         count = f"{gpu.share.gpus} GPU{'s' if gpu.share.gpus > 1 else ''}"

@@ -10,7 +10,7 @@ import pytest
 
 from rhyme_openrlhf.cli import demo, preflight, train_arguments, train_ppo_ray
 from rhyme_openrlhf.embedded.demo import demo_arguments
-from rhyme_openrlhf.platform import driver, gpu_present
+from rhyme_openrlhf.platform import gpu_present, nvidia
 from tests import nvml
 
 torch = pytest.importorskip("torch")
@@ -52,13 +52,13 @@ def test_what_only_starts_engines_refuses_too(monkeypatch: pytest.MonkeyPatch, t
 
 def test_each_reason_has_its_remedy() -> None:
     said = {
-        "old": driver.unusable(["A"], "525.85", "13.0"),
-        "cpu": driver.unusable(["A"], "580.65", ""),
-        "else": driver.unusable(["A"], "580.65", "13.0"),
+        "old": nvidia.unusable(["A"], "525.85", "13.0"),
+        "cpu": nvidia.unusable(["A"], "580.65", ""),
+        "else": nvidia.unusable(["A"], "580.65", "13.0"),
     }
     assert "580 or newer" in said["old"] and "CPU build" in said["cpu"] and "torch.cuda.init()" in said["else"]
     assert all("set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU" in sentence for sentence in said.values())
-    assert driver.too_old("525.85", "13.0") and not driver.too_old("525.85", "12.9") and not driver.too_old("", "13.0")
+    assert nvidia.too_old("525.85", "13.0") and not nvidia.too_old("525.85", "12.9") and not nvidia.too_old("", "13.0")
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,16 @@ def test_only_visible_gpus_count(
     nvml.install(monkeypatch, tmp_path, gpus=3, memory=40 * GIB)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = driver.read()
+    found = nvidia.read()
     assert [gpu.memory for gpu in found.gpus] == [40 * GIB] * count
 
 
 def test_peer_access_and_nvlink_are_read_pair_by_pair(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nvml.install(monkeypatch, tmp_path, gpus=3, apart=[[0, 2]])
-    found = driver.read()
+    found = nvidia.read()
     assert found.apart == ((0, 2),) and not found.nvlinked
 
 
 def test_without_a_driver_the_answer_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nvml.install(monkeypatch, tmp_path, gpus=0)
-    assert driver.read() == driver.Driver()
+    assert nvidia.read() == nvidia.Driver()

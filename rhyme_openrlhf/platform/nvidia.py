@@ -1,22 +1,30 @@
-"""What the NVIDIA driver of this machine says of its GPUs through NVML, whether torch can use them or not.
+"""What this machine has of NVIDIA's: the driver, its GPUs (through NVML), and the CUDA toolkit that compiles.
 
-`read` is the adapter, `unusable` the judgement. Ray finds GPUs through NVML too, so a machine whose GPUs torch cannot
-use looks like one with GPUs to Ray, and like one without to torch. Invariants: nothing heavy is imported; an answer
-that cannot be had is an empty one.
+`read` and `toolkit` are the adapters, `unusable` and `cannot_compile` the judgements. Ray finds GPUs through NVML too,
+so a machine whose GPUs torch cannot use looks like one with GPUs to Ray, and like one without to torch. Invariants:
+nothing heavy is imported; an answer that cannot be had is an empty one.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # The oldest Linux driver that runs a CUDA release of this major version (NVIDIA's CUDA compatibility guide, table 2).
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+
+
+NVCC_TIMEOUT_SECONDS = 20
+_DEFAULT_TOOLKIT = Path("/usr/local/cuda")
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,14 @@ class Driver:
     gpus: tuple[Gpu, ...] = ()
     apart: tuple[tuple[int, int], ...] = ()
     nvlinked: bool = False
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """The CUDA toolkit that torch's compiler finds: its folder, and the release of its nvcc; "" for what is missing."""
+
+    home: str = ""
+    release: str = ""
 
 
 def read() -> Driver:
@@ -99,6 +115,44 @@ def unusable(gpus: Sequence[str], version: str, cuda: str) -> str:
         f"{listed}, although the driver is new enough for torch's CUDA {cuda}: run `python -c 'import torch; "
         f"torch.cuda.init()'` for CUDA's reason, {otherwise}"
     )
+
+
+def toolkit() -> Toolkit:
+    """Look where torch looks (torch/utils/cpp_extension.py, `_find_cuda_home`, 2.13.0) and ask nvcc for its release."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or ""
+    nvcc = shutil.which("nvcc")
+    if not home and nvcc:
+        home = str(Path(nvcc).parents[1])
+    elif not home and _DEFAULT_TOOLKIT.exists():
+        home = str(_DEFAULT_TOOLKIT)
+    if not home:
+        return Toolkit()
+    try:
+        asked = subprocess.run(
+            [f"{home}/bin/nvcc", "-V"], capture_output=True, text=True, timeout=NVCC_TIMEOUT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return Toolkit(home)
+    found = re.search(r"release (\d+\.\d+)", asked.stdout)
+    return Toolkit(home, found[1] if found else "")
+
+
+def cannot_compile(found: Toolkit, cuda: str) -> str:
+    """Return why DeepSpeed cannot compile its optimizer at the first run, and what to do; "" where it can.
+
+    `cuda` is the release that torch was built for. torch refuses to compile with another major version.
+    """
+    mend = f"install the CUDA toolkit {cuda} and set CUDA_HOME to its folder"
+    if not found.home:
+        return f"DeepSpeed compiles its optimizer with nvcc, but CUDA_HOME is not set and there is no nvcc: {mend}"
+    if not found.release:
+        return f"DeepSpeed compiles its optimizer with nvcc, but {found.home}/bin/nvcc does not run: {mend}"
+    if _major(found.release) != _major(cuda):
+        return (
+            f"DeepSpeed compiles its optimizer with nvcc for torch's CUDA {cuda}, but {found.home} has CUDA "
+            f"{found.release}: {mend}"
+        )
+    return ""
 
 
 def oldest(cuda: str) -> int:
