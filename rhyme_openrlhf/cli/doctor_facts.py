@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 
 from rhyme_openrlhf.history.core import instruction_set
 from rhyme_openrlhf.history.cpu_share import QuotaParent, quota_parent
-from rhyme_openrlhf.platform.nvidia import VISIBLE, Driver, Gpu
+from rhyme_openrlhf.platform.nvidia import VISIBLE, Driver, Gpu, Toolkit, deepspeed_is_compiled, toolkit
 from rhyme_openrlhf.verify import record
 
 GIB = 2**30
@@ -38,7 +38,8 @@ PROGRAM_TIMEOUT_S = 20
 TORCH_QUESTION = """
 import json, torch
 names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-print(json.dumps({"cuda": torch.version.cuda or "", "gpus": names}))
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if names else ""
+print(json.dumps({"cuda": torch.version.cuda or "", "gpus": names, "nccl": nccl}))
 """
 DRIVER_QUESTION = """
 import dataclasses, json
@@ -49,11 +50,12 @@ print(json.dumps(dataclasses.asdict(nvidia.read())))
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What torch said of itself. `cuda`: the CUDA version it was built for, empty for a CPU build."""
+    """What torch said of itself. `cuda`: the CUDA version it was built for, empty for a CPU build; `nccl`: its NCCL."""
 
     cuda: str = ""
     gpus: tuple[str, ...] = ()
     error: str = ""
+    nccl: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,11 @@ class Facts:
     """One machine and environment, as far as training depends on them. Sizes in bytes, 0 where unknown.
 
     `versions` and `requires` are keyed by canonical package name. `driver_gpus` are the GPUs that the driver lists,
-    whether torch sees them or not; `nvidia` is all that NVML says of them. `tests_package`: a top-level package named
-    `tests` is installed. `verified`: what `rhyme verify` has proved on this machine, with any version and device.
-    `cpu_quota`: where history workers can be held to their CPUs, or why they cannot. `drafting_core`: what the compiled
-    core was built for, None without it.
+    whether torch sees them or not; `nvidia` is all that NVML says of them. `toolkit`: what DeepSpeed compiles with,
+    unless `deepspeed_compiled` when it was installed. `tests_package`: a top-level package named `tests` is installed.
+    `verified`: what `rhyme verify` has proved on this machine, with any version and device. `cpu_quota`: where history
+    workers can be held to their CPUs, or why they cannot. `drafting_core`: what the compiled core was built for, None
+    without it.
     """
 
     python: str = "3.11.0"
@@ -74,6 +77,8 @@ class Facts:
     driver_gpus: tuple[str, ...] = ()
     driver: str = ""
     nvidia: Driver = field(default_factory=Driver)
+    toolkit: Toolkit = field(default_factory=Toolkit)
+    deepspeed_compiled: bool = False
     programs: Mapping[str, str] = field(default_factory=dict)
     python_header: bool = True
     libnuma: bool = True
@@ -112,6 +117,8 @@ def gather() -> Facts:
         driver_gpus=driver_gpus,
         driver=driver,
         nvidia=nvidia,
+        toolkit=toolkit(),
+        deepspeed_compiled=deepspeed_is_compiled(),
         programs={name: _program(name) for name in ("g++", "ninja")},
         python_header=(Path(sysconfig.get_path("include")) / "Python.h").exists(),
         libnuma=_can_load("libnuma.so.1"),
@@ -153,7 +160,7 @@ def _ask_torch() -> TorchFacts:
         return TorchFacts(error=lines[-1] if lines else f"importing it ended with exit code {asked.returncode}")
     # Last line: a site package may print something of its own before.
     answer = json.loads(asked.stdout.strip().splitlines()[-1])
-    return TorchFacts(cuda=answer["cuda"], gpus=tuple(answer["gpus"]))
+    return TorchFacts(cuda=answer["cuda"], gpus=tuple(answer["gpus"]), nccl=answer["nccl"])
 
 
 def _ask_driver() -> Driver:

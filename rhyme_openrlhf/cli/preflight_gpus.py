@@ -6,10 +6,7 @@ driver's machine says nothing of the others' memory and compilers, so only numbe
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
-from pathlib import Path
 from types import SimpleNamespace
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
@@ -87,19 +84,10 @@ def _across_nodes(args: SimpleNamespace, nodes: list[int]) -> str:
 def _check_compiler() -> None:
     import torch
 
-    if torch.version.cuda and not compiled_beforehand():
+    if torch.version.cuda and not nvidia.deepspeed_is_compiled():
         problem = nvidia.cannot_compile(nvidia.toolkit(), torch.version.cuda)
         if problem:
             raise PreflightError(problem)
-
-
-def compiled_beforehand() -> bool:
-    """Return whether DeepSpeed was installed with its optimizer compiled (DS_BUILD_FUSED_ADAM)."""
-    spec = importlib.util.find_spec("deepspeed")
-    if spec is None or spec.origin is None:
-        return False
-    recorded = Path(spec.origin).with_name("git_version_info_installed.py")
-    return recorded.exists() and bool(re.search(r"'fused_adam': True", recorded.read_text()))
 
 
 def _check_memory(args: SimpleNamespace, size: int | None) -> None:

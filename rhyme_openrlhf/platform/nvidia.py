@@ -7,6 +7,7 @@ nothing heavy is imported; an answer that cannot be had is an empty one.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -153,6 +154,15 @@ def cannot_compile(found: Toolkit, cuda: str) -> str:
             f"{found.release}: {mend}"
         )
     return ""
+
+
+def deepspeed_is_compiled() -> bool:
+    """Return whether DeepSpeed was installed with its optimizer compiled (DS_BUILD_FUSED_ADAM)."""
+    spec = importlib.util.find_spec("deepspeed")
+    if spec is None or spec.origin is None:
+        return False
+    recorded = Path(spec.origin).with_name("git_version_info_installed.py")
+    return recorded.exists() and bool(re.search(r"'fused_adam': True", recorded.read_text()))
 
 
 def oldest(cuda: str) -> int:

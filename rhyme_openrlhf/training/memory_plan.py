@@ -26,6 +26,8 @@ from rhyme_openrlhf.training.resources import ENGINES, Share, shares
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, MUON_BYTES = 2, 2, 12, 8
 # vLLM's default for an engine that OpenRLHF starts (UsageContext.ENGINE_CONTEXT).
 SEQUENCES = 128
+# Rows that a step may verify with few samples: the largest CUDA graph that vLLM captures by default.
+LEAST_ROWS = 512
 # A sampler row is all logits of a token; it exists as logits, log-probabilities and probabilities in 32 bits.
 ROW_COPIES, ROW_NUMBER_BYTES = 3, 4
 # The weight buffer keeps two versions on a node (rollout/node_weights.py), and Ray's object store the newest one.
@@ -37,7 +39,12 @@ SHARE_STEPS = 20
 # A configuration is some kilobytes.
 _LARGEST_CONFIG = 1_000_000
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_ATTENTION_LAYERS = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
+# Words in the kinds of layers (Transformers 5) that keep a state of the whole text in place of keys and values.
+_RECURRENT_LAYERS = ("linear", "mamba", "hybrid", "recurrent")
+# What configurations of such models have beside, where they do not list their layers' kinds.
+_RECURRENT_SIZES = ("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache", "linear_conv_kernel_dim")
+# vLLM keeps a state for each draft token of a sample, and one more: with 3 drafts four times the memory.
+MOST_HYBRID_DRAFTS = 3
 _NAMES = {
     ENGINES: "engine",
     "actor": "policy",
@@ -116,8 +123,8 @@ class GpuPlan:
     """A GPU of one share of a run's GPUs.
 
     `parts`: what lies on it. `least`: the smallest GPU's memory that holds the parts. `size`: the memory of the GPUs
-    there are, None where nobody knows it. `problem`: why the parts do not fit, and the flag that would make them fit;
-    "" where they fit. `samples`: samples of full length that the engine's KV cache holds, None without an engine or
+    there are, None where nobody knows it. `lack`: that the parts do not fit, "" where they fit; `mend`: the flags that
+    would make them fit. `samples`: samples of full length that the engine's KV cache holds, None without an engine or
     without `size`.
     """
 
@@ -125,8 +132,14 @@ class GpuPlan:
     parts: tuple[Part, ...]
     least: float
     size: int | None = None
-    problem: str = ""
+    lack: str = ""
+    mend: str = ""
     samples: float | None = None
+
+    @property
+    def problem(self) -> str:
+        """Return one sentence: what does not fit, and what to do; "" where all fits."""
+        return f"{self.lack}: {self.mend}" if self.lack else ""
 
     @property
     def name(self) -> str:
@@ -217,11 +230,10 @@ def no_shape(model: str | None) -> str:
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration has layers with a state in place of a KV cache (Mamba, linear attention)."""
-    config = config.get("text_config") or config
-    kinds = config.get("layer_types") or config.get("layers_block_type") or ()
-    if any(kind not in _ATTENTION_LAYERS for kind in kinds):
-        return True
-    return any(name in config for name in ("mamba_d_state", "ssm_cfg", "ssm_state_size", "hybrid_override_pattern"))
+    text = config.get("text_config") or config
+    kinds = [*(text.get("layer_types") or ()), *(text.get("layers_block_type") or ())]
+    listed = any(word in kind for kind in kinds for word in _RECURRENT_LAYERS)
+    return listed or any(name in text for name in _RECURRENT_SIZES)
 
 
 def _downloaded(name: str) -> Path | None:
@@ -258,13 +270,24 @@ def layout_of(args: SimpleNamespace) -> Layout:
         engines_sleep=args.vllm.enable_sleep and args.train.colocate_all,
         trainer_sleeps=args.ds.enable_sleep and args.train.colocate_all,
         sequences=sequences,
-        # A step verifies a sure and a draft token for each sample.
-        rows=sequences * (2 if args.histospec.enable else 1),
+        rows=_rows(sequences, longest_draft(args)),
         samples_per_engine=samples / args.vllm.num_engines,
         longest=args.data.max_len,
         history_gb=args.history.memory_gb if args.histospec.enable else 0.0,
         buffer=args.weights.transport == "buffer" or (args.weights.transport == "auto" and _needs_buffer(args)),
     )
+
+
+def longest_draft(args: SimpleNamespace) -> int:
+    """Return how many tokens a sample's draft has at most; 0 without speculation."""
+    if not args.histospec.enable:
+        return 0
+    return int(args.histospec.window_max if args.drafting.source == "history" else args.drafting.tokens)
+
+
+def _rows(sequences: int, drafts: int) -> int:
+    """Return the rows of logits that an engine reserves memory for (`rollout/scheduler.py`, most_rows)."""
+    return min(sequences * (1 + drafts), max(2 * sequences, LEAST_ROWS))
 
 
 def _needs_buffer(args: SimpleNamespace) -> bool:
@@ -283,17 +306,21 @@ def plan(shape: ModelShape, layout: Layout, size: int | None = None) -> MemoryPl
 
 def _gpu_plan(shape: ModelShape, layout: Layout, share: Share, size: int | None) -> GpuPlan:
     parts = tuple(part for model in share.models for part in _parts(shape, layout, share, model))
-    least, samples, problem = _least(shape, layout, parts), None, ""
+    least, samples, lack, mend = _least(shape, layout, parts), None, "", ""
     if size is not None:
         if ENGINES in share.models:
             fixed = sum(part.size for part in parts if part.model == ENGINES and part.what != _ONE_SAMPLE)
             one = shape.kv_bytes(layout.tensor_parallel) * layout.longest
             samples = max(layout.utilization * size - fixed, 0.0) / one
         if least > size:
-            problem = _problem(shape, layout, GpuPlan(share, parts, least), size)
-    return GpuPlan(share, parts, least, size, problem, samples)
+            found = GpuPlan(share, parts, least)
+            needed = "more memory than any GPU has" if math.isinf(least) else f"at least {memory(least)}"
+            lack = f"a GPU of the {found.name} needs {needed}, but has {memory(size)}"
+            mend = _mend(shape, layout, share, size)
+    return GpuPlan(share, parts, least, size, lack, mend, samples)
 
 
+SHM = "/dev/shm"
 _ONE_SAMPLE = "KV cache of one sample at full length"
 
 
@@ -345,23 +372,21 @@ def _over(size: float, part: float) -> float:
     return size / part if part > 0 else math.inf
 
 
-def _problem(shape: ModelShape, layout: Layout, gpu: GpuPlan, size: int) -> str:
-    """Return one sentence: what does not fit, and the flags that would make it fit."""
-    needed = "more memory than any GPU has" if math.isinf(gpu.least) else f"at least {memory(gpu.least)}"
-    said = f"a GPU of the {gpu.name} needs {needed}, but has {memory(size)}"
-    changes = list(_changes(shape, layout, gpu.share, size))
+def _mend(shape: ModelShape, layout: Layout, share: Share, size: int) -> str:
+    """Return the flags that would make a GPU's parts fit: one alone if possible, else as few of the cheapest."""
+    changes = list(_changes(shape, layout, share, size))
     tried = [[change] for change in changes] + [changes[:count] for count in range(2, len(changes) + 1)]
     for chosen in tried:
         changed = layout
         for _, values in chosen:
             changed = dataclasses.replace(changed, **values)
         # A part of the GPU that was right for the unchanged layout may be wrong for the changed one.
-        changed, flag = _fitting_share(shape, changed, gpu.share, size)
-        parts = [part for model in gpu.share.models for part in _parts(shape, changed, gpu.share, model)]
+        changed, flag = _fitting_share(shape, changed, share, size)
+        parts = [part for model in share.models for part in _parts(shape, changed, share, model)]
         if _least(shape, changed, parts) <= size:
             flags = [name for name, _ in chosen] + ([flag] if flag else [])
-            return f"{said}: {' '.join(flags)} would make it fit"
-    return f"{said}: no flag makes it fit on as many GPUs, so take more of them (--*.num_gpus_per_node) or larger ones"
+            return f"{' '.join(flags)} would make it fit"
+    return "no flag makes it fit on as many GPUs, so take more of them (--*.num_gpus_per_node) or larger ones"
 
 
 def _changes(shape: ModelShape, layout: Layout, share: Share, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -412,7 +437,7 @@ def _nodes(shape: ModelShape, layout: Layout) -> Iterator[Need]:
     if layout.adam_offload:
         states = layout.optimizer_bytes * layout.trained * shape.parameters / layout.sizes["actor"]
         yield Need("optimizer, offloaded", "process of the policy", states)
-    yield Need("/dev/shm", "node with an engine or the policy", shared_memory(shape, layout))
+    yield Need(SHM, "node with an engine or the policy", shared_memory(shape, layout))
     if layout.history_gb:
         yield Need("history, at most", "node with a history worker", layout.history_gb * _GIB)
 

@@ -91,7 +91,7 @@ def test_no_nvcc_and_another_nvcc_are_refused(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(nvidia, "_DEFAULT_TOOLKIT", tmp_path / "nowhere")
     assert "CUDA_HOME is not set and there is no nvcc" in refused(parsed(tmp_path))
     # A DeepSpeed that was compiled when it was installed needs none.
-    monkeypatch.setattr(preflight_gpus, "compiled_beforehand", lambda: True)
+    monkeypatch.setattr(nvidia, "deepspeed_is_compiled", lambda: True)
     assert preflight_gpus.check_gpus(parsed(tmp_path), True) == ""
 
 

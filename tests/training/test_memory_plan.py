@@ -91,8 +91,8 @@ def test_every_gpu_of_a_run_has_its_parts() -> None:
     assert (engine.name, engine.share.gpus, actor.name, actor.share.gpus) == ("engine", 4, "policy", 4)
     parts = {part.what: part.size for part in engine.parts}
     assert parts["weights"] == pytest.approx(16.38e9, rel=0.001)
-    # A verified row is 151,936 logits in three copies of 4 bytes; two rows for each of 128 samples.
-    assert parts["rows of the sampler"] == 256 * 151936 * 12
+    # A verified row is 151,936 logits in three copies of 4 bytes; 512 rows at least.
+    assert parts["rows of the sampler"] == 512 * 151936 * 12
     assert parts["KV cache of one sample at full length"] == 147456 * 8192
     assert engine.least == pytest.approx(sum(parts.values()) / 0.95) and engine.samples == pytest.approx(
         (0.95 * 80 * GIB - parts["weights"] - parts["rows of the sampler"]) / (147456 * 8192)
@@ -124,6 +124,13 @@ def test_what_does_not_fit_names_the_flag_that_makes_it_fit(options: list[str], 
         mended = {problem.share.models: problem for problem in plan(qwen, grpo(*options, *flat), gib * GIB).gpus}
         first = next(gpu for gpu in found.gpus if gpu.problem)
         assert not mended[first.share.models].problem
+
+
+def test_rows_of_the_sampler_follow_the_samples_and_their_drafts() -> None:
+    def rows(*options: str) -> int:
+        return grpo(*options).rows
+
+    assert rows("--no-histospec.enable") == 128 and rows("--histospec.window_max=2") == 384 and rows() == 512
 
 
 def test_colocated_models_take_turns_or_share() -> None:
