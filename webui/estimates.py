@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +42,10 @@ RECENT_STEPS = 50
 
 @dataclass(frozen=True)
 class GpuView:
-    """A kind of GPU of the run in words: who shares it, its memory needed and there, its parts, what does not fit."""
+    """A kind of GPU of the run in words: who shares it, the memory it needs, its parts, and what does not fit."""
 
     name: str
     least: str
-    there: str
     parts: tuple[tuple[str, str], ...]
     problem: str
 
@@ -92,11 +92,14 @@ def memory(arguments: Arguments, shape: ModelShape) -> MemoryView:
 
 
 def _gpu(gpu: GpuPlan) -> GpuView:
-    parts = [(f"{part.owner}: {part.what}", text.memory(part.size)) for part in gpu.parts]
+    several = len(gpu.share.models) > 1
+    parts = [(f"{part.owner}: {part.what}" if several else part.what, text.memory(part.size)) for part in gpu.parts]
     if gpu.samples is not None:
-        parts.append(("engine: samples of full length that its KV cache holds", text.number(gpu.samples, 0)))
-    there = "" if gpu.size is None else f"{text.memory(gpu.size)} are there"
-    return GpuView(gpu.name, text.memory(gpu.least), there, tuple(parts), gpu.problem)
+        parts.append(("samples of full length that fit the KV cache", text.number(gpu.samples, 0)))
+    if gpu.size is not None:
+        parts.append(("memory of the GPUs here", text.memory(gpu.size)))
+    least = "none is large enough" if math.isinf(gpu.least) else f"{text.memory(gpu.least)} or more"
+    return GpuView(gpu.name, least, tuple(parts), gpu.problem[:1].upper() + gpu.problem[1:])
 
 
 def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainView:

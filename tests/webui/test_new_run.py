@@ -99,14 +99,8 @@ def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
     client = signed_in(launching_dashboard)
     page = client.get("/runs/new").text
     assert "1.0M parameters" in page and "KV cache of one sample at full length" in page
-    for part in (
-        "policy: weights",
-        "policy: gradients",
-        "policy: optimizer",
-        "engine: rows of the sampler",
-        "/dev/shm",
-    ):
-        assert part in page
+    for part in ("Each GPU: policy", "weights", "gradients", "optimizer", "rows of the sampler", "/dev/shm"):
+        assert f"<dt>{part}" in page
     given = {"arguments": templates(launching_dashboard.app.state.launching.roots)["demo"].arguments}
     assert "No profile of this model" in client.post("/ui/new-run/estimate", json=given).text
     shape = read_shape(str(embedded.MODEL))
@@ -137,7 +131,10 @@ def test_a_plan_that_does_not_fit_the_gpus_here_names_the_flag(
     given = templates(launching_dashboard.app.state.launching.roots)["demo"].arguments
     arguments = {**given, "ds": {**given.get("ds", {}), "zero_stage": 1}}
     panel = html.unescape(client.post("/ui/new-run/panel", json={"name": "small", "arguments": arguments}).text)
-    assert "12.0 MiB are there" in panel and "needs at least" in panel and "--ds.adam_offload" in panel
+    assert (
+        "<dt>memory of the GPUs here</dt><dd>12.0 MiB</dd>" in panel and "A GPU of the policy needs at least" in panel
+    )
+    assert "--ds.adam_offload" in panel
 
 
 def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:
