@@ -97,7 +97,8 @@ class WeightSettings(Settings):
         AUTO,
         "'buffer' writes numbered versions into one shared-memory copy a node; 'openrlhf' uses OpenRLHF's own "
         "broadcast (NCCL or CUDA IPC; gloo without a GPU). 'auto' takes OpenRLHF's own on GPUs, and the buffer without "
-        "a GPU and for runs with --move.enable, --reallocation.enable, --tp_switch.enable or --histopipe.enable.",
+        "a GPU and for runs with --move.enable, --reallocation.enable, --tp_switch.enable, --histopipe.enable or "
+        "--ds.lora.rank.",
         choices=(AUTO, BUFFER, OPENRLHF),
     )
     bucket_mb: int = option(512, "Size in MB of the pieces in which a weight version is published.", low=1, high=16384)
@@ -356,15 +357,16 @@ class RhymeSettings:
             groups[group.group] = from_mapping(group, {name: getattr(node, name) for name in names})
         return cls(**groups)
 
-    def with_transport(self, on_gpus: bool) -> RhymeSettings:
-        """Return these settings with 'auto' of --weights.transport decided.
+    def with_transport(self, on_gpus: bool, lora: bool) -> RhymeSettings:
+        """Return these settings with 'auto' of --weights.transport decided. `lora`: the policy trains adapters.
 
         A process group breaks when an engine dies, and layouts that take turns or engines that load between two turns
-        cannot all join one broadcast. So these runs use the buffer on GPUs, too.
+        cannot all join one broadcast. OpenRLHF 0.11.2 broadcasts LoRA's adapters by PEFT's names, which vLLM refuses.
+        So these runs use the buffer on GPUs, too.
         """
         if self.weights.transport != AUTO:
             return self
-        needs_buffer = self.samples_move or self.histopipe.enable or not on_gpus
+        needs_buffer = self.samples_move or self.histopipe.enable or lora or not on_gpus
         weights = dataclasses.replace(self.weights, transport=BUFFER if needs_buffer else OPENRLHF)
         return dataclasses.replace(self, weights=weights)
 

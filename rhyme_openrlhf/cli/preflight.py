@@ -62,7 +62,8 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
 
     Decides 'auto' of --weights.transport in `args`. `on_gpus` is `platform.run_has_gpus()`.
     """
-    args.weights.transport = RhymeSettings.from_namespace(args).with_transport(on_gpus).weights.transport
+    decided = RhymeSettings.from_namespace(args).with_transport(on_gpus, lora=args.ds.lora.rank > 0)
+    args.weights.transport = decided.weights.transport
     _check_engines(args)
     config = check_model("--actor.model_name_or_path", args.actor.model_name_or_path)
     check_tensor_parallel(args, config)
@@ -103,17 +104,17 @@ def _check_reallocation(args: SimpleNamespace) -> None:
 
 
 def _check_parts(args: SimpleNamespace) -> None:
-    if args.weights.transport == OPENRLHF:
-        return
-    for flag, value, most in (
-        ("--ds.tensor_parallel_size", args.ds.tensor_parallel_size, 1),
-        ("--ds.lora.rank", args.ds.lora.rank, 0),
-    ):
-        if value > most:
-            raise PreflightError(
-                f"{flag} above {most} needs --weights.transport openrlhf, which is the default on GPUs without "
-                "--move.enable, --reallocation.enable, --tp_switch.enable and --histopipe.enable"
-            )
+    by_buffer = args.weights.transport != OPENRLHF
+    if by_buffer and args.ds.tensor_parallel_size > 1:
+        raise PreflightError(
+            "--ds.tensor_parallel_size above 1 needs --weights.transport openrlhf, which is the default on GPUs "
+            "without --move.enable, --reallocation.enable, --tp_switch.enable, --histopipe.enable and --ds.lora.rank"
+        )
+    if not by_buffer and args.ds.lora.rank > 0:
+        raise PreflightError(
+            "--ds.lora.rank above 0 needs --weights.transport buffer (or auto), because OpenRLHF's own transport sends "
+            "adapters that vLLM cannot load"
+        )
 
 
 # What the streaming pipeline cannot go together with: whether it is asked for, and why not.

@@ -4,7 +4,8 @@ Every rank has the same buckets (`weight_buckets.plan_buckets`) and is told whic
 ranks take part in gathering every bucket, and only its writers copy it. On a GPU the copies are made on a stream of
 their own into pinned memory, so a rank that copies one bucket already gathers the next. RhymeRL, section 4.2.
 
-Invariants: what is published is what the optimizer just wrote, in the dtype the model is trained in; nothing is cast;
+Invariants: what is published is what the optimizer just wrote, in the dtype the model is trained in; nothing is cast
+but LoRA's adapters, which are added to the weights that they change;
 a bucket is marked as there only when its copies are done; `publish` returns when all of this rank's are.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 import deepspeed
 import numpy as np
 import torch
+from peft.tuners.lora import LoraLayer
 
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.rollout.segment_file import SegmentFile, SegmentFiles, view
@@ -48,13 +50,51 @@ class _Copied:
         self.file.mark(self.span.first, self.span.end, version)
 
 
+@dataclass(frozen=True)
+class _Published:
+    """A parameter of the model that engines have; under LoRA, `lora` is PEFT's layer whose adapters change it.
+
+    Engines know no adapters: they get the sum, in the dtype of the frozen parameter, as PEFT merges it.
+    """
+
+    parameter: torch.nn.Parameter
+    lora: Any = None
+
+    @property
+    def parts(self) -> list[torch.nn.Parameter]:
+        """Return what must be gathered for `tensor`."""
+        adapters = [] if self.lora is None else [p for name, p in self.lora.named_parameters() if "lora_" in name]
+        return [self.parameter, *adapters]
+
+    def tensor(self) -> torch.Tensor:
+        """Return the values that engines load, without a gradient."""
+        values = self.parameter.detach()
+        if self.lora is not None:
+            with torch.no_grad():
+                for adapter in self.lora.active_adapters:
+                    values = values + self.lora.get_delta_weight(adapter).to(values)
+        return values
+
+
+def published_parameters(model: torch.nn.Module) -> dict[str, _Published]:
+    """Return the parameters that engines load, by the names of the model without PEFT."""
+    layers = {id(one.get_base_layer().weight): one for one in model.modules() if isinstance(one, LoraLayer)}
+    return {
+        name.removeprefix("base_model.model.").replace(".base_layer.", "."): _Published(
+            parameter, layers.get(id(parameter))
+        )
+        for name, parameter in model.named_parameters()
+        if ".lora_" not in name
+    }
+
+
 class WeightPublisher:
     """Writes the weights of one rank's model. `model` is the module inside the DeepSpeed engine."""
 
     def __init__(self, model: torch.nn.Module, zero_stage: int, ranks: int, bucket_mb: int) -> None:
-        self._parameters = dict(model.named_parameters())
+        self._published = published_parameters(model)
         self._gather = zero_stage == 3
-        described = [self._describe(name, parameter) for name, parameter in self._parameters.items()]
+        described = [self._describe(name, published.parameter) for name, published in self._published.items()]
         self.buckets = plan_buckets(described, bucket_mb * MEGABYTE, ranks)
         self._entries, self._spans = lay_out(self.buckets)
         self._files = SegmentFiles()
@@ -76,10 +116,11 @@ class WeightPublisher:
         for number, (bucket, span) in enumerate(zip(self.buckets, self._spans, strict=True)):
             if number not in mine and not self._gather:
                 continue
-            parameters = [self._parameters[entry.parameter.name] for entry in bucket.entries]
-            with deepspeed.zero.GatheredParameters(parameters, enabled=self._gather):
+            published = [self._published[entry.parameter.name] for entry in bucket.entries]
+            parts = [part for one in published for part in one.parts]
+            with deepspeed.zero.GatheredParameters(parts, enabled=self._gather):
                 if file is not None and number in mine:
-                    copied.append(self._copy(file, span, [parameter.detach() for parameter in parameters]))
+                    copied.append(self._copy(file, span, [one.tensor() for one in published]))
             while copied and (len(copied) == IN_FLIGHT or copied[0].is_done):
                 copied.popleft().finish(version)
         for last in copied:

@@ -53,6 +53,7 @@ def refused(tmp_path: Path, **changed: str) -> str:
         (["--move.enable"], True, "buffer"),
         (["--reallocation.enable", "--reallocation.threshold", "8"], True, "buffer"),
         (["--histopipe.enable", "--train.async_enable"], True, "buffer"),
+        (["--ds.lora.rank", "8"], True, "buffer"),
         (["--weights.transport", "openrlhf", "--move.enable"], True, "openrlhf"),
         (["--weights.transport", "buffer"], True, "buffer"),
     ],
@@ -64,22 +65,24 @@ def test_weights_go_by_what_the_machine_and_the_run_need(
     settings = RhymeSettings.from_namespace(args)
     preflight.check(args, on_gpus)
     assert args.weights.transport == taken
-    assert settings.with_transport(on_gpus) == RhymeSettings.from_namespace(args)
-    assert settings.with_transport(on_gpus).weights_by_buffer == (taken == "buffer")
+    decided = settings.with_transport(on_gpus, lora="--ds.lora.rank" in flags)
+    assert decided == RhymeSettings.from_namespace(args)
+    assert decided.weights_by_buffer == (taken == "buffer")
 
 
-@pytest.mark.parametrize(
-    "flags", [["--ds.lora.rank", "8"], ["--ds.tensor_parallel_size", "2", "--actor.num_gpus_per_node", "2"]]
-)
-def test_what_the_buffer_cannot_publish_is_refused_with_the_buffer_alone(tmp_path: Path, flags: list[str]) -> None:
+def test_what_one_transport_cannot_send_is_refused_with_it_alone(tmp_path: Path) -> None:
     def checked(*more: str) -> None:
-        preflight.check(upstream.parse([*arguments(str(tmp_path)), *flags, *more]), on_gpus=True)
+        preflight.check(upstream.parse([*arguments(str(tmp_path)), *more]), on_gpus=True)
 
-    checked()
-    with pytest.raises(preflight.PreflightError, match=rf"{flags[0]} above . needs --weights.transport openrlhf"):
-        checked("--weights.transport", "buffer")
-    with pytest.raises(preflight.PreflightError, match=rf"{flags[0]} above .*--move.enable"):
-        checked("--move.enable")
+    parallel = ("--ds.tensor_parallel_size", "2", "--actor.num_gpus_per_node", "2")
+    checked(*parallel)
+    with pytest.raises(preflight.PreflightError, match="parallel_size above 1 needs --weights.transport openrlhf"):
+        checked(*parallel, "--weights.transport", "buffer")
+    with pytest.raises(preflight.PreflightError, match="parallel_size above 1 .*--move.enable"):
+        checked(*parallel, "--move.enable")
+    checked("--ds.lora.rank", "8", "--move.enable")
+    with pytest.raises(preflight.PreflightError, match="lora.rank above 0 needs --weights.transport buffer"):
+        checked("--ds.lora.rank", "8", "--weights.transport", "openrlhf")
 
 
 def test_the_demo_passes(tmp_path: Path) -> None:

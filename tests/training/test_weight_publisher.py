@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,10 @@ import torch
 
 pytest.importorskip("openrlhf")
 
+from peft import LoraConfig, TaskType, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from rhyme_openrlhf import embedded
 from rhyme_openrlhf.rollout.node_weights import SegmentStore
 from rhyme_openrlhf.rollout.segment_file import SegmentFile, SegmentFiles, tensors
 from rhyme_openrlhf.training import weight_publisher
@@ -87,6 +91,41 @@ def test_without_zero3_a_rank_touches_its_own_buckets_alone(tmp_path: Path) -> N
     assert {number // 2 for number, there in enumerate(file.versions()) if there == 0} == mine
     publisher.publish(segment, others)
     assert (file.versions() == 0).all()
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_adapters_are_added_to_the_weights_that_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero_stage: int
+) -> None:
+    """Engines get the names of the model without PEFT, and what PEFT itself merges."""
+    policy = AutoModelForCausalLM.from_pretrained(embedded.MODEL, dtype=torch.float32)
+    names = [name for name, _ in policy.named_parameters()]
+    policy = get_peft_model(policy, LoraConfig(task_type=TaskType.CAUSAL_LM, r=4, target_modules="all-linear"))
+    torch.manual_seed(0)
+    for parameter in policy.parameters():
+        parameter.ds_shape = parameter.shape
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter)
+    monkeypatch.setattr(weight_publisher.deepspeed.zero, "GatheredParameters", gathered := Gathered())
+    publisher = WeightPublisher(policy, zero_stage, 1, 1)
+    segment = SegmentStore(tmp_path).begin(WeightVersion(1, publisher.buckets))
+    publisher.publish(segment, range(len(publisher.buckets)))
+    found = read(segment)
+    assert list(found) == names
+    assert {id(parameter) for parameter in policy.parameters()} == gathered.parameters
+    merged = dict(policy.merge_and_unload().named_parameters())
+    assert all(torch.equal(found[name], merged[name]) for name in names)
+
+
+class Gathered:
+    """Stands for DeepSpeed's gathering: notes what was gathered."""
+
+    def __init__(self) -> None:
+        self.parameters: set[int] = set()
+
+    def __call__(self, parameters: list[torch.nn.Parameter], enabled: bool) -> Any:
+        self.parameters |= set(map(id, parameters))
+        return nullcontext()
 
 
 class Cuda:
