@@ -60,7 +60,9 @@ def test_what_builds_flash_attn_is_installed_before_it_is_asked_for(text: str) -
     assert all(requirement in first for requirement in wanted)
 
 
-def test_the_image_gets_our_requirements_and_no_build_of_ours_without_its_sources(tmp_path: Path) -> None:
+def test_the_image_gets_our_requirements_and_no_build_of_ours_without_its_sources(
+    tmp_path: Path, starts_python: None
+) -> None:
     text = DOCKERFILE.read_text()
     before = text.partition("COPY . /src")[0]
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -76,7 +78,7 @@ def test_the_image_gets_our_requirements_and_no_build_of_ours_without_its_source
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", ["3.11", "3.12"])
-def test_pip_resolves_the_gpu_extra(version: str, tmp_path: Path) -> None:
+def test_pip_resolves_the_gpu_extra(version: str, tmp_path: Path, starts_python: None) -> None:
     python = shutil.which(f"python{version}") or ""
     if not python or subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode:
         pytest.skip(f"there is no Python {version} with pip")
