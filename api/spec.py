@@ -131,12 +131,12 @@ def merged(base: Arguments, edits: Mapping[str, Mapping[str, Any]]) -> Arguments
 
 def gpus_needed(arguments: Arguments) -> int:
     """GPUs that a run of checked `arguments` asks Ray for."""
-    return required_gpus(_namespace(arguments))
+    return required_gpus(upstream_arguments(arguments))
 
 
 def gpu_shares(arguments: Arguments) -> list[Share]:
     """Who of a run of checked `arguments` gets which of these GPUs."""
-    return shares(_namespace(arguments))
+    return shares(upstream_arguments(arguments))
 
 
 def _unknown(group: str, name: str) -> Fault:
@@ -189,7 +189,7 @@ def _tied(arguments: Arguments) -> list[Fault]:
 
 def _needed(arguments: Arguments) -> list[Fault]:
     """What upstream would only trip over when the job has started, as far as it is plain beforehand."""
-    args = _namespace(arguments)
+    args = upstream_arguments(arguments)
     faults = []
     for field, given in {
         "arguments.actor.model_name_or_path": args.actor.model_name_or_path,
@@ -211,7 +211,7 @@ def _needed(arguments: Arguments) -> list[Fault]:
     return faults
 
 
-def _namespace(arguments: Arguments) -> SimpleNamespace:
+def upstream_arguments(arguments: Arguments) -> SimpleNamespace:
     """Upstream's nested arguments, with its defaults, and what it derives of them that decides about GPUs."""
     tree: dict[str, Any] = {}
     for (group, name), option in options().items():

@@ -113,6 +113,7 @@ class DynamicScheduler(ProposalScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._own_tokens = 0
+        self._unpadded = self.dynamic_sd_lookup
         # What calls the engine's workers, given with the first call of this scheduler.
         self.call_workers: Any = None
 
@@ -124,7 +125,7 @@ class DynamicScheduler(ProposalScheduler):
         # An interval without drafts may have been under way, or a plan that holds.
         self._ticket = self._scheduled = None
         self._holds = False
-        self.dynamic_sd_lookup = None
+        self.dynamic_sd_lookup = self._unpadded
         if table is not None:
             self.dynamic_sd_lookup = build_dynamic_sd_schedule_lookup(
                 table, self.scheduler_config.max_num_seqs, self.num_spec_tokens

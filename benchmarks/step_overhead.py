@@ -70,8 +70,8 @@ def profile_text() -> str:
     )
 
 
-def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS) -> Any:
-    """vLLM's scheduler as the arm has it, for so many samples of at most `length` tokens."""
+def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: Any = None) -> Any:
+    """vLLM's scheduler as the arm has it, for so many samples of at most `length` tokens, and DraftingSettings."""
     os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})
     import torch
     import vllm
@@ -80,10 +80,12 @@ def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS) -> Any:
     from vllm.v1.structured_output import StructuredOutputManager
 
     from rhyme_openrlhf import embedded, platform
-    from rhyme_openrlhf.config import HistoSpecSettings, RhymeSettings
+    from rhyme_openrlhf.config import DraftingSettings, HistoSpecSettings, RhymeSettings
     from rhyme_openrlhf.rollout.engine import speculation_arguments
 
-    settings = RhymeSettings(histospec=HistoSpecSettings(enable=arm in ("rules", "planned")))
+    settings = RhymeSettings(
+        histospec=HistoSpecSettings(enable=arm in ("rules", "planned")), drafting=drafting or DraftingSettings()
+    )
     arguments = {
         "model": str(embedded.MODEL),
         "max_model_len": length,

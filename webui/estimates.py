@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,19 +10,21 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api import gain_estimate, memory_plan
+from rhyme_openrlhf.api import gain_estimate
 from rhyme_openrlhf.api.curves import curves
 from rhyme_openrlhf.api.fields import INT32
 from rhyme_openrlhf.api.gain_estimate import Estimate, Lengths, Rollout
-from rhyme_openrlhf.api.memory_plan import Layout, ModelShape
 from rhyme_openrlhf.api.models import Run
 from rhyme_openrlhf.api.schema import options
-from rhyme_openrlhf.api.spec import Arguments
+from rhyme_openrlhf.api.spec import Arguments, upstream_arguments
 from rhyme_openrlhf.api.spec_paths import PathRefused, profile_file
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.settings import AUTO, NONE
+from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.profiling.subject import folder
+from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.training.memory_plan import GpuPlan, ModelShape
 from rhyme_openrlhf.webui import text
 
 NO_SHAPE = (
@@ -35,6 +38,25 @@ NO_PROFILE = (
 NO_DRAFTS = "Drafts are switched off (--histospec.enable): there is no gain to simulate."
 # The last steps of a cloned run: what its lengths are now.
 RECENT_STEPS = 50
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """A kind of GPU of the run in words: who shares it, the memory it needs, its parts, and what does not fit."""
+
+    name: str
+    least: str
+    parts: tuple[tuple[str, str], ...]
+    problem: str
+
+
+@dataclass(frozen=True)
+class MemoryView:
+    """A memory plan in words."""
+
+    parameters: int
+    gpus: tuple[GpuView, ...]
+    nodes: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -58,24 +80,26 @@ def shape_of(arguments: Arguments) -> ModelShape | None:
     return memory_plan.read_shape(model) if model else None
 
 
-def memory_rows(arguments: Arguments, shape: ModelShape) -> list[tuple[str, str, str]]:
-    """(what, where, size) of each need."""
-
-    def value(group: str, name: str) -> Any:
-        return _value(arguments, group, name)
-
-    samples = value("rollout", "batch_size") * value("rollout", "n_samples_per_prompt")
-    layout = Layout(
-        policy_gpus=value("actor", "num_nodes") * value("actor", "num_gpus_per_node"),
-        zero_stage=value("ds", "zero_stage"),
-        adam_offload=value("ds", "adam_offload"),
-        with_reference=value("algo", "kl.init_coef") > 0,
-        tensor_parallel=value("vllm", "tensor_parallel_size"),
-        samples_per_engine=samples / value("vllm", "num_engines"),
-        longest=value("data", "max_len"),
-        history_gb=value("history", "memory_gb") if value("histospec", "enable") else 0.0,
+def memory(arguments: Arguments, shape: ModelShape) -> MemoryView:
+    """Return the plan of checked arguments, against the GPUs of the service's machine where it has any."""
+    layout = memory_plan.layout_of(upstream_arguments(arguments))
+    found = memory_plan.plan(shape, layout, nvidia.smallest_memory(nvidia.read()))
+    return MemoryView(
+        parameters=shape.parameters,
+        gpus=tuple(_gpu(gpu) for gpu in found.gpus),
+        nodes=tuple((f"{need.what}, each {need.where}", text.memory(need.size)) for need in found.nodes),
     )
-    return [(need.what, need.where, text.memory(need.size)) for need in memory_plan.needs(shape, layout)]
+
+
+def _gpu(gpu: GpuPlan) -> GpuView:
+    several = len(gpu.share.models) > 1
+    parts = [(f"{part.owner}: {part.what}" if several else part.what, text.memory(part.size)) for part in gpu.parts]
+    if gpu.samples is not None:
+        parts.append(("samples of full length that fit the KV cache", text.number(gpu.samples, 0)))
+    if gpu.size is not None:
+        parts.append(("memory of the GPUs here", text.memory(gpu.size)))
+    least = "none is large enough" if math.isinf(gpu.least) else f"{text.memory(gpu.least)} or more"
+    return GpuView(gpu.name, least, tuple(parts), gpu.problem[:1].upper() + gpu.problem[1:])
 
 
 def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainView:

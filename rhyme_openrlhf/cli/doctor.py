@@ -12,28 +12,57 @@ import sys
 from collections.abc import Sequence
 
 from rhyme_openrlhf import __version__
-from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Verdict, run_checks, verdicts
+from rhyme_openrlhf.cli import upstream
+from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import gather
-from rhyme_openrlhf.options import Parser
+from rhyme_openrlhf.options import BAD_INPUT, Parser
+from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.training.memory_plan import MemoryPlan
 
 HEADER = ("component", "found", "wanted", "state", "to mend it, run")
 
 
 def main(argv: list[str]) -> int:
-    """Print the report; 0 when the demo or GPU training will run, else 1."""
-    parser = Parser(prog="rhyme doctor", description="Check this machine and say what will run on it.")
+    """Print the report; 0 when the demo or GPU training will run, else 1; 2 for options that rhyme train refuses.
+
+    With the options of a run on a machine with GPUs: 0 when that run will.
+    """
+    parser = Parser(
+        prog="rhyme doctor",
+        usage="rhyme doctor [--json] [options of rhyme train]",
+        description="Check this machine and say what will run on it. With options of rhyme train, also whether that "
+        "run fits: its GPUs, their memory, /dev/shm.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    options = parser.parse_args(argv)
+    options, train_argv = parser.parse_known_args(argv)
+    try:
+        run = _run(train_argv) if train_argv else None
+    except upstream.ArgumentsError as error:
+        print(f"rhyme doctor: error: {error}", file=sys.stderr)
+        return BAD_INPUT
     facts = gather()
-    checks = run_checks(facts)
+    checks = run_checks(facts, run)
     uses = verdicts(facts, checks)
+    plan = run.plan(nvidia.smallest_memory(facts.nvidia)) if run else None
     if options.json:
-        print(_as_json(checks, uses, gpu=facts.has_gpu))
+        print(_as_json(checks, uses, plan, gpu=facts.has_gpu))
     elif sys.stdout.isatty():
         _print_tables(checks, uses)
     else:
         print(as_text(checks, uses))
-    return 0 if any(use.runs for use in uses if use.use in ("embedded demo", "training on GPUs")) else 1
+    if plan is not None and not options.json:
+        print(f"\n{memory_plan.as_text(plan)}")
+    wanted = ("training on GPUs",) if run and facts.has_gpu else ("embedded demo", "training on GPUs")
+    return 0 if any(use.runs for use in uses if use.use in wanted) else 1
+
+
+def _run(argv: list[str]) -> Run:
+    """The run that these options of rhyme train describe. Raises ArgumentsError."""
+    args = upstream.parse(argv)
+    model = memory_plan.named_by_command(args.actor.model_name_or_path)
+    return Run(args, memory_plan.read_shape(model), memory_plan.is_hybrid(memory_plan.read_config(model)))
 
 
 def as_text(checks: list[Check], uses: list[Verdict]) -> str:
@@ -49,13 +78,15 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _as_json(checks: list[Check], uses: list[Verdict], *, gpu: bool) -> str:
+def _as_json(checks: list[Check], uses: list[Verdict], plan: MemoryPlan | None, *, gpu: bool) -> str:
     report = {
         "version": __version__,
         "gpu": gpu,
         "checks": [dataclasses.asdict(check) for check in checks],
         "runs": [dataclasses.asdict(use) for use in uses],
     }
+    if plan is not None:
+        report["memory"] = dataclasses.asdict(plan)
     return json.dumps(report, indent=2)
 
 

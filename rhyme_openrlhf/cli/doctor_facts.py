@@ -1,7 +1,8 @@
 """What this machine and this Python environment hold, as plain data for `rhyme doctor`.
 
-Invariants: nothing heavy is imported (versions come from package metadata; torch is asked in a process of its own,
-where it may crash); nothing is changed; an answer that cannot be had is an empty one, never an exception.
+Invariants: nothing heavy is imported (versions come from package metadata; torch and the driver are asked in
+processes of their own, which may crash); nothing is changed; an answer that cannot be had is an empty one, never an
+exception.
 """
 
 from __future__ import annotations
@@ -24,39 +25,49 @@ from packaging.utils import canonicalize_name
 
 from rhyme_openrlhf.history.core import instruction_set
 from rhyme_openrlhf.history.cpu_share import QuotaParent, quota_parent
+from rhyme_openrlhf.platform.nvidia import VISIBLE, Driver, Gpu, Toolkit, deepspeed_is_compiled, toolkit
 from rhyme_openrlhf.verify import record
 
 GIB = 2**30
 
 # Importing torch takes 2-5 s, on a cold disk or with several GPUs up to 30 s.
 TORCH_TIMEOUT_S = 120
-# nvidia-smi answers within a second or two; with a hung driver it never does.
+# The driver answers within a second or two; when it hangs it never does.
 PROGRAM_TIMEOUT_S = 20
 
 TORCH_QUESTION = """
 import json, torch
 names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-print(json.dumps({"cuda": torch.version.cuda or "", "gpus": names}))
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if names else ""
+print(json.dumps({"cuda": torch.version.cuda or "", "gpus": names, "nccl": nccl}))
+"""
+DRIVER_QUESTION = """
+import dataclasses, json
+from rhyme_openrlhf.platform import nvidia
+print(json.dumps(dataclasses.asdict(nvidia.read())))
 """
 
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What torch said of itself. `cuda`: the CUDA version it was built for, empty for a CPU build."""
+    """What torch said of itself. `cuda`: the CUDA version it was built for, empty for a CPU build; `nccl`: its NCCL."""
 
     cuda: str = ""
     gpus: tuple[str, ...] = ()
     error: str = ""
+    nccl: str = ""
 
 
 @dataclass(frozen=True)
 class Facts:
     """One machine and environment, as far as training depends on them. Sizes in bytes, 0 where unknown.
 
-    `versions` and `requires` are keyed by canonical package name. `driver_gpus` are the GPUs that nvidia-smi lists,
-    whether torch sees them or not. `tests_package`: a top-level package named `tests` is installed. `verified`: what
-    `rhyme verify` has proved on this machine, with any version and device. `cpu_quota`: where history workers can be
-    held to their CPUs, or why they cannot. `drafting_core`: what the compiled core was built for, None without it.
+    `versions` and `requires` are keyed by canonical package name. `driver_gpus` are the GPUs that the driver lists,
+    whether torch sees them or not; `nvidia` is all that NVML says of them. `toolkit`: what DeepSpeed compiles with,
+    unless `deepspeed_compiled` when it was installed. `tests_package`: a top-level package named `tests` is installed.
+    `verified`: what `rhyme verify` has proved on this machine, with any version and device. `cpu_quota`: where history
+    workers can be held to their CPUs, or why they cannot. `drafting_core`: what the compiled core was built for, None
+    without it.
     """
 
     python: str = "3.11.0"
@@ -65,6 +76,9 @@ class Facts:
     torch: TorchFacts = field(default_factory=TorchFacts)
     driver_gpus: tuple[str, ...] = ()
     driver: str = ""
+    nvidia: Driver = field(default_factory=Driver)
+    toolkit: Toolkit = field(default_factory=Toolkit)
+    deepspeed_compiled: bool = False
     programs: Mapping[str, str] = field(default_factory=dict)
     python_header: bool = True
     libnuma: bool = True
@@ -93,13 +107,18 @@ class Facts:
 def gather() -> Facts:
     """Look at this machine."""
     versions, requires = _packages()
+    nvidia = _ask_driver()
+    driver_gpus, driver = _listed(nvidia)
     return Facts(
         python=platform.python_version(),
         versions=versions,
         requires=requires,
         torch=_ask_torch() if "torch" in versions else TorchFacts(),
-        driver_gpus=tuple(_nvidia_smi("-L").splitlines()),
-        driver=_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],
+        driver_gpus=driver_gpus,
+        driver=driver,
+        nvidia=nvidia,
+        toolkit=toolkit(),
+        deepspeed_compiled=deepspeed_is_compiled(),
         programs={name: _program(name) for name in ("g++", "ninja")},
         python_header=(Path(sysconfig.get_path("include")) / "Python.h").exists(),
         libnuma=_can_load("libnuma.so.1"),
@@ -141,13 +160,31 @@ def _ask_torch() -> TorchFacts:
         return TorchFacts(error=lines[-1] if lines else f"importing it ended with exit code {asked.returncode}")
     # Last line: a site package may print something of its own before.
     answer = json.loads(asked.stdout.strip().splitlines()[-1])
-    return TorchFacts(cuda=answer["cuda"], gpus=tuple(answer["gpus"]))
+    return TorchFacts(cuda=answer["cuda"], gpus=tuple(answer["gpus"]), nccl=answer["nccl"])
 
 
-def _nvidia_smi(*arguments: str) -> str:
-    """Its output; empty where it is missing, fails or hangs."""
+def _ask_driver() -> Driver:
+    """Ask NVML in a process of its own, which may hang with the driver."""
+    asked = _output(sys.executable, "-c", DRIVER_QUESTION)
+    if not asked:
+        return Driver()
+    answer = json.loads(asked.splitlines()[-1])
+    gpus = tuple(Gpu(**gpu) for gpu in answer["gpus"])
+    return Driver(answer["version"], gpus, tuple((one, other) for one, other in answer["apart"]), answer["nvlinked"])
+
+
+def _listed(nvidia: Driver) -> tuple[tuple[str, ...], str]:
+    """Return the names of the driver's GPUs and its version; from nvidia-smi before nvidia-ml-py is installed."""
+    if nvidia.gpus or VISIBLE in os.environ:
+        return tuple(gpu.name for gpu in nvidia.gpus), nvidia.version
+    version = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
+    return tuple(_output("nvidia-smi", "-L").splitlines()), version
+
+
+def _output(*command: str) -> str:
+    """What a program prints; empty where it is missing, fails or hangs."""
     try:
-        asked = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S)
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return asked.stdout.strip() if asked.returncode == 0 else ""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from types import SimpleNamespace
 
 from rhyme_openrlhf.cli import upstream
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.options import SettingsError
+from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
 from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
+from rhyme_openrlhf.training import memory_plan
 
 BAD_INPUT = 2
 
@@ -27,8 +30,11 @@ def main(argv: list[str]) -> int:
     except (upstream.ArgumentsError, SettingsError, TokenError) as error:
         return _refuse(error)
 
+    if args.plan is not None:
+        return _print_plan(args)
+
     # Imported only now: --help and argument errors must not wait for torch and Ray.
-    from rhyme_openrlhf.cli import preflight
+    from rhyme_openrlhf.cli import preflight, preflight_gpus
     from rhyme_openrlhf.platform import PlatformError, gpu_present, run_has_gpus, shims
     from rhyme_openrlhf.telemetry.run_directory import RunDirectoryError
 
@@ -42,9 +48,11 @@ def main(argv: list[str]) -> int:
 
             changes = adapt_arguments(args)
         checked = preflight.check(args, on_gpus)
+        settings = settings.with_transport(on_gpus)
+        slow = preflight_gpus.check_gpus(args, on_gpus)
     except (PlatformError, preflight.PreflightError) as error:
         return _refuse(error)
-    for sentence in [*changes, *filter(None, [checked.said])]:
+    for sentence in [*changes, *filter(None, [checked.said, slow])]:
         print(sentence)
 
     from rhyme_openrlhf.training.launch import LaunchError, run_training
@@ -57,7 +65,18 @@ def main(argv: list[str]) -> int:
         return _refuse(error)
 
 
-def _refuse(error: Exception) -> int:
+def _print_plan(args: SimpleNamespace) -> int:
+    """Print the memory plan; 2 with one sentence where there is none, or the run does not fit."""
+    shape = memory_plan.read_shape(memory_plan.named_by_command(args.actor.model_name_or_path))
+    if shape is None:
+        return _refuse(memory_plan.no_shape(args.actor.model_name_or_path))
+    size = int(args.plan * 2**30) if args.plan else nvidia.smallest_memory(nvidia.read())
+    found = memory_plan.plan(shape, memory_plan.layout_of(args), size)
+    print(memory_plan.as_text(found))
+    return _refuse(found.problem) if found.problem else 0
+
+
+def _refuse(error: Exception | str) -> int:
     print(f"rhyme train: error: {error}", file=sys.stderr)
     return BAD_INPUT
 

@@ -75,6 +75,15 @@ class TrainParser(Parser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Add our options, then parse `arguments`."""
+        self.add_argument(
+            "--plan",
+            nargs="?",
+            type=float,
+            const=0.0,
+            metavar="GIB",
+            help="Print what the run needs of each GPU's memory and which flags make it fit, and start nothing. GIB: "
+            "memory of a GPU; if not given: this machine's GPUs.",
+        )
         add_options(self, SETTINGS_CLASSES)
         return super().parse_args(list(self.arguments), namespace)
 

@@ -1,10 +1,10 @@
 """What differs on a machine without a GPU, and nowhere else.
 
-`gpu_present()` decides once per process. Everything else in this package is for the answer "no": shims that let
-OpenRLHF import and run (`shims`), its strategy on gloo (`cpu_strategy`), its own weight broadcast on gloo
-(`gloo_sync`), engine arguments (`cpu_engine`), a KV cache's memory given back (`cpu_memory`), a correction of vLLM's
-CPU sampling (`cpu_sampling`) and a local Ray with pretended GPUs (`local_ray`). Invariant: each of these raises
-`PlatformError` when used where a GPU is.
+`gpu_present()` decides once per process; `nvidia` reads what NVML lists, so that GPUs which torch cannot use are
+refused. Everything else in this package is for the answer "no": shims that let OpenRLHF import and run (`shims`), its
+strategy on gloo (`cpu_strategy`), its own weight broadcast on gloo (`gloo_sync`), engine arguments (`cpu_engine`), a KV
+cache's memory given back (`cpu_memory`), a correction of vLLM's CPU sampling (`cpu_sampling`) and a local Ray with
+pretended GPUs (`local_ray`). Invariant: each of these raises `PlatformError` when used where a GPU is.
 """
 
 from __future__ import annotations
@@ -29,10 +29,18 @@ def run_has_gpus() -> bool:
     """Whether a run started from this process has GPUs: this machine's, or those of the cluster in RAY_ADDRESS.
 
     The driver may sit on a node without a GPU. Ray names the type of every GPU it has found itself
-    ("accelerator_type:H200"); pretended ones have none.
+    ("accelerator_type:H200"); pretended ones have none. Raises PlatformError where this machine has GPUs that torch
+    cannot use, because the run would otherwise train on the CPU without a word.
     """
     if gpu_present():
         return True
+    import torch
+
+    from rhyme_openrlhf.platform import nvidia
+
+    found = nvidia.read()
+    if found.gpus:
+        raise PlatformError(nvidia.unusable([gpu.name for gpu in found.gpus], found.version, torch.version.cuda or ""))
     return bool(os.environ.get("RAY_ADDRESS")) and _cluster_gpus() > 0
 
 

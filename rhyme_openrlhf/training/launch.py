@@ -47,7 +47,7 @@ from rhyme_openrlhf.training.failure import (
 from rhyme_openrlhf.training.reaper import finish, start_reaper
 from rhyme_openrlhf.training.recorder import Recorder, RunServices
 from rhyme_openrlhf.training.reporting import Reporting
-from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus
+from rhyme_openrlhf.training.resources import SPARE_CPUS, required_gpus, shortage
 from rhyme_openrlhf.training.resume import Checkpoints, prepare
 from rhyme_openrlhf.training.supervisor import Supervisor
 from rhyme_openrlhf.training.system_watch import SystemWatch
@@ -240,14 +240,9 @@ def _start_ray(job: _Job) -> Path:
 
 
 def _check_gpus(args: SimpleNamespace) -> None:
-    needed = required_gpus(args)
-    there = int(ray.cluster_resources().get("GPU", 0))
-    if there < needed:
-        raise LaunchError(
-            f"the run asks for {needed} GPUs (engines, policy, reference, critic and reward model), but the Ray "
-            f"cluster has {there}: lower --*.num_gpus_per_node, --vllm.num_engines or --vllm.tensor_parallel_size, "
-            "or colocate (--train.colocate_all)"
-        )
+    lack = shortage(args, int(ray.cluster_resources().get("GPU", 0)))
+    if lack:
+        raise LaunchError(lack)
 
 
 def _start_recorder(job: _Job) -> Any:

@@ -58,5 +58,17 @@ def required_gpus(args: SimpleNamespace) -> int:
     return sum(share.gpus for share in shares(args))
 
 
+def shortage(args: SimpleNamespace, there: int) -> str:
+    """Return one sentence where a run asks for more GPUs than are `there`, "" where they do."""
+    needed = required_gpus(args)
+    if needed <= there:
+        return ""
+    return (
+        f"the run asks for {needed} GPUs (engines, policy, reference, critic and reward model), but there are {there}: "
+        "lower --*.num_gpus_per_node, --vllm.num_engines or --vllm.tensor_parallel_size, or colocate "
+        "(--train.colocate_all)"
+    )
+
+
 def _group(model: SimpleNamespace) -> int:
     return model.num_nodes * model.num_gpus_per_node

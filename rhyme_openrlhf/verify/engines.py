@@ -189,11 +189,11 @@ class EnginePool:
         """One speculating engine in the run's number format: its actor. Raises VerifyError when it does not start."""
         return self.several(1)[0]
 
-    def several(self, engines: int) -> list[Any]:
-        """As `single`, so many of them, each with devices of its own."""
+    def several(self, engines: int, speculate: bool = True) -> list[Any]:
+        """As `single`, so many of them, each with devices of its own; in place of those that ran before."""
         self.stop_engines()
         self.start_ray(max(engines, 2))
-        actors = [self._start(self.run_dtype, True, self._place(), False) for _ in range(engines)]
+        actors = [self._start(self.run_dtype, speculate, self._place(), False) for _ in range(engines)]
         for actor in actors:
             wait(actor.ready.remote(), START_SECONDS, f"an engine in {self.run_dtype} to start")
         return actors

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from rhyme_openrlhf.cli import doctor, doctor_facts
-from rhyme_openrlhf.cli.doctor_checks import Check, Verdict, run_checks, verdicts
+from rhyme_openrlhf.api.spec import upstream_arguments
+from rhyme_openrlhf.api.spec_command import from_argv
+from rhyme_openrlhf.cli import demo, doctor, doctor_facts
+from rhyme_openrlhf.cli.doctor_checks import Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts, TorchFacts
 from rhyme_openrlhf.history.cpu_share import QuotaParent
+from rhyme_openrlhf.platform.nvidia import Driver, Gpu, Toolkit
+from rhyme_openrlhf.training.memory_plan import is_hybrid, model_shape
 from rhyme_openrlhf.verify.record import Entry, relevant
+from tests import nvml
+from tests.training.test_memory_plan import QWEN3_8B
 
 # As upstream's metadata writes them, shortened.
 REQUIRES = {
@@ -56,9 +62,11 @@ CPU = Facts(
 GPU = dataclasses.replace(
     CPU,
     versions={**COMMON, "vllm": "0.29.0", "torch": "2.13.0+cu130", "flash-attn": "2.8.3"},
-    torch=TorchFacts(cuda="13.0", gpus=("Some GPU", "Some GPU")),
+    torch=TorchFacts(cuda="13.0", gpus=("Some GPU", "Some GPU"), nccl="2.29.7"),
     driver_gpus=("GPU 0: Some GPU", "GPU 1: Some GPU"),
     driver="600.1",
+    nvidia=Driver("600.1", (Gpu("Some GPU", 80 * GIB),) * 2, nvlinked=True),
+    toolkit=Toolkit("/usr/local/cuda-13.0", "13.0"),
 )
 
 
@@ -130,7 +138,36 @@ def test_a_cpu_build_of_torch_beside_a_gpu_is_wrong() -> None:
     facts = dataclasses.replace(GPU, torch=TorchFacts())
     check = check_of(facts, "torch")
     assert (check.state, check.mend) == ("wrong version", 'pip install -e ".[gpu]"')
-    assert verdict_of(facts, "training on GPUs").reason == "the driver lists 2 GPU(s), but torch sees none"
+    reason = verdict_of(facts, "training on GPUs").reason
+    assert "lists 2 GPU(s)" in reason and "but torch sees none, because it is a CPU build" in reason
+    # `rhyme demo` refuses such a machine too.
+    assert verdict_of(facts, "embedded demo") == Verdict("embedded demo", False, reason)
+
+
+def test_a_driver_too_old_for_torch_stops_everything_and_names_the_wanted_version() -> None:
+    old = dataclasses.replace(GPU, torch=TorchFacts(cuda="13.0"), driver="535.104.05")
+    check = check_of(old, "NVIDIA driver")
+    assert (check.found, check.wanted, check.state) == (
+        "535.104.05",
+        "580 or newer, for torch's CUDA 13.0",
+        "wrong version",
+    )
+    for use in ("embedded demo", "training on GPUs"):
+        reason = verdict_of(old, use).reason
+        assert "driver 535.104.05" in reason and "install driver 580 or newer" in reason
+    assert not any(
+        use.runs for use in verdicts(old, run_checks(old)) if use.use in ("embedded demo", "training on GPUs")
+    )
+    assert check_of(GPU, "NVIDIA driver").state == "ok"
+
+
+def test_the_driver_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvml.install(monkeypatch, tmp_path, driver="535.104.05", gpus=2, apart=[[0, 1]])
+    found = doctor_facts._ask_driver()
+    assert (found.version, [gpu.name for gpu in found.gpus]) == ("535.104.05", ["Pretended GPU"] * 2)
+    assert found.apart == ((0, 1),) and not found.nvlinked
+    monkeypatch.setattr(doctor_facts, "DRIVER_QUESTION", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert doctor_facts._ask_driver().gpus == ()
 
 
 def test_a_torch_that_cannot_be_imported_is_broken_and_says_how() -> None:
@@ -138,6 +175,101 @@ def test_a_torch_that_cannot_be_imported_is_broken_and_says_how() -> None:
     check = check_of(facts, "torch")
     assert check.state == "broken" and "libgomp" in check.found
     assert not verdict_of(facts, "embedded demo").runs
+
+
+def test_the_compiler_must_be_that_of_torchs_cuda() -> None:
+    assert check_of(GPU, "nvcc").found == "CUDA 13.0 in /usr/local/cuda-13.0" and check_of(GPU, "nvcc").state == "ok"
+    for toolkit, state in (
+        (Toolkit(), "missing"),
+        (Toolkit("/opt"), "missing"),
+        (Toolkit("/opt", "12.8"), "wrong version"),
+    ):
+        facts = dataclasses.replace(GPU, toolkit=toolkit)
+        check = check_of(facts, "nvcc")
+        assert check.state == state and "cuda-toolkit-13-0 && export CUDA_HOME=/usr/local/cuda-13.0" in check.mend
+        assert verdict_of(facts, "training on GPUs").reason == f"nvcc ({state})"
+        assert check_of(dataclasses.replace(facts, deepspeed_compiled=True), "nvcc").state == "ok"
+    assert not [check for check in run_checks(CPU) if check.component in ("nvcc", "NCCL", "NVIDIA driver")]
+
+
+def test_what_connects_the_gpus_is_said() -> None:
+    assert check_of(GPU, "NCCL").found == "2.29.7"
+    assert check_of(GPU, "links between GPUs").found == "NVLink between all"
+    apart = dataclasses.replace(GPU, nvidia=dataclasses.replace(GPU.nvidia, nvlinked=False, apart=((0, 1),)))
+    check = check_of(apart, "links between GPUs")
+    assert (check.found, check.state) == (
+        "none between GPU 0 and 1",
+        "low",
+    ) and "--vllm.tensor_parallel_size 1" in check.mend
+    # It is slow, and no reason not to run.
+    assert verdict_of(apart, "training on GPUs").runs
+
+
+def run_of(*options: str, config: dict[str, object] = QWEN3_8B) -> Run:
+    base = [
+        "--vllm.num_engines=1",
+        "--actor.num_gpus_per_node=1",
+        "--reward.remote_url=reward.py",
+        "--data.max_len=4096",
+    ]
+    args = upstream_arguments(from_argv([*base, "--algo.kl.init_coef=0", *options])[1])
+    return Run(args, model_shape(config), is_hybrid(config))
+
+
+def of_run(facts: Facts, run: Run) -> dict[str, Check]:
+    checks = {check.component: check for check in run_checks(facts, run)}
+    return {name.removeprefix("this run: "): check for name, check in checks.items() if name.startswith("this run: ")}
+
+
+def test_a_run_is_checked_against_the_gpus_here() -> None:
+    roomy = dataclasses.replace(GPU, shm_free=60 * GIB)
+    small = ["--ds.zero_stage=3", "--ds.adam_offload"]
+    found = of_run(roomy, run_of(*small))
+    assert {check.state for check in found.values()} == {"ok"}
+    assert found["/dev/shm free"].wanted == "47 GiB or more" and found["GPUs"].wanted == "2"
+    assert of_run(GPU, run_of(*small))["/dev/shm free"].state == "low"
+    assert of_run(GPU, run_of(*small, "--weights.transport=openrlhf"))["/dev/shm free"].state == "ok"
+
+    # Without ZeRO's stages to share them, 16 bytes of each of 8 billion parameters.
+    found = of_run(roomy, run_of())
+    assert found["GPU of policy"].state == "too small" and "--ds.adam_offload" in found["GPU of policy"].mend
+    more = of_run(roomy, run_of("--vllm.num_engines=4"))["GPUs"]
+    assert (more.found, more.wanted, more.state) == ("2", "5", "missing") and "--vllm.num_engines" in more.mend
+    checks = run_checks(roomy, run_of())
+    (verdict,) = [use for use in verdicts(roomy, checks) if use.use == "training on GPUs"]
+    assert verdict.reason == "this run: GPU of policy (too small)"
+
+
+def test_a_run_of_engines_without_links_and_of_a_hybrid_model() -> None:
+    apart = dataclasses.replace(GPU, nvidia=dataclasses.replace(GPU.nvidia, nvlinked=False, apart=((0, 1),)))
+    assert "GPUs of an engine" not in of_run(apart, run_of())
+    check = of_run(apart, run_of("--vllm.tensor_parallel_size=2"))["GPUs of an engine"]
+    assert check.state == "low" and "no peer access between GPU 0 and 1" in check.found
+    hybrid = {**QWEN3_8B, "layer_types": ["linear_attention", "full_attention"]}
+    check = of_run(GPU, run_of(config=hybrid))["model"]
+    assert check.state == "wrong version" and "--histospec.window_max 3" in check.mend
+    assert "model" not in of_run(GPU, run_of("--histospec.window_max=3", config=hybrid))
+    assert "model" not in of_run(GPU, run_of("--no-histospec.enable", config=hybrid))
+
+
+def test_without_gpus_a_run_is_only_planned() -> None:
+    found = of_run(CPU, run_of())
+    assert found["GPU of engine"].state == "unverified" and "GPUs" not in found
+    unknown = of_run(CPU, dataclasses.replace(run_of(), shape=None))
+    assert unknown["memory"].state == "unverified"
+
+
+def test_the_doctor_takes_the_options_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "gather", lambda: GPU)
+    assert doctor.main(demo.arguments(str(tmp_path))) == 1
+    shown = capsys.readouterr().out
+    assert "this run: GPUs" in shown and "engine: rows of the sampler" in shown and "80.0 GiB are there" in shown
+    assert doctor.main([*demo.arguments(str(tmp_path)), "--vllm.num_engines", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["gpus"][0]["size"] == 80 * GIB
+    assert doctor.main(["--vllm.num_engines", "1"]) == 2
+    assert "a required option is missing" in capsys.readouterr().err
 
 
 def test_flash_attention_is_needed_with_a_gpu() -> None:

@@ -10,10 +10,11 @@ import pytest
 from playwright.sync_api import expect
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.api.memory_plan import read_shape
 from rhyme_openrlhf.latency.profile import Subject, write
 from rhyme_openrlhf.profiling.subject import folder
+from rhyme_openrlhf.training.memory_plan import read_shape
 from rhyme_openrlhf.webui.run_templates import templates
+from tests import nvml
 from tests.latency import formula
 
 COMMAND = (
@@ -97,7 +98,9 @@ def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     client = signed_in(launching_dashboard)
     page = client.get("/runs/new").text
-    assert "1.0M parameters" in page and "KV cache, all its samples at full length" in page
+    assert "1.0M parameters" in page and "KV cache of one sample at full length" in page
+    for part in ("Each GPU: policy", "weights", "gradients", "optimizer", "rows of the sampler", "/dev/shm"):
+        assert f"<dt>{part}" in page
     given = {"arguments": templates(launching_dashboard.app.state.launching.roots)["demo"].arguments}
     assert "No profile of this model" in client.post("/ui/new-run/estimate", json=given).text
     shape = read_shape(str(embedded.MODEL))
@@ -118,6 +121,20 @@ def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
     elsewhere = {**given["arguments"], "latency": {"profile": "/etc/passwd"}}
     assert "must lie below" in client.post("/ui/new-run/estimate", json={"arguments": elsewhere}).text
     assert signed_in(launching_dashboard, "viewer").post("/ui/new-run/estimate", json=given).status_code == 403
+
+
+def test_a_plan_that_does_not_fit_the_gpus_here_names_the_flag(
+    launching_dashboard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.install(monkeypatch, tmp_path, gpus=2, memory=12 * 2**20)
+    client = signed_in(launching_dashboard)
+    given = templates(launching_dashboard.app.state.launching.roots)["demo"].arguments
+    arguments = {**given, "ds": {**given.get("ds", {}), "zero_stage": 1}}
+    panel = html.unescape(client.post("/ui/new-run/panel", json={"name": "small", "arguments": arguments}).text)
+    assert (
+        "<dt>memory of the GPUs here</dt><dd>12.0 MiB</dd>" in panel and "A GPU of the policy needs at least" in panel
+    )
+    assert "--ds.adam_offload" in panel
 
 
 def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:

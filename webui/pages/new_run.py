@@ -29,7 +29,7 @@ from rhyme_openrlhf.api.schema import options
 from rhyme_openrlhf.api.spec import NAME_PATTERN, Arguments, Fault, SpecError, check, gpu_shares, gpus_needed
 from rhyme_openrlhf.api.spec_command import from_command, to_command
 from rhyme_openrlhf.webui import text
-from rhyme_openrlhf.webui.estimates import NO_SHAPE, gain, lengths_for, memory_rows, shape_of
+from rhyme_openrlhf.webui.estimates import NO_SHAPE, gain, lengths_for, memory, shape_of
 from rhyme_openrlhf.webui.rendering import Page, PageDep
 from rhyme_openrlhf.webui.run_form import run_form
 from rhyme_openrlhf.webui.run_templates import templates
@@ -235,8 +235,7 @@ def _plan(arguments: Arguments) -> dict[str, Any]:
             ("Samples for each engine", text.number(samples / engines)),
             ("Optimizer steps of a step", text.number(updates)),
         ],
-        "memory": [] if shape is None else memory_rows(arguments, shape),
-        "parameters": None if shape is None else shape.parameters,
+        "memory": None if shape is None else memory(arguments, shape),
         "no_memory": NO_SHAPE,
     }
 

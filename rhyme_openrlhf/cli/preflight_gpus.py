@@ -1,0 +1,102 @@
+"""What is checked of a run's GPUs before anything is started: how many, on which nodes, their memory, the compiler.
+
+Each check raises PreflightError with one sentence: what is wrong, where, what to do. On a cluster (RAY_ADDRESS) the
+driver's machine says nothing of the others' memory and compilers, so only numbers are checked there.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+from rhyme_openrlhf.cli.preflight_models import PreflightError
+from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.training.resources import shortage
+
+
+def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
+    """Raise PreflightError where the GPUs do not do; return a sentence about what is slow, "" if nothing is.
+
+    `on_gpus` is `platform.run_has_gpus()`.
+    """
+    _check_ring(args)
+    cluster = bool(os.environ.get("RAY_ADDRESS"))
+    if not on_gpus and not cluster:
+        # Ray is started with as many pretended GPUs as the run asks for.
+        return ""
+    found = nvidia.read()
+    nodes = _cluster_nodes() if cluster else [_visible_gpus(found)]
+    lack = shortage(args, sum(nodes))
+    if lack:
+        raise PreflightError(lack)
+    said = _across_nodes(args, nodes)
+    if on_gpus and not cluster:
+        _check_compiler()
+        _check_memory(args, nvidia.smallest_memory(found))
+    return said
+
+
+def _check_ring(args: SimpleNamespace) -> None:
+    """The policy's GPUs are a grid of replicas, ring attention and tensor parallelism."""
+    gpus = args.actor.num_nodes * args.actor.num_gpus_per_node
+    if gpus % (args.ds.ring_attn_size * args.ds.tensor_parallel_size):
+        raise PreflightError(
+            f"--ds.ring_attn_size {args.ds.ring_attn_size} times --ds.tensor_parallel_size "
+            f"{args.ds.tensor_parallel_size} does not divide the policy's {gpus} GPUs: lower them, or change "
+            "--actor.num_gpus_per_node"
+        )
+
+
+def _visible_gpus(found: nvidia.Driver) -> int:
+    import torch
+
+    return len(found.gpus) or torch.cuda.device_count()
+
+
+def _cluster_nodes() -> list[int]:
+    """Return the GPUs of each node that is alive."""
+    import ray
+
+    with ray.init(log_to_driver=False, logging_level="ERROR"):
+        return [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+
+
+def _across_nodes(args: SimpleNamespace, nodes: list[int]) -> str:
+    """Return a sentence where an engine's ranks cannot be on one node; refuse it where weights come by the buffer."""
+    size, engines = args.vllm.tensor_parallel_size, args.vllm.num_engines
+    whole = sum(gpus // size for gpus in nodes)
+    if whole >= engines:
+        return ""
+    largest = max(nodes)
+    problem = (
+        f"--vllm.tensor_parallel_size {size}: {engines - whole} of {engines} engines would span nodes, because the "
+        f"nodes have room for {whole} (the largest has {largest} GPUs)"
+    )
+    if memory_plan.layout_of(args).buffer:
+        raise PreflightError(
+            f"{problem}, and the weight buffer reaches one node of an engine alone: lower "
+            "--vllm.tensor_parallel_size, or give --weights.transport openrlhf"
+        )
+    return f"{problem}; every layer waits for the network between them: lower --vllm.tensor_parallel_size"
+
+
+def _check_compiler() -> None:
+    import torch
+
+    if torch.version.cuda and not nvidia.deepspeed_is_compiled():
+        problem = nvidia.cannot_compile(nvidia.toolkit(), torch.version.cuda)
+        if problem:
+            raise PreflightError(problem)
+
+
+def _check_memory(args: SimpleNamespace, size: int | None) -> None:
+    # Engines of several layouts are planned by preflight_layouts.
+    if size is None or args.tp_switch.enable:
+        return
+    shape = memory_plan.read_shape(memory_plan.named_by_command(args.actor.model_name_or_path))
+    if shape is None:
+        return
+    problem = memory_plan.plan(shape, memory_plan.layout_of(args), size).problem
+    if problem:
+        raise PreflightError(f"{problem} (rhyme train --plan shows the whole plan)")

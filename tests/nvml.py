@@ -1,0 +1,50 @@
+"""A stand-in for NVML: the module pynvml with pretended GPUs, for this process and those that it starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+_MODULE = """
+NVML_P2P_CAPS_INDEX_WRITE, NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 1, 2, 0
+GPUS, APART, LINKED = {gpus}, {apart}, {nvlinked}
+
+class NVMLError(Exception): pass
+class Memory: total, used = {memory}, 0
+
+def nvmlInit():
+    if not GPUS: raise NVMLError("no driver")
+def nvmlDeviceGetCount(): return GPUS
+def nvmlDeviceGetHandleByIndex(number): return number
+def nvmlDeviceGetName(handle): return "Pretended GPU"
+def nvmlDeviceGetUUID(handle): return f"GPU-{{handle}}000"
+def nvmlDeviceGetMemoryInfo(handle): return Memory
+def nvmlSystemGetDriverVersion(): return "{driver}"
+def nvmlDeviceGetP2PStatus(one, other, capability):
+    there = LINKED if capability == NVML_P2P_CAPS_INDEX_NVLINK else sorted((one, other)) not in APART
+    return NVML_P2P_STATUS_OK if there else 5
+"""
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *,
+    gpus: int = 1,
+    driver: str = "580.65.06",
+    memory: int = 80 * 2**30,
+    apart: Sequence[Sequence[int]] = (),
+    nvlinked: bool = False,
+) -> None:
+    """Pretend these GPUs until the test ends; `apart` are pairs without peer access."""
+    place = folder / "nvml"
+    place.mkdir()
+    given = {"gpus": gpus, "driver": driver, "memory": memory, "apart": [list(pair) for pair in apart]}
+    (place / "pynvml.py").write_text(_MODULE.format(**given, nvlinked=nvlinked))
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setenv("PYTHONPATH", str(place), prepend=":")
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
