@@ -26,6 +26,8 @@ REQUIREMENTS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["gpu
 # What flash-attn 2.8.3's build uses, beside a compiler.
 FLASH_ATTN_BUILD = {"packaging", "psutil", "torch", "wheel", "setuptools"}
 FLASH_ATTN = "flash_attn-2.8.3"
+# PyPI's own build. A machine without a GPU may be set up to prefer 2.13.0+cpu, which `==` would allow.
+CUDA_TORCH = "torch===2.13.0"
 FLASH_ATTN_METADATA = """\
 Metadata-Version: 2.1
 Name: flash-attn
@@ -91,7 +93,9 @@ def test_pip_resolves_the_gpu_extra(version: str, tmp_path: Path, starts_python:
     report = tmp_path / "report.json"
     command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--disable-pip-version-check", "-q"]
     done = subprocess.run(
-        [*command, "--find-links", tmp_path, "--report", report, *REQUIREMENTS], capture_output=True, text=True
+        [*command, "--find-links", tmp_path, "--report", report, CUDA_TORCH, *REQUIREMENTS],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     chosen = [item["metadata"] for item in json.loads(report.read_text())["install"]]
