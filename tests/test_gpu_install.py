@@ -26,6 +26,8 @@ REQUIREMENTS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["gpu
 # What flash-attn 2.8.3's build uses, beside a compiler.
 FLASH_ATTN_BUILD = {"packaging", "psutil", "torch", "wheel", "setuptools"}
 FLASH_ATTN = "flash_attn-2.8.3"
+# PyPI's own build. A machine without a GPU may be set up to prefer 2.13.0+cpu, which `==` would allow.
+CUDA_TORCH = "torch===2.13.0"
 FLASH_ATTN_METADATA = """\
 Metadata-Version: 2.1
 Name: flash-attn
@@ -60,7 +62,9 @@ def test_what_builds_flash_attn_is_installed_before_it_is_asked_for(text: str) -
     assert all(requirement in first for requirement in wanted)
 
 
-def test_the_image_gets_our_requirements_and_no_build_of_ours_without_its_sources(tmp_path: Path) -> None:
+def test_the_image_gets_our_requirements_and_no_build_of_ours_without_its_sources(
+    tmp_path: Path, starts_python: None
+) -> None:
     text = DOCKERFILE.read_text()
     before = text.partition("COPY . /src")[0]
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -76,7 +80,7 @@ def test_the_image_gets_our_requirements_and_no_build_of_ours_without_its_source
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", ["3.11", "3.12"])
-def test_pip_resolves_the_gpu_extra(version: str, tmp_path: Path) -> None:
+def test_pip_resolves_the_gpu_extra(version: str, tmp_path: Path, starts_python: None) -> None:
     python = shutil.which(f"python{version}") or ""
     if not python or subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode:
         pytest.skip(f"there is no Python {version} with pip")
@@ -89,7 +93,9 @@ def test_pip_resolves_the_gpu_extra(version: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--disable-pip-version-check", "-q"]
     done = subprocess.run(
-        [*command, "--find-links", tmp_path, "--report", report, *REQUIREMENTS], capture_output=True, text=True
+        [*command, "--find-links", tmp_path, "--report", report, CUDA_TORCH, *REQUIREMENTS],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     chosen = [item["metadata"] for item in json.loads(report.read_text())["install"]]

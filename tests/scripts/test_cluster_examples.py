@@ -30,7 +30,12 @@ exec "$@"
     "ray": 'echo "ray $*" >>"$LOG"; exec sleep 60',
     # Counts GPUs, or is the run.
     "python": """
-if [[ $1 = -c ]]; then [[ -e $LOG.gpus ]] && cat "$LOG.gpus"; exit; fi
+if [[ $1 = -c ]]; then
+    # Every node of the job has begun its Ray.
+    until (($(grep -c "^ray start" "$LOG") == 2)); do sleep 0.05; done
+    cat "$LOG.gpus"
+    exit
+fi
 echo "run $RAY_ADDRESS $*" >>"$LOG"
 [[ -e $LOG.long ]] || exit "${RUN_CODE:-0}"
 trap 'echo saved >>"$LOG"; exit 0' TERM

@@ -33,7 +33,7 @@ def test_products_are_exact_in_fp32_before_the_engine_starts(
     assert found == [(dtype, set_to)]
 
 
-def test_triton_takes_its_default_from_that_variable() -> None:
+def test_triton_takes_its_default_from_that_variable(starts_python: None) -> None:
     pytest.importorskip("triton")
     code = "from triton import knobs; print(knobs.language.fp32_default)"
     environment = os.environ | EXACT_PRODUCTS
