@@ -1,6 +1,7 @@
 """A real vLLM engine of the embedded model for benchmarks, and a scheduler whose drafting policy can be changed.
 
-Invariant: the policy is only changed while nothing runs.
+Also what an engine needs on this machine, with a GPU or without (not run on a GPU). Invariant: the policy is only
+changed while nothing runs.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-from rhyme_openrlhf import embedded
-from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf import embedded, platform
+from rhyme_openrlhf.config import CpuSettings, RhymeSettings
 from rhyme_openrlhf.rollout.proposal_scheduler import ProposalScheduler
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter
@@ -28,6 +29,28 @@ from rhyme_openrlhf.speculation.gain import GainMeter
 TIMEOUT_S = 300
 # vLLM's own limit is 128; the fixed lengths of the benchmark end below this.
 MOST_DRAFTS = 48
+# Share of a GPU's memory for all engines of a benchmark; CUDA contexts and whatever else runs have what is left.
+GPU_SHARE = 0.9
+
+
+def engine_environment() -> dict[str, str]:
+    """Return the environment variables of engines in one process; without a GPU one core computes, uncompiled."""
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    return quiet if platform.gpu_present() else quiet | {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+
+
+def gpu_arguments(engines: int) -> dict[str, Any]:
+    """Return what each of `engines` engines takes of a GPU, and the number format of a run; nothing without a GPU."""
+    return {"gpu_memory_utilization": GPU_SHARE / engines, "dtype": "bfloat16"} if platform.gpu_present() else {}
+
+
+def engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> dict[str, Any]:
+    """Return vLLM's arguments for one engine on this machine."""
+    if platform.gpu_present():
+        return arguments | gpu_arguments(1)
+    from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+
+    return cpu_engine_arguments(arguments, settings)
 
 
 class PolicyScheduler(HistoryScheduler):
@@ -90,6 +113,7 @@ class DynamicScheduler(ProposalScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._own_tokens = 0
+        self._unpadded = self.dynamic_sd_lookup
         # What calls the engine's workers, given with the first call of this scheduler.
         self.call_workers: Any = None
 
@@ -101,7 +125,7 @@ class DynamicScheduler(ProposalScheduler):
         # An interval without drafts may have been under way, or a plan that holds.
         self._ticket = self._scheduled = None
         self._holds = False
-        self.dynamic_sd_lookup = None
+        self.dynamic_sd_lookup = self._unpadded
         if table is not None:
             self.dynamic_sd_lookup = build_dynamic_sd_schedule_lookup(
                 table, self.scheduler_config.max_num_seqs, self.num_spec_tokens
@@ -137,8 +161,8 @@ class RunningEngine:
     def __init__(self, settings: RhymeSettings, scheduler: str) -> None:
         """`scheduler`: the module and class that vLLM's engine process imports."""
         os.environ.update(
-            {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
-            | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_NO_USAGE_STATS": "1"}
+            engine_environment()
+            | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
             # The engine's process is a new one.
             | {"PYTHONPATH": os.pathsep.join(sys.path)}
         )
@@ -150,7 +174,6 @@ class RunningEngine:
     async def _start(self, settings: RhymeSettings, scheduler: str) -> Any:
         import vllm
 
-        from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
         from rhyme_openrlhf.rollout.engine import speculation_arguments
         from rhyme_openrlhf.rollout.seeded_engine import WORKER_EXTENSION
 
@@ -168,9 +191,7 @@ class RunningEngine:
             **plugins,
             "scheduler_cls": scheduler,
         }
-        return vllm.AsyncLLMEngine.from_engine_args(
-            vllm.AsyncEngineArgs(**cpu_engine_arguments(arguments, settings.cpu))
-        )
+        return vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**engine_arguments(arguments, settings.cpu)))
 
     def call(self, coroutine: Any) -> Any:
         """Wait for it. Raises TimeoutError after TIMEOUT_S."""

@@ -21,6 +21,8 @@ from rhyme_openrlhf.platform import gpu_present, shims
 if not gpu_present():
     shims.install()
 
+from engine_in_process import engine_environment, gpu_arguments
+
 from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
 from rhyme_openrlhf.rollout.moves.moving_scheduler import MovingHistoryScheduler
 
@@ -94,26 +96,29 @@ class LocalEngine:
         settings: RhymeSettings,
         length: int,
         seats: int,
+        engines: int,
         model: str = str(embedded.MODEL),
         size: int = 1,
     ) -> None:
+        """`engines`: how many engines of the benchmark share a GPU, where there is one."""
         os.environ.update(
-            {"RAY_ADDRESS": "not-asked", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"}
-            | {"OMP_NUM_THREADS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "VLLM_NO_USAGE_STATS": "1"}
+            engine_environment()
+            | {"RAY_ADDRESS": "not-asked", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
             | {"PYTHONPATH": os.pathsep.join(sys.path)}
         )
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self.raw: Any = BenchmarkEngine.__new__(BenchmarkEngine)
-        self.now(self._start(index, settings, length, seats, model, size))
-
-    async def _start(self, index: int, settings: RhymeSettings, length: int, seats: int, model: str, size: int) -> None:
-        await self.raw.__init__(
+        arguments = dict(
             model=model, max_model_len=length, max_num_seqs=seats, block_size=32, enforce_eager=True,
             tensor_parallel_size=size, num_gpus=0, enable_prefix_caching=False, distributed_executor_backend="uni",
             logprobs_mode="processed_logprobs", max_logprobs=1, bundle_indices=None, rhyme=settings, run_seed=1,
             index=index, history_workers=[],
         )  # fmt: skip
+        self.now(self._start(arguments | gpu_arguments(engines)))
+
+    async def _start(self, arguments: dict[str, Any]) -> None:
+        await self.raw.__init__(**arguments)
 
     def now(self, coroutine: Any) -> Any:
         """Wait for it. Raises TimeoutError after TIMEOUT_S."""

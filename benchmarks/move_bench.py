@@ -45,7 +45,7 @@ class Bench:
     """Two engines, and a keeper, mover and reallocator over them."""
 
     def __init__(self, settings: RhymeSettings, length: int, seats: int, folder: Path) -> None:
-        self.engines = [LocalEngine(number, settings, length, seats) for number in range(2)]
+        self.engines = [LocalEngine(number, settings, length, seats, engines=2) for number in range(2)]
         self.folder = folder
         self.chance = random.Random(1)
 

@@ -6,6 +6,9 @@ The same multi-epoch GRPO run, seed by seed, on three arms in turn: `openrlhf` (
 a GPU with the platform's shims and the gloo weight sync), `off` (ours without speculation) and `on` (ours as it comes).
 The order of the arms turns with every seed, so that none always runs first. Ratios are of runs with the same seed.
 
+On GPUs the demo's placement for as many as there are is used, and `--cuda-graphs` lets the engines of every arm compile
+the model and capture CUDA graphs, as a user's own run does.
+
 All arms run as users run them: nothing is reproducible, so ours has all of its sources of drafts and cuts them by step
 times. `--reproducible` seeds every request of every arm instead (which costs all of them time), and ours then drafts
 from history and own text alone, by fixed rules.
@@ -32,6 +35,7 @@ from typing import Any
 
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.embedded.tasks import STEP_COUNTS, jsonl, make_problem
+from rhyme_openrlhf.platform import run_gpus
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import EngineStep, RolloutFinished, TrainStep
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
@@ -64,11 +68,14 @@ def write_prompts(path: Path) -> None:
     path.write_text(jsonl(problems))
 
 
-def run_arm(arm: str, seed: int, prompts: Path, options: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+def run_arm(
+    arm: str, seed: int, prompts: Path, options: Sequence[str], folder: Path, cuda_graphs: bool = False
+) -> list[dict[str, Any]]:
     """One run; returns a record for each step: tokens, seconds of each part, speculation counters if there are any."""
     directory = folder / f"{arm}-{seed}"
     directory.mkdir()
-    argv = [*arguments(str(directory / "checkpoints")), "--data.prompt_dataset", str(prompts)]
+    demo = arguments(str(directory / "checkpoints"), run_gpus(), cuda_graphs=cuda_graphs)
+    argv = [*demo, "--data.prompt_dataset", str(prompts)]
     argv += [
         "--train.num_episodes",
         str(EPOCHS),
@@ -216,11 +223,13 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--out", type=Path, default=Path("rollout.json"))
     parser.add_argument("--reproducible", action="store_true", help="seed every request, in all arms")
+    parser.add_argument("--cuda-graphs", action="store_true", help="engines compile and capture graphs (GPUs)")
     parser.add_argument("--keep", type=Path, help="keep the run directories below this new directory")
     parser.add_argument("options", nargs="*", help="options of rhyme train, after --")
     chosen = parser.parse_args()
     options = [*chosen.options, *(["--run.reproducible"] if chosen.reproducible else [])]
-    conditions = {"kind": "measured", "cpus": os.cpu_count(), "options": options}
+    conditions = {"kind": "measured", "cpus": os.cpu_count(), "gpus": run_gpus(), "options": options}
+    conditions["cuda_graphs"] = chosen.cuda_graphs
     runs = []
     with contextlib.ExitStack() as stack:
         if chosen.keep:
@@ -231,7 +240,7 @@ def main() -> None:
         for turn, seed in enumerate(chosen.seeds):
             order = [*chosen.arms[turn % len(chosen.arms) :], *chosen.arms[: turn % len(chosen.arms)]]
             for arm in order:
-                steps = run_arm(arm, seed, prompts, options, folder)
+                steps = run_arm(arm, seed, prompts, options, folder, chosen.cuda_graphs)
                 runs.append({"arm": arm, "seed": seed, "steps": steps})
                 chosen.out.write_text(json.dumps({**conditions, "runs": runs}) + "\n")
     print(table(runs))

@@ -70,8 +70,8 @@ def profile_text() -> str:
     )
 
 
-def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS) -> Any:
-    """vLLM's scheduler as the arm has it, for so many samples of at most `length` tokens."""
+def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: Any = None) -> Any:
+    """vLLM's scheduler as the arm has it, for so many samples of at most `length` tokens, and DraftingSettings."""
     os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})
     import torch
     import vllm
@@ -79,12 +79,13 @@ def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS) -> Any:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from rhyme_openrlhf import embedded
-    from rhyme_openrlhf.config import HistoSpecSettings, RhymeSettings
-    from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+    from rhyme_openrlhf import embedded, platform
+    from rhyme_openrlhf.config import DraftingSettings, HistoSpecSettings, RhymeSettings
     from rhyme_openrlhf.rollout.engine import speculation_arguments
 
-    settings = RhymeSettings(histospec=HistoSpecSettings(enable=arm in ("rules", "planned")))
+    settings = RhymeSettings(
+        histospec=HistoSpecSettings(enable=arm in ("rules", "planned")), drafting=drafting or DraftingSettings()
+    )
     arguments = {
         "model": str(embedded.MODEL),
         "max_model_len": length,
@@ -93,7 +94,11 @@ def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS) -> Any:
         "enforce_eager": True,
         **speculation_arguments(settings),
     }
-    config = vllm.EngineArgs(**cpu_engine_arguments(arguments, settings.cpu)).create_engine_config()
+    if not platform.gpu_present():
+        from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+
+        arguments = cpu_engine_arguments(arguments, settings.cpu)
+    config = vllm.EngineArgs(**arguments).create_engine_config()
     block = config.cache_config.block_size
     spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=8, dtype=torch.float32)
     blocks = running * (length // block + 2) + 64

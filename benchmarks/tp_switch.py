@@ -95,7 +95,7 @@ def measured(folder: Path, options: argparse.Namespace) -> Machine:
     print(f"{weights / 1e6:.0f} M random weights", flush=True)
     length = max(1024, options.longest + PROMPT + 1)
     engines = [
-        LocalEngine(number, settings(512), length, 16, str(folder / "model"), size)
+        LocalEngine(number, settings(512), length, 16, 3, str(folder / "model"), size)
         for number, size in enumerate((1, 1, 2))
     ]
     return Machine(LayoutPlan(2, 1, (Tail(1, 2),)), engines, (profiled(engines[0]), profiled(engines[2])))
@@ -110,9 +110,12 @@ def paced(folder: Path, options: argparse.Namespace) -> Machine:
     for size in sizes:
         found.append(slowed(given[size], options.slower))
         profiles.write(found[-1], folder / f"{size}.json")
+    layouts = plan.layouts()
     engines = [
-        LocalEngine(number, settings(128, str(folder / f"{sizes[layout]}.json")), 1024, options.samples + 1)
-        for number, layout in plan.layouts().items()
+        LocalEngine(
+            number, settings(128, str(folder / f"{sizes[layout]}.json")), 1024, options.samples + 1, len(layouts)
+        )
+        for number, layout in layouts.items()
     ]
     return Machine(plan, engines, (found[0], found[1]))
 

@@ -10,25 +10,31 @@
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 
 # libnuma1: vLLM. git: run directories record the versions of what runs. libaio-dev: DeepSpeed's offload to disk.
+# wget: KubeRay asks by it whether Ray's head and workers live.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        python3 python3-venv python3-dev g++ git libaio-dev libnuma1 \
+        python3 python3-venv python3-dev g++ git libaio-dev libnuma1 wget \
     && rm -rf /var/lib/apt/lists/*
 
 ENV VIRTUAL_ENV=/opt/rhyme PATH=/opt/rhyme/bin:$PATH CUDA_HOME=/usr/local/cuda PIP_NO_CACHE_DIR=1
 RUN python3 -m venv "$VIRTUAL_ENV"
 
-# The slow part first, so that a change of our code does not compile flash-attn again. Jobs: each takes about 8 GB.
+# What flash-attn, DeepSpeed and our C++ core are built with, before what needs it: pip asks flash-attn for its
+# requirements before it installs anything, and its setup.py imports torch, packaging and wheel; psutil counts its jobs.
+RUN pip install torch==2.13.0 packaging ninja wheel "setuptools>=77" psutil numpy "pybind11>=3.0"
+
+# The slow part before our code, so that a change of ours does not compile flash-attn again. Jobs: each takes about 8 GB.
+# Architectures: 80 A100, 90 H100 and H200, 100 B200, 120 RTX 50; each one more takes as long again.
 ARG MAX_JOBS=4
-COPY pyproject.toml README.md LICENSE /src/
-RUN pip install torch==2.13.0 packaging ninja wheel setuptools psutil numpy \
-    && mkdir /src/rhyme_openrlhf \
-    && touch /src/rhyme_openrlhf/__init__.py \
-    && MAX_JOBS=$MAX_JOBS pip install --no-build-isolation "/src[gpu]" \
-    && pip uninstall -y rhyme-openrlhf
+ARG FLASH_ATTN_CUDA_ARCHS=80;90
+COPY pyproject.toml /src/
+RUN python3 -c 'import tomllib; p = tomllib.load(open("/src/pyproject.toml", "rb"))["project"]; \
+print(*p["dependencies"], *p["optional-dependencies"]["gpu"], sep="\n")' > /tmp/requirements.txt \
+    && MAX_JOBS="$MAX_JOBS" FLASH_ATTN_CUDA_ARCHS="$FLASH_ATTN_CUDA_ARCHS" \
+        pip install --no-build-isolation -r /tmp/requirements.txt
 
 COPY . /src
-RUN pip install --no-deps /src
+RUN pip install --no-deps --no-build-isolation /src
 
 WORKDIR /workspace
 CMD ["rhyme", "--help"]

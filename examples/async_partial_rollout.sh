@@ -50,7 +50,6 @@ ARGUMENTS=(
 
     # -- Ours.
     --histospec.enable --history.workers 1
-    --weights.transport buffer
     --run.name async-partial
 
     --ckpt.output_dir "${OUTPUT:-ckpt/async-partial}" --ckpt.path "${OUTPUT:-ckpt/async-partial}/resume"

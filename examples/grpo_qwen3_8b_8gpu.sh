@@ -49,7 +49,6 @@ ARGUMENTS=(
     --histospec.enable --histospec.window_max 32
     # One history worker keeps and indexes the answers of these prompts; give more when there are 100,000 of them.
     --history.workers 1
-    --weights.transport buffer
     --run.name grpo-qwen3-8b
 
     # -- Checkpoints.

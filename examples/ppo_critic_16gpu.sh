@@ -48,8 +48,6 @@ ARGUMENTS=(
     --histospec.enable
     # Two workers, which Ray may place on different nodes; each keeps half of the prompts.
     --history.workers 2
-    # The object store of each node (in /dev/shm) must hold two versions of the actor's weights: 2 x 16 GB here.
-    --weights.transport buffer --weights.bucket_mb 1024
     --run.name ppo-critic
 
     --ckpt.output_dir "${OUTPUT:-ckpt/ppo-critic}" --ckpt.path "${OUTPUT:-ckpt/ppo-critic}/resume"

@@ -24,6 +24,10 @@ from rhyme_openrlhf.speculation.settings import HISTORY, DraftingSettings, Histo
 
 # Public ids of runs and attempts: as many hexadecimal digits as the control plane's tables keep (api/models.py).
 UID_DIGITS = 16
+# Values of --weights.transport.
+AUTO = "auto"
+BUFFER = "buffer"
+OPENRLHF = "openrlhf"
 _UID = re.compile(rf"[0-9a-f]{{{UID_DIGITS}}}")
 
 
@@ -90,10 +94,11 @@ class WeightSettings(Settings):
     title: ClassVar[str] = "Weight buffer: how trained weights reach the rollout engines."
 
     transport: str = option(
-        "buffer",
-        "'buffer' publishes numbered versions through Ray's object store and one shared-memory copy a node; "
-        "'openrlhf' uses OpenRLHF's own broadcast (NCCL or CUDA IPC; gloo without a GPU).",
-        choices=("buffer", "openrlhf"),
+        AUTO,
+        "'buffer' writes numbered versions into one shared-memory copy a node; 'openrlhf' uses OpenRLHF's own "
+        "broadcast (NCCL or CUDA IPC; gloo without a GPU). 'auto' takes OpenRLHF's own on GPUs, and the buffer without "
+        "a GPU and for runs with --move.enable, --reallocation.enable, --tp_switch.enable or --histopipe.enable.",
+        choices=(AUTO, BUFFER, OPENRLHF),
     )
     bucket_mb: int = option(512, "Size in MB of the pieces in which a weight version is published.", low=1, high=16384)
     check_syncs: int = option(
@@ -253,6 +258,46 @@ class TelemetrySettings(Settings):
             raise SettingsError(f"--telemetry.system_s must be 0, or at least 1, got {self.system_s:g}")
 
 
+# What vLLM 0.29.0 takes for an engine in a Ray actor, of any size of GPU (engine/arg_utils.py).
+VLLM_SAMPLES, VLLM_STEP_TOKENS = 128, 2048
+
+
+@dataclass(frozen=True)
+class EngineSettings(Settings):
+    """How much one engine computes at once."""
+
+    group: ClassVar[str] = "engine"
+    title: ClassVar[str] = "Size of each vLLM engine: samples it runs at once, and tokens of a step."
+
+    max_num_seqs: int = option(
+        0,
+        f"Samples an engine runs at once. 0: as vLLM chooses, {VLLM_SAMPLES}. More need more memory beside the KV "
+        "cache: a step's logits grow with them.",
+        low=0,
+        high=4096,
+    )
+    max_num_batched_tokens: int = option(
+        0,
+        "Tokens an engine computes in a step, of prompts, samples and drafts together. 0: as vLLM chooses, "
+        f"{VLLM_STEP_TOKENS}. More let prompts start sooner.",
+        low=0,
+        high=1 << 20,
+    )
+
+    def check(self) -> None:
+        tokens = self.max_num_batched_tokens or VLLM_STEP_TOKENS
+        samples = self.max_num_seqs or VLLM_SAMPLES
+        if tokens < samples:
+            raise SettingsError(
+                f"--engine.max_num_batched_tokens must be at least --engine.max_num_seqs ({samples}), a token for each "
+                f"sample, got {tokens}"
+            )
+
+    def arguments(self) -> dict[str, int]:
+        """Return vLLM's arguments for what is given."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value}
+
+
 @dataclass(frozen=True)
 class CpuSettings(Settings):
     """Only read on a machine without a GPU."""
@@ -288,6 +333,7 @@ class RhymeSettings:
     control: ControlSettings = field(default_factory=ControlSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     emulate: EmulateSettings = field(default_factory=EmulateSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     cpu: CpuSettings = field(default_factory=CpuSettings)
 
     @property
@@ -310,6 +356,28 @@ class RhymeSettings:
             groups[group.group] = from_mapping(group, {name: getattr(node, name) for name in names})
         return cls(**groups)
 
+    def with_transport(self, on_gpus: bool) -> RhymeSettings:
+        """Return these settings with 'auto' of --weights.transport decided.
+
+        A process group breaks when an engine dies, and layouts that take turns or engines that load between two turns
+        cannot all join one broadcast. So these runs use the buffer on GPUs, too.
+        """
+        if self.weights.transport != AUTO:
+            return self
+        needs_buffer = self.samples_move or self.histopipe.enable or not on_gpus
+        weights = dataclasses.replace(self.weights, transport=BUFFER if needs_buffer else OPENRLHF)
+        return dataclasses.replace(self, weights=weights)
+
+    @property
+    def weight_transport(self) -> str:
+        """What carries weights; 'auto' that nobody has decided is the buffer."""
+        return BUFFER if self.weights.transport == AUTO else self.weights.transport
+
+    @property
+    def weights_by_buffer(self) -> bool:
+        """Whether the buffer carries weights."""
+        return self.weight_transport == BUFFER
+
     @property
     def samples_move(self) -> bool:
         """Whether samples are kept apart from the engines: asked for, or needed by what moves them."""
@@ -321,7 +389,7 @@ class RhymeSettings:
 
         Samples at home go on elsewhere; the pipeline has prompt groups generated again.
         """
-        return (self.samples_move or self.histopipe.enable) and self.weights.transport == "buffer"
+        return (self.samples_move or self.histopipe.enable) and self.weights_by_buffer
 
     @property
     def drafts_planned(self) -> bool:
@@ -353,5 +421,6 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     ControlSettings,
     TelemetrySettings,
     EmulateSettings,
+    EngineSettings,
     CpuSettings,
 )

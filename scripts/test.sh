@@ -2,7 +2,8 @@
 # Everything that must pass before a change is kept: style, types, tests. Sets up first (once).
 #
 #   scripts/test.sh                          all but what is marked slow
-#   scripts/test.sh --quick                  before each commit: what starts no engine, Ray, browser, PostgreSQL or service
+#   scripts/test.sh --quick                  before each commit: what starts no engine, Ray, browser, PostgreSQL, service
+#                                            or other Python process
 #   scripts/test.sh --slow                   all of it, what is marked slow too
 #   scripts/test.sh --changed [BASE]         the test files that a change since BASE (main) needs, by imports
 #                                            (scripts/changed_tests.py)
@@ -78,7 +79,7 @@ TYPES=$(mktemp)
 trap 'rm -f "$TYPES"' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
-STARTS_MUCH="engine or ray or e2e or browser or postgresql or service"
+STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python"
 case ${1-} in
     "")
         run python -m pytest -n 2 -p no:randomly -m "not slow and not server"

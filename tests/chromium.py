@@ -13,9 +13,13 @@ EXPECT_MS = 20_000
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(starts_browser: None) -> Iterator[Any]:
-    """A real browser; playwright downloads none."""
+    """A real browser; playwright downloads none.
+
+    It ends with its module, because playwright's event loop runs in this thread until then, and a test of another
+    module could not start its own.
+    """
     sync_api = pytest.importorskip("playwright.sync_api")
     executable = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
     if executable is None:

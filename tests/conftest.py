@@ -21,6 +21,7 @@ from tests.starts import (  # noqa: F401 (fixtures and a hook)
     starts_e2e,
     starts_engine,
     starts_postgresql,
+    starts_python,
     starts_ray,
     starts_service,
 )
@@ -65,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory, starts_python: None) -> Path:  # noqa: F811 (the fixture)
     """The project's wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     root = Path(__file__).parents[1]

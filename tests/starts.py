@@ -24,6 +24,8 @@ PROCESSES: dict[str, Callable[[list[str]], bool]] = {
     "browser": lambda words: names(words)[0] == "node" and "playwright" in words[0],
     "postgresql": lambda words: "temporary_postgresql.py" in names(words),
     "service": lambda words: RHYME in words and "serve" in words,
+    # Importing the package takes such a process a second, and torch ten.
+    "python": lambda words: names(words)[0].startswith("python"),
 }
 RHYME = "rhyme_openrlhf.cli.main"
 # vLLM starts its engine core as a process of this name, which has no command line.
@@ -65,6 +67,11 @@ def starts_service() -> None:
     """Stand for a process of `rhyme serve`."""
 
 
+@pytest.fixture(scope="session")
+def starts_python() -> None:
+    """Stand for another process of Python."""
+
+
 def marks_of(fixtures: Sequence[str], parameters: Sequence[Any]) -> set[str]:
     """Return the marks of a test with these fixtures and parameters.
 
@@ -103,9 +110,14 @@ class Guard:
         if event == "subprocess.Popen" and self.item is not None:
             command = given[1]
             words = [os.fsdecode(one) for one in ([command] if isinstance(command, (str, bytes)) else command)] or [""]
-            for name, starts in PROCESSES.items():
-                if starts(words):
-                    self.refuse(name)
+            started = [name for name, starts in PROCESSES.items() if starts(words)]
+            # What starts a service, or a Ray, starts Python too and has the mark of the greater one.
+            if started and not (started == ["python"] and self._marked()):
+                self.refuse(started[0])
+
+    def _marked(self) -> bool:
+        """Return whether the test that runs now has any of the marks."""
+        return self.item is not None and any(map(self.item.get_closest_marker, (*PROCESSES, "engine")))
 
     def refuse(self, name: str) -> None:
         """Fail the test unless it has the mark. No `except Exception` of the code under test swallows this."""

@@ -86,6 +86,7 @@ def test_a_pure_module_names_nothing_heavy(path: Path) -> None:
     assert imported(ast.parse(path.read_text(encoding="utf-8"))) & HEAVY == set()
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_importing_the_pure_modules_loads_nothing_heavy() -> None:
     """Catches what the scan cannot see: a heavy import behind one of our own or a third party's modules."""
     modules = [module_name(path) for path in pure_files()]

@@ -5,7 +5,14 @@ import dataclasses
 
 import pytest
 
-from rhyme_openrlhf.config import SETTINGS_CLASSES, ControlSettings, HistoSpecSettings, RhymeSettings, RunSettings
+from rhyme_openrlhf.config import (
+    SETTINGS_CLASSES,
+    ControlSettings,
+    EngineSettings,
+    HistoSpecSettings,
+    RhymeSettings,
+    RunSettings,
+)
 from rhyme_openrlhf.options import OPTION, SettingsError, add_options, from_mapping
 
 # Our command line is a promise: an option that comes, goes or changes its default is a decision, made here.
@@ -30,6 +37,8 @@ FROZEN = {
     "--latency.profile": "auto",
     "--emulate.profile": "",
     "--emulate.train_s": 0.0,
+    "--engine.max_num_seqs": 0,
+    "--engine.max_num_batched_tokens": 0,
     "--history.workers": 1,
     "--history.cpus_per_worker": 0.5,
     "--history.nice": 19,
@@ -37,7 +46,7 @@ FROZEN = {
     "--history.spill_dir": "",
     "--history.rollouts": 2,
     "--history.fetch_timeout_s": 10.0,
-    "--weights.transport": "buffer",
+    "--weights.transport": "auto",
     "--weights.bucket_mb": 512,
     "--weights.check_syncs": 1,
     "--weights.timeout_s": 600.0,
@@ -170,3 +179,22 @@ def test_ids_are_made_where_none_were_given() -> None:
     assert (
         ControlSettings(attempt_uid=made.attempt_uid) and made.attempt_uid != ControlSettings().with_uids().attempt_uid
     )
+
+
+@pytest.mark.parametrize(
+    ("samples", "tokens", "message"),
+    [
+        (-1, 0, "--engine.max_num_seqs must be from 0 to 4096, got -1"),
+        (0, 100, "--engine.max_num_batched_tokens must be at least --engine.max_num_seqs (128), .*, got 100"),
+        # vLLM's own number of tokens.
+        (3000, 0, "--engine.max_num_batched_tokens must be at least --engine.max_num_seqs (3000), .*, got 2048"),
+    ],
+)
+def test_sizes_that_no_engine_has_are_refused(samples: int, tokens: int, message: str) -> None:
+    with pytest.raises(SettingsError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        EngineSettings(samples, tokens)
+
+
+def test_only_sizes_that_are_given_are_vllms_arguments() -> None:
+    assert EngineSettings().arguments() == {}
+    assert EngineSettings(256, 8192).arguments() == {"max_num_seqs": 256, "max_num_batched_tokens": 8192}

@@ -19,6 +19,7 @@ def names(wheel: Path) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_nothing_but_our_package_goes_to_site_packages(names: list[str]) -> None:
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"rhyme_openrlhf"}
@@ -39,6 +40,7 @@ def test_the_drafting_core_is_compiled_into_it_with_its_types_and_without_its_so
     assert "rhyme_openrlhf/_drafting.pyi" in names and not [name for name in names if name.endswith((".cpp", ".h"))]
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_without_a_compiler_all_but_the_core_is_installed(tmp_path: Path) -> None:
     """In a copy of what is built: the build of the source tree keeps its objects."""
     tree = tmp_path / "tree"
@@ -73,6 +75,7 @@ def test_the_dashboard_travels_along_with_its_templates_and_static_files(names: 
     assert {path.suffix for path in files} >= {".css", ".html", ".js", ".py"}
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_an_installed_wheel_makes_its_database(wheel: Path, tmp_path: Path) -> None:
     """Alembic finds its scripts where pip puts them, without the source tree."""
     pytest.importorskip("alembic")

@@ -37,6 +37,7 @@ COMMANDS = {
     "browser": ["/site-packages/playwright/driver/node", "cli.js", "run-driver"],
     "postgresql": [sys.executable, "scripts/temporary_postgresql.py"],
     "service": [sys.executable, "-m", RHYME, "serve", "--no-local"],
+    "python": [sys.executable, "-c", ""],
 }
 
 

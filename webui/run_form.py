@@ -82,6 +82,7 @@ _TITLES = {
     "limits": "Limits",
     "telemetry": "Telemetry",
     "run": "Run record",
+    "weights": "Weights from trainer to engines",
     "cpu": "Without a GPU",
 }
 # A line break means something in these.
@@ -90,13 +91,11 @@ _BLOCKS = ("--data.input_template",)
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature with its switch: the flag, the values for on and off, and the groups and flags folded under it."""
+    """A feature with its switch: the flag, and the groups and flags folded under it."""
 
     title: str
     sentence: str
     flag: str
-    on: Any = True
-    off: Any = False
     groups: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
 
@@ -108,15 +107,6 @@ FEATURES: tuple[Feature, ...] = (
         "Faster from the second episode on; what is sampled stays the same.",
         "--histospec.enable",
         groups=("histospec", "history"),
-    ),
-    Feature(
-        "Weight buffer",
-        "New weights travel in numbered versions through Ray's object store, and every engine's node keeps one copy. "
-        "Off: OpenRLHF's own broadcast.",
-        "--weights.transport",
-        "buffer",
-        "openrlhf",
-        groups=("weights",),
     ),
     Feature(
         "Asynchronous training",
@@ -211,7 +201,7 @@ def run_form(arguments: Arguments) -> RunForm:
         return tuple(_field(left.pop(flag), arguments) for flag in flags if flag in left)
 
     def switch(feature: Feature) -> Field:
-        return _switch(left.pop(feature.flag), arguments, feature.on, feature.off)
+        return _switch(left.pop(feature.flag), arguments)
 
     features = (*FEATURES, *_later_features())
     switches = [switch(feature) for feature in features]
@@ -252,7 +242,7 @@ def _later_features() -> list[Feature]:
 
 def _field(option: TypedOption, arguments: Mapping[str, Mapping[str, Any]]) -> Field:
     if option.type == "bool":
-        return _switch(option, arguments, True, False)
+        return _switch(option, arguments)
     value = arguments.get(option.group, {}).get(option.name, option.default)
     changed = value != option.default
     kind: Kind = "choice" if option.choices and option.items is None else "line"
@@ -262,10 +252,10 @@ def _field(option: TypedOption, arguments: Mapping[str, Mapping[str, Any]]) -> F
     return Field(option, kind, text, written(option.default), explained(option), changed)
 
 
-def _switch(option: TypedOption, arguments: Mapping[str, Mapping[str, Any]], on: Any, off: Any) -> Field:
+def _switch(option: TypedOption, arguments: Mapping[str, Mapping[str, Any]]) -> Field:
     value = arguments.get(option.group, {}).get(option.name, option.default)
-    default = "on" if option.default == on else "off"
-    return Field(option, "switch", "", default, explained(option), value != option.default, on, off, is_on=value == on)
+    default = "on" if option.default else "off"
+    return Field(option, "switch", "", default, explained(option), value != option.default, is_on=bool(value))
 
 
 def written(value: Any) -> str:

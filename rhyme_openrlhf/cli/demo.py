@@ -1,4 +1,4 @@
-"""`rhyme demo`: a real GRPO run on the embedded model and task, on a machine without a GPU.
+"""`rhyme demo`: a real GRPO run on the embedded model and task, without a GPU or on any number of them.
 
 Only chooses arguments: the run itself is `rhyme train`. Whatever follows on the command line is appended, so every
 option can be changed.
@@ -16,7 +16,8 @@ USAGE = """\
 usage: rhyme demo [options of rhyme train]
 
 Trains the embedded model (1 to 3 M parameters, it is part of the package) on its embedded task with GRPO: real
-OpenRLHF, Ray, DeepSpeed and vLLM, two engines, no GPU, nothing downloaded. A few minutes on two cores.
+OpenRLHF, Ray, DeepSpeed and vLLM, nothing downloaded. Without a GPU: two engines, a few minutes on two cores. With
+one GPU, engine and policy share it; with two, each has its own; with three or more there are two engines.
 
   rhyme demo                               as it is
   rhyme demo --train.num_episodes 10       longer
@@ -25,9 +26,10 @@ OpenRLHF, Ray, DeepSpeed and vLLM, two engines, no GPU, nothing downloaded. A fe
 """
 
 
-def arguments(checkpoints: str) -> list[str]:
-    """The demo's `rhyme train` arguments; checkpoints and the trained model go below `checkpoints`."""
-    return [*demo_arguments(), "--ckpt.path", checkpoints, "--ckpt.output_dir", f"{checkpoints}/trained"]
+def arguments(checkpoints: str, gpus: int = 0, *, cuda_graphs: bool = False) -> list[str]:
+    """Return the demo's `rhyme train` arguments for `gpus` GPUs; everything it saves goes below `checkpoints`."""
+    chosen = demo_arguments(gpus, cuda_graphs=cuda_graphs)
+    return [*chosen, "--ckpt.path", checkpoints, "--ckpt.output_dir", f"{checkpoints}/trained"]
 
 
 def main(argv: list[str]) -> int:
@@ -35,5 +37,8 @@ def main(argv: list[str]) -> int:
     if argv in (["--help"], ["-h"]):
         print(USAGE)
         return 0
+    # Imported only now: --help must not wait for torch.
+    from rhyme_openrlhf.platform import run_gpus
+
     checkpoints = str(Path(tempfile.gettempdir()) / "rhyme-demo-checkpoints")
-    return train_ppo_ray.main([*arguments(checkpoints), *argv])
+    return train_ppo_ray.main([*arguments(checkpoints, run_gpus()), *argv])

@@ -17,12 +17,14 @@ from typing import Any
 from rhyme_openrlhf.cli.preflight_layouts import check_layouts
 from rhyme_openrlhf.cli.preflight_models import (
     PreflightError,
+    check_hybrid,
     check_model,
     check_profile,
     check_source,
     check_tensor_parallel,
     drafting_of,
 )
+from rhyme_openrlhf.config import OPENRLHF, RhymeSettings
 from rhyme_openrlhf.latency.settings import AUTO, NONE
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 
@@ -58,14 +60,16 @@ class Checked:
 def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     """Run all checks on upstream's nested arguments. Raises PreflightError for the first that fails.
 
-    `on_gpus` is `platform.run_has_gpus()`.
+    Decides 'auto' of --weights.transport in `args`. `on_gpus` is `platform.run_has_gpus()`.
     """
+    args.weights.transport = RhymeSettings.from_namespace(args).with_transport(on_gpus).weights.transport
     _check_engines(args)
     config = check_model("--actor.model_name_or_path", args.actor.model_name_or_path)
     check_tensor_parallel(args, config)
     drafting = drafting_of(args)
     check_profile(args, config, drafting)
     check_source(args, config, drafting)
+    check_hybrid(args, config, drafting)
     _check_reallocation(args)
     layouts, said = check_layouts(args, config, on_gpus)
     _check_parts(args)
@@ -99,12 +103,17 @@ def _check_reallocation(args: SimpleNamespace) -> None:
 
 
 def _check_parts(args: SimpleNamespace) -> None:
-    if args.weights.transport != "buffer":
+    if args.weights.transport == OPENRLHF:
         return
-    if args.ds.tensor_parallel_size > 1:
-        raise PreflightError("--ds.tensor_parallel_size above 1 needs --weights.transport openrlhf")
-    if args.ds.lora.rank > 0:
-        raise PreflightError("--ds.lora.rank above 0 needs --weights.transport openrlhf")
+    for flag, value, most in (
+        ("--ds.tensor_parallel_size", args.ds.tensor_parallel_size, 1),
+        ("--ds.lora.rank", args.ds.lora.rank, 0),
+    ):
+        if value > most:
+            raise PreflightError(
+                f"{flag} above {most} needs --weights.transport openrlhf, which is the default on GPUs without "
+                "--move.enable, --reallocation.enable, --tp_switch.enable and --histopipe.enable"
+            )
 
 
 # What the streaming pipeline cannot go together with: whether it is asked for, and why not.
@@ -133,7 +142,7 @@ _NOT_PIPELINED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
         "does not go with --train.colocate_all: engines generate beside training",
     ),
     (lambda a: a.vllm.enable_sleep, "does not go with --vllm.enable_sleep: engines generate all the time"),
-    (lambda a: a.weights.transport != "buffer", "needs --weights.transport buffer, from which engines load"),
+    (lambda a: a.weights.transport == OPENRLHF, "needs --weights.transport buffer, from which engines load"),
     (
         lambda a: a.run.reproducible,
         "does not go with --run.reproducible: which weights are newest depends on timing",

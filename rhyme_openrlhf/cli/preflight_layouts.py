@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
+from rhyme_openrlhf.config import OPENRLHF
 from rhyme_openrlhf.latency.settings import AUTO, NONE
 from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan
 from rhyme_openrlhf.scheduling.tp_switch_settings import TURNS, tail_profiles, tail_sizes
@@ -23,7 +24,7 @@ _NOT_SWITCHED: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (
         "goes with --train.async_enable only in the streaming pipeline (--histopipe.enable): OpenRLHF's asynchronous "
         "loop sends the next step's prompts to engines whose devices the tail uses",
     ),
-    (lambda a: a.weights.transport != "buffer", "needs --weights.transport buffer, from which all layouts load"),
+    (lambda a: a.weights.transport == OPENRLHF, "needs --weights.transport buffer, from which all layouts load"),
 )
 # And what its KV caches in turns cannot.
 _NOT_IN_TURNS: tuple[tuple[Callable[[SimpleNamespace], bool], str], ...] = (

@@ -19,6 +19,14 @@ from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.profiling.subject import model_name
 from rhyme_openrlhf.speculation.settings import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
 
+# Words in the kinds of layers (Transformers 5) that keep a state of the whole text instead of keys and values.
+_RECURRENT_LAYERS = ("linear", "mamba", "hybrid", "recurrent")
+# What configurations of such models have beside, where they do not list their layers' kinds.
+_RECURRENT_SIZES = ("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache", "linear_conv_kernel_dim")
+# vLLM 0.29.0 keeps a state for each draft token of each sample, and one more (model_executor/layers/mamba/abstract.py):
+# with 3 four times the memory, with the 32 of other models 33 times.
+MOST_HYBRID_DRAFTS = 3
+
 
 class PreflightError(Exception):
     """A run that cannot work; the message is one sentence for the user."""
@@ -82,6 +90,28 @@ def drafting_of(args: SimpleNamespace) -> DraftingSettings:
     """The settings of drafting in upstream's nested arguments. Raises SettingsError."""
     names = [field.name for field in dataclasses.fields(DraftingSettings)]
     return from_mapping(DraftingSettings, {name: getattr(args.drafting, name) for name in names})
+
+
+def is_hybrid(config: Any) -> bool:
+    """Return whether a model (its Hugging Face configuration) has layers that keep a state, as Mamba's do."""
+    text = config.get_text_config()
+    kinds = [*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())]
+    listed = any(word in kind for kind in kinds for word in _RECURRENT_LAYERS)
+    return listed or any(hasattr(text, name) for name in _RECURRENT_SIZES)
+
+
+def check_hybrid(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:
+    """Whether the states of a hybrid model fit beside drafts as long as they are asked for."""
+    from_history = drafting.source == HISTORY
+    most = args.histospec.window_max if from_history else drafting.tokens
+    if not args.histospec.enable or most <= MOST_HYBRID_DRAFTS or not is_hybrid(config):
+        return
+    shorter = "--histospec.window_max" if from_history else "--drafting.tokens"
+    raise PreflightError(
+        f"--actor.model_name_or_path: {args.actor.model_name_or_path} has Mamba-like layers, of which vLLM keeps "
+        f"{most + 1} states for each sample where drafts have up to {most} tokens: give {shorter} "
+        f"{MOST_HYBRID_DRAFTS} or less, or --no-histospec.enable"
+    )
 
 
 def check_source(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import warnings
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from rhyme_openrlhf.cli import demo, train_arguments
 from rhyme_openrlhf.cli.train_arguments import BadInputError, TrainArguments
 from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.predictor import SpeculationOverhead
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.quality import Quality, assess
 from rhyme_openrlhf.latency.transfer_model import carrying_words
@@ -45,8 +47,10 @@ def main(argv: list[str]) -> int:
     options, train_argv = _parser().parse_known_args(argv)
     # They are about the libraries, not about the user's input.
     warnings.filterwarnings("ignore", category=FutureWarning)
+    from rhyme_openrlhf.platform import run_gpus
+
     try:
-        checked = train_arguments.check(train_argv or demo.arguments("unused"), print)
+        checked = train_arguments.check(train_argv or demo.arguments("unused", run_gpus()), print)
     except BadInputError as error:
         return _refuse(str(error))
     if not checked.settings.histospec.enable:
@@ -84,7 +88,15 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
 
     from rhyme_openrlhf.profiling import subject as subjects
     from rhyme_openrlhf.profiling.engine_actor import ProfileEngine
-    from rhyme_openrlhf.profiling.measure import SPARSE, THOROUGH, MeasureError, Plan, measure
+    from rhyme_openrlhf.profiling.measure import (
+        SPARSE,
+        THOROUGH,
+        UNSPECULATED,
+        MeasureError,
+        Plan,
+        measure,
+        with_unspeculated,
+    )
     from rhyme_openrlhf.profiling.remote_engine import EngineCallError, RemoteEngine
     from rhyme_openrlhf.verify.engines import EnginePool
     from rhyme_openrlhf.verify.outcome import VerifyError
@@ -99,9 +111,16 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
         print(f"profile of {subject.model} on {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}")
         out = out or subjects.folder() / subjects.file_name(subject)
         out.parent.mkdir(parents=True, exist_ok=True)
-        journal = out.with_name(out.name + ".points")
+        journal, without_journal = (out.with_name(out.name + end) for end in (".points", ".unspeculated-points"))
         with _Bar(plan.bursts()) as bar:
             profile = measure(plan, engine, journal, bar.point)
+        profiles.write(profile, out)
+        print("starting an engine without speculation", flush=True)
+        measured, *others = pool.several(1 + beside, speculate=False)
+        engine = RemoteEngine(measured, POINT_SECONDS, others)
+        plan = Plan.of(engine, versions(), UNSPECULATED, beside)
+        with _Bar(plan.bursts()) as bar:
+            profile = with_unspeculated(profile, engine, without_journal, bar.point)
     except (MeasureError, EngineCallError, VerifyError) as error:
         print(f"rhyme profile: error: {error}", file=sys.stderr)
         return 1
@@ -109,7 +128,9 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
         pool.close()
     profiles.write(profile, out)
     journal.unlink()
+    without_journal.unlink()
     _print_carrying(profile)
+    _print_overhead(profile)
     _print_quality(assess(profile))
     print(f"profile: {out}\nrhyme profile show {out}")
     return 0
@@ -152,6 +173,7 @@ def _show(argv: Sequence[str]) -> int:
     quality = assess(profile)
     _print_table(profile)
     _print_carrying(profile)
+    _print_overhead(profile)
     _print_quality(quality)
     if options.html:
         try:
@@ -189,6 +211,18 @@ def _print_table(profile: Profile) -> None:
 
 def _print_carrying(profile: Profile) -> None:
     print("; ".join(carrying_words(profile)))
+
+
+def _print_overhead(profile: Profile) -> None:
+    if not profile.unspeculated:
+        print("an engine without speculation was not measured: gains are against the engine that speculates")
+        return
+    overhead = SpeculationOverhead(profile)
+    factors = sorted(overhead.factor(point.running, point.context) for point in profile.unspeculated)
+    print(
+        f"a step without drafts takes {statistics.median(factors):.2f} times as long as in an engine without "
+        f"speculation ({factors[0]:.2f} to {factors[-1]:.2f})"
+    )
 
 
 def _print_quality(quality: Quality) -> None:

@@ -50,6 +50,7 @@ def check(argv: list[str], say: Callable[[str], None]) -> TrainArguments:
             for change in adapt_arguments(args):
                 say(change)
         preflight.check(args, on_gpus)
+        settings = settings.with_transport(on_gpus)
     except (PlatformError, preflight.PreflightError) as error:
         raise BadInputError(str(error)) from error
     return TrainArguments(args, settings, on_gpus)

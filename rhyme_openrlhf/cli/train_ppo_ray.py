@@ -48,6 +48,7 @@ def main(argv: list[str]) -> int:
 
             changes = adapt_arguments(args)
         checked = preflight.check(args, on_gpus)
+        settings = settings.with_transport(on_gpus)
         slow = preflight_gpus.check_gpus(args, on_gpus)
     except (PlatformError, preflight.PreflightError) as error:
         return _refuse(error)

@@ -99,7 +99,7 @@ def _verify(argv: list[str]) -> int:
     elif others:
         folder = Path(tempfile.mkdtemp(prefix="rhyme-verify-"))
         try:
-            rows += _run(others, train_argv, facts, folder, progress)
+            rows += _run(others, train_argv, folder, progress)
         except BadInputError as error:
             return _refuse(str(error))
         finally:
@@ -139,10 +139,12 @@ def _never() -> Outcome:
     raise AssertionError("a check that is skipped was run")
 
 
-def _run(names: Sequence[str], argv: list[str], facts: Facts, folder: Path, progress: report.Progress) -> list[Row]:
+def _run(names: Sequence[str], argv: list[str], folder: Path, progress: report.Progress) -> list[Row]:
     progress.enter("prepare")
     progress.say("arguments, model and prompts")
-    bench = _bench(argv or default_arguments(len(facts.torch.gpus), folder), folder, progress)
+    from rhyme_openrlhf.platform import run_gpus
+
+    bench = _bench(argv or demo.arguments(str(folder / "checkpoints"), run_gpus()), folder, progress)
     try:
         return report.run_checks({name: _bound(CHECKS[name], bench) for name in names}, progress)
     finally:
@@ -151,20 +153,6 @@ def _run(names: Sequence[str], argv: list[str], facts: Facts, folder: Path, prog
 
 def _bound(module: str, bench: Bench) -> Callable[[], Outcome]:
     return lambda: importlib.import_module(module).run(bench)
-
-
-def default_arguments(gpus: int, folder: Path) -> list[str]:
-    """The demo's arguments; with fewer GPUs than its three (two engines, one policy), a placement that fits.
-
-    The placements for one and two GPUs have not been run on GPUs by us yet.
-    """
-    argv = demo.arguments(str(folder / "checkpoints"))
-    if gpus == 1:
-        # One GPU for both: upstream shares it when engines and policy are colocated.
-        return [*argv, "--vllm.num_engines", "1", "--train.colocate_all", "--vllm.gpu_memory_utilization", "0.4"]
-    if gpus == 2:
-        return [*argv, "--vllm.num_engines", "1"]
-    return argv
 
 
 def _bench(argv: list[str], folder: Path, progress: report.Progress) -> Bench:
@@ -221,11 +209,13 @@ def _finish(rows: list[Row], facts: Facts, argv: list[str], file: Path) -> None:
         "date": date,
         "device": facts.device,
         "gpus": list(facts.torch.gpus),
+        "driver": facts.driver,
         "cores": facts.cores,
         "memory_bytes": facts.ram,
         "versions": versions(),
     }
-    print()
+    driver = f", driver {facts.driver}" if facts.driver else ""
+    print(f"\n{facts.device}{driver}")
     report.show(rows)
     try:
         file.write_text(json.dumps(report.as_json(rows, about), indent=2, allow_nan=False) + "\n")

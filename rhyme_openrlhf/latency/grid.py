@@ -53,13 +53,17 @@ class PrefillShape:
 @dataclass(frozen=True)
 class Limits:
     """What the engine can hold: samples at once, tokens of a sequence, tokens of KV cache, tokens computed a step, and
-    draft tokens of a sample, of which vLLM dies if there are more."""
+    draft tokens of a sample, of which vLLM dies if there are more.
+
+    `verified_rows`: rows of a step that verifies drafts, None if no memory bounds them.
+    """
 
     running: int
     length: int
     kv_cache_tokens: int
     step_tokens: int
     drafts_each: int
+    verified_rows: int | None = None
 
 
 def step_shapes(limits: Limits, steps: int, grid: Grid = FULL) -> list[StepShape]:
@@ -71,7 +75,8 @@ def step_shapes(limits: Limits, steps: int, grid: Grid = FULL) -> list[StepShape
     for running in _up_to(grid.running, limits.running):
         for drafts in (0, *_drafts_up_to(grid.drafts, limits.drafts_each)):
             # A step that is filled to the brim leaves no token for the last samples to come in.
-            if running * (1 + drafts) >= limits.step_tokens:
+            rows = running * (1 + drafts)
+            if rows >= limits.step_tokens or (drafts and limits.verified_rows and rows > limits.verified_rows):
                 continue
             for context in _up_to(grid.contexts, limits.length):
                 room = context + steps * (1 + drafts) + 1

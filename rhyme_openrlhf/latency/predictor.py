@@ -7,6 +7,7 @@ profiled is told to `on_outside`, once, and answered with the nearest edge's slo
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.correction import Correction, Size
+from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
 
 # Seconds of steps: samples and draft tokens of each column, contexts with a row for each of several steps of a column.
@@ -119,3 +121,20 @@ class Predictor:
         predicted = self.profiled_seconds(running, context, drafts)
         if predicted > 0:
             self.correction.observe(running, drafts, predicted, seconds)
+
+
+class SpeculationOverhead:
+    """How much slower an engine that speculates makes a step without drafts than an engine without speculation.
+
+    On GPUs vLLM 0.29.0 gives up asynchronous scheduling and its second model runner for drafts that a scheduler makes.
+    Both times are the profile's, so what disturbs the machine now is in neither.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        """Raises ValueError for a profile without steps of an engine without speculation."""
+        self._own = Predictor(StepModel(profile))
+        self._without = Predictor(StepModel(dataclasses.replace(profile, steps=profile.unspeculated)))
+
+    def factor(self, running: int, context: int) -> float:
+        """Return seconds here / seconds there, for so many samples with so many tokens in all."""
+        return self._own.profiled_seconds(running, context, 0) / self._without.profiled_seconds(running, context, 0)

@@ -83,7 +83,9 @@ class Profile:
     above the last it pads no more. `kv_bytes_per_token`: of all layers, keys and values, on one rank.
     `kv_bytes_per_second`: one way, per rank (PAT's B_net^uni); 0: not measured. `weight_load_seconds`: a weight version
     into one engine; 0: not measured. `beside`: engines on the same machine that did the same while steps and prefills
-    were measured. `notes` say how the points came about.
+    were measured. `notes` say how the points came about. `unspeculated`: decode steps of an engine of the same subject
+    without speculation, which vLLM may run otherwise (on GPUs asynchronously, with another model runner); none: not
+    measured.
     """
 
     subject: Subject
@@ -98,6 +100,7 @@ class Profile:
     beside: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unspeculated: tuple[StepPoint, ...] = ()
 
     def __post_init__(self) -> None:
         plain = {(p.running, p.context) for p in self.steps if p.drafts == 0}
@@ -106,8 +109,11 @@ class Profile:
         places = [(p.running, p.context, p.drafts) for p in self.steps]
         if len(set(places)) != len(places):
             raise ValueError("a profile has each point once")
-        if any(p.running < 1 for p in self.steps) or any(p.seconds <= 0 for p in self.steps):
+        every = (*self.steps, *self.unspeculated)
+        if any(p.running < 1 for p in every) or any(p.seconds <= 0 for p in every):
             raise ValueError("a decode step has at least one running sample and takes time")
+        if any(p.drafts for p in self.unspeculated):
+            raise ValueError("a decode step without speculation verifies no drafts")
         if any(min(p.sequences, p.length) < 1 or p.seconds <= 0 for p in self.prefills):
             raise ValueError("a prefill has at least one sequence and token and takes time")
         if list(self.padded_rows) != sorted(set(self.padded_rows)):
@@ -137,12 +143,13 @@ def to_text(profile: Profile) -> str:
         **{
             name: getattr(profile, name)
             for name in (item.name for item in dataclasses.fields(Profile))
-            if name not in ("subject", "steps", "prefills")
+            if name not in ("subject", "steps", "prefills", "unspeculated")
         },
     }
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
     text = "{\n" + "\n".join(lines) + "\n"
-    return text + _section("prefills", profile.prefills) + ",\n" + _section("steps", profile.steps) + "\n}\n"
+    points = {"prefills": profile.prefills, "unspeculated": profile.unspeculated, "steps": profile.steps}
+    return text + ",\n".join(_section(name, found) for name, found in points.items()) + "\n}\n"
 
 
 def write(profile: Profile, path: Path) -> None:
@@ -153,6 +160,8 @@ def write(profile: Profile, path: Path) -> None:
 
 
 def _section(name: str, points: Sequence[_Point]) -> str:
+    if not points:
+        return f'  "{name}": []'
     rows = ",\n".join("    " + json.dumps(list(dataclasses.astuple(point))) for point in points)
     return f'  "{name}": [\n{rows}\n  ]'
 
@@ -183,6 +192,8 @@ def parse(text: str, what: str) -> Profile:
         raise ProfileError(f"{what} has format {found!r}; this version reads format {FORMAT}")
     steps = _points(StepPoint, content, "steps", text, what)
     prefills = _points(PrefillPoint, content, "prefills", text, what)
+    # Not in profiles of version 0.1's first months.
+    unspeculated = _points(StepPoint, {"unspeculated": [], **content}, "unspeculated", text, what)
     try:
         return Profile(
             subject=Subject(**content["subject"]),
@@ -198,6 +209,7 @@ def parse(text: str, what: str) -> Profile:
             beside=content.get("beside", 0),
             versions=content["versions"],
             notes=tuple(content["notes"]),
+            unspeculated=unspeculated,
         )
     except KeyError as error:
         raise ProfileError(f"{what} lacks {error.args[0]!r}") from error

@@ -41,12 +41,26 @@ def run_has_gpus() -> bool:
     found = nvidia.read()
     if found.gpus:
         raise PlatformError(nvidia.unusable([gpu.name for gpu in found.gpus], found.version, torch.version.cuda or ""))
-    if not os.environ.get("RAY_ADDRESS"):
-        return False
+    return bool(os.environ.get("RAY_ADDRESS")) and _cluster_gpus() > 0
+
+
+def run_gpus() -> int:
+    """Return how many GPUs a run started here can have: the cluster's in RAY_ADDRESS, or this machine's."""
+    if os.environ.get("RAY_ADDRESS"):
+        return _cluster_gpus()
+    import torch
+
+    return torch.cuda.device_count() if gpu_present() else 0
+
+
+def _cluster_gpus() -> int:
+    """GPUs that Ray has found itself; 0 where all of them are pretended."""
     import ray
 
     with ray.init(log_to_driver=False):
-        return any(name.startswith("accelerator_type:") for name in ray.cluster_resources())
+        resources = ray.cluster_resources()
+    found = any(name.startswith("accelerator_type:") for name in resources)
+    return int(resources.get("GPU", 0)) if found else 0
 
 
 def require_no_gpu(what: str) -> None:

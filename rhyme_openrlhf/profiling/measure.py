@@ -10,6 +10,7 @@ for it after all) is left out and named in the profile's notes.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 import time
@@ -46,6 +47,9 @@ THOROUGH = Walk(FULL, rounds=3, steps=6, carrying=True)
 QUICKLY = Walk(QUICK, rounds=2, steps=4, limit_s=30.0)
 # For who asks for a quick one: the same few points, all of them.
 SPARSE = Walk(QUICK, rounds=2, steps=6, carrying=True)
+# Of an engine without speculation, whose contexts are computed: its decode steps alone, which say how much slower an
+# engine that speculates makes a step without drafts.
+UNSPECULATED = Walk(dataclasses.replace(QUICK, sequences=()), rounds=3, steps=6)
 
 
 # Where other engines do the same beside it, the measured engine makes so many times as many steps, of which the last
@@ -163,6 +167,17 @@ def measure(
             *(f"left out, because it did not run with all samples at once: {words}" for words in left_out),
         ),
     )
+
+
+def with_unspeculated(
+    profile: Profile, engine: Engine, journal: Path | None = None, on_point: Callable[[str], None] = lambda words: None
+) -> Profile:
+    """Return `profile` with the decode steps of `engine`, which does not speculate. Raises MeasureError."""
+    plan = Plan.of(engine, profile.versions, UNSPECULATED, profile.beside)
+    if plan.subject != profile.subject or plan.limits.drafts_each:
+        raise MeasureError(f"an engine of {plan.subject} is not the one of the profile without speculation")
+    found = measure(plan, engine, journal, lambda words: on_point(f"without speculation: {words}"))
+    return dataclasses.replace(profile, unspeculated=found.steps)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from rhyme_openrlhf.rollout.step_measuring import StepMeasuring
 from rhyme_openrlhf.training.weight_buckets import (
     Bucket,
     Parameter,
-    PublishedBucket,
     Segment,
     WeightVersion,
     plan_buckets,
@@ -91,7 +90,7 @@ class CarryingMeasuring(StepMeasuring):
         ]
         # A bucket for each parameter, so that no more than one is packed at a time.
         buckets = plan_buckets(described, 1, 1)
-        version = WeightVersion(self.weight_version, tuple(PublishedBucket(bucket, None) for bucket in buckets))
+        version = WeightVersion(self.weight_version, buckets)
         return store.store(version, _packed(buckets, tensors))
 
 

@@ -33,6 +33,7 @@ from vllm.utils import random_uuid
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.rollout import engine_core_channel
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
 from rhyme_openrlhf.rollout.draft_sources import vllm_source_arguments
@@ -75,16 +76,27 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
     if drafting.source != HISTORY:
-        return vllm_source_arguments(histospec, drafting) | {"additional_config": own}
+        return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
     return {
         "scheduler_cls": f"{SCHEDULER}.HistoryScheduler",
         "additional_config": own,
+        **graph_arguments(),
         "speculative_config": {
             "method": "custom_class",
             "model": PROPOSER,
             "num_speculative_tokens": rhyme.histospec.window_max,
         },
     }
+
+
+def graph_arguments() -> dict[str, Any]:
+    """Return vLLM's arguments for the CUDA graphs of an engine that drafts; none without a GPU.
+
+    FULL graphs serve only steps in which every sample has the longest draft, of which recorded runs have 3 in 2,626
+    (`benchmarks/graph_padding.py`). For their sake vLLM 0.29.0 rounds the sizes of all graphs up to multiples of the
+    longest draft and one: a sample without drafts computes 33 rows. PIECEWISE graphs keep their sizes.
+    """
+    return {"compilation_config": {"cudagraph_mode": "PIECEWISE"}} if gpu_present() else {}
 
 
 # Requests before a run's first, prompt tokens of each and tokens of each answer: a prefill and a decode step of more
@@ -123,12 +135,15 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         self._timeline = EngineTimeline(time.time())
         # The state of its timeline while it runs nothing.
         self._rests = "idle"
+        kwargs.update(rhyme.engine.arguments())
         kwargs.update(self.plugins(rhyme))
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)
         await super().__init__(*args, rhyme=rhyme, **kwargs)
         if rhyme.histospec.enable and rhyme.drafting.source == NGRAM:
             await self.llm.collective_rpc("rhyme_look_up_serially")
+        if not rhyme.weights_by_buffer:
+            await self.llm.collective_rpc("rhyme_check_broadcast")
         workers = history_workers if rhyme.drafts_from_history else []
         self._history = HistoryFeed(workers, self.call_scheduler, rhyme.history.fetch_timeout_s)
         self._in_flight = HistoriesInFlight(self._history)
@@ -338,3 +353,9 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
     def node_id(self) -> str:
         """The Ray node this engine runs on."""
         return ray.get_runtime_context().get_node_id()
+
+    async def node_ids(self) -> list[str]:
+        """Return the Ray nodes of this engine: the actor's, then those of its tensor-parallel ranks."""
+        ranks = await self.llm.collective_rpc("rhyme_node")
+        own = self.node_id()
+        return list(dict.fromkeys([own, *(node or own for node in ranks)]))

@@ -100,12 +100,11 @@ class ProposalScheduler(HistoryScheduler):
                 continue
             decoding.append(request)
             asked.append(Proposed(request_id, tokens, request._all_token_ids))
-        for request, draft in zip(
-            decoding, self.drafter.draft_held(asked, len(proposed.req_ids), self._most_drafts()), strict=True
-        ):
-            if draft and request.structured_output_request is not None:
-                draft = self._grammatical(request, draft)
-            request.spec_token_ids = draft
+        drafts = self.drafter.draft_held(asked, len(proposed.req_ids), self.most_drafts())
+        for number, request in enumerate(decoding):
+            if drafts[number] and request.structured_output_request is not None:
+                drafts[number] = self._grammatical(request, drafts[number])
+        self.set_drafts(decoding, drafts)
 
     def is_timed(self) -> bool:
         """As its base, but only some of the steps by a plan that holds."""
@@ -124,7 +123,7 @@ class ProposalScheduler(HistoryScheduler):
             for request in decoding
         ]
         context = sum(request.num_computed_tokens for request in decoding) if self.planner is not None else 0
-        drafts: list[list[int]] = self.drafter.draft(running, context, self._most_drafts())
+        drafts: list[list[int]] = self.drafter.draft(running, context, self.most_drafts())
         return drafts
 
 

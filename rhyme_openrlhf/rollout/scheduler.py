@@ -26,15 +26,15 @@ from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.config import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.history.index import IndexBufferError
-from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.predictor import Predictor, SpeculationOverhead
 from rhyme_openrlhf.latency.profile import ProfileError, parse
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.rollout import engine_core_channel  # noqa: F401  (adds the channel to this process's EngineCore)
 from rhyme_openrlhf.rollout.draft_trace import DraftTraces
 from rhyme_openrlhf.rollout.engine_samples import KV_CACHE
 from rhyme_openrlhf.rollout.pacing import Pacing
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY, TRACE, UNCOUNTED, WINDOW
+from rhyme_openrlhf.rollout.row_limit import DRAFTING_KEY, RowLimit
 from rhyme_openrlhf.rollout.step_clock import DecodeStep
 from rhyme_openrlhf.rollout.step_meter import StepMeter
 from rhyme_openrlhf.rollout.step_timing import StepTiming
@@ -45,20 +45,8 @@ from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
 
 # Key of our settings in vLLM's additional_config.
 SETTINGS_KEY = "rhyme_histospec"
-DRAFTING_KEY = "rhyme_drafting"
-
-
-def most_rows(vllm_config: Any, within_graphs: bool) -> int | None:
-    """Tokens that a verifying step may compute on a GPU; None without one, where nothing was reserved.
-
-    vLLM 0.29.0 measured the memory of logits with a sure and a draft token for each sample (v1/worker/
-    gpu_model_runner.py, `_dummy_sampler_run`). `within_graphs`: no more than the largest CUDA graph has either.
-    """
-    if not gpu_present():
-        return None
-    rows = 2 * int(vllm_config.scheduler_config.max_num_seqs)
-    largest = vllm_config.compilation_config.max_cudagraph_capture_size
-    return min(rows, largest) if within_graphs and largest else rows
+# A draft token of a measured step: any token of any vocabulary.
+DUMMY = 1
 
 
 def extra_arguments(request: Any) -> dict[str, Any]:
@@ -127,12 +115,16 @@ class Metering(Pacing):
         return {request_id: request.num_output_tokens for request_id, request in self.requests.items()}
 
 
-class MeteredScheduler(Metering, Scheduler):
-    """vLLM's scheduler with counters."""
+class MeteredScheduler(StepTiming, Metering, Scheduler):
+    """vLLM's scheduler with counters, whose steps can be timed."""
+
+    CALLABLE = (*Metering.CALLABLE, *StepTiming.CALLABLE)
 
 
-class MeteredAsyncScheduler(Metering, AsyncScheduler):
-    """vLLM's asynchronous scheduler with counters."""
+class MeteredAsyncScheduler(StepTiming, Metering, AsyncScheduler):
+    """vLLM's asynchronous scheduler with counters, whose steps can be timed."""
+
+    CALLABLE = MeteredScheduler.CALLABLE
 
 
 def metered_scheduler(vllm_config: Any, **kwargs: Any) -> Scheduler:
@@ -141,12 +133,12 @@ def metered_scheduler(vllm_config: Any, **kwargs: Any) -> Scheduler:
     return cls(vllm_config=vllm_config, **kwargs)
 
 
-class HistoryScheduler(StepTiming, Metering, Scheduler):
+class HistoryScheduler(StepTiming, Metering, RowLimit, Scheduler):
     """Drafts from the history of each request's prompt (RhymeRL, sections 5.2 to 5.4)."""
 
     CALLABLE = (
-        *Metering.CALLABLE, *StepTiming.CALLABLE, "install_history", "forget_history", "take_traces", "install_profile",
-        "take_decisions", "take_sentences", "read_gain",
+        *Metering.CALLABLE, *StepTiming.CALLABLE, *RowLimit.CALLABLE, "install_history", "forget_history",
+        "take_traces", "install_profile", "take_decisions", "take_sentences", "read_gain",
     )  # fmt: skip
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -157,6 +149,7 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         self.source_names: dict[int, str] = SOURCE_NAMES
         self.traces = DraftTraces()
         self.planner: Any = None
+        self._overhead: SpeculationOverhead | None = None
         self._decisions = DecisionLog()
         self._decided: Decision | None = None
         self.gain = GainMeter(self.drafting.probe_share)
@@ -165,7 +158,6 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
         self._scheduled: Ticket | None = None
         self._accepted = 0
         self._sentences: list[str] = []
-        self._most_rows = most_rows(self.vllm_config, self.drafting.within_graphs)
         # Requests whose drafts a grammar cuts.
         self._ruled: set[str] = set()
 
@@ -180,10 +172,11 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
     def install_profile(self, text: str) -> str:
         """Plan drafts by the step times of this profile (the text of its file); returns "" or why not."""
         try:
-            model = StepModel(parse(text, "the profile"))
+            profile = parse(text, "the profile")
         except ProfileError as error:
             return str(error)
-        self.planner = self.make_planner(Predictor(model, self._sentences.append))
+        self._overhead = SpeculationOverhead(profile) if profile.unspeculated else None
+        self.planner = self.make_planner(Predictor(StepModel(profile), self._sentences.append))
         self.drafter.plan_with(self.planner)
         return ""
 
@@ -237,7 +230,7 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Replace the worker's (empty) drafts by ours, for each request that is decoding."""
         if self.forced_drafts is not None:
-            super().update_draft_token_ids(draft_token_ids)
+            self._draft_dummies(draft_token_ids.req_ids, [DUMMY] * self.forced_drafts)
             return
         started = time.perf_counter()
         # Before the next step is planned, so that it is planned by what the last one took.
@@ -245,6 +238,12 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             self.planner.took(*step)
         self._draft(draft_token_ids.req_ids)
         self.meter.add_draft_seconds(time.perf_counter() - started)
+
+    def _draft_dummies(self, names: list[str], draft: list[int]) -> None:
+        """While steps are measured nearly all drafts are rejected, so that samples grow by one token."""
+        asked = (self.requests.get(name) for name in names)
+        requests = [request for request in asked if request is not None and not request.is_finished()]
+        self.set_drafts(requests, [[] if request.is_prefill_chunk else list(draft) for request in requests])
 
     def on_sampled(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Have the drafter know what was written.
@@ -267,8 +266,7 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             and not request.is_prefill_chunk
         ]
         self._ticket = self.gain.ask() if decoding else None
-        for request, draft in zip(decoding, self._drafts(decoding), strict=True):
-            request.spec_token_ids = draft
+        self.set_drafts(decoding, self._drafts(decoding))
         for request_id in self._ruled:
             request = requests[request_id]
             if request.spec_token_ids:
@@ -286,14 +284,7 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
             self.drafter.leave_out()
             return [[] for _ in decoding]
         context = sum([request.num_computed_tokens for request in decoding]) if self.planner is not None else 0
-        return self.drafter.draft([request.request_id for request in decoding], context, self._most_drafts())
-
-    def _most_drafts(self) -> int:
-        # Past its tokens a step vLLM leaves running requests out of the step.
-        tokens: int = self.max_num_scheduled_tokens
-        if self._most_rows is not None:
-            tokens = min(tokens, self._most_rows)
-        return max(tokens - len(self.running), 0)
+        return self.drafter.draft([request.request_id for request in decoding], context, self.most_drafts())
 
     def is_timed(self) -> bool:
         """Whether a planner, the figure of the gain, or whoever measures asks how long steps take."""
@@ -306,7 +297,8 @@ class HistoryScheduler(StepTiming, Metering, Scheduler):
                 self._decisions.add(self._decided, before.seconds, self._accepted)
             if self._scheduled is not None:
                 tokens = before.running + self._accepted
-                if said := self.gain.step(self._scheduled.number, before.running, tokens, before.seconds):
+                overhead = self._overhead.factor(before.running, before.context) if self._overhead else 1.0
+                if said := self.gain.step(self._scheduled.number, before.running, tokens, before.seconds, overhead):
                     self._sentences.append(said)
         # Of what was scheduled now: vLLM may have left samples out, or added a prefill.
         decided = self.drafter.decision

@@ -21,7 +21,6 @@ from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Subject
-from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.profiling import subject as subjects
 from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
 
@@ -32,8 +31,10 @@ class StepMeasuring:
     llm: Any
     rhyme: RhymeSettings
     call_scheduler: Any
-    # What requests of measured decode steps carry beside UNCOUNTED.
-    context_arguments: dict[str, Any] = {}
+
+    def context_arguments(self) -> dict[str, Any]:
+        """Return what requests of measured decode steps carry beside UNCOUNTED; nothing: contexts are computed."""
+        return {}
 
     async def subject(self) -> Subject:
         """What a profile of this engine is of."""
@@ -56,6 +57,7 @@ class StepMeasuring:
             step_tokens=config.scheduler_config.max_num_scheduled_tokens
             or config.scheduler_config.max_num_batched_tokens,
             drafts_each=config.speculative_config.num_speculative_tokens if config.speculative_config else 0,
+            verified_rows=await self.call_scheduler("row_limit") if config.speculative_config else None,
         )
 
     async def kv_bytes_per_token(self) -> int:
@@ -64,13 +66,8 @@ class StepMeasuring:
         return subjects.kv_bytes_per_token(config, subject.dtype, subject.tensor_parallel_size)
 
     async def padded_rows(self) -> tuple[int, ...]:
-        """Token counts to which a step is padded: CUDA graph sizes (not run on a GPU yet), or the CPU's shapes."""
-        if not gpu_present():
-            from rhyme_openrlhf.platform.cpu_shapes import all_sizes
-
-            return all_sizes()
-        sizes = self.llm.vllm_config.compilation_config.cudagraph_capture_sizes or []
-        return tuple(sorted(sizes))
+        """Token counts to which a step is padded, ascending: as the worker has resolved them."""
+        return tuple((await self.llm.collective_rpc("rhyme_padded_rows"))[0])
 
     async def decode_steps(self, shape: StepShape, steps: int) -> list[tuple[int, int, int, float]]:
         """Run `steps` decode steps of this shape: (running, context, drafts, seconds) of those that had it."""
@@ -79,11 +76,12 @@ class StepMeasuring:
             await self.call_scheduler("take_steps")
             # The first step of a request is its prefill (of one token), the last one has no next to be timed by.
             tokens = 2 + steps
-            if not self.context_arguments:
+            filled = self.context_arguments()
+            if not filled:
                 # Contexts are computed: the first samples have to wait for the last ones', decoding meanwhile.
                 computed = shape.running * shape.context_each
                 tokens += 2 * -(-computed // (await self.limits()).step_tokens) * (1 + shape.drafts_each // 8)
-            await self._run(shape.running, shape.context_each, tokens, self.context_arguments)
+            await self._run(shape.running, shape.context_each, tokens, filled)
             found = await self.call_scheduler("take_steps")
         finally:
             await self.call_scheduler("force_drafts", None)

@@ -1,7 +1,10 @@
-"""The part of a vLLM scheduler that times decode steps, with as many dummy draft tokens as it is told to verify.
+"""The part of a vLLM scheduler that times decode steps, and says how many dummy draft tokens they are to verify.
 
-Invariants: while it measures, drafts are of one fixed token, so nearly all are rejected and samples grow by one; else
-nothing is changed. Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`.
+Asynchronous scheduling runs a step ahead: from one scheduling to the next is then still what one step takes, because
+the next one waits for the output of the one before.
+
+Invariant: who asks for no measuring and times nothing else has vLLM's own steps. Checked against vLLM 0.29.0
+`v1/core/sched/scheduler.py`, `v1/engine/core.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +16,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from rhyme_openrlhf.rollout.step_clock import DecodeStep, StepClock
 
-# Any token of any vocabulary.
-DUMMY = 1
-
 
 class StepTiming(Scheduler):
-    """Mixed into vLLM's scheduler."""
+    """Mixed into vLLM's schedulers, those that draft and those that do not."""
 
     CALLABLE: tuple[str, ...] = ("force_drafts", "take_steps")
 
@@ -62,10 +62,3 @@ class StepTiming(Scheduler):
         if not self.requests:
             self._clock.interrupted()
         return outputs
-
-    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Dummy drafts for each request that is decoding."""
-        for request_id in draft_token_ids.req_ids:
-            request = self.requests.get(request_id)
-            if request is not None and not request.is_finished():
-                request.spec_token_ids = [] if request.is_prefill_chunk else [DUMMY] * (self.forced_drafts or 0)

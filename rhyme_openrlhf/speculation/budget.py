@@ -12,6 +12,7 @@ next that has room for one; never more than the step has room for, nor more than
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,3 +70,17 @@ def choose(
     tokens; `running`: samples in the step, with a draft or without.
     """
     return Budget(*core.choose(acceptance, lengths, seconds, running, tried))
+
+
+def share(lengths: Sequence[int], most: int) -> list[int]:
+    """Return draft lengths whose sum is at most `most`: the longest drafts are cut, all to the same length.
+
+    What does not divide evenly goes to the longest of them, a token each.
+    """
+    left, kept = max(most, 0), list(lengths)
+    # Shortest first: what a short draft leaves of its share goes to the longer ones.
+    order = sorted(range(len(kept)), key=lambda number: (kept[number], -number))
+    for position, number in enumerate(order):
+        kept[number] = min(kept[number], left // (len(order) - position))
+        left -= kept[number]
+    return kept

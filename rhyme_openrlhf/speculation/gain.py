@@ -1,5 +1,10 @@
 """What drafting gains right now, measured by the run itself: now and then, for a few decode steps, it is left out.
 
+Two comparisons. Within the engine: with drafts against the same engine without, which decides whether it drafts. And
+against an engine without speculation, which may be faster than this one is without drafts, by a factor that a profile
+knows (latency/predictor.py): that is what drafting gains a user, and where it is a loss, one sentence says so. Such an
+engine is another one, with another model runner, so a running engine cannot become it.
+
 An engine's tokens per second in such an interval are compared with those of as many steps just before and just after,
 because its load changes all the time. The figure is the geometric mean of the last intervals, with its spread. Where it
 says that drafting makes the engine slower, drafting is switched off; then the intervals are those in which it is tried,
@@ -15,6 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,9 +42,10 @@ INSIDE = 1
 
 @dataclass(frozen=True)
 class Gain:
-    """Tokens per second with drafts / without, over `intervals` comparisons; `low` to `high` is a 95 % interval.
+    """Tokens per second with drafts / of an engine without speculation; `low` to `high` is a 95 % interval.
 
-    `drafting`: whether drafts are on.
+    `intervals`: comparisons; `drafting`: whether drafts are on; `within`: the ratio to this engine without drafts,
+    which is the same where nothing is known of an engine without speculation.
     """
 
     ratio: float
@@ -46,6 +53,7 @@ class Gain:
     high: float
     intervals: int
     drafting: bool
+    within: float
 
 
 @dataclass
@@ -56,12 +64,14 @@ class _Stretch:
     tokens: int = 0
     seconds: float = 0.0
     running: int = 0
+    log_overhead: float = 0.0
 
-    def add(self, running: int, tokens: int, seconds: float) -> None:
+    def add(self, running: int, tokens: int, seconds: float, overhead: float) -> None:
         self.steps += 1
         self.tokens += tokens
         self.seconds += seconds
         self.running += running
+        self.log_overhead += math.log(overhead)
 
     @property
     def rate(self) -> float:
@@ -85,7 +95,11 @@ class GainMeter:
         """
         self._drafting = True
         self._settling = settling
+        # Of each comparison within the engine the logarithm, and that of the overhead of speculation meanwhile.
         self._logs: deque[float] = deque(maxlen=KEPT)
+        self._overheads: deque[float] = deque(maxlen=KEPT)
+        # Whether it was said that an engine without speculation is faster.
+        self._said_slower = False
         # Of each so many steps the last are those before, in and after an interval.
         self._period = round(INTERVAL_STEPS / share) if share else 0
         self._asked = 0
@@ -108,11 +122,12 @@ class GainMeter:
         """The next decode step lies outside of intervals (`far_steps`) and is not timed: as `ask`, at less cost."""
         self._asked += 1
 
-    def step(self, number: int, running: int, tokens: int, seconds: float) -> str:
+    def step(self, number: int, running: int, tokens: int, seconds: float, overhead: float = 1.0) -> str:
         """The step of ticket `number` ran so many samples, gave so many tokens and took `seconds`.
 
-        Steps come in order, but some may be missing. Returns "" or, where drafting was switched by what it said, one
-        sentence with the reason.
+        `overhead`: how many times as long such a step takes here without drafts as in an engine without speculation.
+        Steps come in order, but some may be missing. Returns "" or, where drafting was switched by what it said, or is
+        found to be slower than an engine without speculation, one sentence with the reason.
         """
         stretch = self._stretch_of(number) if self._period else None
         if stretch is None:
@@ -120,7 +135,7 @@ class GainMeter:
         cycle = number // self._period
         if cycle != self._cycle:
             self._cycle, self._stretches = cycle, (_Stretch(), _Stretch(), _Stretch())
-        self._stretches[stretch].add(running, tokens, seconds)
+        self._stretches[stretch].add(running, tokens, seconds, overhead)
         if number % self._period < self._period - 1 or not self._compare():
             return ""
         return self._judge()
@@ -129,12 +144,14 @@ class GainMeter:
         """The figure; None before there are two comparisons."""
         if len(self._logs) < 2:
             return None
-        mean, low, high = self._interval(WIDTH)
-        return Gain(mean, low, high, len(self._logs), self._drafting)
+        mean, low, high = self._against_without(WIDTH)
+        return Gain(mean, low, high, len(self._logs), self._drafting, self._within(WIDTH)[0])
 
-    def _interval(self, width: float) -> tuple[float, float, float]:
-        mean, error = statistics.fmean(self._logs), statistics.stdev(self._logs) / math.sqrt(len(self._logs))
-        return math.exp(mean), math.exp(mean - width * error), math.exp(mean + width * error)
+    def _within(self, width: float) -> tuple[float, float, float]:
+        return _interval(self._logs, width)
+
+    def _against_without(self, width: float) -> tuple[float, float, float]:
+        return _interval([log - overhead for log, overhead in zip(self._logs, self._overheads, strict=True)], width)
 
     def _place_of(self, number: int) -> int:
         """Among the steps in an interval and around it; below 0: before them."""
@@ -158,20 +175,42 @@ class GainMeter:
         usual = (math.log(before.rate) + math.log(after.rate)) / 2
         off = usual - math.log(inside.rate)
         self._logs.append(off if self._drafting else -off)
+        self._overheads.append(sum(part.log_overhead / part.steps for part in self._stretches) / len(self._stretches))
         return True
 
     def _judge(self) -> str:
         found = self.now()
         if found is None or found.intervals < FEWEST:
             return ""
-        _, low, high = self._interval(SWITCHING_WIDTH)
-        words = f"{found.ratio:.2f} times the tokens per second (95 %: {found.low:.2f} to {found.high:.2f})"
+        ratio, at_least, at_most = self._within(WIDTH)
+        _, low, high = self._within(SWITCHING_WIDTH)
+        words = f"{ratio:.2f} times the tokens per second (95 %: {at_least:.2f} to {at_most:.2f})"
         if self._drafting and high < 1:
-            self._drafting = False
-            self._logs.clear()
+            self._switch(False)
             return f"drafting is switched off: with it this engine has {words}; it is tried again now and then"
         if not self._drafting and low > 1:
-            self._drafting = True
-            self._logs.clear()
+            self._switch(True)
             return f"drafting is switched on again: with it this engine has {words}"
-        return ""
+        return self._slower(found) if any(self._overheads) else ""
+
+    def _switch(self, drafting: bool) -> None:
+        self._drafting = drafting
+        self._logs.clear()
+        self._overheads.clear()
+
+    def _slower(self, found: Gain) -> str:
+        """What to say of an engine without speculation: once, until it is no longer so."""
+        _, low, high = self._against_without(SWITCHING_WIDTH)
+        said, self._said_slower = self._said_slower, (self._said_slower or high < 1) and low <= 1
+        if said or not self._said_slower:
+            return ""
+        return (
+            f"an engine without speculation (--no-histospec.enable) has {1 / found.ratio:.2f} times the tokens per "
+            f"second of this one with drafts (95 %: {1 / found.high:.2f} to {1 / found.low:.2f}), at today's acceptance"
+        )
+
+
+def _interval(logs: Collection[float], width: float) -> tuple[float, float, float]:
+    """Return the geometric mean, and as far below and above it as so many standard errors."""
+    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - width * error), math.exp(mean + width * error)

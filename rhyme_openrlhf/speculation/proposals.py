@@ -30,7 +30,7 @@ import numpy as np
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import compile_table
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_EDGES, RECENT_SHARE, RECENTS, Floats, Ints
-from rhyme_openrlhf.speculation.budget import choose
+from rhyme_openrlhf.speculation.budget import choose, share
 from rhyme_openrlhf.speculation.drafter import NO_SOURCE, SOURCE_NAMES, Came, Verified
 from rhyme_openrlhf.speculation.planner import Decision, Planner
 from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance
@@ -221,10 +221,7 @@ class ProposalDrafter:
             lengths, self.decision = self._planner.cut(recents, lengths, len(running), context, most)
             self._look(len(running), self._planner.worth)
             return self._wait(running, lengths)
-        if sum(lengths) > most:
-            # None longer than its even share.
-            lengths = [min(length, most // len(running)) for length in lengths]
-        return [sample.tokens[:length] for sample, length in zip(running, lengths, strict=True)]
+        return [sample.tokens[:length] for sample, length in zip(running, share(lengths, most), strict=True)]
 
     def hold(self) -> bool:
         """The last plan is to hold for some steps; returns whether proposals are needed for them."""

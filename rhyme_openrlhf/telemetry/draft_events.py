@@ -33,8 +33,9 @@ class DraftBudget(Event):
 class DraftGain(Event):
     """What drafts gain on an engine, as the run measured it by leaving them out now and then.
 
-    Tokens per second with drafts / without: the mean of the last `intervals` comparisons, and its 95 % interval.
-    `drafting`: whether drafts are on.
+    Tokens per second with drafts / of an engine without speculation: the mean of the last `intervals` comparisons, and
+    its 95 % interval. `drafting`: whether drafts are on. `within`: the ratio to the same engine without drafts, which
+    is the same where the profile has no engine without speculation; 0 in records of older writers, whose ratio it is.
     """
 
     kind: ClassVar[str] = "draft_gain"
@@ -45,3 +46,4 @@ class DraftGain(Event):
     high: float
     intervals: int
     drafting: bool
+    within: float = 0.0

@@ -86,7 +86,7 @@ class RhymeTraining(BasePPOTrainer):
 
     def make_weight_sync(self) -> WeightSync | None:
         """The weight buffer; None where weights go by OpenRLHF's own broadcast."""
-        if self.services.settings.weights.transport != "buffer" or not self.vllm_engines:
+        if not self.services.settings.weights_by_buffer or not self.vllm_engines:
             return None
         return WeightSync(self.actor_model_group, self.vllm_engines, self.services)
 

@@ -5,6 +5,8 @@ Checked against OpenRLHF 0.11.2 `trainer/ray/ppo_actor.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present, shims
@@ -14,12 +16,13 @@ if not gpu_present():
 
 import openrlhf.trainer.ray.ppo_actor as upstream
 import ray
+import torch
 
 from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.telemetry.events import POLICY, ProcessReady
 from rhyme_openrlhf.training.random_state import RankRandomState
-from rhyme_openrlhf.training.weight_buckets import PublishedBucket
+from rhyme_openrlhf.training.weight_buckets import Bucket, Segment
 from rhyme_openrlhf.training.weight_publisher import WeightPublisher, fixed_sequence_log_probs
 
 SOURCE = "policy"
@@ -36,13 +39,23 @@ class BufferedActorPPOTrainer(upstream.ActorPPOTrainer):
 
 def ppo_trainer_class(settings: RhymeSettings) -> type[upstream.ActorPPOTrainer]:
     """The PPO update class for a weight transport, on this machine."""
-    if settings.weights.transport == "buffer":
+    if settings.weights_by_buffer:
         return BufferedActorPPOTrainer
     if gpu_present():
         return upstream.ActorPPOTrainer
     from rhyme_openrlhf.platform.gloo_sync import GlooActorPPOTrainer
 
     return GlooActorPPOTrainer
+
+
+@contextmanager
+def emptied_cache() -> Iterator[None]:
+    """Leave no cached GPU memory to an engine on the same device, as upstream does around its broadcast."""
+    torch.cuda.empty_cache()
+    try:
+        yield
+    finally:
+        torch.cuda.empty_cache()
 
 
 class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ignore[misc, valid-type]
@@ -59,18 +72,28 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
         self._publisher = WeightPublisher(
             self.actor.model.module,
             strategy.args.ds.zero_stage,
-            self._rank,
             self._world_size,
             settings.weights.bucket_mb,
         )
 
-    def publish_weights(self) -> list[PublishedBucket]:
-        """Put this rank's share of the weights into Ray's object store. Call it on all ranks at once."""
-        return self._publisher.publish()
+    def weight_plan(self) -> tuple[str, tuple[Bucket, ...]]:
+        """Return Ray's id of this rank's node, and the buckets that the weights are published in."""
+        return ray.get_runtime_context().get_node_id(), self._publisher.buckets
+
+    def publish_weights(self, segments: dict[str, Segment], writers: tuple[dict[str, int], ...]) -> None:
+        """Write this rank's share of a version into its node's segment. Call it on all ranks at once.
+
+        `segments` by node; `writers` says of each bucket which rank writes it on which node.
+        """
+        node = ray.get_runtime_context().get_node_id()
+        mine = {number for number, ranks in enumerate(writers) if ranks.get(node) == self._rank}
+        with emptied_cache():
+            self._publisher.publish(segments.get(node), mine)
 
     def score(self, token_ids: list[int]) -> list[float]:
-        """Log-probability of each token after the first, by the weights being trained."""
-        return fixed_sequence_log_probs(self.actor.model.module, token_ids)
+        """Return the log-probability of each token after the first, by the weights being trained."""
+        with emptied_cache():
+            return fixed_sequence_log_probs(self.actor, token_ids, self.strategy.ring_attn_group)
 
 
 PolicyModelActor = ray.remote(num_gpus=1)(RhymePolicyModelActor)

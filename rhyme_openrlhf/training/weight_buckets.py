@@ -1,6 +1,7 @@
 """How a weight version is cut into buckets, and what describes one. Pure: sizes in, plan out.
 
-A version is published by the policy's data-parallel ranks in parallel: each rank packs the buckets that are its own.
+A version is published by the policy's data-parallel ranks in parallel: each rank writes the buckets that are its own
+into the segment of its node, a file in shared memory: the parameters, then a mark of 8 bytes for each of them.
 Invariants: every parameter is in exactly one bucket; a bucket holds at most `bucket_bytes` unless a single parameter
 is larger; buckets are dealt to the rank with the fewest bytes so far, so ranks carry nearly equal loads; every tensor
 starts at a multiple of ALIGNMENT.
@@ -9,12 +10,14 @@ starts at a multiple of ALIGNMENT.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 # Covers a cache line and every dtype's own alignment, so that a tensor can be a view into the bucket.
 ALIGNMENT = 64
+# Of a parameter's mark: a little-endian integer.
+MARK_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,13 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class PublishedBucket:
-    """A packed bucket in Ray's object store: `ref` resolves to a NumPy array of `bucket.nbytes` bytes."""
+class Span:
+    """Where a bucket lies in a segment: entries `first` to `end`, bytes `start` to `stop`."""
 
-    bucket: Bucket
-    ref: Any
+    first: int
+    end: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -57,33 +62,47 @@ class WeightVersion:
     """One numbered version of the policy's weights: the weights after training step `version` (0: untrained)."""
 
     version: int
-    buckets: tuple[PublishedBucket, ...]
+    buckets: tuple[Bucket, ...]
 
     @property
     def nbytes(self) -> int:
-        return sum(published.bucket.nbytes for published in self.buckets)
+        return sum(bucket.nbytes for bucket in self.buckets)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A weight version in one shared-memory file of a node; offsets are from the start of the file."""
+    """A weight version in one shared-memory file of a node; offsets are from the start of the file.
+
+    The first `nbytes` bytes are parameters, the rest is the marks. `paths` are the paths of the same version on other
+    nodes that have ranks of an engine: (Ray's id of the node, path).
+    """
 
     version: int
     path: str
     nbytes: int
     entries: tuple[Entry, ...] = field(repr=False)
+    paths: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file."""
+        return self.nbytes + MARK_BYTES * len(self.entries)
+
+    def path_on(self, node: str) -> str:
+        """Return the path of this version on a node, by Ray's id of the node."""
+        return dict(self.paths).get(node, self.path)
 
     def to_plain(self) -> list[Any]:
         """As lists, strings and numbers: vLLM's message format does not bring dataclasses back as such."""
         rows = [[entry.offset, *dataclasses.astuple(entry.parameter)] for entry in self.entries]
-        return [self.version, self.path, self.nbytes, rows]
+        return [self.version, self.path, self.nbytes, rows, [list(pair) for pair in self.paths]]
 
     @classmethod
     def from_plain(cls, plain: list[Any]) -> Segment:
         """The segment that `to_plain` described."""
-        version, path, nbytes, rows = plain
+        version, path, nbytes, rows, paths = plain
         entries = tuple(Entry(Parameter(name, tuple(shape), dtype, size), at) for at, name, shape, dtype, size in rows)
-        return cls(version, path, nbytes, entries)
+        return cls(version, path, nbytes, entries, tuple((node, there) for node, there in paths))
 
 
 def plan_buckets(parameters: Sequence[Parameter], bucket_bytes: int, ranks: int) -> tuple[Bucket, ...]:
@@ -113,6 +132,35 @@ def plan_buckets(parameters: Sequence[Parameter], bucket_bytes: int, ranks: int)
         loads[rank] += size
         buckets.append(Bucket(rank, size, entries))
     return tuple(buckets)
+
+
+def lay_out(buckets: Sequence[Bucket]) -> tuple[tuple[Entry, ...], tuple[Span, ...]]:
+    """Lay buckets one after the other into a segment; return all entries, and where each bucket is."""
+    entries: list[Entry] = []
+    spans = []
+    start = 0
+    for bucket in buckets:
+        placed, stop = place([entry.parameter for entry in bucket.entries], start)
+        spans.append(Span(len(entries), len(entries) + len(placed), start, stop))
+        entries += placed
+        start = stop
+    return tuple(entries), tuple(spans)
+
+
+def writers(
+    buckets: Sequence[Bucket], rank_nodes: Sequence[str], targets: Collection[str]
+) -> tuple[dict[str, int], ...]:
+    """Return which rank writes each bucket on which node: one dictionary of node to rank for each bucket.
+
+    `rank_nodes` are the nodes of the policy's ranks, `targets` the nodes that have ranks of engines. A node that has
+    both gets all buckets from its own ranks, so that nothing crosses the network. Where no node has both, each rank
+    writes its own buckets, on its own node, and the targets fetch them.
+    """
+    local = {node: [rank for rank, its in enumerate(rank_nodes) if its == node] for node in dict.fromkeys(rank_nodes)}
+    shared = [node for node in local if node in targets]
+    if not shared:
+        return tuple({rank_nodes[bucket.rank]: bucket.rank} for bucket in buckets)
+    return tuple({node: local[node][bucket.rank % len(local[node])] for node in shared} for bucket in buckets)
 
 
 def place(parameters: Sequence[Parameter], start: int = 0) -> tuple[tuple[Entry, ...], int]:

@@ -81,9 +81,9 @@ class WeightOffers(WeightSync):
         self.collect()
         segments = self.bring(version)
         tokens = CHECKED_TOKENS if self.check.asks(version) else []
-        for number, (engine, node) in enumerate(zip(self._engines, self._nodes, strict=True)):
+        for number, (engine, segment) in enumerate(zip(self._engines, segments, strict=True)):
             if not isinstance(engine, LostEngine):
-                self._offered[engine.offer_weights.remote(segments[node], tokens)] = (version, number)
+                self._offered[engine.offer_weights.remote(segment, tokens)] = (version, number)
 
     def collect(self) -> None:
         """Record the loads that are done. Raises what a load failed with."""

@@ -1,71 +1,129 @@
-"""The policy's side of the weight buffer: pack this rank's buckets of a weight version into Ray's object store.
+"""The policy's side of the weight buffer: write this rank's buckets of a weight version into the node's segment.
 
-Each data-parallel rank owns some buckets (`weight_buckets.plan_buckets`, the same plan on every rank). With ZeRO-3
-all ranks take part in gathering every parameter, and only the owner copies it. RhymeRL, section 4.2.
+Every rank has the same buckets (`weight_buckets.plan_buckets`) and is told which of them it writes. With ZeRO-3 all
+ranks take part in gathering every bucket, and only its writers copy it. On a GPU the copies are made on a stream of
+their own into pinned memory, so a rank that copies one bucket already gathers the next. RhymeRL, section 4.2.
 
-Invariant: what is published is what the optimizer just wrote, in the dtype the model is trained in; nothing is cast.
+Invariants: what is published is what the optimizer just wrote, in the dtype the model is trained in; nothing is cast;
+a bucket is marked as there only when its copies are done; `publish` returns when all of this rank's are.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import deepspeed
 import numpy as np
-import ray
 import torch
 
-from rhyme_openrlhf.training.weight_buckets import Bucket, Parameter, PublishedBucket, plan_buckets
+from rhyme_openrlhf.platform import gpu_present
+from rhyme_openrlhf.rollout.segment_file import SegmentFile, SegmentFiles, view
+from rhyme_openrlhf.training.weight_buckets import Parameter, Segment, Span, lay_out, plan_buckets
 
 MEGABYTE = 1024**2
+# Buckets whose gathered parameters a GPU holds: one is copied to the host while the next one is gathered.
+IN_FLIGHT = 2
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """A bucket whose copies were started. Its gathered parameters must live until `done`, which is None on a CPU."""
+
+    file: SegmentFile
+    span: Span
+    sources: list[torch.Tensor]
+    done: Any
+
+    @property
+    def is_done(self) -> bool:
+        return self.done is None or bool(self.done.query())
+
+    def finish(self, version: int) -> None:
+        """Wait for the copies, then mark the bucket as there."""
+        if self.done is not None:
+            self.done.synchronize()
+        self.file.mark(self.span.first, self.span.end, version)
 
 
 class WeightPublisher:
-    """Packs the weights of one rank's model. `model` is the module inside the DeepSpeed engine."""
+    """Writes the weights of one rank's model. `model` is the module inside the DeepSpeed engine."""
 
-    def __init__(self, model: torch.nn.Module, zero_stage: int, rank: int, ranks: int, bucket_mb: int) -> None:
+    def __init__(self, model: torch.nn.Module, zero_stage: int, ranks: int, bucket_mb: int) -> None:
         self._parameters = dict(model.named_parameters())
         self._gather = zero_stage == 3
-        self._rank = rank
         described = [self._describe(name, parameter) for name, parameter in self._parameters.items()]
-        self._plan = plan_buckets(described, bucket_mb * MEGABYTE, ranks)
+        self.buckets = plan_buckets(described, bucket_mb * MEGABYTE, ranks)
+        self._entries, self._spans = lay_out(self.buckets)
+        self._files = SegmentFiles()
+        self._stream: Any = None
 
     def _describe(self, name: str, parameter: torch.nn.Parameter) -> Parameter:
         shape = parameter.ds_shape if self._gather else parameter.shape
         dtype = str(parameter.dtype).removeprefix("torch.")
         return Parameter(name, tuple(shape), dtype, int(np.prod(shape)) * parameter.element_size())
 
-    def publish(self) -> list[PublishedBucket]:
-        """Put this rank's buckets into the object store. Collective under ZeRO-3: every rank must call it."""
-        published = []
-        for bucket in self._plan:
-            mine = bucket.rank == self._rank
-            if not mine and not self._gather:
+    def publish(self, segment: Segment | None, mine: Collection[int]) -> None:
+        """Write buckets `mine` into this node's segment. Collective under ZeRO-3: every rank must call it.
+
+        `segment` is None on a node without one, whose ranks only help to gather.
+        """
+        version = -1 if segment is None else segment.version
+        file = None if segment is None else self._files.open(segment)
+        copied: deque[_Copied] = deque()
+        for number, (bucket, span) in enumerate(zip(self.buckets, self._spans, strict=True)):
+            if number not in mine and not self._gather:
                 continue
-            packed = self._pack(bucket, mine)
-            if mine:
-                published.append(PublishedBucket(bucket, ray.put(packed)))
-        return published
+            parameters = [self._parameters[entry.parameter.name] for entry in bucket.entries]
+            with deepspeed.zero.GatheredParameters(parameters, enabled=self._gather):
+                if file is not None and number in mine:
+                    copied.append(self._copy(file, span, [parameter.detach() for parameter in parameters]))
+            while copied and (len(copied) == IN_FLIGHT or copied[0].is_done):
+                copied.popleft().finish(version)
+        for last in copied:
+            last.finish(version)
 
-    def _pack(self, bucket: Bucket, mine: bool) -> np.ndarray:
-        """One bucket as uint8[nbytes]; on ranks that do not own it, an empty array (they only help to gather)."""
-        packed = torch.empty(bucket.nbytes if mine else 0, dtype=torch.uint8)
-        for entry in bucket.entries:
-            parameter = self._parameters[entry.parameter.name]
-            with deepspeed.zero.GatheredParameters([parameter], enabled=self._gather):
-                if mine:
-                    raw = parameter.detach().contiguous().view(-1).view(torch.uint8)
-                    packed[entry.offset : entry.offset + raw.numel()].copy_(raw)
-        return packed.numpy()
+    def _copy(self, file: SegmentFile, span: Span, gathered: list[torch.Tensor]) -> _Copied:
+        """Start to copy a bucket; without a GPU it is copied when this returns."""
+        targets = [view(file, entry) for entry in self._entries[span.first : span.end]]
+        if not gpu_present():
+            for target, source in zip(targets, gathered, strict=True):
+                target.copy_(source)
+            return _Copied(file, span, [], None)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            # A copy from device to host is asynchronous only between contiguous tensors.
+            sources = [source.contiguous() for source in gathered]
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        return _Copied(file, span, sources, done)
 
 
-def fixed_sequence_log_probs(model: Any, token_ids: list[int]) -> list[float]:
-    """Log-probability of each token after the first, by the model being trained, at temperature 1.
+def fixed_sequence_log_probs(actor: Any, token_ids: list[int], ring_attn_group: Any = None) -> list[float]:
+    """Return the log-probability of each token after the first, by OpenRLHF's `Actor` in training, at temperature 1.
 
-    What `score` of an engine returns for the same tokens must agree: the check that a weight sync arrived.
+    `score` of an engine must agree for the same tokens: this is the check that a weight sync arrived. The actor is
+    called rather than the model inside it, because ring attention needs the parameters that the actor sets.
     """
-    device = next(model.parameters()).device
-    with torch.no_grad():
-        logits = model(torch.tensor([token_ids], device=device)).logits[0].float()
-    log_probs = torch.log_softmax(logits, dim=-1)
-    return [log_probs[i - 1, token].item() for i, token in enumerate(token_ids) if i > 0]
+    sequence = torch.tensor([token_ids], device=next(actor.model.parameters()).device)
+    rollout_temperature, actor.temperature = actor.temperature, 1.0
+    actor.eval()
+    try:
+        with torch.no_grad():
+            log_probs = actor(
+                sequence,
+                attention_mask=torch.ones_like(sequence),
+                return_logprobs=True,
+                ring_attn_group=ring_attn_group,
+            )
+    finally:
+        actor.train()
+        actor.temperature = rollout_temperature
+    scores: list[float] = log_probs[0].float().tolist()
+    return scores

@@ -7,6 +7,7 @@ only); a history is installed by hand instead of coming from a history worker, s
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,10 @@ import numpy as np
 from rhyme_openrlhf.history.keys import prompt_key
 from rhyme_openrlhf.rollout.engine import RhymeRolloutActor
 from rhyme_openrlhf.training.seeding import SampleIdentity, current_sample
+
+# In fp32 vLLM takes Triton's attention, whose products are TF32 (10 bits) unless this variable says otherwise: greedy
+# choices would differ by rounding alone, and `rhyme verify` demands equality. Checked against Triton 3.7.1.
+EXACT_PRODUCTS = {"TRITON_F32_DEFAULT": "ieee"}
 
 # vLLM's word for "the log-probability of every token of the vocabulary".
 ALL_TOKENS = -1
@@ -44,6 +49,12 @@ class Answer:
 
 class VerifyEngine(RhymeRolloutActor):
     """One vLLM engine of `rhyme verify`."""
+
+    async def __init__(self, *args: Any, dtype: str, **kwargs: Any) -> None:  # type: ignore[misc]
+        if dtype == "float32":
+            # In this process, from which all of vLLM's processes get their environment.
+            os.environ.update(EXACT_PRODUCTS)
+        await super().__init__(*args, dtype=dtype, **kwargs)
 
     async def answer(self, requests: list[Request]) -> list[Answer]:
         """The answer to each request, in order; all run at once."""
@@ -91,7 +102,7 @@ class VerifyEngine(RhymeRolloutActor):
         return (await self._totals()).to_dict()
 
     async def facts(self) -> dict[str, Any]:
-        """What this engine is: number format, scheduling, and GPU memory after its start where there is a GPU.
+        """What this engine is: number format, model runner, scheduling, and GPU memory after its start on a GPU.
 
         The GPU branch has not been run on a GPU by us yet.
         """
@@ -102,6 +113,7 @@ class VerifyEngine(RhymeRolloutActor):
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
             "speculates": config.speculative_config is not None,
+            "model_runner": "V2" if config.use_v2_model_runner else "V1",
         }
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()

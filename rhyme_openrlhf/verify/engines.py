@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present, shims
@@ -53,9 +53,16 @@ class EngineFacts:
     dtype: str
     async_scheduling: bool
     speculates: bool
+    model_runner: str
     gpu: str = ""
     gpu_free_bytes: int = 0
     gpu_total_bytes: int = 0
+
+    @property
+    def words(self) -> str:
+        """What vLLM chose, for a person."""
+        scheduling = "asynchronous" if self.async_scheduling else "synchronous"
+        return f"model runner {self.model_runner}, {scheduling} scheduling"
 
 
 class Engine:
@@ -98,13 +105,34 @@ class EnginePair:
     speculating: Engine
     shared_gpu: bool
 
+    @property
+    def chosen(self) -> str:
+        """The line of a report about what vLLM chose for both engines."""
+        return f"with drafts: {self.speculating.facts.words}; without: {self.plain.facts.words}"
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The same with all facts, as plain JSON values."""
+        return {
+            "plain": dataclasses.asdict(self.plain.facts),
+            "speculating": dataclasses.asdict(self.speculating.facts),
+        }
+
 
 class EnginePool:
     """Ray, and at most one pair of engines; everything is started when it is first asked for."""
 
-    def __init__(self, args: SimpleNamespace, settings: RhymeSettings, on_gpus: bool, actor: Any = VerifyActor) -> None:
-        """`actor`: the Ray actor class to make engines of."""
+    def __init__(
+        self,
+        args: SimpleNamespace,
+        settings: RhymeSettings,
+        on_gpus: bool,
+        actor: Any = VerifyActor,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`actor`: the Ray actor class to make engines of; `more`: vLLM's arguments in place of upstream's."""
         self._actor = actor
+        self._more = more
         self._args = args
         self._settings = settings
         self._on_gpus = on_gpus
@@ -161,11 +189,11 @@ class EnginePool:
         """One speculating engine in the run's number format: its actor. Raises VerifyError when it does not start."""
         return self.several(1)[0]
 
-    def several(self, engines: int) -> list[Any]:
-        """As `single`, so many of them, each with devices of its own."""
+    def several(self, engines: int, speculate: bool = True) -> list[Any]:
+        """As `single`, so many of them, each with devices of its own; in place of those that ran before."""
         self.stop_engines()
         self.start_ray(max(engines, 2))
-        actors = [self._start(self.run_dtype, True, self._place(), False) for _ in range(engines)]
+        actors = [self._start(self.run_dtype, speculate, self._place(), False) for _ in range(engines)]
         for actor in actors:
             wait(actor.ready.remote(), START_SECONDS, f"an engine in {self.run_dtype} to start")
         return actors
@@ -189,12 +217,14 @@ class EnginePool:
             self._settings,
             # Checks draft what they installed: a prompt's other samples must not come in between.
             histospec=dataclasses.replace(self._settings.histospec, enable=speculate, siblings=False),
+            # Nor steps in which drafts are left out to measure their gain: a check counts what was verified.
+            drafting=dataclasses.replace(self._settings.drafting, probe_share=0),
             cpu=dataclasses.replace(self._settings.cpu, dtype=dtype),
         )
         args = self._args
         # Two engines of one seed could sample the same: a history would then be an answer that is still to come.
         seed = args.train.seed + speculate
-        upstream.RolloutRayActor = _Factory(settings, dtype, seed, self._actor, self._on_gpus)
+        upstream.RolloutRayActor = _Factory(settings, {**self._more, "dtype": dtype}, seed, self._actor, self._on_gpus)
         (actor,) = upstream.create_vllm_engines(
             1,
             args.vllm.tensor_parallel_size,
@@ -251,11 +281,13 @@ class EnginePool:
 
 
 class _Factory(EngineFactory):
-    """Makes VerifyEngines in a number format that may differ from the run's."""
+    """Makes VerifyEngines whose arguments may differ from the run's, in their number format above all."""
 
-    def __init__(self, settings: RhymeSettings, dtype: str, seed: int, actor: Any, on_gpus: bool) -> None:
+    def __init__(
+        self, settings: RhymeSettings, changed: Mapping[str, Any], seed: int, actor: Any, on_gpus: bool
+    ) -> None:
         super().__init__(settings, (), seed, actor, on_gpus=on_gpus)
-        self._changed = {"dtype": dtype, "max_logprobs": -1}
+        self._changed = {"max_logprobs": -1, **changed}
 
     def remote(self, **arguments: Any) -> Any:
         """Start the next engine."""

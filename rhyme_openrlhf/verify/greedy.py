@@ -105,9 +105,13 @@ def run(bench: Bench) -> Outcome:
             comparisons.append(compare(kind, expected, found, pair.speculating.counters() - before))
     dtype = pair.plain.facts.dtype
     result, why = judge(comparisons, dtype)
-    lines = [f"{dtype}, {len(prompts)} prompts, {comparisons[0].tokens:,} tokens"]
+    lines = [f"{dtype}, {len(prompts)} prompts, {comparisons[0].tokens:,} tokens", pair.chosen]
     lines += [_line(comparison) for comparison in comparisons]
-    figures = {"dtype": dtype, "histories": [dataclasses.asdict(comparison) for comparison in comparisons]}
+    figures = {
+        "dtype": dtype,
+        "engines": pair.figures,
+        "histories": [dataclasses.asdict(comparison) for comparison in comparisons],
+    }
     return Outcome(WHAT, result, why, lines, figures, PROVES)
 
 

@@ -1,7 +1,8 @@
 """Check: is there room for what a run with these flags keeps? Fails where weight versions do not fit in /dev/shm.
 
-Two versions lie there at a time (rollout/node_weights.py), Ray's object store takes one more through it, and mapped
-draft indexes stay until their prompt is done. Only this machine is looked at, not other nodes of a cluster.
+Two versions lie there at a time (rollout/node_weights.py), one more goes through Ray's object store where a node has
+engines and no ranks of the policy, and mapped draft indexes stay until their prompt is done. Only this machine is
+looked at, not other nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def run(bench: Bench) -> Outcome:
         # As long as both engines live, what is left is what the check's own halves leave, not what a run leaves.
         facts = bench.run_pair().speculating.facts
         room = dataclasses.replace(room, gpu_free=facts.gpu_free_bytes, gpu_total=facts.gpu_total_bytes)
-    result, why = judge(room, inputs.settings.weights.transport)
+    result, why = judge(room, inputs.settings.weight_transport)
     lines = [
         f"a weight version is {_mib(weight_version)}, draft indexes of a step are {_mib(indexes)} at most",
         f"free: host {_mib(room.host_free)}, {SHARED_MEMORY} {_mib(room.shm_free)} (needs {_mib(room.shm_needed)}); "

@@ -95,7 +95,7 @@ def run(bench: Bench) -> Outcome:
     bench.say(f"first round: {len(prompts)} prompts, {samples} samples each")
     first, answers = timed(pair.plain, _requests(bench, prompts, samples, drafts=False))
     indexes = {
-        _name(number): _index(prompt, answers[number * samples : (number + 1) * samples], bench.context)
+        _name(number): draft_index(prompt, answers[number * samples : (number + 1) * samples], bench.context)
         for number, prompt in enumerate(prompts)
     }
     if first.seconds > ROUND_SECONDS:
@@ -109,10 +109,10 @@ def run(bench: Bench) -> Outcome:
             plain.append(timed(pair.plain, _requests(bench, prompts, samples, drafts=False))[0])
             speculating.append(timed(pair.speculating, _requests(bench, prompts, samples, drafts=True))[0])
     found = compare(plain, speculating)
-    facts = pair.plain.facts
     figures: dict[str, Any] = dataclasses.asdict(found) | {
-        "dtype": facts.dtype,
-        "async_scheduling_without_speculation": facts.async_scheduling,
+        "dtype": pair.plain.facts.dtype,
+        "async_scheduling_without_speculation": pair.plain.facts.async_scheduling,
+        "engines": pair.figures,
         "prompts": len(prompts),
         "samples_per_prompt": samples,
         "rounds": {
@@ -120,7 +120,7 @@ def run(bench: Bench) -> Outcome:
             "speculating": [dataclasses.asdict(r) for r in speculating],
         },
     }
-    return Outcome(WHAT, "informative", UPPER_BOUND, _lines(found), figures)
+    return Outcome(WHAT, "informative", UPPER_BOUND, [*_lines(found), pair.chosen], figures)
 
 
 def timed(engine: Engine, requests: Sequence[Request]) -> tuple[Round, list[Answer]]:
@@ -151,8 +151,8 @@ def _name(number: int) -> str:
     return f"speed-{number}"
 
 
-def _index(prompt: Prompt, answers: Sequence[Answer], context: int) -> Any:
-    # What a run would keep of a step; its rewards are not known here, so all count the same.
+def draft_index(prompt: Prompt, answers: Sequence[Answer], context: int) -> Any:
+    """Return the index of a prompt's answers. Their rewards are not known here, so all of them count the same."""
     return build_index([Piece(list(prompt.tokens[-context:]), list(answer.tokens), 1.0) for answer in answers])
 
 

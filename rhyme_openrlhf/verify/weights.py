@@ -117,19 +117,19 @@ def run(bench: Bench) -> Outcome:
     engines = inputs.args.vllm.num_engines
     lines = [
         f"{judged.checks} checks ({STEPS} steps, {engines} engine{'s' if engines > 1 else ''}, "
-        f"{inputs.settings.weights.transport} transport, {bench.engines.run_dtype})",
+        f"{inputs.settings.weight_transport} transport, {bench.engines.run_dtype})",
         f"engine to policy at most {judged.largest_difference:.2g}; a step moved the policy by at least "
         f"{judged.least_policy_moved:.2g}, the engines by at least {judged.least_moved:.2g}",
     ]
     figures = dataclasses.asdict(judged) | {
-        "transport": inputs.settings.weights.transport,
+        "transport": inputs.settings.weight_transport,
         "tolerance": TOLERANCE[bench.engines.run_dtype],
         "command": argv,
         "checked": [dataclasses.asdict(check) for check in checks],
     }
     return Outcome(
         WHAT, "failed" if problems else "ok", _in_short(problems), lines, figures,
-        proof(inputs.settings.weights.transport),
+        proof(inputs.settings.weight_transport),
     )  # fmt: skip
 
 

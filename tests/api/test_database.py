@@ -205,6 +205,7 @@ def test_an_sqlite_store_is_its_users_alone(tmp_path: Path, there: bool) -> None
     assert found == dict.fromkeys(("a.db", "a.db-wal", "a.db-shm"), 0o600)
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_making_a_store_private_keeps_its_locks(tmp_path: Path) -> None:
     """A file that is opened and closed by the process beside SQLite would lose all of them."""
     store = Database(f"sqlite:///{tmp_path}/a.db")

@@ -113,6 +113,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_workers_end_when_the_service_is_killed(tmp_path: Any) -> None:
     script = tmp_path / "service.py"
     script.write_text(PARENT)

@@ -93,6 +93,7 @@ def test_the_token_is_for_one_pair_of_eyes_and_goes(tmp_path: Path) -> None:
     assert not path.exists() and not (tmp_path / "launch" / ATTEMPT).exists()
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize("arguments", [[], [ATTEMPT], [ATTEMPT, "more"], ["../x"]])
 def test_the_entrypoint_refuses_what_is_no_attempt_without_the_training_stack(
     tmp_path: Path, arguments: list[str]

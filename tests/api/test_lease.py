@@ -148,6 +148,7 @@ while True:
 """
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_the_lease_of_a_process_that_was_killed_is_taken_over(database: Database) -> None:
     url = database.engine.url.render_as_string(hide_password=False)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, text=True)

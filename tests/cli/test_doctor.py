@@ -350,11 +350,13 @@ def test_exit_code_and_json(
     assert {use["use"]: use["runs"] for use in report["runs"]}["embedded demo"] == (code == 0)
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_a_torch_that_crashes_cannot_crash_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_facts, "TORCH_QUESTION", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert doctor_facts._ask_torch().error == "importing it ended with exit code -11"
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_on_this_machine_it_ends_with_a_report_and_imports_nothing_heavy() -> None:
     script = (
         "import sys\n"

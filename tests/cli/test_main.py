@@ -55,6 +55,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"rhyme-openrlhf {__version__}\n"
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys\n"
@@ -131,6 +132,7 @@ def with_closed_output(command: list[str], both: bool = False) -> tuple[int, str
     return done.returncode, done.stderr or ""
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize("name", ["train", "demo", "serve", "verify", "profile", "fetch-model"])
 @pytest.mark.parametrize("unbuffered", [False, True])
 def test_what_runs_long_goes_on_when_nobody_reads_its_output(name: str, unbuffered: bool, tmp_path: Path) -> None:
@@ -141,6 +143,7 @@ def test_what_runs_long_goes_on_when_nobody_reads_its_output(name: str, unbuffer
     assert (tmp_path / "end").read_text() == "0"
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize("name", ["doctor", "simulate", "runs"])
 def test_what_prints_ends_quietly_when_nobody_reads_it(name: str, tmp_path: Path) -> None:
     code, said = with_closed_output([sys.executable, "-c", PRINTS, name, str(tmp_path / "end")])
@@ -148,6 +151,7 @@ def test_what_prints_ends_quietly_when_nobody_reads_it(name: str, tmp_path: Path
     assert not (tmp_path / "end").exists()
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["runs", "--help"], ["doctor", "--help"]])
 def test_help_into_a_closed_pipe_is_quiet(arguments: list[str]) -> None:
     code, said = with_closed_output([sys.executable, "-m", "rhyme_openrlhf.cli.main", *arguments])

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import preflight, preflight_models, train_ppo_ray, upstream
 from rhyme_openrlhf.cli.demo import arguments
+from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.profiling.subject import model_name
 from rhyme_openrlhf.speculation.settings import DraftingSettings
@@ -22,7 +23,7 @@ pytest.importorskip("openrlhf")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def right_files_are_imported_once() -> Iterator[None]:
+def right_files_are_imported_once(starts_python: None) -> Iterator[None]:
     """A reward file is imported in a process of its own, with torch: once that it can be is enough for the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight, "_check_import", functools.cache(preflight._check_import))
@@ -42,6 +43,43 @@ def refused(tmp_path: Path, **changed: str) -> str:
         check(tmp_path, **changed)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "on_gpus", "taken"),
+    [
+        ([], True, "openrlhf"),
+        ([], False, "buffer"),
+        (["--move.enable"], True, "buffer"),
+        (["--reallocation.enable", "--reallocation.threshold", "8"], True, "buffer"),
+        (["--histopipe.enable", "--train.async_enable"], True, "buffer"),
+        (["--weights.transport", "openrlhf", "--move.enable"], True, "openrlhf"),
+        (["--weights.transport", "buffer"], True, "buffer"),
+    ],
+)
+def test_weights_go_by_what_the_machine_and_the_run_need(
+    tmp_path: Path, flags: list[str], on_gpus: bool, taken: str
+) -> None:
+    args = upstream.parse([*arguments(str(tmp_path)), "--vllm.num_engines", "2", *flags])
+    settings = RhymeSettings.from_namespace(args)
+    preflight.check(args, on_gpus)
+    assert args.weights.transport == taken
+    assert settings.with_transport(on_gpus) == RhymeSettings.from_namespace(args)
+    assert settings.with_transport(on_gpus).weights_by_buffer == (taken == "buffer")
+
+
+@pytest.mark.parametrize(
+    "flags", [["--ds.lora.rank", "8"], ["--ds.tensor_parallel_size", "2", "--actor.num_gpus_per_node", "2"]]
+)
+def test_what_the_buffer_cannot_publish_is_refused_with_the_buffer_alone(tmp_path: Path, flags: list[str]) -> None:
+    def checked(*more: str) -> None:
+        preflight.check(upstream.parse([*arguments(str(tmp_path)), *flags, *more]), on_gpus=True)
+
+    checked()
+    with pytest.raises(preflight.PreflightError, match=rf"{flags[0]} above . needs --weights.transport openrlhf"):
+        checked("--weights.transport", "buffer")
+    with pytest.raises(preflight.PreflightError, match=rf"{flags[0]} above .*--move.enable"):
+        checked("--move.enable")
 
 
 def test_the_demo_passes(tmp_path: Path) -> None:
@@ -278,3 +316,31 @@ def test_what_cannot_be_pipelined_is_named(tmp_path: Path, flags: list[str], nam
     with pytest.raises(preflight.PreflightError, match=f"--histopipe.enable .*{named}") as error:
         preflight.check(upstream.parse([*arguments(str(tmp_path)), *pipelined, *flags]))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen3_next", "jamba", "zamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "minimax"],
+)
+def test_models_with_states_are_known(kind: str) -> None:
+    assert preflight_models.is_hybrid(AutoConfig.for_model(kind))
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen3", "llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_moe", "mistral", "cohere2"]
+)
+def test_models_with_attention_alone_are_none(kind: str) -> None:
+    assert not preflight_models.is_hybrid(AutoConfig.for_model(kind))
+
+
+def test_a_hybrid_model_needs_short_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the demo's 32 draft tokens vLLM would keep 33 states for each sample."""
+    monkeypatch.setattr(preflight_models, "is_hybrid", lambda config: True)
+    message = refused(tmp_path)
+    assert "Mamba-like layers, of which vLLM keeps 33 states for each sample" in message
+    assert "--histospec.window_max 3 or less, or --no-histospec.enable" in message
+    assert "--drafting.tokens 3" in refused(tmp_path, drafting__source="ngram")
+    check(tmp_path, histospec__window_max="3")
+    check(tmp_path, drafting__source="ngram", drafting__tokens="3")
+    argv = [*arguments(str(tmp_path)), "--no-histospec.enable"]
+    preflight.check(upstream.parse(argv))

@@ -35,11 +35,13 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytes
     assert "--actor.model_name_or_path" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_without_speculation_there_is_nothing_to_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([*demo.arguments("unused"), "--no-histospec.enable"]) == command.BAD_INPUT
     assert "no verifying steps" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -60,6 +60,7 @@ def test_every_combination_is_taken_or_known_to_be_refused(tmp_path: Path) -> No
         assert bool(reasons) == bool(refused(features)), (features, reasons)
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize(
     "features",
     [

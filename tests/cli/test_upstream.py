@@ -34,6 +34,7 @@ def test_flags_of_both_sides_are_taken() -> None:
     assert RhymeSettings.from_namespace(args).histospec.window_max == 16
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_every_upstream_option_is_in_our_help() -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "rhyme_openrlhf.cli.train_ppo_ray", "--help"],

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rhyme_openrlhf import platform
 from rhyme_openrlhf.cli import verify
 from rhyme_openrlhf.cli.doctor_facts import Facts
 from rhyme_openrlhf.verify import record
@@ -56,6 +57,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify, "gather", lambda: state["facts"])
+    monkeypatch.setattr(platform, "run_gpus", lambda: len(state["facts"].torch.gpus))
     monkeypatch.setattr(verify, "_bench", bench)
     monkeypatch.setattr(verify.importlib, "import_module", module)
     return state
@@ -130,20 +132,25 @@ def test_on_a_cluster_nothing_is_noted_of_this_machine(
 
 
 @pytest.mark.parametrize(("gpus", "engines"), [(0, "2"), (1, "1"), (2, "1"), (3, "2"), (8, "2")])
-def test_without_options_the_placement_fits_the_machine(gpus: int, engines: str, tmp_path: Path) -> None:
-    argv = verify.default_arguments(gpus, tmp_path)
+def test_without_options_the_placement_fits_the_machine(
+    gpus: int, engines: str, machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "run_gpus", lambda: gpus)
+    assert verify.main(["--only", "memory"]) == 0
+    argv = machine["argv"]
     last = {name: value for name, value in zip(argv, [*argv[1:], ""], strict=True) if name.startswith("--")}
     assert last["--vllm.num_engines"] == engines
     assert ("--train.colocate_all" in argv) == (gpus == 1)
 
 
-def test_without_options_the_placement_asks_for_no_more_gpus_than_there_are(tmp_path: Path) -> None:
-    pytest.importorskip("openrlhf")
-    from rhyme_openrlhf.cli import upstream
-    from rhyme_openrlhf.training.resources import required_gpus
-
-    for gpus in (1, 2, 3):
-        assert required_gpus(upstream.parse(verify.default_arguments(gpus, tmp_path))) == gpus
+def test_the_report_names_gpu_and_driver(
+    machine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine["facts"] = GPU
+    assert verify.main(["--only", "memory"]) == 0
+    found = report_of(tmp_path / "rhyme-verify.json")
+    assert (found["device"], found["driver"]) == ("Some GPU", "600.1")
+    assert "Some GPU, driver 600.1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -174,6 +181,7 @@ def test_the_installs_check_says_what_the_doctor_says() -> None:
     assert any("apt-get install g++" in line for line in outcome.lines)
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys\n"

@@ -122,12 +122,10 @@ def reward_func(queries, prompts, labels, **kwargs):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "more"),
-    [
-        ("PipelineEngine", ()),
-        pytest.param("MovablePipelineEngine", ("--move.enable", "--move.news_s", "0.1"), marks=pytest.mark.slow),
-    ],
+    [("PipelineEngine", ()), ("MovablePipelineEngine", ("--move.enable", "--move.news_s", "0.1"))],
 )
 def test_a_run_goes_on_without_an_engine_and_without_a_reward(
     train: Train, tmp_path: Path, small_prompts: Path, kind: str, more: tuple[str, ...]

@@ -65,6 +65,7 @@ def trained_by_epoch(runs: list[tuple[Path, list[Any], range]]) -> dict[int, lis
     return found
 
 
+@pytest.mark.slow
 def test_every_prompt_that_is_not_filtered_out_trains_once_an_epoch(
     train: Train, small_prompts: Path, tmp_path: Path
 ) -> None:

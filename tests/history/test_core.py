@@ -121,6 +121,7 @@ def test_torn_damaged_and_foreign_buffers_are_refused_and_never_crash(seed: int)
     assert opened.draft([1, 2, 3], 7, 2, 8).tokens[0] == 4
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_a_core_that_was_not_built_is_named_where_it_is_needed_and_not_before() -> None:
     """As after an installation without a compiler: everything imports, and the first draft index is refused."""
     program = (

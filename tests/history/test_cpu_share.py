@@ -67,6 +67,7 @@ def limited(cpus: float, nice: int) -> str:
     ).stdout
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_this_machine_gives_what_it_says() -> None:
     said, nice, cgroups = limited(0.5, 19).split("\n", 2)
     assert nice == "19" and said.startswith("nice 19, ")
@@ -79,6 +80,7 @@ def test_this_machine_gives_what_it_says() -> None:
     assert not [left for left in parent.path.glob(f"{NAME}*") if not (left / "cgroup.procs").read_text()]
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_no_cpus_means_no_quota_and_a_priority_is_never_raised() -> None:
     before = os.nice(0)
     said, nice, _ = limited(0, 0).split("\n", 2)

@@ -22,6 +22,13 @@ def formula(running: int, context: int, drafts: int) -> float:
     return 0.009 + rows(running, drafts) * 5e-5 + context * 1e-6
 
 
+def unspeculated(factor: float) -> tuple[StepPoint, ...]:
+    """Steps of an engine without speculation, whose steps take `factor` of those without drafts."""
+    return tuple(
+        StepPoint(b, b * each, 0, factor * formula(b, b * each, 0), 0.0001, 20) for b in RUNNING for each in CONTEXTS
+    )
+
+
 def profile(**changes: object) -> Profile:
     values: dict[str, object] = {
         "subject": SUBJECT,

@@ -14,6 +14,7 @@ limits = st.builds(
     kv_cache_tokens=st.integers(1000, 1 << 21),
     step_tokens=st.integers(512, 16_384),
     drafts_each=st.integers(0, 128),
+    verified_rows=st.none() | st.integers(2, 2048),
 )
 
 
@@ -28,6 +29,8 @@ def test_every_point_fits_to_its_last_step(room: Limits, steps: int) -> None:
         assert shape.running * (1 + shape.drafts_each) < room.step_tokens
         assert shape.running <= room.running
         assert shape.drafts_each <= room.drafts_each
+        rows = shape.running * (1 + shape.drafts_each)
+        assert not shape.drafts_each or room.verified_rows is None or rows <= room.verified_rows
 
 
 @given(limits)

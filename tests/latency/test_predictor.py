@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.latency.correction import BOUND, FIRST, MOST_AT_ONCE, RATE, Correction
-from rhyme_openrlhf.latency.predictor import Predictor, context_bucket
+from rhyme_openrlhf.latency.predictor import Predictor, SpeculationOverhead, context_bucket
 from rhyme_openrlhf.latency.step_model import StepModel
 from tests.latency import formula
 
@@ -117,3 +117,12 @@ def test_a_table_is_what_single_questions_are_answered(running: int, each: int, 
     asked.observe(running, context, 3, 1.3 * asked.profiled_seconds(running, context, 3))
     wanted = [asked.step_seconds(running, context, drafts) for drafts in range(most + 1)]
     assert asked.step_table(running, context, most).tolist() == pytest.approx(wanted)
+
+
+def test_the_overhead_of_speculation_is_that_of_steps_without_drafts() -> None:
+    """What drafts add is not in it, nor what disturbs the machine now."""
+    overhead = SpeculationOverhead(formula.profile(unspeculated=formula.unspeculated(0.8)))
+    for running, context in ((1, 32), (7, 3000), (64, 64 * 2048)):
+        assert overhead.factor(running, context) == pytest.approx(1 / 0.8)
+    with pytest.raises(ValueError, match="needs decode steps"):
+        SpeculationOverhead(formula.profile())

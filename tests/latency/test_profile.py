@@ -100,3 +100,19 @@ def test_engines_beside_are_kept_and_checked() -> None:
     assert profiles.parse(profiles.to_text(shared).replace('  "beside": 2,\n', ""), "it").beside == 0
     with pytest.raises(ProfileError, match="beside must be a whole number of engines, got 1.5"):
         profiles.parse(profiles.to_text(shared).replace('"beside": 2', '"beside": 1.5'), "it")
+
+
+def test_steps_without_speculation_are_written_and_read(tmp_path: Path) -> None:
+    found = formula.profile(unspeculated=formula.unspeculated(0.8))
+    profiles.write(found, tmp_path / "p.json")
+    assert profiles.read(tmp_path / "p.json") == found
+    with pytest.raises(ValueError, match="a decode step without speculation verifies no drafts"):
+        formula.profile(unspeculated=(StepPoint(1, 32, 3, 0.01, 0.0, 20),))
+
+
+def test_a_profile_of_before_has_none(file: Path) -> None:
+    """Its file has no such section."""
+    content = json.loads(file.read_text())
+    assert content.pop("unspeculated") == []
+    file.write_text(json.dumps(content))
+    assert profiles.read(file) == formula.profile()

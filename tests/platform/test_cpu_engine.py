@@ -35,6 +35,7 @@ def threads_after_a_lookup() -> int:
     return int(found.stdout)
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize("threads", ["1", "1,2"])
 def test_a_lookup_does_not_give_the_model_more_threads(monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", threads)

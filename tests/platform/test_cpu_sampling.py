@@ -1,5 +1,7 @@
 """The correction of vLLM's CPU rejection sampling."""
 
+import importlib.util
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,7 +14,13 @@ def sampling(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
 
     from rhyme_openrlhf.platform import cpu_sampling
 
-    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", rejection_sampler.expand_batch_to_tokens)
+    # vLLM's own function: an engine of this process may have had it corrected.
+    upstream = importlib.util.find_spec(rejection_sampler.__name__)
+    assert upstream is not None and upstream.loader is not None
+    untouched = importlib.util.module_from_spec(upstream)
+    upstream.loader.exec_module(untouched)
+    untouched.expand_kernel = cpu_sampling.cpu_kernels.expand_kernel
+    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", untouched.expand_batch_to_tokens)
     monkeypatch.setattr(rejection_sampler, "expand_kernel", rejection_sampler.expand_kernel)
     return cpu_sampling
 

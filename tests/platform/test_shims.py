@@ -13,6 +13,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_openrlhf_imports_and_its_cuda_calls_do_nothing() -> None:
     done = run(
         """
@@ -47,6 +48,7 @@ def test_padding_functions_are_inverse() -> None:
     assert torch.equal(functions["index_first_axis"](packed, torch.tensor([7, 0])), packed[[7, 0]])
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize(
     "use",
     [

@@ -11,10 +11,21 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
+from rhyme_openrlhf.latency.predictor import SpeculationOverhead
+from rhyme_openrlhf.latency.profile import Subject
 from rhyme_openrlhf.latency.quality import assess
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.profiling import measure as measuring
-from rhyme_openrlhf.profiling.measure import BESIDE_STEPS, QUICKLY, THOROUGH, WARM_UP, MeasureError, Plan, measure
+from rhyme_openrlhf.profiling.measure import (
+    BESIDE_STEPS,
+    QUICKLY,
+    THOROUGH,
+    WARM_UP,
+    MeasureError,
+    Plan,
+    measure,
+    with_unspeculated,
+)
 from tests.latency import formula
 
 LIMITS = Limits(running=8, length=600, kv_cache_tokens=5000, step_tokens=512, drafts_each=32)
@@ -180,3 +191,39 @@ def test_with_engines_beside_there_is_room_for_the_steps_that_these_make() -> No
     assert shapes[0] == WARM_UP
     assert all(s.context_each + (steps + 2) * (1 + s.drafts_each) < LIMITS.length for s in shapes[1:])
     assert {s.running for s in shapes} == {1, 2, 4, 8}
+
+
+class Unspeculated(FormulaEngine):
+    """An engine that does not speculate, a quarter faster."""
+
+    def __init__(self, drafts_each: int = 0) -> None:
+        super().__init__()
+        self._limits = dataclasses.replace(LIMITS, length=2000, drafts_each=drafts_each)
+
+    def subject(self) -> Subject:
+        return formula.SUBJECT
+
+    def limits(self) -> Limits:
+        return self._limits
+
+    def padded_rows(self) -> tuple[int, ...]:
+        return ()
+
+    def kv_bytes_per_token(self) -> int:
+        return 2048
+
+    def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
+        found = super().decode_steps(shape, steps)
+        return [(running, context, 0, 0.8 * seconds) for running, context, _, seconds in found]
+
+
+def test_an_engine_without_speculation_adds_its_steps(tmp_path: Path) -> None:
+    profile, said = measure(plan(), FormulaEngine()), []
+    whole = with_unspeculated(profile, Unspeculated(), tmp_path / "points", said.append)
+    assert dataclasses.replace(whole, unspeculated=()) == profile
+    assert {point.running for point in whole.unspeculated} == {1, 4, 8}
+    assert all(point.drafts == 0 and point.steps == 18 for point in whole.unspeculated)
+    assert SpeculationOverhead(whole).factor(4, 1000) == pytest.approx(1 / 0.8, rel=0.01)
+    assert all(words.startswith("without speculation: ") for words in said)
+    with pytest.raises(MeasureError, match="is not the one of the profile without speculation"):
+        with_unspeculated(profile, Unspeculated(drafts_each=4))

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.config import CpuSettings, RhymeSettings
+from rhyme_openrlhf.config import CpuSettings, EngineSettings, RhymeSettings
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.history.keys import prompt_key, turn_key
 from rhyme_openrlhf.rollout.node_weights import SegmentStore
-from rhyme_openrlhf.training.weight_buckets import Parameter, PublishedBucket, Segment, WeightVersion, plan_buckets
+from rhyme_openrlhf.training.weight_buckets import Parameter, Segment, WeightVersion, plan_buckets
 
 # Longer than vLLM's KV block on CPU, so that a second request for it does find cached blocks.
 PROMPT = list(range(10, 60)) * 6
@@ -44,7 +44,8 @@ class Actor:
             self.raw.__init__(
                 model=str(embedded.MODEL), max_model_len=768, enforce_eager=True, tensor_parallel_size=1, num_gpus=0,
                 enable_prefix_caching=True, distributed_executor_backend="uni", logprobs_mode="processed_logprobs",
-                max_logprobs=1, bundle_indices=None, rhyme=RhymeSettings(cpu=CpuSettings(kv_cache_mb=64)), run_seed=1,
+                max_logprobs=1, bundle_indices=None,
+                rhyme=RhymeSettings(cpu=CpuSettings(kv_cache_mb=64), engine=EngineSettings(100, 3000)), run_seed=1,
                 index=0, history_workers=[],
             )
         )  # fmt: skip
@@ -82,6 +83,14 @@ def actor(starts_engine: None) -> Iterator[Actor]:
         yield found
 
 
+def test_an_engine_has_the_size_that_was_asked_for(actor: Actor) -> None:
+    scheduling = actor.raw.llm.vllm_config.scheduler_config
+    assert (scheduling.max_num_seqs, scheduling.max_num_batched_tokens) == (100, 3000)
+    # From the worker, where they are resolved.
+    padded = actor.call(actor.raw.padded_rows())
+    assert padded and list(padded) == sorted(set(padded))
+
+
 def model_with(scale: float) -> Any:
     """The embedded model in fp32 with its last layer norm scaled: other weights, other log-probabilities."""
     import torch
@@ -108,14 +117,18 @@ def stored(model: Any, version: int, folder: Path) -> Segment:
             raw = tensors[entry.parameter.name].detach().contiguous().view(-1).view(torch.uint8).numpy()
             array[entry.offset : entry.offset + raw.size] = raw
         arrays.append(array)
-        buckets.append(PublishedBucket(bucket, None))
+        buckets.append(bucket)
     return SegmentStore(folder).store(WeightVersion(version, tuple(buckets)), arrays)
 
 
 def expected_scores(model: Any, tokens: list[int]) -> list[float]:
+    from openrlhf.models.actor import Actor
+
     from rhyme_openrlhf.training.weight_publisher import fixed_sequence_log_probs
 
-    return fixed_sequence_log_probs(model, tokens)
+    actor = Actor(model)
+    actor.packing_samples = False
+    return fixed_sequence_log_probs(actor, tokens)
 
 
 def sampling(**values: Any) -> Any:

@@ -13,7 +13,6 @@ from rhyme_openrlhf.rollout.node_weights import KEPT, SegmentStore, WeightSpaceE
 from rhyme_openrlhf.rollout.shared_files import process_started
 from rhyme_openrlhf.training.weight_buckets import (
     Parameter,
-    PublishedBucket,
     Segment,
     WeightVersion,
     plan_buckets,
@@ -37,7 +36,7 @@ def version(number: int, bucket_bytes: int = 256) -> tuple[WeightVersion, list[n
         for entry in bucket.entries:
             raw = tensors[entry.parameter.name].contiguous().view(-1).view(torch.uint8).numpy()
             array[entry.offset : entry.offset + raw.size] = raw
-        buckets.append(PublishedBucket(bucket, None))
+        buckets.append(bucket)
         arrays.append(array)
     return WeightVersion(number, tuple(buckets)), arrays, tensors
 

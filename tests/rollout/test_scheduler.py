@@ -19,9 +19,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import Piece, build_index
+from rhyme_openrlhf.latency.profile import to_text
 from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter
 from rhyme_openrlhf.speculation.gain import GainMeter
+from tests.latency import formula
 
 PROMPT, RESPONSE = [1, 2, 3], list(range(10, 60))
 
@@ -116,3 +118,19 @@ def test_drafting_is_timed_once() -> None:
     engine.step(a=[10])
     counted = engine.scheduler.read_counters()
     assert 0 < counted["draft_seconds"] < counted["busy_seconds"]
+
+
+def test_the_gain_is_told_the_overhead_that_the_profile_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(a="p", b="p")
+    told: list[float] = []
+    monkeypatch.setattr(engine.scheduler.gain, "step", lambda *step: told.append(step[-1]) or "")
+    assert engine.scheduler.install_profile(to_text(formula.profile(unspeculated=formula.unspeculated(0.8)))) == ""
+    for token in range(10, 15):
+        engine.step(a=[token], b=[token])
+    assert told and told == pytest.approx([1 / 0.8] * len(told))
+    told.clear()
+    # One without such steps: nothing is known, so the engine is compared with itself.
+    assert engine.scheduler.install_profile(to_text(formula.profile())) == ""
+    for token in range(15, 20):
+        engine.step(a=[token], b=[token])
+    assert told and set(told) == {1.0}

@@ -93,3 +93,24 @@ def test_a_step_that_is_not_timed_is_none_and_what_follows_it_is() -> None:
     assert clock.planned(2.0) is None
     assert clock.scheduled(output({"a": 1}), DECODING, 2.5) is None
     assert clock.planned(3.0) == DecodeStep(1, 29, 0, 1.0)
+
+
+def test_steps_of_an_engine_without_speculation_are_timed_while_it_is_measured(plain_engine: Any) -> None:
+    """On a real engine, whose scheduling is vLLM's choice."""
+    from vllm import SamplingParams
+
+    def generate() -> list[Any]:
+        parameters = SamplingParams(temperature=1.0, max_tokens=12, min_tokens=12, ignore_eos=True)
+        plain_engine.generate([[5, 6, 7 + number] for number in range(3)], [parameters] * 3)
+        return plain_engine.scheduler("take_steps")
+
+    plain_engine.scheduler("force_drafts", 0)
+    try:
+        steps = [step for step in generate() if step[0] == 3]
+    finally:
+        plain_engine.scheduler("force_drafts", None)
+    # Of eleven decode steps the first may still have a prefill beside it, and the last have no next one.
+    assert 6 <= len(steps) <= 11
+    for running, context, drafts, seconds in steps:
+        assert (running, drafts) == (3, 0) and 9 <= context <= 3 * 15 and 0 < seconds < 60
+    assert generate() == []

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "changed_tests.py"
 
 SOURCES = {
     "rhyme_openrlhf/__init__.py": "",
@@ -39,17 +35,6 @@ SOURCES = {
 }
 FILES = {*SOURCES, "webui/static/x.js", "tests/history/rows.json", "docs/page.md", "README.md", "odd.bin"}
 TESTS = {path for path in SOURCES if path.rpartition("/")[2].startswith("test_")}
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("changed_tests", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclass looks itself up there.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,9 @@
 """`scripts/lowest_versions.py`: every requirement of the package and of its server extra has a lowest version."""
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "lowest_versions.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lowest_versions", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_lowest_version_is_the_bound_or_the_pin(script: ModuleType) -> None:

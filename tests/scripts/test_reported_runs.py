@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,18 +27,6 @@ from rhyme_openrlhf.telemetry.run_files import CONFIG_FILE, EVENTS_FILE
 ROOT = Path(__file__).parents[2]
 UID = "c" * 16
 NOW = 1_800_000_000.0
-
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    """`scripts/reported_runs.py`."""
-    spec = importlib.util.spec_from_file_location("reported_runs", ROOT / "scripts" / "reported_runs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look themselves up there.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

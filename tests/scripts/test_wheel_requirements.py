@@ -1,13 +1,10 @@
 """`scripts/wheel_requirements.py` on wheels made here."""
 
-import importlib.util
 import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "wheel_requirements.py"
 
 METADATA = """Metadata-Version: 2.1
 Name: thing
@@ -20,15 +17,6 @@ Requires-Dist: six; python_version < "3"
 Requires-Dist: vllm==0.29.0; extra == "vllm"
 Provides-Extra: vllm
 """
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("wheel_requirements", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -167,3 +167,13 @@ def test_only_a_beginning_and_only_where_nothing_is_chosen(
         longest = int(np.argmax(lengths))
         assert total == chosen[longest] == min(tried, len(chains[longest]))
         assert np.isclose(hoped, np.cumprod(np.array(chains[longest][:total], dtype=np.float64)).sum())
+
+
+@given(st.lists(st.integers(0, 128), max_size=200), st.integers(-3, 3000))
+def test_shares_fit_and_only_the_longest_are_cut(lengths: list[int], most: int) -> None:
+    kept = budget.share(lengths, most)
+    assert sum(kept) == min(sum(lengths), max(most, 0))
+    assert all(0 <= left <= length for left, length in zip(kept, lengths, strict=True))
+    cut = [left for left, length in zip(kept, lengths, strict=True) if left < length]
+    # All that are cut are as long, but for the tokens that are left over, and none that is kept whole is longer.
+    assert not cut or max(kept) - min(cut) <= 1

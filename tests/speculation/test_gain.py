@@ -15,14 +15,19 @@ PERIOD = round(INTERVAL_STEPS / SHARE)
 STEP_S = 0.010
 
 
-def run(meter: GainMeter, steps: int, gain: float, noise: float = 0.05, seed: int = 0) -> list[str]:
-    """Steps of 8 samples; with drafts `gain` times the tokens per second, and both noisy. Returns what it said."""
+def run(
+    meter: GainMeter, steps: int, gain: float, noise: float = 0.05, seed: int = 0, overhead: float = 1.0
+) -> list[str]:
+    """Steps of 8 samples; with drafts `gain` times the tokens per second, and both noisy. Returns what it said.
+
+    `overhead`: an engine without speculation has so many times the tokens per second of one that leaves drafts out.
+    """
     chance = random.Random(seed)
     said = []
     for _ in range(steps):
         ticket = meter.ask()
         tokens = 800 * gain if ticket.drafts else 800
-        said.append(meter.step(ticket.number, 8, round(tokens), STEP_S * chance.gauss(1, noise)))
+        said.append(meter.step(ticket.number, 8, round(tokens), STEP_S * chance.gauss(1, noise), overhead))
     return [sentence for sentence in said if sentence]
 
 
@@ -142,3 +147,36 @@ def test_steps_that_settle_are_not_compared() -> None:
         meter.step(ticket.number, 8, tokens, STEP_S)
     found = meter.now()
     assert found is not None and found.intervals == 40 and found.ratio == pytest.approx(1.5)
+
+
+def test_the_gain_is_against_an_engine_without_speculation() -> None:
+    """1.2 times the tokens per second of the same engine, which an engine without speculation has 1.4 times."""
+    meter = GainMeter(SHARE)
+    said = run(meter, 60 * PERIOD, 1.2, overhead=1.4)
+    found = meter.now()
+    assert found is not None and found.drafting
+    assert found.ratio == pytest.approx(1.2 / 1.4, rel=0.02) and found.low < 1.2 / 1.4 < found.high
+    assert found.within == pytest.approx(1.2, rel=0.02)
+    # Once, though it stays so; and drafts stay on, because this engine is slower without them.
+    assert len(said) == 1
+    assert "an engine without speculation (--no-histospec.enable) has 1.1" in said[0]
+    # It pays again, and then no more: that is told anew.
+    assert run(meter, 200 * PERIOD, 1.8, overhead=1.4) == []
+    assert len(run(meter, 200 * PERIOD, 1.2, overhead=1.4)) == 1
+
+
+def test_an_engine_that_gains_in_spite_of_its_overhead_says_nothing() -> None:
+    meter = GainMeter(SHARE)
+    assert run(meter, 60 * PERIOD, 1.8, overhead=1.3) == []
+    found = meter.now()
+    assert found is not None and found.low > 1.3
+
+
+def test_drafts_are_switched_by_what_the_engine_itself_gains() -> None:
+    meter = GainMeter(SHARE)
+    said = run(meter, FEWEST * PERIOD, 0.7, overhead=1.4)
+    assert len(said) == 1 and said[0].startswith("drafting is switched off: with it this engine has 0.7")
+    # While it is off, what drafting gains is told of as ever.
+    run(meter, 20 * PERIOD, 0.7, overhead=1.4)
+    found = meter.now()
+    assert found is not None and not found.drafting and found.ratio == pytest.approx(0.5, rel=0.05)

@@ -89,8 +89,8 @@ def test_without_a_planner_what_fits_is_verified() -> None:
     assert made.draft(proposals(2), 100, MANY) == [DRAFT, DRAFT]
     assert drafter(2, room=3).draft(proposals(2), 100, MANY) == [DRAFT[:3]] * 2
     assert drafter(2, room=-1).draft(proposals(2), 100, MANY) == [[], []]
-    # Seven tokens fit into the step: three for each.
-    assert made.draft(proposals(2), 100, 7) == [DRAFT[:3]] * 2
+    # Seven tokens fit into the step: three for each, and one more.
+    assert made.draft(proposals(2), 100, 7) == [DRAFT[:4], DRAFT[:3]]
     assert made.draft([], 0, MANY) == []
     assert made.decision is None
 

@@ -135,12 +135,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def make_run(path: Path, url: str, **control: Any) -> Path:
+def make_run(path: Path, url: str, name: str = "trial", **control: Any) -> Path:
     """A run directory that reports to `url`, as `rhyme train` makes one."""
     path.mkdir(exist_ok=True)
     (path / "logs").mkdir(exist_ok=True)
     settings = {"url": url, "token_file": "", "run_uid": RUN, "attempt_uid": ATTEMPT, "outbox_mb": 64, **control}
-    config = {"command": ["rhyme", "train"], "settings": {"control": settings, "run": {"name": "trial"}}}
+    config = {"command": ["rhyme", "train"], "settings": {"control": settings, "run": {"name": name}}}
     (path / "config.json").write_text(json.dumps(config))
     return path
 

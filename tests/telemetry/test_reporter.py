@@ -262,6 +262,7 @@ def start(run: Path, patch: str = "") -> subprocess.Popen[bytes]:
         )
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_killed_again_and_again_nothing_is_lost(tmp_path: Path, server: ControlServer) -> None:
     chance = random.Random(1)
     server.fault = lambda number: "slow" if number % 3 else "ok"
@@ -286,6 +287,7 @@ def test_killed_again_and_again_nothing_is_lost(tmp_path: Path, server: ControlS
     assert server.stored == written(run)
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_the_process_is_nice_and_keeps_the_token_to_itself(tmp_path: Path, server: ControlServer) -> None:
     run = make_run(tmp_path / "run", server.url)
     write(run, 10)
@@ -301,6 +303,7 @@ def test_the_process_is_nice_and_keeps_the_token_to_itself(tmp_path: Path, serve
     assert json.loads((run / REPORTER_FILE).read_text())["attempt_uid"] == ATTEMPT
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_terminated_with_its_job_it_sends_the_rest(tmp_path: Path, server: ControlServer) -> None:
     """Ray stops a job by SIGTERM to all of its processes; the driver's last events come after it."""
     run = make_run(tmp_path / "run", server.url)
@@ -317,6 +320,7 @@ def test_terminated_with_its_job_it_sends_the_rest(tmp_path: Path, server: Contr
     assert server.stored == written(run) and server.heartbeats[-1] is False
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize("fault", ["hang", 500])
 def test_it_ends_in_time_when_the_server_does_not_take_the_rest(tmp_path: Path, fault: Fault) -> None:
     server = ControlServer(lambda number: fault)
@@ -366,6 +370,7 @@ def test_a_directory_of_no_run_is_refused(tmp_path: Path) -> None:
         read_report(tmp_path)
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_it_starts_with_the_standard_library_alone() -> None:
     script = "import sys, rhyme_openrlhf.telemetry.reporter; print({n.split('.')[0] for n in sys.modules})"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

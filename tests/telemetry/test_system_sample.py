@@ -36,6 +36,7 @@ def test_what_is_seen_can_be(tmp_path: Path) -> None:
     assert recorded is not None and isinstance(recorded.event, SystemSample)
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_a_process_is_counted_with_those_below_it_unless_alone() -> None:
     parent = subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

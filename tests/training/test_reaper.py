@@ -51,6 +51,7 @@ def wait_until_gone(left: list[psutil.Process]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize("way", ["orderly", "killed", "terminated"])
 def test_nothing_is_left(tmp_path: Path, way: str) -> None:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "numbers"), way])

@@ -91,6 +91,7 @@ def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_an_orderly_end_has_everything_sent(tmp_path: Path, server: ControlServer) -> None:
     driver = Driver(make_run(tmp_path / "run", server.url))
     until(lambda: server.stored, "the first batch")
@@ -101,6 +102,7 @@ def test_an_orderly_end_has_everything_sent(tmp_path: Path, server: ControlServe
     assert gone(driver.reporter) and gone(driver.reaper)
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_a_killed_driver_has_everything_sent(tmp_path: Path, server: ControlServer) -> None:
     """With an answer that takes longer than the reaper's grace: it must not be cut off."""
     driver = Driver(make_run(tmp_path / "run", server.url))
@@ -119,6 +121,7 @@ def test_a_killed_driver_has_everything_sent(tmp_path: Path, server: ControlServ
     until(lambda: gone(driver.reaper), "the reaper's end")
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_a_reporter_that_dies_is_started_again(tmp_path: Path, server: ControlServer) -> None:
     driver = Driver(make_run(tmp_path / "run", server.url))
     until(lambda: server.stored, "the first batch")
@@ -129,6 +132,7 @@ def test_a_reporter_that_dies_is_started_again(tmp_path: Path, server: ControlSe
     assert server.stored == written(driver.run) and said == ""
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize("fault", ["hang", "stopped"])
 def test_a_run_does_not_wait_for_a_reporter_that_hangs(tmp_path: Path, server: ControlServer, fault: Fault) -> None:
     driver = Driver(make_run(tmp_path / "run", server.url))
@@ -149,6 +153,7 @@ def test_a_run_does_not_wait_for_a_reporter_that_hangs(tmp_path: Path, server: C
     driver.reporter.kill()
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_without_a_control_plane_there_is_no_reporter(tmp_path: Path, server: ControlServer) -> None:
     run = make_run(tmp_path / "run", "")
     program = DRIVER.replace("print(reporter._process.pid, reaper.pid, flush=True)", "assert reporter._process is None")
@@ -157,6 +162,7 @@ def test_without_a_control_plane_there_is_no_reporter(tmp_path: Path, server: Co
     assert not (run / "logs" / "reporter.log").exists()
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_a_reporter_without_a_token_is_not_started_for_ever(tmp_path: Path, server: ControlServer) -> None:
     run = make_run(tmp_path / "run", server.url)
     program = DRIVER.replace('assert "RHYME', 'time.sleep(2); assert "RHYME')

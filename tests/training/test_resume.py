@@ -155,6 +155,7 @@ def test_one_checkpoint_is_never_deleted_before_the_next_is_there(tmp_path: Path
     assert args.ckpt.max_num == 2 and notes[0].startswith("--ckpt.max_num is 2:")
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_the_command_refuses_with_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ckpt"
     save(run_arguments(path), 3)

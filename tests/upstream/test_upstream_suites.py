@@ -162,6 +162,7 @@ def test_trainer(
 # --- what we leave as it is must work in this environment
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize("name", ["test_agent", "test_samples_generator", "test_ppo_trainer", "test_experience"])
 def test_upstreams_file_passes_as_it_is(name: str) -> None:
     done = subprocess.run(

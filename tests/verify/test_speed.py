@@ -17,6 +17,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.verify import speed
 from rhyme_openrlhf.verify.bench import Prompt
 from rhyme_openrlhf.verify.engine_actor import Answer, Request
+from rhyme_openrlhf.verify.engines import EngineFacts, EnginePair
 from rhyme_openrlhf.verify.speed import ROUNDS, Round, compare
 
 
@@ -53,7 +54,7 @@ class Engine:
         self._calls = calls
         self._done = EngineCounters()
         self.installed: dict[str, Any] = {}
-        self.facts = SimpleNamespace(dtype="float32", async_scheduling=True)
+        self.facts = EngineFacts("float32", async_scheduling=True, speculates=False, model_runner="V2")
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         self._calls.append((self, requests))
@@ -81,7 +82,7 @@ def test_engines_take_turns_on_the_users_prompts_and_only_one_drafts(args: Any) 
     prompts = tuple(Prompt(f"p{number}", (1, 2, 3, number)) for number in range(3))
     bench: Any = SimpleNamespace(
         inputs=SimpleNamespace(args=args, prompts=prompts, settings=RhymeSettings()),
-        run_pair=lambda: SimpleNamespace(plain=plain, speculating=speculating),
+        run_pair=lambda: EnginePair(plain, speculating, shared_gpu=False),
         say=lambda text: None,
         room=lambda prompt, most: most,
         context=7,
@@ -98,3 +99,22 @@ def test_engines_take_turns_on_the_users_prompts_and_only_one_drafts(args: Any) 
     assert outcome.result == "informative" and "upper bound" in outcome.why
     assert outcome.figures["tokens_per_step"] == 2.0 and len(outcome.figures["rounds"]["plain"]) == ROUNDS
     assert outcome.figures["async_scheduling_without_speculation"] is True
+
+
+def test_the_report_says_what_vllm_chose_for_each_engine(args: Any) -> None:
+    calls: list[Any] = []
+    plain, speculating = Engine(2, calls), Engine(1, calls)
+    speculating.facts = EngineFacts("float32", async_scheduling=False, speculates=True, model_runner="V1")
+    bench: Any = SimpleNamespace(
+        inputs=SimpleNamespace(args=args, prompts=(Prompt("p", (1, 2, 3)),), settings=RhymeSettings()),
+        run_pair=lambda: EnginePair(plain, speculating, shared_gpu=False),
+        say=lambda text: None,
+        room=lambda prompt, most: most,
+        context=7,
+    )
+    outcome = speed.run(bench)
+    assert outcome.lines[-1] == (
+        "with drafts: model runner V1, synchronous scheduling; without: model runner V2, asynchronous scheduling"
+    )
+    assert outcome.figures["engines"]["plain"]["model_runner"] == "V2"
+    assert outcome.figures["engines"]["speculating"]["async_scheduling"] is False

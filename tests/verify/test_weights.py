@@ -127,6 +127,7 @@ def training(monkeypatch: pytest.MonkeyPatch, program: str, **values: object) ->
     monkeypatch.setattr(weights, "TRAIN", (sys.executable, "-c", program))
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_the_check_reads_the_record_of_the_run(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     training(monkeypatch, TRAINING, MOVED=0.5, STATUS="succeeded")
     outcome = weights.run(bench)
@@ -137,12 +138,14 @@ def test_the_check_reads_the_record_of_the_run(bench: Any, monkeypatch: pytest.M
     assert left == {"prompts.jsonl", "output.log", "run"}
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_the_check_fails_with_the_engine_that_did_not_load(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     training(monkeypatch, TRAINING, MOVED=0.0, STATUS="succeeded")
     outcome = weights.run(bench)
     assert outcome.result == "failed" and "engine 1, version 1: nothing was loaded" in outcome.why
 
 
+@pytest.mark.usefixtures("starts_python")
 @pytest.mark.parametrize("status", ["failed", "stopped"])
 def test_the_check_fails_with_its_run(status: str, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     training(monkeypatch, TRAINING, MOVED=0.5, STATUS=status)
@@ -150,12 +153,14 @@ def test_the_check_fails_with_its_run(status: str, bench: Any, monkeypatch: pyte
     assert outcome.result == "failed" and outcome.why == "the training run failed: the message"
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_a_run_that_did_not_start_says_what_it_printed(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     training(monkeypatch, "import sys; sys.exit('rhyme train: error: no such model')")
     outcome = weights.run(bench)
     assert outcome.result == "failed" and "the training run failed: rhyme train: error: no such model" in outcome.why
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_a_run_that_does_not_end_is_ended(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "RUN_SECONDS", 1)
     monkeypatch.setattr(weights, "STOP_SECONDS", 1)

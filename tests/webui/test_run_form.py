@@ -44,8 +44,13 @@ def test_values_are_shown_as_typed_and_defaults_are_not() -> None:
     assert fields["reward.clip_range"].text == "-1 1"
     assert (fields["algo.advantage.estimator"].kind, fields["algo.advantage.estimator"].text) == ("choice", "rloo")
     assert not fields["actor.num_nodes"].changed
-    switch = fields["weights.transport"]
-    assert (switch.kind, switch.is_on, switch.changed, switch.default) == ("switch", False, True, "on")
+    transport = fields["weights.transport"]
+    assert (transport.kind, transport.text, transport.changed, transport.default) == (
+        "choice",
+        "openrlhf",
+        True,
+        "auto",
+    )
     assert fields["histospec.enable"].is_on and not fields["histospec.enable"].changed
     drafts = next(feature for feature in form.features if feature.switch.key == "histospec.enable")
     assert "histospec.window_max" in {field.key for field in drafts.settings if field.changed}

@@ -46,6 +46,7 @@ TITLES = {
 }
 
 
+@pytest.mark.usefixtures("starts_python")
 def test_every_place_says_the_same(demo_dashboard: Any, tmp_path: Path) -> None:
     uid, client = demo_dashboard.run_uid, viewer(demo_dashboard)
     summary = json.loads((tmp_path / "runs" / "sorting-and-arithmetic" / "summary.json").read_text())

@@ -4,11 +4,14 @@ What one order copies out is a piece: the source's rank keeps its heads of those
 file beside the sample's buffer says how to open them. The destination's ranks open the pieces that have their heads.
 
 Invariants: a piece whose file is there is whole; its memory is held until its sample's move is over, or until the next
-export after the buffer was removed. A device without memory for a piece is an error of that copy, not of the engine.
+export after the buffer was removed, and no longer, whether anybody opened the piece or not. A device without memory for
+a piece is an error of that copy, not of the engine.
 
-Run on CPU, where torch shares memory by files. Not run on a GPU; there the one thing beside torch's documented sharing
-is the device a piece is opened on: the opener's own, as vLLM 0.29.0 does (distributed/weight_transfer/ipc_engine.py),
-because each engine counts the devices it sees from 0.
+Run on a CPU, where a piece is a second file beside the buffer. Not run on a GPU; there are two things beside torch's
+documented sharing. The device a piece is opened on is the opener's own, as vLLM 0.29.0 does
+(distributed/weight_transfer/ipc_engine.py), because each engine counts the devices it sees from 0. And torch counts one
+opener when a tensor is shared, and keeps the memory until that opener is done, which never comes if nobody opens the
+piece: so the source takes that count back at once, and holds the memory itself.
 """
 
 from __future__ import annotations
@@ -17,12 +20,10 @@ import glob
 import os
 import pickle
 from collections.abc import Sequence
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.multiprocessing
 from torch.multiprocessing import reductions
 
 from rhyme_openrlhf.rollout.moves.heads import HeadShare
@@ -30,6 +31,8 @@ from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer
 
 # Where torch's arguments for opening a CUDA tensor have the device it was made on (torch 2.x, rebuild_cuda_tensor).
 _DEVICE_ARGUMENT = 6
+# And where they name the count of those who have the tensor open.
+_COUNT_ARGUMENTS = slice(11, 13)
 
 
 class _Piece(NamedTuple):
@@ -62,8 +65,9 @@ class DeviceRows:
             torch.cuda.synchronize(piece.device)
         self._kept.setdefault(buffer.path, []).append(piece)
         path = Path(f"{buffer.path}.{first}.{share.first}")
+        file = f"{buffer.path}.kv-{first}-{share.first}"
         told = path.with_name(path.name + ".part")
-        told.write_bytes(pickle.dumps(tuple(_Piece(share.first, share.end, _handle(piece)))))
+        told.write_bytes(pickle.dumps(tuple(_Piece(share.first, share.end, _handle(piece, file)))))
         told.rename(path)
 
     @property
@@ -95,24 +99,22 @@ def import_pieces(
         raise OSError(f"heads {sorted(missing)} of the blocks from {first} on are not there")
 
 
-def _handle(piece: torch.Tensor) -> bytes:
+def _handle(piece: torch.Tensor, file: str) -> bytes:
+    """Return how to open a piece; without a GPU it is written to `file`."""
     if piece.is_cuda:
-        return pickle.dumps(reductions.reduce_tensor(piece)[1])
-    # By a name: the default shares an open file, which only a process's children can have.
-    before = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy("file_system")
-    try:
-        return bytes(ForkingPickler.dumps(piece))
-    finally:
-        torch.multiprocessing.set_sharing_strategy(before)
+        arguments = reductions.reduce_tensor(piece)[1]
+        torch.UntypedStorage._release_ipc_counter_cuda(*arguments[_COUNT_ARGUMENTS])
+        return pickle.dumps(arguments)
+    piece.view(torch.uint8).numpy().tofile(file)
+    return pickle.dumps((file, piece.dtype, piece.shape))
 
 
 def _open(handle: bytes, device: torch.device) -> torch.Tensor:
     """A piece, [layers, blocks, heads, block size, width]. Raises OSError if who made it is gone."""
     try:
         if device.type != "cuda":
-            piece: torch.Tensor = pickle.loads(handle)
-            return piece
+            file, dtype, shape = pickle.loads(handle)
+            return torch.from_file(file, shared=True, size=shape.numel(), dtype=dtype).view(shape)
         arguments = list(pickle.loads(handle))
         arguments[_DEVICE_ARGUMENT] = torch.cuda.current_device()
         opened: torch.Tensor = reductions.rebuild_cuda_tensor(*arguments)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,12 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
 
     @staticmethod
     def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
-        """The run's, with schedulers that know moves; they must know every token when they stop a sample."""
+        """The run's, with schedulers that know moves; they must know every token when they stop a sample.
+
+        Sets, for the processes vLLM is about to start, that they use model runner V1: moves read its requests' states
+        (moving_worker.py), and V2, which vLLM 0.29.0 takes on a GPU without speculation, has others.
+        """
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         name = "MovingHistoryScheduler" if rhyme.histospec.enable else "MovingMeteredScheduler"
         return speculation_arguments(rhyme) | {
             "scheduler_cls": f"{MOVING_SCHEDULERS}.{name}",

@@ -167,12 +167,6 @@ class MovingHistoryScheduler(MovingScheduler, HistoryScheduler):
 
     CALLABLE = (*HistoryScheduler.CALLABLE, *OF_MOVES)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Unless it looks draft lengths up, vLLM pads what joins a decode batch with one token to the longest draft, for
-        # its CUDA graphs: an arrival's first step would verify tokens that nobody proposed.
-        self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
-
     def window_of(self, request_id: str) -> int | None:
         return self.drafter.window(request_id)
 

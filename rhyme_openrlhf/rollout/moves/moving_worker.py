@@ -2,8 +2,8 @@
 
 Mixed into our worker extension; all are called between two steps. Invariants: only whole blocks are copied, along the
 block dimension; a cache of another layout than [blocks, heads, block size, keys and values] is not touched.
-Checked against vLLM 0.29.0 on CPU. Not run on a GPU yet, where a copy is also ordered after the step before it, on the
-same stream.
+Checked against vLLM 0.29.0 on CPU. On a GPU, where nothing of it has run yet, blocks go through pinned memory
+(pinned_copies.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
+from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.rollout.moves.device_rows import DeviceRows, import_pieces
 from rhyme_openrlhf.rollout.moves.heads import HeadShare, head_share
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, KvLayout
+from rhyme_openrlhf.rollout.moves.pinned_copies import pinned_copies
 from rhyme_openrlhf.rollout.moves.resumed_requests import generator_bytes
 
 
@@ -33,19 +35,28 @@ def export_blocks(
         return
     end = first + len(blocks)
     buffer.allocate(first, end)
-    rows, chosen = buffer.open(), torch.tensor(blocks)
+    rows = buffer.open()
+    if gpu_present():
+        for start, piece in pinned_copies().to_host(caches, blocks):
+            at = first + start
+            rows[:, at : at + piece.shape[1], share.first : share.end] = piece
+        return
+    chosen = torch.tensor(blocks)
     for layer, cache in enumerate(caches):
-        rows[layer, first:end, share.first : share.end] = cache.index_select(0, chosen.to(cache.device)).cpu()
+        rows[layer, first:end, share.first : share.end] = cache.index_select(0, chosen)
 
 
 def import_blocks(
     caches: Sequence[torch.Tensor], blocks: Sequence[int], buffer: KvBuffer, first: int, share: HeadShare
 ) -> None:
     """The inverse: rows `first`... of the buffer into blocks. Raises OSError if the buffer is gone."""
-    rows, chosen = buffer.open(), torch.tensor(blocks)
+    rows = buffer.open()[:, first : first + len(blocks), share.first : share.end]
+    if gpu_present():
+        pinned_copies().to_device(rows, caches, blocks)
+        return
+    chosen = torch.tensor(blocks)
     for layer, cache in enumerate(caches):
-        came = rows[layer, first : first + len(blocks), share.first : share.end]
-        cache.index_copy_(0, chosen.to(cache.device), came.to(cache.device))
+        cache.index_copy_(0, chosen, rows[layer])
 
 
 class MovingWorker:

@@ -197,10 +197,7 @@ def test_control_characters_of_a_run_do_not_reach_the_terminal(
 ) -> None:
     evil = "\x1b]0;title\x07\x9b2J\u202ename [link=https://example.org]x[/link]"
     uid = "7" * 16
-    run = make_run(service.root / "evil", service.url, run_uid=uid, attempt_uid="8" * 16)
-    config = json.loads((run / "config.json").read_text())
-    config["settings"]["run"]["name"] = evil
-    (run / "config.json").write_text(json.dumps(config))
+    run = make_run(service.root / "evil", service.url, evil, run_uid=uid, attempt_uid="8" * 16)
     with EventLog(run / "events.jsonl") as log:
         log.write(RUN_STARTED, "driver")
         log.write(Note("warning", evil), "driver")
@@ -232,7 +229,7 @@ def test_a_run_is_followed_until_it_ends(
 ) -> None:
     """Through a connection that breaks after every few events: nothing is missed, nothing is shown twice."""
     uid, attempt = "3" * 16, "4" * 16
-    run = make_run(service.root / "followed", service.url, run_uid=uid, attempt_uid=attempt)
+    run = make_run(service.root / "followed", service.url, "followed", run_uid=uid, attempt_uid=attempt)
     with EventLog(run / "events.jsonl") as log:
         log.write(RUN_STARTED, "driver")
     monkeypatch.setattr(reporter_module, "BATCH_AGE_SECONDS", 0.05)
@@ -341,7 +338,7 @@ def test_tables_are_exported(reported: str, tmp_path: Path, capfdbinary: Any) ->
 
 
 def test_a_run_directory_is_imported(rhyme: Rhyme, service: Service, tmp_path: Path) -> None:
-    run = make_run(service.root / "imported", "", run_uid="5" * 16, attempt_uid="6" * 16)
+    run = make_run(service.root / "imported", "", "imported", run_uid="5" * 16, attempt_uid="6" * 16)
     with EventLog(run / "events.jsonl") as log:
         log.write(RUN_STARTED, "driver")
     write_steps(run, 1, 2)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from rhyme_openrlhf.rollout.moves import device_rows
 from rhyme_openrlhf.rollout.moves.device_rows import DeviceRows, import_pieces
 from rhyme_openrlhf.rollout.moves.heads import head_share
 from rhyme_openrlhf.rollout.moves.kv_buffer import PREFIX, KvBuffer, KvBufferStore, KvLayout
@@ -100,6 +104,50 @@ def test_pieces_on_devices_are_there_whole_or_an_error(tmp_path: Path) -> None:
     rows.drop(other.path)
     store.remove(other)
     assert not rows.kept and not list(tmp_path.iterdir())
+
+
+def test_a_piece_that_nobody_opened_is_given_back(tmp_path: Path) -> None:
+    """Without a GPU: nothing of it is left in shared memory."""
+    before = set(os.listdir("/dev/shm"))
+    store, rows = KvBufferStore(tmp_path), DeviceRows()
+    buffer = store.make(LAYOUT, 2, on_device=True)
+    cache = caches(torch.ones(LAYERS, 3, HEADS, BLOCK, WIDTH, dtype=torch.bfloat16), 1)[0]
+    rows.export(cache, [0], buffer, 0, ALL)
+    store.remove(buffer)
+    rows.drop(buffer.path)
+    ours = f"torch_{os.getpid()}_"
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if name.startswith(ours)}
+    assert not list(tmp_path.iterdir())
+
+
+class PieceOnAGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def test_on_a_gpu_torch_holds_no_memory_for_an_opener_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own arguments for a tensor of a device, by its own function; only the device's calls are stand-ins."""
+    released: list[tuple[bytes, int]] = []
+    shared = (0, b"allocation", 64, 0, b"count", 7, b"event", True)
+    storage = SimpleNamespace(device=torch.device("cuda", 0))
+    monkeypatch.setattr(
+        device_rows.torch.UntypedStorage,
+        "_release_ipc_counter_cuda",
+        classmethod(lambda cls, handle, offset: released.append((handle, offset))),
+    )
+    monkeypatch.setattr(
+        PieceOnAGpu,
+        "_typed_storage",
+        lambda self: SimpleNamespace(_untyped_storage=storage, _share_cuda_=lambda: shared),
+    )
+    monkeypatch.setattr(device_rows.reductions, "StorageWeakRef", lambda storage: None)
+    piece = torch.zeros(16).as_subclass(PieceOnAGpu)
+    arguments = pickle.loads(device_rows._handle(piece, "not-written"))
+    assert released == [(b"count", 7)]
+    names = list(inspect.signature(device_rows.reductions.rebuild_cuda_tensor).parameters)
+    opened = dict(zip(names, arguments, strict=True))
+    assert (opened["ref_counter_handle"], opened["ref_counter_offset"]) == (b"count", 7)
 
 
 def test_buffers_of_a_dead_process_are_removed_and_no_others(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""Are drafts faster than an engine without them, at every number of running samples? Measured: two real engines.
+
+    python benchmarks/speed_by_load.py --running 1 8 32 128 512 --out speed_by_load.json [-- options of rhyme train]
+
+The engines are those of `rhyme verify`: one speculates, the other is the run's with --no-histospec.enable, with all
+that vLLM then chooses (model runner, asynchronous scheduling). At each load both generate the same number of samples,
+in turn. The history is what the same weights answered before, so the ratio is an upper bound for training. Without
+options: the demo's model and prompts; on a GPU engines use CUDA graphs. The file is written after each load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf.cli import demo, train_arguments
+from rhyme_openrlhf.platform import run_gpus
+from rhyme_openrlhf.verify.bench import Prompt, installed
+from rhyme_openrlhf.verify.engine_actor import Answer, Request
+from rhyme_openrlhf.verify.engines import EnginePair, EnginePool
+from rhyme_openrlhf.verify.speed import compare, draft_index, timed
+
+LOADS = (1, 8, 32, 128, 512)
+PROMPTS = 12
+# Samples of each prompt in its history.
+HISTORY = 8
+# Draft tokens for every sample of the largest load would need 33 rows each; this many are verified together.
+BATCHED_TOKENS = 8192
+
+
+def requests(prompts: Sequence[Prompt], running: int, tokens: int, *, drafts: bool) -> list[Request]:
+    """Return `running` requests, over all prompts in turn, at temperature 1."""
+    of = [number % len(prompts) for number in range(running)]
+    return [Request(prompts[n].tokens, tokens, 1.0, history=f"load-{n}" if drafts else "") for n in of]
+
+
+def histories(prompts: Sequence[Prompt], answers: Sequence[Answer], context: int) -> dict[str, Any]:
+    """Return the draft index of each prompt by its name; `answers` are in the order of `requests`."""
+    return {f"load-{n}": draft_index(prompt, answers[n :: len(prompts)], context) for n, prompt in enumerate(prompts)}
+
+
+def measure(pair: EnginePair, prompts: Sequence[Prompt], running: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """Return the figures of one load: each engine in turn, `rounds` times, after one round that is not counted."""
+    plain, speculating = [], []
+    for number in range(rounds + 1):
+        one = timed(pair.plain, requests(prompts, running, tokens, drafts=False))[0]
+        other = timed(pair.speculating, requests(prompts, running, tokens, drafts=True))[0]
+        if number:
+            plain.append(one)
+            speculating.append(other)
+    return {"running": running, "rounds": rounds} | dataclasses.asdict(compare(plain, speculating))
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--running", type=int, nargs="+", default=LOADS, help="samples that run at once")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=256, help="at most, of each sample")
+    parser.add_argument("--seconds", type=float, default=3600, help="no load is begun after so many")
+    parser.add_argument("--out", type=Path, default=Path("speed_by_load.json"))
+    parser.add_argument("options", nargs="*", help="options of rhyme train, after --")
+    chosen = parser.parse_args()
+    until = time.monotonic() + chosen.seconds
+    gpus = run_gpus()
+    checked = train_arguments.check(
+        chosen.options or demo.arguments("unused", gpus, cuda_graphs=gpus > 0), lambda said: print(said, flush=True)
+    )
+    from rhyme_openrlhf.cli import preflight
+
+    prompts = [Prompt(text, tuple(tokens)) for text, tokens in preflight.some_prompts(checked.args, PROMPTS)]
+    tokens = min(chosen.tokens, checked.args.data.max_len - max(len(prompt.tokens) for prompt in prompts))
+    room = {"max_num_seqs": max(chosen.running), "max_num_batched_tokens": BATCHED_TOKENS}
+    pool = EnginePool(checked.args, checked.settings, checked.on_gpus, more=room)
+    try:
+        pair = pool.pair(pool.run_dtype)
+        print(pair.chosen, flush=True)
+        answers = timed(pair.plain, requests(prompts, HISTORY * len(prompts), tokens, drafts=False))[1]
+        indexes = histories(prompts, answers, checked.settings.histospec.prefix_max)
+        found: dict[str, Any] = {"kind": "measured", "gpus": gpus, "engines": pair.figures, "loads": []}
+        with installed(pair.speculating, indexes):
+            for running in chosen.running:
+                if time.monotonic() > until:
+                    print(f"no time is left for {running} running samples", flush=True)
+                    break
+                figures = measure(pair, prompts, running, tokens, chosen.rounds)
+                found["loads"].append(figures)
+                chosen.out.write_text(json.dumps(found, indent=1) + "\n")
+                print(
+                    f"{running:4d} running: {figures['speculating_tokens_per_second']:,.0f} tokens/s with drafts, "
+                    f"{figures['plain_tokens_per_second']:,.0f} without: {figures['ratio']:.2f} times",
+                    flush=True,
+                )
+    finally:
+        pool.close()
+
+
+if __name__ == "__main__":
+    main()

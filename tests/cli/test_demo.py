@@ -1,0 +1,42 @@
+"""`rhyme demo`: the placement follows from the GPUs that a run can have."""
+
+from __future__ import annotations
+
+import pytest
+
+from rhyme_openrlhf import platform
+from rhyme_openrlhf.cli import demo, train_ppo_ray
+
+
+@pytest.mark.parametrize(("gpus", "engines"), [(0, "2"), (1, "1"), (2, "1"), (4, "2")])
+def test_the_placement_fits_the_machine_and_the_users_options_come_last(
+    gpus: int, engines: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(train_ppo_ray, "main", lambda argv: started.append(argv) or 0)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(platform, "gpu_present", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+
+    assert demo.main(["--train.num_episodes", "1"]) == 0
+    (argv,) = started
+    assert argv[argv.index("--vllm.num_engines") + 1] == engines
+    assert ("--train.colocate_all" in argv) == (gpus == 1)
+    assert argv[-2:] == ["--train.num_episodes", "1"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [({"GPU": 2.0, "accelerator_type:H100": 1.0}, 2), ({"GPU": 4.0}, 0), ({"CPU": 4.0}, 0)],
+)
+def test_on_a_cluster_its_gpus_count_but_not_pretended_ones(
+    resources: dict[str, float], gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import contextlib
+
+    import ray
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(ray, "init", lambda **options: contextlib.nullcontext())
+    monkeypatch.setattr(ray, "cluster_resources", lambda: resources)
+    assert platform.run_gpus() == gpus

@@ -1,0 +1,61 @@
+"""`scripts/mutation_sample.py`: which changes are tried, and which are told of."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    """A store as cosmic-ray 8.7 makes it, with ten changes of one line and one of an annotation."""
+    path = tmp_path / "session.sqlite"
+    with closing(sqlite3.connect(path)) as store, store:
+        store.execute("CREATE TABLE work_items (job_id TEXT)")
+        store.execute(
+            "CREATE TABLE mutation_specs (job_id TEXT, module_path TEXT, operator_name TEXT, start_pos_row INTEGER)"
+        )
+        store.execute("CREATE TABLE work_results (job_id TEXT, test_outcome TEXT, diff TEXT)")
+        for number in range(11):
+            operator = "core/ReplaceBinaryOperator_BitOr_Add" if number == 10 else "core/NumberReplacer"
+            store.execute("INSERT INTO work_items VALUES (?)", (f"job{number}",))
+            store.execute("INSERT INTO mutation_specs VALUES (?, 'a.py', ?, ?)", (f"job{number}", operator, number))
+    return path
+
+
+def jobs(session: Path, table: str) -> set[str]:
+    with closing(sqlite3.connect(session)) as store:
+        return {job for (job,) in store.execute(f"SELECT job_id FROM {table}")}
+
+
+def test_the_same_seed_keeps_the_same_changes_and_none_of_annotations(script: ModuleType, session: Path) -> None:
+    assert script.keep_sample(session, 4, seed=1) == 10
+    kept = jobs(session, "work_items")
+    assert len(kept) == 4 and kept == jobs(session, "mutation_specs")
+    assert kept == set(script.sample([f"job{number}" for number in range(10)], 4, 1))
+    assert script.sample(["a", "b"], 9, 1) in (["a", "b"], ["b", "a"])
+
+
+def test_what_no_test_noticed_is_told_with_its_change(
+    script: ModuleType, session: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.keep_sample(session, 2, seed=1)
+    noticed, missed = sorted(jobs(session, "work_items"))
+    with closing(sqlite3.connect(session)) as store, store:
+        store.execute("INSERT INTO work_results VALUES (?, 'TestOutcome.KILLED', '')", (noticed,))
+        diff = "--- a.py\n+++ a.py\n@@ -1 +1 @@\n-    x = 1\n+    x = 2\n"
+        store.execute("INSERT INTO work_results VALUES (?, 'TestOutcome.SURVIVED', ?)", (missed, diff))
+    script.show(session, 10)
+    said = capsys.readouterr().out
+    assert f"not noticed: a.py:{missed.removeprefix('job')} (NumberReplacer)" in said
+    assert "-    x = 1\n  +    x = 2" in said and "+++" not in said
+    assert said.endswith("1 of 2 changes noticed, of 10 possible ones\n")
+
+
+def test_a_modules_tests_are_its_own_file_and_then_its_room(script: ModuleType) -> None:
+    found = script.tests_of("rhyme_openrlhf/scheduling/outliers.py")
+    assert found == ("tests/scheduling/test_outliers.py", "tests/scheduling")
+    root = script.ROOT
+    assert all((root / path).exists() for path in found)
