@@ -37,6 +37,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options, train_argv = parser.parse_known_args(argv)
+    if not any("." in word.partition("=")[0] for word in train_argv if word.startswith("--")):
+        # No run is described without an option of a group: what is unknown is a mistake in an option of ours.
+        parser.parse_args(argv)
     try:
         run = _run(train_argv) if train_argv else None
     except upstream.ArgumentsError as error:

@@ -63,22 +63,15 @@ def _cluster_nodes() -> list[int]:
 
 
 def _across_nodes(args: SimpleNamespace, nodes: list[int]) -> str:
-    """Return a sentence where an engine's ranks cannot be on one node; refuse it where weights come by the buffer."""
+    """Return a sentence where an engine's ranks cannot be on one node; "" where each engine can."""
     size, engines = args.vllm.tensor_parallel_size, args.vllm.num_engines
     whole = sum(gpus // size for gpus in nodes)
     if whole >= engines:
         return ""
-    largest = max(nodes)
-    problem = (
-        f"--vllm.tensor_parallel_size {size}: {engines - whole} of {engines} engines would span nodes, because the "
-        f"nodes have room for {whole} (the largest has {largest} GPUs)"
+    return (
+        f"--vllm.tensor_parallel_size {size}: {engines - whole} of {engines} engines will span nodes, because nodes "
+        f"have room for {whole} (the largest has {max(nodes)} GPUs), and wait for the network at every layer: lower it"
     )
-    if memory_plan.layout_of(args).buffer:
-        raise PreflightError(
-            f"{problem}, and the weight buffer reaches one node of an engine alone: lower "
-            "--vllm.tensor_parallel_size, or give --weights.transport openrlhf"
-        )
-    return f"{problem}; every layer waits for the network between them: lower --vllm.tensor_parallel_size"
 
 
 def _check_compiler() -> None:

@@ -30,9 +30,9 @@ SEQUENCES = 128
 LEAST_ROWS = 512
 # A sampler row is all logits of a token; it exists as logits, log-probabilities and probabilities in 32 bits.
 ROW_COPIES, ROW_NUMBER_BYTES = 3, 4
-# The weight buffer keeps two versions on a node (rollout/node_weights.py), and Ray's object store the newest one.
-BUFFER_COPIES = 3
-# Ray's object store for samples, and NCCL.
+# The weight buffer keeps two versions on a node (rollout/node_weights.py).
+BUFFER_COPIES = 2
+# Ray's object store for samples and for buckets of weights on their way to other nodes, and NCCL.
 SHM_BYTES = 2**30
 # vLLM's share of a GPU is rounded down to this when a plan proposes one.
 SHARE_STEPS = 20
@@ -286,7 +286,7 @@ def longest_draft(args: SimpleNamespace) -> int:
 
 
 def _rows(sequences: int, drafts: int) -> int:
-    """Return the rows of logits that an engine reserves memory for (`rollout/scheduler.py`, most_rows)."""
+    """Return the rows of logits that an engine reserves memory for (`rollout/row_limit.py`, most_rows)."""
     return min(sequences * (1 + drafts), max(2 * sequences, LEAST_ROWS))
 
 

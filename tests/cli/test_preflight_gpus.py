@@ -118,15 +118,13 @@ def test_numbers_and_nodes_of_a_cluster_are_checked(
     two_nodes: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
-    args = parsed(tmp_path, "--vllm.num_engines", "1", "--weights.transport", "buffer")
+    args = parsed(tmp_path, "--vllm.num_engines", "1")
     args.vllm.tensor_parallel_size = 8
     assert "asks for 9 GPUs" in refused(args) and "there are 8" in refused(args)
     # Seven GPUs are there, and no node has them.
     args.vllm.tensor_parallel_size = 7
-    said = refused(args)
-    assert "--vllm.tensor_parallel_size 7: 1 of 1 engines would span nodes" in said and "largest has 4 GPUs" in said
-    args.weights.transport = "openrlhf"
-    assert "would span nodes" in preflight_gpus.check_gpus(args, True)
+    said = preflight_gpus.check_gpus(args, True)
+    assert "--vllm.tensor_parallel_size 7: 1 of 1 engines will span nodes" in said and "largest has 4 GPUs" in said
     # Two engines of three leave one GPU on each node.
     args.vllm.tensor_parallel_size, args.vllm.num_engines = 3, 2
     assert preflight_gpus.check_gpus(args, True) == ""

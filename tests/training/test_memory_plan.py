@@ -154,7 +154,7 @@ def test_the_buffer_decides_what_shared_memory_is_needed() -> None:
     qwen = model_shape(QWEN3_8B)
     assert qwen is not None
     assert shared_memory(qwen, grpo()) == GIB
-    assert shared_memory(qwen, grpo("--weights.transport=buffer")) == pytest.approx(GIB + 3 * 16.38e9, rel=0.001)
+    assert shared_memory(qwen, grpo("--weights.transport=buffer")) == pytest.approx(GIB + 2 * 16.38e9, rel=0.001)
     nodes = {need.what for need in plan(qwen, grpo("--ds.adam_offload")).nodes}
     assert nodes == {"/dev/shm", "optimizer, offloaded", "history, at most"}
 
