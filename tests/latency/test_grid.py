@@ -40,6 +40,13 @@ def test_every_prefill_fits(room: Limits) -> None:
         assert shape.sequences * shape.length < room.kv_cache_tokens
 
 
+def test_what_fills_the_kv_cache_exactly_is_measured() -> None:
+    """One token is generated beside each prefill."""
+    (shape,) = [shape for shape in prefill_shapes(Limits(1, 4096, 129, 2048, 0)) if shape.length == 128]
+    assert shape.sequences == 1
+    assert all(shape.length < 128 for shape in prefill_shapes(Limits(1, 4096, 128, 2048, 0)))
+
+
 def test_each_number_of_samples_has_a_plain_step_and_short_contexts_are_denser() -> None:
     shapes = step_shapes(Limits(64, 8192, 100_000, 2048, 32), 12)
     for running in (1, 2, 4, 8, 16, 32, 64):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhyme_openrlhf.latency import predictor as module
 from rhyme_openrlhf.latency.correction import BOUND, FIRST, MOST_AT_ONCE, RATE, Correction
 from rhyme_openrlhf.latency.predictor import Predictor, SpeculationOverhead, context_bucket
 from rhyme_openrlhf.latency.step_model import StepModel
@@ -32,6 +33,16 @@ def test_the_cache_changes_little(running: int, each: int, drafts_each: int) -> 
     exact = asked.model.seconds(running, context, drafts)
     for _ in range(2):
         assert asked.profiled_seconds(running, context, drafts) == pytest.approx(exact, rel=0.07)
+
+
+def test_answers_and_tables_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_ANSWERS", 5)
+    monkeypatch.setattr(module, "MOST_TABLES", 3)
+    asked = predictor()
+    for running in range(1, 30):
+        assert asked.profiled_seconds(running, 100, 0) == asked.model.seconds(running, context_bucket(100), 0)
+        asked.step_table(running, 100, 8)
+        assert len(asked._cache) <= 5 and len(asked._tables) <= 3
 
 
 def test_what_lies_outside_is_said_once() -> None:

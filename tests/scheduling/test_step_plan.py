@@ -6,11 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory
-from rhyme_openrlhf.scheduling.step_plan import by_load, by_rank
+from rhyme_openrlhf.scheduling.step_plan import MOST_RANK_GROUPS, by_load, by_rank, usual_rank_groups
 
 
 def known(*medians: float | None) -> list[LengthHistory | None]:
     return [None if median is None else LengthHistory(median, 2 * median) for median in medians]
+
+
+def test_usually_there_are_half_as_many_rank_groups_as_engines() -> None:
+    assert [usual_rank_groups(engines) for engines in (1, 4, 5, 8, 31)] == [2, 2, 2, 4, 15]
+    assert usual_rank_groups(100) == MOST_RANK_GROUPS
 
 
 def test_two_steps_complement_each_other() -> None:
