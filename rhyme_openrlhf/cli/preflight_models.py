@@ -18,14 +18,8 @@ from rhyme_openrlhf.options import from_mapping
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.profiling.subject import model_name
 from rhyme_openrlhf.speculation.settings import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
-
-# Words in the kinds of layers (Transformers 5) that keep a state of the whole text instead of keys and values.
-_RECURRENT_LAYERS = ("linear", "mamba", "hybrid", "recurrent")
-# What configurations of such models have beside, where they do not list their layers' kinds.
-_RECURRENT_SIZES = ("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache", "linear_conv_kernel_dim")
-# vLLM 0.29.0 keeps a state for each draft token of each sample, and one more (model_executor/layers/mamba/abstract.py):
-# with 3 four times the memory, with the 32 of other models 33 times.
-MOST_HYBRID_DRAFTS = 3
+from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.training.memory_plan import MOST_HYBRID_DRAFTS
 
 
 class PreflightError(Exception):
@@ -94,10 +88,7 @@ def drafting_of(args: SimpleNamespace) -> DraftingSettings:
 
 def is_hybrid(config: Any) -> bool:
     """Return whether a model (its Hugging Face configuration) has layers that keep a state, as Mamba's do."""
-    text = config.get_text_config()
-    kinds = [*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())]
-    listed = any(word in kind for kind in kinds for word in _RECURRENT_LAYERS)
-    return listed or any(hasattr(text, name) for name in _RECURRENT_SIZES)
+    return memory_plan.is_hybrid(config.get_text_config().to_dict())
 
 
 def check_hybrid(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:

@@ -43,7 +43,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _RECURRENT_LAYERS = ("linear", "mamba", "hybrid", "recurrent")
 # What configurations of such models have beside, where they do not list their layers' kinds.
 _RECURRENT_SIZES = ("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache", "linear_conv_kernel_dim")
-# vLLM keeps a state for each draft token of a sample, and one more: with 3 drafts four times the memory.
+# vLLM 0.29.0 keeps a state for each draft token of each sample, and one more (model_executor/layers/mamba/abstract.py):
+# with 3 four times the memory, with the 32 of other models 33 times.
 MOST_HYBRID_DRAFTS = 3
 _NAMES = {
     ENGINES: "engine",
