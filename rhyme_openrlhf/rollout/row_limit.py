@@ -16,26 +16,23 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from rhyme_openrlhf.config import reserved_rows
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.speculation.budget import share
 
 # Key of DraftingSettings in vLLM's additional_config.
 DRAFTING_KEY = "rhyme_drafting"
-# Rows that are worth their memory with few samples: the largest CUDA graph that vLLM 0.29.0 captures by default. A
-# vocabulary of 152,000 tokens then takes 0.3 GB for each array of that shape.
-LEAST_ROWS = 512
 
 
 def most_rows(vllm_config: Any) -> int | None:
     """Return the rows a verifying step may compute on a GPU; None without a GPU.
 
-    At least a draft token for each sample, and LEAST_ROWS where so many can come about; with
-    `--drafting.within_graphs` no more than the largest CUDA graph has.
+    With `--drafting.within_graphs` no more than the largest CUDA graph has.
     """
     if not gpu_present():
         return None
     samples = int(vllm_config.scheduler_config.max_num_seqs)
-    rows = min(samples * (1 + int(vllm_config.num_speculative_tokens)), max(2 * samples, LEAST_ROWS))
+    rows = reserved_rows(samples, int(vllm_config.num_speculative_tokens))
     largest = vllm_config.compilation_config.max_cudagraph_capture_size
     within_graphs = vllm_config.additional_config[DRAFTING_KEY]["within_graphs"]
     return min(rows, largest) if within_graphs and largest else rows

@@ -19,15 +19,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rhyme_openrlhf.config import VLLM_SAMPLES, RhymeSettings, reserved_rows
 from rhyme_openrlhf.training.resources import ENGINES, Share, shares
 
 # Adam in mixed precision: weights and gradients in 16 bits; master weights, momentum and variance in 32. Muon has no
 # variance for the matrices, which are nearly all.
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, MUON_BYTES = 2, 2, 12, 8
-# vLLM's default for an engine that OpenRLHF starts (UsageContext.ENGINE_CONTEXT).
-SEQUENCES = 128
-# Rows that a step may verify with few samples: the largest CUDA graph that vLLM captures by default.
-LEAST_ROWS = 512
 # A sampler row is all logits of a token; it exists as logits, log-probabilities and probabilities in 32 bits.
 ROW_COPIES, ROW_NUMBER_BYTES = 3, 4
 # The weight buffer keeps two versions on a node (rollout/node_weights.py).
@@ -97,8 +94,8 @@ class Layout:
     utilization: float = 0.95
     engines_sleep: bool = False
     trainer_sleeps: bool = False
-    sequences: int = SEQUENCES
-    rows: int = 2 * SEQUENCES
+    sequences: int = VLLM_SAMPLES
+    rows: int = 2 * VLLM_SAMPLES
     samples_per_engine: float = 1.0
     longest: int = 1
     history_gb: float = 0.0
@@ -248,8 +245,8 @@ def _downloaded(name: str) -> Path | None:
 def layout_of(args: SimpleNamespace) -> Layout:
     """Return what upstream's nested arguments, with ours among them, say about memory."""
     samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
-    # Set where an engine's size can be chosen; vLLM's own default elsewhere.
-    sequences = getattr(getattr(args, "engine", None), "max_num_seqs", 0) or SEQUENCES
+    sequences = args.engine.max_num_seqs or VLLM_SAMPLES
+    settings = RhymeSettings.from_namespace(args).with_transport(on_gpus=True, lora=args.ds.lora.rank > 0)
     muon = getattr(args.actor, "optim", "adam") == "muon"
     return Layout(
         shares=tuple(shares(args)),
@@ -271,11 +268,11 @@ def layout_of(args: SimpleNamespace) -> Layout:
         engines_sleep=args.vllm.enable_sleep and args.train.colocate_all,
         trainer_sleeps=args.ds.enable_sleep and args.train.colocate_all,
         sequences=sequences,
-        rows=_rows(sequences, longest_draft(args)),
+        rows=reserved_rows(sequences, longest_draft(args)),
         samples_per_engine=samples / args.vllm.num_engines,
         longest=args.data.max_len,
         history_gb=args.history.memory_gb if args.histospec.enable else 0.0,
-        buffer=args.weights.transport == "buffer" or (args.weights.transport == "auto" and _needs_buffer(args)),
+        buffer=settings.weights_by_buffer,
     )
 
 
@@ -284,16 +281,6 @@ def longest_draft(args: SimpleNamespace) -> int:
     if not args.histospec.enable:
         return 0
     return int(args.histospec.window_max if args.drafting.source == "history" else args.drafting.tokens)
-
-
-def _rows(sequences: int, drafts: int) -> int:
-    """Return the rows of logits that an engine reserves memory for (`rollout/row_limit.py`, most_rows)."""
-    return min(sequences * (1 + drafts), max(2 * sequences, LEAST_ROWS))
-
-
-def _needs_buffer(args: SimpleNamespace) -> bool:
-    """Return whether a run on GPUs needs the weight buffer where it may choose."""
-    return any(feature.enable for feature in (args.move, args.reallocation, args.tp_switch, args.histopipe))
 
 
 def plan(shape: ModelShape, layout: Layout, size: int | None = None) -> MemoryPlan:

@@ -168,6 +168,11 @@ class EnginePool:
         self.start_ray()
         return int(ray.cluster_resources().get("object_store_memory", 0))
 
+    def nodes(self) -> int:
+        """Return how many nodes Ray has."""
+        self.start_ray()
+        return sum(node["Alive"] for node in ray.nodes())
+
     def pair(self, dtype: str) -> EnginePair:
         """The two engines in a number format ("float32", "bfloat16"). Raises VerifyError when they do not start."""
         if self._pair is None or self._dtype != dtype:

@@ -35,6 +35,7 @@ class Room:
     shm_free: int
     shm_needed: int
     object_store: int
+    nodes: int
     weight_version: int
     indexes: int
     gpu_free: int = 0
@@ -50,7 +51,7 @@ def judge(room: Room, transport: str) -> tuple[Result, str]:
                 f"{SHARED_MEMORY} has {_mib(room.shm_free)} free, but {KEPT} weight versions and draft indexes need "
                 f"{_mib(room.shm_needed)}: enlarge it (docker: --shm-size) or use --weights.transport openrlhf"
             )
-        if room.object_store < room.weight_version:
+        if room.nodes > 1 and room.object_store < room.weight_version:
             problems.append(
                 f"Ray's object store of {_mib(room.object_store)} does not hold a weight version of "
                 f"{_mib(room.weight_version)}: start Ray with a larger --object-store-memory"
@@ -77,6 +78,7 @@ def run(bench: Bench) -> Outcome:
         shm_free=status.f_bavail * status.f_frsize,
         shm_needed=KEPT * weight_version + (indexes if inputs.settings.histospec.enable else 0),
         object_store=bench.engines.object_store_bytes(),
+        nodes=bench.engines.nodes(),
         weight_version=weight_version,
         indexes=indexes,
     )

@@ -14,8 +14,8 @@ from rhyme_openrlhf.verify.memory import LEAST_HOST_BYTES, Room, host_free, judg
 
 GIB = 1024**3
 ROOM = Room(
-    host_free=100 * GIB, shm_free=60 * GIB, shm_needed=31 * GIB, object_store=40 * GIB, weight_version=15 * GIB,
-    indexes=GIB,
+    host_free=100 * GIB, shm_free=60 * GIB, shm_needed=31 * GIB, object_store=40 * GIB, nodes=2,
+    weight_version=15 * GIB, indexes=GIB,
 )  # fmt: skip
 
 
@@ -33,6 +33,8 @@ def test_shared_memory_that_does_not_hold_the_weight_versions_fails_and_says_wha
 def test_an_object_store_that_does_not_hold_one_version_fails() -> None:
     result, why = judge(dataclasses.replace(ROOM, object_store=GIB), "buffer")
     assert result == "failed" and "--object-store-memory" in why
+    # On one node nothing goes through it.
+    assert judge(dataclasses.replace(ROOM, object_store=GIB, nodes=1), "buffer") == ("ok", "")
 
 
 def test_little_host_memory_is_said() -> None:
