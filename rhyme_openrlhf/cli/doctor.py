@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from rhyme_openrlhf import __version__
-from rhyme_openrlhf.cli import upstream
+from rhyme_openrlhf.cli import preflight, upstream
 from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import gather
 from rhyme_openrlhf.options import BAD_INPUT, Parser
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         parser.parse_args(argv)
     try:
         run = _run(train_argv) if train_argv else None
-    except upstream.ArgumentsError as error:
+    except (upstream.ArgumentsError, preflight.PreflightError) as error:
         print(f"rhyme doctor: error: {error}", file=sys.stderr)
         return BAD_INPUT
     facts = gather()
@@ -62,8 +62,9 @@ def main(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> Run:
-    """The run that these options of rhyme train describe. Raises ArgumentsError."""
+    """Return the run that these options of rhyme train describe. Raises ArgumentsError and PreflightError."""
     args = upstream.parse(argv)
+    preflight.check_engines(args)
     model = memory_plan.named_by_command(args.actor.model_name_or_path)
     return Run(args, memory_plan.read_shape(model), memory_plan.is_hybrid(memory_plan.read_config(model)))
 

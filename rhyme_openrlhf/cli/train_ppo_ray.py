@@ -70,6 +70,12 @@ def _print_plan(args: SimpleNamespace) -> int:
     shape = memory_plan.read_shape(memory_plan.named_by_command(args.actor.model_name_or_path))
     if shape is None:
         return _refuse(memory_plan.no_shape(args.actor.model_name_or_path))
+    from rhyme_openrlhf.cli import preflight
+
+    try:
+        preflight.check_engines(args)
+    except preflight.PreflightError as error:
+        return _refuse(error)
     size = int(args.plan * 2**30) if args.plan else nvidia.smallest_memory(nvidia.read())
     found = memory_plan.plan(shape, memory_plan.layout_of(args), size)
     print(memory_plan.as_text(found))

@@ -272,6 +272,8 @@ def test_the_doctor_takes_the_options_of_a_run(
     assert json.loads(capsys.readouterr().out)["memory"]["gpus"][0]["size"] == 80 * GIB
     assert doctor.main(["--vllm.num_engines", "1"]) == 2
     assert "a required option is missing" in capsys.readouterr().err
+    assert doctor.main([*demo.arguments(str(tmp_path)), "--vllm.num_engines", "0"]) == 2
+    assert "--vllm.num_engines must be at least 1" in capsys.readouterr().err
 
 
 def test_flash_attention_is_needed_with_a_gpu() -> None:

@@ -149,6 +149,12 @@ def test_train_prints_the_plan_and_starts_nothing(
     assert ("rhyme train: error: a GPU of the" in said.err) == bool(code)
 
 
+def test_a_plan_without_engines_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*demo.arguments(str(tmp_path)), "--plan", "--vllm.num_engines", "0"]
+    assert train_ppo_ray.main(argv) == 2
+    assert "--vllm.num_engines must be at least 1" in capsys.readouterr().err
+
+
 def test_a_model_that_cannot_be_read_has_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*demo.arguments(str(tmp_path)), "--plan", "--actor.model_name_or_path", "nobody/nothing"]
     assert train_ppo_ray.main(argv) == 2
