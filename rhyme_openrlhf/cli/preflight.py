@@ -73,7 +73,7 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     check_hybrid(args, config, drafting)
     _check_reallocation(args)
     layouts, said = check_layouts(args, config, on_gpus)
-    _check_parts(args)
+    _check_transport(args, on_gpus)
     _check_pipeline(args)
     _check_reward(args)
     if args.eval.dataset:
@@ -104,7 +104,7 @@ def _check_reallocation(args: SimpleNamespace) -> None:
         )
 
 
-def _check_parts(args: SimpleNamespace) -> None:
+def _check_transport(args: SimpleNamespace, on_gpus: bool) -> None:
     by_buffer = args.weights.transport != OPENRLHF
     if by_buffer and args.ds.tensor_parallel_size > 1:
         raise PreflightError(
@@ -115,6 +115,11 @@ def _check_parts(args: SimpleNamespace) -> None:
         raise PreflightError(
             "--ds.lora.rank above 0 needs --weights.transport buffer (or auto), because OpenRLHF's own transport sends "
             "adapters that vLLM cannot load"
+        )
+    if not by_buffer and args.train.colocate_all and not on_gpus:
+        raise PreflightError(
+            "--train.colocate_all with --weights.transport openrlhf needs GPUs, because OpenRLHF then shares weights "
+            "by CUDA IPC: use --weights.transport buffer (or auto)"
         )
 
 

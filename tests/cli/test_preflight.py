@@ -85,6 +85,14 @@ def test_what_one_transport_cannot_send_is_refused_with_it_alone(tmp_path: Path)
         checked("--ds.lora.rank", "8", "--weights.transport", "openrlhf")
 
 
+def test_without_a_gpu_colocated_weights_go_by_the_buffer(tmp_path: Path) -> None:
+    colocated = ("--train.colocate_all", "--vllm.num_engines", "1")
+    preflight.check(upstream.parse([*arguments(str(tmp_path)), *colocated]))
+    args = upstream.parse([*arguments(str(tmp_path)), *colocated, "--weights.transport", "openrlhf"])
+    with pytest.raises(preflight.PreflightError, match="needs GPUs, because OpenRLHF then shares weights by CUDA IPC"):
+        preflight.check(args)
+
+
 def test_the_demo_passes(tmp_path: Path) -> None:
     rows = (embedded.DATA / "mixed_train.jsonl").read_text().splitlines()
     assert check(tmp_path).prompts == len(rows)
