@@ -12,6 +12,7 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -159,6 +160,8 @@ def _run(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     name = build_parser().parse_args(arguments[:1]).command
     put_venv_programs_on_path()
+    # These are about the libraries, not about the user's input, and would be the first lines that a new user reads.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     if COMMANDS[name].outlives_reader:
         outlive_reader()
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,8 +44,6 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["show"]:
         return _show(argv[1:])
     options, train_argv = _parser().parse_known_args(argv)
-    # They are about the libraries, not about the user's input.
-    warnings.filterwarnings("ignore", category=FutureWarning)
     from rhyme_openrlhf.platform import run_gpus
 
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from types import SimpleNamespace
 
 from rhyme_openrlhf.cli import upstream
@@ -20,8 +19,6 @@ BAD_INPUT = 2
 
 def main(argv: list[str]) -> int:
     """Check `argv`, then train. Returns the exit code: 2 for bad input, before anything was started."""
-    # They are about the libraries, not about the user's input, and would be the first thing a new user reads.
-    warnings.filterwarnings("ignore", category=FutureWarning)
     try:
         args = upstream.parse(argv)
         settings = RhymeSettings.from_namespace(args)

@@ -16,7 +16,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,8 +83,6 @@ def _verify(argv: list[str]) -> int:
     chosen = _chosen(options.only)
     if isinstance(chosen, str):
         return _refuse(chosen)
-    # They are about the libraries, not about the user's input.
-    warnings.filterwarnings("ignore", category=FutureWarning)
     progress = report.Progress()
     facts = gather()
     rows: list[Row] = []

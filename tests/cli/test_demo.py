@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from rhyme_openrlhf import platform
@@ -40,3 +43,12 @@ def test_on_a_cluster_its_gpus_count_but_not_pretended_ones(
     monkeypatch.setattr(ray, "init", lambda **options: contextlib.nullcontext())
     monkeypatch.setattr(ray, "cluster_resources", lambda: resources)
     assert platform.run_gpus() == gpus
+
+
+@pytest.mark.usefixtures("starts_python")
+def test_the_first_words_are_ours_and_no_librarys() -> None:
+    """`rhyme demo` imports torch, which warns of the package that it asks for GPUs."""
+    command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "demo", "--histospec.window_max", "900"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("rhyme train: error: --histospec.window_max") and len(done.stderr.splitlines()) == 1
