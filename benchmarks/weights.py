@@ -160,7 +160,7 @@ class Bench:
         for bucket in self.publisher.buckets:
             packed = torch.empty(bucket.nbytes, dtype=torch.uint8)
             for entry in bucket.entries:
-                raw = self.publisher._parameters[entry.parameter.name].detach().view(torch.uint8)
+                raw = self.publisher._published[entry.parameter.name].tensor().view(torch.uint8)
                 packed[entry.offset : entry.offset + raw.numel()].copy_(raw)
             refs.append(ray.put(packed.numpy()))
 
