@@ -33,11 +33,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.announce import Announcement, announce
-from rhyme_openrlhf.api.batch import prepare
-from rhyme_openrlhf.api.database import Database
-from rhyme_openrlhf.api.ingest import ingest
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.ingest.announce import Announcement, announce
+from rhyme_openrlhf.api.ingest.store_batch import ingest
+from rhyme_openrlhf.api.ingest.validation import prepare
+from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import RunFinished, TrainStep
 from rhyme_openrlhf.telemetry.synthetic_run import SyntheticRun, synthetic_events

@@ -17,13 +17,13 @@ HEAVY = {"ray", "vllm", "torch", "deepspeed", "openrlhf"}
 PURE_ROOMS = ("speculation", "latency", "scheduling", "simulation")
 PURE_MODULES = (
     "config.py",
-    "api/launch_file.py",
-    "api/queueing.py",
-    "api/schema.py",
-    "api/spec.py",
-    "api/spec_command.py",
-    "api/spec_paths.py",
-    "api/status.py",
+    "api/launch/job_file.py",
+    "api/launch/queueing.py",
+    "api/launch/schema.py",
+    "api/launch/spec.py",
+    "api/launch/spec_command.py",
+    "api/launch/spec_paths.py",
+    "api/store/status.py",
     "cli/run_spec.py",
     "embedded/demo.py",
     "options.py",
@@ -60,7 +60,7 @@ PURE_MODULES = (
 def pure_files() -> list[Path]:
     rooms = [path for room in PURE_ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))]
     # The control plane runs without the training stack; its one module that starts Ray jobs imports it when it does.
-    rooms += [path for path in sorted((PACKAGE / "api").rglob("*.py")) if path.name != "launcher.py"]
+    rooms += [path for path in sorted((PACKAGE / "api").rglob("*.py")) if path.name != "ray_jobs.py"]
     rooms += sorted((PACKAGE / "webui").rglob("*.py"))
     return rooms + [path for name in PURE_MODULES if (path := PACKAGE / name).exists()]
 

@@ -11,8 +11,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.announce import (
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import NO_NUL, Body, Name, UidText
+from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.ingest.announce import (
     Announcement,
     AnnouncementConflictError,
     AnnouncementError,
@@ -20,14 +23,11 @@ from rhyme_openrlhf.api.announce import (
     Sender,
     announce,
 )
-from rhyme_openrlhf.api.batch_body import UNPACKED_RATIO
-from rhyme_openrlhf.api.fields import NO_NUL, Body, Name, UidText
-from rhyme_openrlhf.api.intake import Sent
-from rhyme_openrlhf.api.json_values import JsonObject
-from rhyme_openrlhf.api.models import UID_LENGTH
-from rhyme_openrlhf.api.problems import ProblemError, documented
+from rhyme_openrlhf.api.ingest.decoding import UNPACKED_RATIO
+from rhyme_openrlhf.api.ingest.workers import Sent
 from rhyme_openrlhf.api.settings import MEGABYTE
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.store.json_values import JsonObject
+from rhyme_openrlhf.api.store.models import UID_LENGTH
 
 router = APIRouter(
     prefix="/ingest/attempts/{uid}", tags=["ingest"], responses=documented(401, 403, 409, 413, 415, 422, 429, 503)

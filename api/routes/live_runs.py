@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from sse_starlette import EventSourceResponse
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.live import LiveResponse, follow_runs
-from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.problems import documented
+from rhyme_openrlhf.api.live.streams import LiveResponse, follow_runs
 
 router = APIRouter(prefix="/live", tags=["runs"], responses=documented(401, 403, 429, 503))
 

@@ -1,4 +1,4 @@
-"""Logs of a run's attempts: list, read a part, follow. `log_files.py` says which files those are."""
+"""Logs of a run's attempts: list, read a part, follow. `api/read/log_files.py` says which files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from sse_starlette import EventSourceResponse
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import INT64, NO_NUL, AttemptNumber, RunUid, View
-from rhyme_openrlhf.api.launch_access import LaunchingDep, readable_roots
-from rhyme_openrlhf.api.launching import Launching
-from rhyme_openrlhf.api.live import LiveResponse, follow_pieces, last_id
-from rhyme_openrlhf.api.log_files import (
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
+from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.http.fields import INT64, NO_NUL, AttemptNumber, RunUid, View
+from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.launch.actions import Launching
+from rhyme_openrlhf.api.live.streams import LiveResponse, follow_pieces, last_id
+from rhyme_openrlhf.api.read.log_files import (
     MAX_CHUNK,
     LogError,
     list_logs,
@@ -32,10 +34,8 @@ from rhyme_openrlhf.api.log_files import (
     read_range,
     read_tail,
 )
-from rhyme_openrlhf.api.log_search import search
-from rhyme_openrlhf.api.problems import ProblemError, documented
-from rhyme_openrlhf.api.queries import find_attempt, find_run
-from rhyme_openrlhf.api.state import Service, ServiceDep
+from rhyme_openrlhf.api.read.log_search import search
+from rhyme_openrlhf.api.read.runs import find_attempt, find_run
 
 router = APIRouter(
     prefix="/runs/{uid}/attempts/{number}", tags=["logs"], responses=documented(401, 403, 404, 422, 429, 503)

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api import auth, deletion
-from rhyme_openrlhf.api.fields import (
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import (
     NO_NUL,
     PAGE,
     AttemptNumber,
@@ -25,10 +26,19 @@ from rhyme_openrlhf.api.fields import (
     Tag,
     Tags,
 )
-from rhyme_openrlhf.api.models import Artifact, Attempt, Run, RunTag
-from rhyme_openrlhf.api.pagination import Direction
-from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.queries import (
+from rhyme_openrlhf.api.http.problems import documented
+from rhyme_openrlhf.api.ingest import deletion
+from rhyme_openrlhf.api.read.pagination import Direction
+from rhyme_openrlhf.api.read.run_json import (
+    ArtifactView,
+    AttemptView,
+    RunDetail,
+    RunSummary,
+    artifact_view,
+    attempt_view,
+)
+from rhyme_openrlhf.api.read.run_json import run_detail as detail_of
+from rhyme_openrlhf.api.read.runs import (
     Archived,
     Origin,
     RunFilter,
@@ -38,10 +48,8 @@ from rhyme_openrlhf.api.queries import (
     list_runs,
     names_around,
 )
-from rhyme_openrlhf.api.state import ServiceDep
-from rhyme_openrlhf.api.status import RunStatus
-from rhyme_openrlhf.api.views import ArtifactView, AttemptView, RunDetail, RunSummary, artifact_view, attempt_view
-from rhyme_openrlhf.api.views import run_detail as detail_of
+from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run, RunTag
+from rhyme_openrlhf.api.store.status import RunStatus
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=documented(401, 403, 422, 429, 503))
 

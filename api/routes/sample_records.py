@@ -1,4 +1,4 @@
-"""Kept responses of a run: which steps have some, and those of one step. `sample_files.py` says which files."""
+"""Kept responses of a run: which steps have some, and those of one step. `api/read/sample_files.py` says which."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fastapi import APIRouter, Query
 from pydantic import ConfigDict, Field
 from sqlalchemy import select
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import INT32, NO_NUL, PAGE, Limit, RunUid, StepNumber, View
-from rhyme_openrlhf.api.launch_access import LaunchingDep, readable_roots
-from rhyme_openrlhf.api.launching import Launching
-from rhyme_openrlhf.api.log_files import LogError
-from rhyme_openrlhf.api.models import Attempt
-from rhyme_openrlhf.api.pagination import Direction
-from rhyme_openrlhf.api.problems import ProblemError, documented
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.sample_files import SampleRecord, Sort, Wanted, list_steps, read_records, samples_of
-from rhyme_openrlhf.api.state import Service, ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
+from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.http.fields import INT32, NO_NUL, PAGE, Limit, RunUid, StepNumber, View
+from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.launch.actions import Launching
+from rhyme_openrlhf.api.read.log_files import LogError
+from rhyme_openrlhf.api.read.pagination import Direction
+from rhyme_openrlhf.api.read.runs import find_run
+from rhyme_openrlhf.api.read.sample_files import SampleRecord, Sort, Wanted, list_steps, read_records, samples_of
+from rhyme_openrlhf.api.store.models import Attempt
 
 router = APIRouter(
     prefix="/runs/{uid}/sample-records", tags=["samples"], responses=documented(401, 403, 404, 422, 429, 503)

@@ -8,17 +8,17 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.comparison import COMPARED, configuration, differing, figures_of, ratio
-from rhyme_openrlhf.api.curves import Axis, Curve, curve_names, curves
-from rhyme_openrlhf.api.fields import INT32, FromStep, RunUid, ToStep, UidText, View
-from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
-from rhyme_openrlhf.api.queries import find_run, names_around
-from rhyme_openrlhf.api.record import METRIC_LENGTH
-from rhyme_openrlhf.api.state import ServiceDep
-from rhyme_openrlhf.api.timeline import MAX_LANES, timeline
-from rhyme_openrlhf.api.views import RunSummary, run_summary
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import INT32, FromStep, RunUid, ToStep, UidText, View
+from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
+from rhyme_openrlhf.api.read.comparison import COMPARED, configuration, differing, figures_of, ratio
+from rhyme_openrlhf.api.read.curves import Axis, Curve, curve_names, curves
+from rhyme_openrlhf.api.read.run_json import RunSummary, run_summary
+from rhyme_openrlhf.api.read.runs import find_run, names_around
+from rhyme_openrlhf.api.read.timeline import MAX_LANES, timeline
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.record import METRIC_LENGTH
 
 router = APIRouter(tags=["series"], responses=documented(401, 403, 404, 422, 429, 503))
 

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 from sqlalchemy import delete
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import Body, Secret
-from rhyme_openrlhf.api.models import BrowserSession
-from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import Body, Secret
+from rhyme_openrlhf.api.http.problems import documented
+from rhyme_openrlhf.api.store.models import BrowserSession
 
 router = APIRouter(tags=["session"], responses=documented(422, 429, 503))
 

@@ -9,14 +9,14 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import INT32, LARGEST_PAGE, Body, Cursor, Limit, Name, Secret, UidText
-from rhyme_openrlhf.api.models import Run, Token
-from rhyme_openrlhf.api.pagination import Order
-from rhyme_openrlhf.api.problems import ProblemError, documented, not_found
-from rhyme_openrlhf.api.queries import find_run, page_of
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import INT32, LARGEST_PAGE, Body, Cursor, Limit, Name, Secret, UidText
+from rhyme_openrlhf.api.http.problems import ProblemError, documented, not_found
+from rhyme_openrlhf.api.read.pagination import Order
+from rhyme_openrlhf.api.read.runs import find_run, page_of
 from rhyme_openrlhf.api.routes.sign_in import USED_UP
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.store.models import Run, Token
 
 router = APIRouter(prefix="/tokens", tags=["tokens"], responses=documented(401, 403, 422, 429, 503))
 

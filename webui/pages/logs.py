@@ -12,15 +12,15 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.fields import NO_NUL, RunUid
-from rhyme_openrlhf.api.launch_access import LaunchingDep
-from rhyme_openrlhf.api.problems import ProblemError
-from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.access.launching import LaunchingDep
+from rhyme_openrlhf.api.http.fields import NO_NUL, RunUid
+from rhyme_openrlhf.api.http.problems import ProblemError
+from rhyme_openrlhf.api.read.runs import find_run
 from rhyme_openrlhf.api.routes.logs import SEARCH_LENGTH, LogFileView, get_logs
-from rhyme_openrlhf.webui.attempts import attempts_of
+from rhyme_openrlhf.webui.pages.query_words import whole_number
+from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.query_words import whole_number
-from rhyme_openrlhf.webui.rendering import PageDep
+from rhyme_openrlhf.webui.run.attempts import attempts_of
 
 router = APIRouter(include_in_schema=False)
 DRIVER = "driver.log"

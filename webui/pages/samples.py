@@ -9,11 +9,12 @@ from typing import Annotated, Any, cast, get_args
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.fields import LARGEST_PAGE, NO_NUL, RunUid
-from rhyme_openrlhf.api.launch_access import LaunchingDep
-from rhyme_openrlhf.api.launching import Launching
-from rhyme_openrlhf.api.problems import ProblemError
-from rhyme_openrlhf.api.queries import find_run
+from rhyme_openrlhf.api.access.launching import LaunchingDep
+from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, NO_NUL, RunUid
+from rhyme_openrlhf.api.http.problems import ProblemError
+from rhyme_openrlhf.api.launch.actions import Launching
+from rhyme_openrlhf.api.read.runs import find_run
+from rhyme_openrlhf.api.read.sample_files import Sort
 from rhyme_openrlhf.api.routes.sample_records import (
     SEARCH_LENGTH,
     Offset,
@@ -23,10 +24,9 @@ from rhyme_openrlhf.api.routes.sample_records import (
     get_recorded_steps,
     get_sample_records,
 )
-from rhyme_openrlhf.api.sample_files import Sort
+from rhyme_openrlhf.webui.pages.query_words import whole_number
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with
 from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.query_words import whole_number
-from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
 
 router = APIRouter(include_in_schema=False)
 

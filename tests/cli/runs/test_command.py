@@ -21,13 +21,13 @@ pytest.importorskip("rhyme_openrlhf.api.app")
 import uvicorn
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.local_link import keep_address
 from rhyme_openrlhf.api.app import create_app
-from rhyme_openrlhf.api.database import Database
-from rhyme_openrlhf.api.launcher import RayLauncher
-from rhyme_openrlhf.api.launching import Launching, LaunchSettings
-from rhyme_openrlhf.api.local_link import keep_address
+from rhyme_openrlhf.api.launch.actions import Launching, LaunchSettings
+from rhyme_openrlhf.api.launch.ray_jobs import RayLauncher
 from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.cli.runs import client as client_module
 from rhyme_openrlhf.cli.runs.access import Access, keep
 from rhyme_openrlhf.cli.runs.command import build_parser, main

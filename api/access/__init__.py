@@ -1,0 +1,1 @@
+"""Who is asking, and the service that is asked."""

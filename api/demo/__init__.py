@@ -1,0 +1,1 @@
+"""What `rhyme serve --demo` shows."""

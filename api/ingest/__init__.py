@@ -1,0 +1,1 @@
+"""What runs report, into the store."""

@@ -1,0 +1,1 @@
+"""The store: tables, sessions, and what keeps them true and fast."""
