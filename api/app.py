@@ -19,7 +19,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
 from rhyme_openrlhf import __version__
-from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import Background, Service
 from rhyme_openrlhf.api.http import problems
 from rhyme_openrlhf.api.http.guard import (
@@ -54,6 +53,7 @@ from rhyme_openrlhf.api.routes import (
 )
 from rhyme_openrlhf.api.routes import tokens as token_routes
 from rhyme_openrlhf.api.settings import MEGABYTE, ServeSettings
+from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.database import Database
 
 PREFIX = "/api/v1"
@@ -95,7 +95,7 @@ def create_app(
     metrics = ServiceMetrics()
     limits = Limits.of(settings)
     service = Service(settings=settings, database=database, limits=limits, metrics=metrics)
-    service.live = LiveLooks(database, settings.live_poll_s)
+    service.live = LiveLooks(database, service.news, settings.live_poll_s)
     metrics.watch(database)
 
     @asynccontextmanager
@@ -178,7 +178,9 @@ def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
     if show_link is None:
         return
     with service.database.writing() as session:
-        first = auth.nobody_gets_in(session)
-        code = auth.issue_code(session, time.time(), auth.FIRST_CODE_SECONDS if first else auth.CODE_SECONDS)
+        first = credentials.nobody_gets_in(session)
+        code = credentials.issue_code(
+            session, time.time(), credentials.FIRST_CODE_SECONDS if first else credentials.CODE_SECONDS
+        )
     # Shown only after it is stored.
     show_link(code)

@@ -11,8 +11,8 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.database import Database, DatabaseError
 from rhyme_openrlhf.api.store.readiness import schema_is_current
 
@@ -52,7 +52,7 @@ def new_code(settings: ServeSettings) -> str:
                 f"the database {shown} has another version's schema: start this version's service first"
             )
         with database.writing() as session:
-            return auth.issue_code(session, time.time(), auth.CODE_SECONDS)
+            return credentials.issue_code(session, time.time(), credentials.CODE_SECONDS)
     except SQLAlchemyError as error:
         raise DatabaseError(f"the database {shown} cannot be used: {type(error).__name__}") from error
     finally:

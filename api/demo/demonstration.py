@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from anyio.to_thread import run_sync
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.api.access.service import Background, Service
@@ -53,7 +53,7 @@ def demonstration(directory: Path) -> Background:
 
     @asynccontextmanager
     async def shown(service: Service) -> AsyncIterator[None]:
-        replay = await run_in_threadpool(show, service, directory)
+        replay = await run_sync(show, service, directory)
         stop = threading.Event()
 
         def play() -> None:
@@ -68,7 +68,7 @@ def demonstration(directory: Path) -> Background:
             yield
         finally:
             stop.set()
-            await run_in_threadpool(thread.join, STOP_SECONDS)
+            await run_sync(thread.join, STOP_SECONDS)
 
     return shown
 

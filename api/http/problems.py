@@ -1,4 +1,4 @@
-"""Every error of the API as problem details (RFC 9457), and nothing else.
+"""Every error of the API as problem details (RFC 9457): what routes raise, and what the store does not have.
 
 Invariants: an answer with a status of 400 and above is `application/problem+json` and a `Problem`; one of 500 says
 nothing about the inside (the log does); what a client sent is not repeated in it.
@@ -20,7 +20,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from rhyme_openrlhf.api.http.security_headers import SECURITY_HEADERS
+from rhyme_openrlhf.api.read.pagination import CursorError
 from rhyme_openrlhf.api.store.database import BusyError
+from rhyme_openrlhf.api.store.lookup import NotFoundError
 
 MEDIA_TYPE = "application/problem+json"
 # Seconds after which to come again when the database is away or locked: its own wait for a lock is over by then.
@@ -69,11 +71,6 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
 
 
-def not_found(what: str, name: object) -> ProblemError:
-    """404: there is no such thing."""
-    return ProblemError(404, f"there is no {what} {name}")
-
-
 def retry_later(status: int, detail: str, seconds: float) -> ProblemError:
     """429 or 503: come again in `seconds` (rounded up to whole ones, as the header wants)."""
     return ProblemError(status, detail, headers={"Retry-After": str(max(1, -int(-seconds // 1)))})
@@ -120,6 +117,13 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, ProblemError)
         return problem_response(error.status, error.detail, error.errors, error.headers)
 
+    async def on_not_found(request: Request, error: Exception) -> JSONResponse:
+        return problem_response(404, str(error))
+
+    async def on_cursor(request: Request, error: Exception) -> JSONResponse:
+        fields = [FieldError(field="query.cursor", message=str(error))]
+        return problem_response(422, "the request does not have its form", fields)
+
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         return problem_response(error.status_code, str(error.detail), None, error.headers)
@@ -141,6 +145,8 @@ def install(app: FastAPI) -> None:
         return problem_response(500, "the service failed; its log says why", headers=SECURITY_HEADERS)
 
     app.add_exception_handler(ProblemError, on_problem)
+    app.add_exception_handler(NotFoundError, on_not_found)
+    app.add_exception_handler(CursorError, on_cursor)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
     for away in (OperationalError, PoolTimeoutError, BusyError):

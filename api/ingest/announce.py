@@ -15,9 +15,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.ingest.validation import storable
 from rhyme_openrlhf.api.store import run_status
-from rhyme_openrlhf.api.store.json_values import TOO_DEEP, is_too_deep
+from rhyme_openrlhf.api.store.json_values import TOO_DEEP, is_too_deep, storable
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
 from rhyme_openrlhf.api.store.status import ACTIVE
 from rhyme_openrlhf.telemetry.run_files import strict

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rhyme_openrlhf.api.http.fields import INT32
-from rhyme_openrlhf.api.http.problems import FieldError, ProblemError
-from rhyme_openrlhf.api.ingest.validation import COUNT_MAX, storable
+from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.json_values import COUNT_MAX, storable
 from rhyme_openrlhf.api.store.record import SOURCE_LENGTH
 
 # How much larger than its packed form a batch may be: events pack about ten times, but a bomb packs a thousand times.
@@ -23,6 +22,30 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 SourceName = Annotated[str, msgspec.Meta(min_length=1, max_length=SOURCE_LENGTH)]
+
+
+class BatchError(ValueError):
+    """A batch that is refused as a whole; the message is one sentence for the reporter."""
+
+
+class EncodingError(BatchError):
+    """A body in a content encoding that the service does not unpack."""
+
+
+class TooLargeError(BatchError):
+    """A body that is larger unpacked than a batch may be."""
+
+
+class FormError(BatchError):
+    """A body that has not the form of a batch. `field` and `fault` say where and what, empty for the whole body."""
+
+    def __init__(self, message: str, field: str = "", fault: str = "") -> None:
+        super().__init__(message, field, fault)
+        self.field = field
+        self.fault = fault
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,39 +70,37 @@ _decoder = msgspec.json.Decoder(BatchBody)
 
 
 def unpack(body: bytes, encoding: str | None, limit: int) -> bytes:
-    """The body without its content encoding, at most `limit` bytes. Raises ProblemError: 413, 415, 422."""
+    """The body without its content encoding, at most `limit` bytes. Raises EncodingError, TooLargeError, FormError."""
     if encoding in (None, "", "identity"):
         return body
     if encoding != "gzip":
-        raise ProblemError(415, "the content encoding must be gzip or none")
+        raise EncodingError("the content encoding must be gzip or none")
     unpacker = zlib.decompressobj(wbits=_GZIP)
     try:
         data = unpacker.decompress(body, limit + 1)
     except zlib.error as error:
-        raise ProblemError(422, "the body is not gzip, though it says so") from error
+        raise FormError("the body is not gzip, though it says so") from error
     if len(data) > limit:
-        raise ProblemError(413, f"the unpacked body is larger than {limit} bytes")
+        raise TooLargeError(f"the unpacked body is larger than {limit} bytes")
     if not unpacker.eof or unpacker.unused_data:
-        raise ProblemError(422, "the gzip body is cut short or has something behind it")
+        raise FormError("the gzip body is cut short or has something behind it")
     return data
 
 
 def parse_batch(data: bytes) -> BatchBody:
-    """Raises ProblemError (422) with the place."""
+    """Read the parts of a batch. Raises FormError with the place."""
     try:
         batch = _decoder.decode(data)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
-        problem = FieldError(field=f"body{place.strip('`').removeprefix('$')}", message=message)
-        raise ProblemError(422, "the batch does not have its form", errors=[problem]) from error
+        field = f"body{place.strip('`').removeprefix('$')}"
+        raise FormError("the batch does not have its form", field, message) from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ProblemError(422, "the body is not JSON") from error
+        raise FormError("the body is not JSON") from error
     except UnicodeDecodeError as error:
-        raise ProblemError(422, "the body is not UTF-8") from error
+        raise FormError("the body is not UTF-8") from error
     for name, sources in (("dropped", batch.dropped), ("known", batch.known)):
         if len(sources) > MOST_SOURCES or not all(map(storable, sources)):
-            problem = FieldError(
-                field=f"body.{name}", message=f"must name at most {MOST_SOURCES} writers in plain text"
-            )
-            raise ProblemError(422, "the batch does not have its form", errors=[problem])
+            fault = f"must name at most {MOST_SOURCES} writers in plain text"
+            raise FormError("the batch does not have its form", f"body.{name}", fault)
     return batch

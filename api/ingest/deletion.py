@@ -10,11 +10,10 @@ from typing import Any
 from sqlalchemy import CursorResult, delete, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.problems import ProblemError
 from rhyme_openrlhf.api.ingest import store_batch
-from rhyme_openrlhf.api.read.runs import find_attempt, find_run
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.database import Database
+from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import (
     CurveBlock,
@@ -31,6 +30,11 @@ from rhyme_openrlhf.api.store.record import (
 )
 from rhyme_openrlhf.api.store.status import ENDED
 
+
+class DeletionRefusedError(Exception):
+    """The run or attempt cannot be deleted as it is; the message is one sentence for people."""
+
+
 # Rows a transaction: well below a second on a slow disk.
 CHUNK = 20_000
 # Those that grow with a run's length and have no foreign keys; the rest goes with the run's row (ON DELETE CASCADE).
@@ -40,7 +44,7 @@ LARGE_TABLES: tuple[Any, ...] = (
 
 
 def delete_run(database: Database, uid: str) -> None:
-    """Delete an archived run that has ended. Raises ProblemError: 404, 409."""
+    """Delete an archived run that has ended. Raises NotFoundError, DeletionRefusedError."""
     with database.writing() as session:
         run_id = _deletable(session, uid).id
     for table in LARGE_TABLES:
@@ -58,14 +62,14 @@ def delete_run(database: Database, uid: str) -> None:
 
 
 def remove_attempt(database: Database, uid: str, number: int) -> int:
-    """Remove one attempt of a run; return the run's row number. Raises ProblemError: 404, 409."""
+    """Remove one attempt of a run; return the run's row number. Raises NotFoundError, DeletionRefusedError."""
     with database.writing() as session:
         run, attempts = run_status.lock_run(session, find_run(session, uid).id)
         attempt = find_attempt(session, run, number)
         if attempt.submission_id is not None:
-            raise ProblemError(409, "the service started this attempt: it belongs to the run")
+            raise DeletionRefusedError("the service started this attempt: it belongs to the run")
         if len(attempts) == 1:
-            raise ProblemError(409, "the run has no other attempt: delete the run")
+            raise DeletionRefusedError("the run has no other attempt: delete the run")
         store_batch.remove_attempts(session, run, attempts, [attempt])
         return run.id
 
@@ -73,9 +77,9 @@ def remove_attempt(database: Database, uid: str, number: int) -> int:
 def _deletable(session: Session, uid: str) -> Run:
     run = find_run(session, uid, lock=True)
     if run.status not in ENDED:
-        raise ProblemError(409, f"the run is {run.status}: stop it first")
+        raise DeletionRefusedError(f"the run is {run.status}: stop it first")
     if run.archived_at is None:
-        raise ProblemError(409, "archive the run first: deleting cannot be taken back")
+        raise DeletionRefusedError("archive the run first: deleting cannot be taken back")
     return run
 
 

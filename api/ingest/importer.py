@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.ingest.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
 from rhyme_openrlhf.api.ingest.store_batch import add_events, forget_events, remove_attempts
-from rhyme_openrlhf.api.ingest.validation import BatchError, prepare
+from rhyme_openrlhf.api.ingest.validation import BadEventError, prepare
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
@@ -87,7 +87,7 @@ def import_directory(database: Database, directory: Path, now: float) -> Importe
         known = _known(database, announcement.attempt_uid)
         replaced = _fills_gaps(known, _scan(events), announcement.attempt_uid)
         return _import(database, announcement, events, replaced, now)
-    except (AnnouncementError, AnnouncementConflictError, BatchError, *BAD_JSON) as error:
+    except (AnnouncementError, AnnouncementConflictError, BadEventError, *BAD_JSON) as error:
         raise ImportingError(f"{directory} cannot be imported: {error}") from error
     except OSError as error:
         raise ImportingError(f"{error.filename} cannot be read: {error.strerror}") from error

@@ -20,7 +20,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
-from rhyme_openrlhf.api.store.json_values import DEPTH, TOO_DEEP, is_too_deep
+from rhyme_openrlhf.api.ingest.decoding import BatchError
+from rhyme_openrlhf.api.store.json_values import COUNT_MAX, DEPTH, TOO_DEEP, is_too_deep, storable
 from rhyme_openrlhf.api.store.record import KIND_LENGTH, METRIC_LENGTH, NODE_LENGTH, SAMPLE_LENGTH, SOURCE_LENGTH
 from rhyme_openrlhf.redaction import redact_config
 from rhyme_openrlhf.telemetry.event_base import is_required
@@ -30,9 +31,8 @@ from rhyme_openrlhf.telemetry.metrics import LATER, EngineCounters
 
 ENVELOPE = ("kind", "time", "source", "sequence")
 EVALUATION_PREFIX = "eval/"
-# What both databases hold in an integer column, and in a column of counts that are also summed.
+# What both databases hold in an integer column.
 INT32_MAX = 2**31 - 1
-COUNT_MAX = 2**53
 # About 136 years, so until 2106: sums of such seconds over many engines are exact in `totals.QUANTUM`.
 SECONDS_MAX = 2.0**32
 _BIG_COUNTS = frozenset(
@@ -42,12 +42,16 @@ _BIG_COUNTS = frozenset(
 _TEXT_LENGTHS = {"sample": SAMPLE_LENGTH, "node": NODE_LENGTH}
 
 
-class BatchError(ValueError):
-    """A batch has a bad event; `position` counts from 0. The whole batch is refused."""
+class BadEventError(BatchError):
+    """An event of a batch has not its form; `position` counts from 0. The whole batch is refused."""
 
     def __init__(self, position: int, problem: str) -> None:
-        super().__init__(f"event {position} of the batch: {problem}")
+        super().__init__(position, problem)
         self.position = position
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"event {self.position} of the batch: {self.problem}"
 
 
 class Arrived(NamedTuple):
@@ -62,13 +66,13 @@ class Arrived(NamedTuple):
 
 
 def prepare(rows: Iterable[Any]) -> list[Arrived]:
-    """The events of a batch, checked. Raises BatchError."""
+    """The events of a batch, checked. Raises BadEventError."""
     arrived = []
     for position, row in enumerate(rows):
         try:
             arrived.append(_quick(row) or _arrived(row))
         except EventError as error:
-            raise BatchError(position, str(error)) from error
+            raise BadEventError(position, str(error)) from error
     return arrived
 
 
@@ -83,17 +87,6 @@ def from_store(kind: str, time: float, source: str, sequence: int, body: str) ->
     except EventError:
         recorded = None
     return Arrived(kind, time, source, sequence, body, recorded.event if recorded else None)
-
-
-def storable(text: str) -> bool:
-    """Whether both databases take this text: PostgreSQL has no NUL, and a lone surrogate is no UTF-8."""
-    if text.isascii():
-        return "\0" not in text
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
 
 
 def _quick(row: Any) -> Arrived | None:

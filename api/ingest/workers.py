@@ -18,29 +18,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from anyio.to_thread import run_sync
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from starlette.concurrency import run_in_threadpool
 
-from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, retry_later
-from rhyme_openrlhf.api.ingest.announce import ForeignRunError, Sender
+from rhyme_openrlhf.api.ingest.announce import Sender
 from rhyme_openrlhf.api.ingest.decoding import parse_batch, unpack
 from rhyme_openrlhf.api.ingest.store_batch import Receipt, UnknownAttemptError, ingest
-from rhyme_openrlhf.api.ingest.validation import BatchError, prepare
+from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.store.database import BUSY_SECONDS, BusyError, Database
 from rhyme_openrlhf.api.store.models import Attempt
-
-if TYPE_CHECKING:
-    from rhyme_openrlhf.api.access.service import Service
 
 # While one batch is made ready, another is written: more at once only wait for each other. SQLite has one writer, and
 # who waits for its lock sleeps and polls.
@@ -74,8 +68,15 @@ class Taken(NamedTuple):
     receipt: Receipt
 
 
+class IngestionInterruptedError(Exception):
+    """The worker died or did not answer; the message asks the sender to send the batch again."""
+
+
 class Intake(Protocol):
-    """Takes a batch in. Raises ProblemError (409, 413, 415, 422, 403, 503) and what the database raises."""
+    """Takes a batch in.
+
+    Raises BatchError, UnknownAttemptError, ForeignRunError, IngestionInterruptedError and what the database raises.
+    """
 
     async def __call__(self, sent: Sent) -> Taken: ...
 
@@ -83,25 +84,16 @@ class Intake(Protocol):
 def take(database: Database, sent: Sent) -> Taken:
     """Unpack, check and store a batch. Raises as `Intake`."""
     batch = parse_batch(unpack(sent.body, sent.encoding, sent.limit))
-    try:
-        arrived = prepare(batch.events)
-    except BatchError as error:
-        place = FieldError(field=f"body.events[{error.position}]", message=str(error))
-        raise ProblemError(422, "the batch has an event that has not its form", errors=[place]) from error
+    arrived = prepare(batch.events)
     alive = batch.heartbeat.alive if batch.heartbeat else None
     uid = sent.attempt_uid
     with database.reading(snapshot=False) as session:
         run_id = session.scalar(select(Attempt.run_id).where(Attempt.uid == uid))
     if run_id is None:
-        raise ProblemError(409, f"attempt {uid} is unknown: announce it first")
-    try:
-        with database.writing() as session:
-            now = time.time()
-            receipt = ingest(session, uid, arrived, now, alive, batch.dropped, batch.known, sent.sender)
-    except UnknownAttemptError as error:
-        raise ProblemError(409, str(error)) from error
-    except ForeignRunError as error:
-        raise ProblemError(403, str(error)) from error
+        raise UnknownAttemptError(f"attempt {uid} is unknown: announce it first")
+    with database.writing() as session:
+        now = time.time()
+        receipt = ingest(session, uid, arrived, now, alive, batch.dropped, batch.known, sent.sender)
     return Taken(run_id, receipt)
 
 
@@ -112,16 +104,7 @@ class ThreadIntake:
         self._database = database
 
     async def __call__(self, sent: Sent) -> Taken:
-        return await run_in_threadpool(take, self._database, sent)
-
-
-class _Refusal(NamedTuple):
-    """A ProblemError on its way between processes."""
-
-    status: int
-    detail: str
-    errors: list[tuple[str, str]]
-    headers: dict[str, str]
+        return await run_sync(take, self._database, sent)
 
 
 class WorkerIntake:
@@ -136,20 +119,16 @@ class WorkerIntake:
         pool = self._pool
         try:
             future = asyncio.wrap_future(pool.submit(_work, sent))
-            answer = await asyncio.wait_for(future, ANSWER_SECONDS)
+            return await asyncio.wait_for(future, ANSWER_SECONDS)
         except BrokenProcessPool as error:
             if self._pool is pool:
                 logger.error("a process that takes batches in has died: starting new ones")
                 pool.shutdown(wait=False)
                 self._pool = self._start()
-            raise retry_later(503, "the ingestion was interrupted: send the batch again", RESTART_RETRY_S) from error
+            raise IngestionInterruptedError("the ingestion was interrupted: send the batch again") from error
         except TimeoutError as error:
             detail = f"the ingestion has not answered for {ANSWER_SECONDS:g} s: send the batch again"
-            raise retry_later(503, detail, RESTART_RETRY_S) from error
-        if isinstance(answer, _Refusal):
-            errors = [FieldError(field=field, message=message) for field, message in answer.errors]
-            raise ProblemError(answer.status, answer.detail, errors=errors or None, headers=answer.headers)
-        return answer
+            raise IngestionInterruptedError(detail) from error
 
     def close(self) -> None:
         """End the workers; blocks for `GOODBYE_SECONDS` at most."""
@@ -170,21 +149,6 @@ class WorkerIntake:
         for _ in range(self._workers):  # they take a second to start: now, and not when the first batch waits
             pool.submit(_ready)
         return pool
-
-
-@asynccontextmanager
-async def worker_intake(service: Service) -> AsyncIterator[None]:
-    """Background work of the app: batches are taken in by processes as long as it lasts."""
-    workers = service.settings.ingest_workers
-    if workers == 0:
-        workers = WORKERS_SQLITE if service.database.is_sqlite else WORKERS_POSTGRESQL
-    before, service.intake = service.intake, WorkerIntake(service.settings.database_url(), workers)
-    started = service.intake
-    try:
-        yield
-    finally:
-        service.intake = before
-        await run_in_threadpool(started.close)
 
 
 # In a worker.
@@ -215,13 +179,10 @@ def _ready() -> None:
     """Nothing: that it was done says that a worker is there."""
 
 
-def _work(sent: Sent) -> Taken | _Refusal:
+def _work(sent: Sent) -> Taken:
     assert _database is not None
     try:
         return take(_database, sent)
-    except ProblemError as error:
-        fields = [(one.field, one.message) for one in error.errors or ()]
-        return _Refusal(error.status, error.detail, fields, error.headers)
     except (OperationalError, PoolTimeoutError) as error:
         # Its own cause, a driver's object, cannot go from process to process.
         raise BusyError(f"the database did not answer: {error}") from None

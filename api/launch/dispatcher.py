@@ -18,25 +18,21 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import or_, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 
-from rhyme_openrlhf.api.access import auth
-from rhyme_openrlhf.api.access.service import Service
 from rhyme_openrlhf.api.launch.actions import Launching
 from rhyme_openrlhf.api.launch.job_file import remove_files, write_launch_file, write_token
-from rhyme_openrlhf.api.launch.lease import BEAT_SECONDS, Candidate, Lease, LeaseLost, not_dispatching
+from rhyme_openrlhf.api.launch.lease import BEAT_SECONDS, Lease, LeaseLost, not_dispatching
 from rhyme_openrlhf.api.launch.queueing import Job, Queued, Waits, Watch, choose, decide, used_by_others
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable, SubmitRefused
 from rhyme_openrlhf.api.launch.spec import gpus_needed
-from rhyme_openrlhf.api.store import run_status
+from rhyme_openrlhf.api.store import credentials, run_status
 from rhyme_openrlhf.api.store.database import Database, DatabaseError
 from rhyme_openrlhf.api.store.models import Attempt, Run, Token
 from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RunStatus
@@ -304,8 +300,8 @@ class Dispatcher:
         now = time.time()
         name = TOKEN_NAME.format(uid=attempt.uid)
         for earlier in session.scalars(select(Token).where(Token.name == name, Token.run_id == run.id)):
-            auth.revoke_token(session, earlier, now)
-        return auth.issue_token(session, name, "reporter", now, run.id).secret
+            credentials.revoke_token(session, earlier, now)
+        return credentials.issue_token(session, name, "reporter", now, run.id).secret
 
     def _tidy(self) -> None:
         """Close tokens, remove files and have Ray forget the jobs of attempts that ended long enough ago."""
@@ -322,7 +318,7 @@ class Dispatcher:
         for uid in [uid for uid, since in self._ended.items() if now - since >= TOKEN_SECONDS]:
             with self._lease.changing(self._term) as session:
                 for token in session.scalars(select(Token).where(Token.name == TOKEN_NAME.format(uid=uid))):
-                    auth.revoke_token(session, token, time.time())
+                    credentials.revoke_token(session, token, time.time())
             self._revoked()
             remove_files(self._launching.data, uid)
             if self._launcher is not None:
@@ -345,29 +341,3 @@ def _row(attempt: Attempt, spec: dict[str, Any] | None) -> _Row:
 
 def _gpus(row: _Row) -> int:
     return gpus_needed(row.spec["arguments"]) if row.spec is not None else 0
-
-
-def dispatching(
-    launching: Launching, at_end: Callable[[int], None] = lambda active: None, say: Callable[[str], None] = logger.info
-) -> Callable[[Service], AbstractAsyncContextManager[None]]:
-    """The dispatcher as the app's background work. `at_end` is told how many runs are under way then (or UNKNOWN).
-
-    `say` is told when another service dispatches, and when this one has taken over.
-    """
-
-    @asynccontextmanager
-    async def background(service: Service) -> AsyncIterator[None]:
-        lease = Lease(service.database, Candidate(service.uid, launching.launcher is not None))
-        forget = service.callers.forget
-        dispatcher = Dispatcher(service.database, launching, lease, service.news.publish, forget, say=say)
-        dispatcher.start()
-        try:
-            yield
-        finally:
-            await run_in_threadpool(dispatcher.stop)
-            try:
-                at_end(await run_in_threadpool(dispatcher.active))
-            except (SQLAlchemyError, DatabaseError):
-                at_end(UNKNOWN)
-
-    return background

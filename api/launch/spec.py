@@ -34,6 +34,10 @@ EXAMPLE: Arguments = {
     "vllm": {"num_engines": 4},
     "histospec": {"window_max": 32},
 }
+# What a request gives of them.
+Given = Annotated[
+    Arguments, Field(description="Options by group and name; GET /api/v1/schema lists them.", examples=[EXAMPLE])
+]
 # Estimators whose baseline is the prompt's other samples (openrlhf/cli/train_ppo_ray.py, after its parser).
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 # How many values a list of faults shows: a spec that is all wrong is a wrong file.

@@ -12,16 +12,20 @@ import shlex
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import PurePosixPath
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
+
+from pydantic import Field
 
 from rhyme_openrlhf.api.launch.schema import TypedOption, by_flag, options
 from rhyme_openrlhf.api.launch.spec import MAX_FAULTS, NAME_PATTERN, Arguments, Fault, SpecError
+from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.embedded.demo import demo_arguments
 from rhyme_openrlhf.options import did_you_mean
 
 TRAIN_MODULES = ("openrlhf.cli.train_ppo_ray", "rhyme_openrlhf.cli.train_ppo_ray")
 # Far above any real command; shlex takes time in proportion.
 MAX_COMMAND = 100_000
+Command = Annotated[str, Field(min_length=1, max_length=MAX_COMMAND, pattern=NO_NUL)]
 COMMANDS = "'rhyme train ...', 'rhyme demo ...' or 'python -m openrlhf.cli.train_ppo_ray ...'"
 
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from anyio.to_thread import run_sync
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -97,7 +97,7 @@ class SharedLook(Generic[K, V]):
     async def _keep_looking(self) -> None:
         while True:
             try:
-                found = await run_in_threadpool(self._look, frozenset(self._watchers))
+                found = await run_sync(self._look, frozenset(self._watchers))
             except SQLAlchemyError as error:
                 logger.warning("live streams end because the database does not answer: %s", type(error).__name__)
                 for watcher in [one for watchers in self._watchers.values() for one in watchers]:

@@ -14,22 +14,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from anyio.to_thread import run_sync
 from sqlalchemy import func, select
-from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive, Scope, Send
 
-from rhyme_openrlhf.api.access.auth import Caller, Principal, still_hold
-from rhyme_openrlhf.api.access.service import Service
-from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, problem_response
+from rhyme_openrlhf.api.live.news import News
 from rhyme_openrlhf.api.live.shared_polling import SharedLook, Waiting
 from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
+from rhyme_openrlhf.api.store.credentials import Caller, still_hold
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.record import RawEvent, of_kinds
@@ -41,71 +38,43 @@ STREAM_SECONDS = 3600.0
 WATCHED_RUNS = 200
 # How soon a revoked token stops reading.
 CHECK_SECONDS = 5.0
-# Proxies close connections on which nothing comes, most of them after a minute.
-PING_SECONDS = 15
-# A client that reads nothing for so long is let go.
-SEND_SECONDS = 30.0
-INT64_MAX = 2**63 - 1
+
+
+class Message(NamedTuple):
+    """One message of a stream; `event` is its kind where it is not data."""
+
+    id: str
+    data: str
+    event: str | None = None
+
 
 # Of a file: what changes when it is written, cut short, or replaced.
 _FileState = tuple[int, int, int]
 
 
-class LiveResponse(EventSourceResponse):
-    """A counted stream; 503 when there are too many."""
-
-    def __init__(self, service: Service, content: AsyncIterator[ServerSentEvent]) -> None:
-        super().__init__(content, ping=PING_SECONDS, send_timeout=SEND_SECONDS)
-        self._service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        streams = self._service.limits.streams
-        try:
-            streams.acquire()
-        except ProblemError as error:
-            await problem_response(error.status, error.detail, headers=error.headers)(scope, receive, send)
-            return
-        self._service.metrics.streams.inc()
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._service.metrics.streams.dec()
-            streams.release()
-
-
-def last_id(header: str | None, after: int | None) -> int | None:
-    """Where a stream begins: behind Last-Event-ID, else `after`, else None. Raises ProblemError (422)."""
-    if header is None or header == "":
-        return after
-    if not (header.isascii() and header.isdigit() and int(header[:20]) <= INT64_MAX and len(header) < 20):
-        problem = FieldError(field="header.Last-Event-ID", message="is no id of this stream")
-        raise ProblemError(422, "the request does not have its form", errors=[problem])
-    return int(header)
-
-
 async def follow_events(
-    service: Service, who: Principal, run_id: int, after: int | None, kinds: Sequence[str], sources: Sequence[str]
-) -> AsyncIterator[ServerSentEvent]:
+    live: LiveLooks, caller: Caller, run_id: int, after: int | None, kinds: Sequence[str], sources: Sequence[str]
+) -> AsyncGenerator[Message]:
     """A run's events behind `after` (None: those that come from now on), each one as soon as it is stored."""
     loop = asyncio.get_running_loop()
-    with _stream(service, who) as stream:
+    with _stream(live, caller) as stream:
 
         def wake_up() -> None:
             loop.call_soon_threadsafe(stream.wake)
 
-        unsubscribe = service.news.subscribe(run_id, wake_up)
+        unsubscribe = live.news.subscribe(run_id, wake_up)
         try:
-            with service.live.events.watch(run_id, lambda _: stream.wake(), stream.end):
+            with live.events.watch(run_id, lambda _: stream.wake(), stream.end):
                 if after is None:
-                    after = await run_in_threadpool(_newest, service, run_id)
+                    after = await run_sync(_newest, live.database, run_id)
                 # Whoever loses the connection before the first event still knows where to go on.
-                yield ServerSentEvent(event="open", id=str(after), data="{}")
+                yield Message(event="open", id=str(after), data="{}")
                 while await stream.look_due():
                     while True:
-                        rows = await run_in_threadpool(_events_after, service, run_id, after, kinds, sources)
+                        rows = await run_sync(_events_after, live.database, run_id, after, kinds, sources)
                         for row in rows:
                             after = row["id"]
-                            yield ServerSentEvent(id=str(after), data=json.dumps(row))
+                            yield Message(id=str(after), data=json.dumps(row))
                         if len(rows) < BATCH:
                             break
         finally:
@@ -113,38 +82,40 @@ async def follow_events(
 
 
 async def follow_pieces(
-    service: Service, who: Principal, file: Path, start: int, read: Callable[[int], dict[str, Any] | None]
-) -> AsyncIterator[ServerSentEvent]:
+    live: LiveLooks, caller: Caller, file: Path, start: int, read: Callable[[int], dict[str, Any] | None]
+) -> AsyncGenerator[Message]:
     """The pieces of `file` from byte `start` on. `read(offset)` gives the next piece, with its "end", or None."""
-    with _stream(service, who) as stream, service.live.files.watch(file, lambda _: stream.wake(), stream.end):
-        yield ServerSentEvent(event="open", id=str(start), data="{}")
+    with _stream(live, caller) as stream, live.files.watch(file, lambda _: stream.wake(), stream.end):
+        yield Message(event="open", id=str(start), data="{}")
         offset = start
         while await stream.look_due():
-            while (piece := await run_in_threadpool(read, offset)) is not None:
+            while (piece := await run_sync(read, offset)) is not None:
                 offset = piece["end"]
-                yield ServerSentEvent(id=str(offset), data=json.dumps(piece))
+                yield Message(id=str(offset), data=json.dumps(piece))
 
 
-async def follow_runs(service: Service, who: Principal) -> AsyncIterator[ServerSentEvent]:
+async def follow_runs(live: LiveLooks, caller: Caller) -> AsyncGenerator[Message]:
     """The newest runs as they are, then each one again whenever it has changed. Its id is the run's uid.
 
     It is a state and no history: a reader that comes back gets all of it, and has missed nothing.
     """
     shown: Mapping[str, str] = {}
-    with _stream(service, who) as stream, service.live.runs.watch(None, lambda _: stream.wake(), stream.end):
+    with _stream(live, caller) as stream, live.runs.watch(None, lambda _: stream.wake(), stream.end):
         while await stream.look_due():
             # None until the first look, which wakes the stream again.
-            rows = service.live.runs.value(None) or {}
+            rows = live.runs.value(None) or {}
             for uid, text in rows.items():
                 if shown.get(uid) != text:
-                    yield ServerSentEvent(id=uid, data=text)
+                    yield Message(id=uid, data=text)
             shown = rows
 
 
 class LiveLooks:
-    """The looks that all streams of a service share, one for each kind of thing they wait for."""
+    """What the streams of a service share: the store, its news, and one look for each kind of thing they wait for."""
 
-    def __init__(self, database: Database, poll_s: float) -> None:
+    def __init__(self, database: Database, news: News, poll_s: float) -> None:
+        self.database = database
+        self.news = news
         self.runs: SharedLook[None, dict[str, str]] = SharedLook(lambda _: {None: _newest_runs(database)}, poll_s)
         self.events: SharedLook[int, int] = SharedLook(partial(_newest_events, database), poll_s)
         self.files: SharedLook[Path, _FileState | None] = SharedLook(_file_states, poll_s)
@@ -152,7 +123,7 @@ class LiveLooks:
 
 
 @contextmanager
-def _stream(service: Service, who: Principal) -> Iterator[Waiting]:
+def _stream(live: LiveLooks, caller: Caller) -> Iterator[Waiting]:
     """A stream that ends after `STREAM_SECONDS`, or when its reader's right does."""
     stream = Waiting()
     timer = asyncio.get_running_loop().call_later(STREAM_SECONDS, stream.end)
@@ -162,7 +133,7 @@ def _stream(service: Service, who: Principal) -> Iterator[Waiting]:
             stream.end()
 
     try:
-        with service.live.rights.watch(who.caller, checked, stream.end):
+        with live.rights.watch(caller, checked, stream.end):
             yield stream
     finally:
         timer.cancel()
@@ -199,12 +170,12 @@ def _file_state(file: Path) -> _FileState | None:
     return about.st_ino, about.st_size, about.st_mtime_ns
 
 
-def _newest(service: Service, run_id: int) -> int:
-    return _newest_events(service.database, {run_id}).get(run_id, 0)
+def _newest(database: Database, run_id: int) -> int:
+    return _newest_events(database, {run_id}).get(run_id, 0)
 
 
 def _events_after(
-    service: Service, run_id: int, after: int, kinds: Sequence[str], sources: Sequence[str]
+    database: Database, run_id: int, after: int, kinds: Sequence[str], sources: Sequence[str]
 ) -> list[dict[str, Any]]:
     query = (
         select(RawEvent, Attempt.number)
@@ -217,7 +188,7 @@ def _events_after(
         query = query.where(*of_kinds(kinds))
     if sources:
         query = query.where(RawEvent.source.in_(sources))
-    with service.database.reading() as session:
+    with database.reading() as session:
         return [event_row(event, number) for event, number in session.execute(query)]
 
 

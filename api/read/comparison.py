@@ -16,6 +16,9 @@ from rhyme_openrlhf.api.store.step_figures import FIGURES
 # Figures whose ratio to the first run's says how much faster or better a run is.
 COMPARED = ("tokens_per_second", "speculation_rate", "bubble_fraction", "reward", "step", "seconds_per_step")
 
+# Runs that can be told apart in one chart.
+MAX_COMPARED = 8
+
 
 def figures_of(session: Session, run: Run) -> dict[str, float | None]:
     """`COMPARED` of one run."""

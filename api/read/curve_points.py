@@ -31,11 +31,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.problems import not_found
 from rhyme_openrlhf.api.store import curve_blocks, curve_stretches
 from rhyme_openrlhf.api.store.curve_blocks import NO_POINTS, Points
 from rhyme_openrlhf.api.store.curve_stretches import BLOCK_OFFSET, STRETCH_OFFSET, VALUE
 from rhyme_openrlhf.api.store.database import AS_BINARY
+from rhyme_openrlhf.api.store.lookup import NotFoundError
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import CurveBlock, CurveStretch, Metric, Step
 from rhyme_openrlhf.api.store.step_figures import STEP_CURVES
@@ -53,7 +53,7 @@ _NOTHING = null()
 def read_points(session: Session, uid: str, names: Collection[str], first: int, last: int) -> dict[str, Points]:
     """The curves of these names, from step `first` to `last`; an unknown name has no points.
 
-    Columns and figures of a step come before metrics of the same name. Raises ProblemError (404).
+    Columns and figures of a step come before metrics of the same name. Raises NotFoundError.
     """
     of_steps = tuple(dict.fromkeys(name for name in names if name in STEP_CURVES))
     of_metrics = [name for name in dict.fromkeys(names) if name not in STEP_CURVES]
@@ -71,7 +71,7 @@ def read_points(session: Session, uid: str, names: Collection[str], first: int, 
     rows = result.cursor.fetchall() if result.cursor is not None else []
     parts: dict[int, list[Sequence[Any]]] = {part: list(of) for part, of in itertools.groupby(rows, lambda row: row[0])}
     if _RUN not in parts:
-        raise not_found("run", uid)
+        raise NotFoundError("run", uid)
     stretches = _packed(parts.get(_STRETCHES, []), size * joined, STRETCH_OFFSET)
     blocks = _packed(parts.get(_BLOCKS, []), size, BLOCK_OFFSET)
     rest = _of_metrics(parts.get(_METRICS, [])) | _of_steps(parts.get(_STEPS, []), of_steps)

@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.fields import INT32
 from rhyme_openrlhf.api.read.curve_points import read_points
 from rhyme_openrlhf.api.read.downsampling import downsample
+from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.curve_blocks import NO_POINTS, Points, metric_names
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.step_figures import COLUMNS, FIGURES
 
 Axis = Literal["step", "time"]
+# A chart's width in pixels, and more than any has.
+POINTS = 500
+MOST_POINTS = 5000
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ def curves(
 ) -> list[Curve]:
     """One curve a name, in this order; a name nothing is known of gives an empty one. `uid`: the run's.
 
-    Columns and figures come before metrics of the same name. Raises ProblemError (404).
+    Columns and figures come before metrics of the same name. Raises NotFoundError.
     """
     ends = ["finished_at"] if axis == "time" else []
     found = read_points(session, uid, [*names, *ends], from_step, to_step)

@@ -13,7 +13,8 @@ from sqlalchemy import ColumnElement, and_, exists, or_, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.pagination import Direction, Order
-from rhyme_openrlhf.api.read.runs import find_attempt, page_of
+from rhyme_openrlhf.api.read.runs import page_of
+from rhyme_openrlhf.api.store.lookup import find_attempt
 from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.record import FREQUENT_KINDS, EventSource, RawEvent, of_kinds
 from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Note, ProcessDied, RunFinished
@@ -33,7 +34,7 @@ class EventFilter:
     level: Level | None = None
 
     def conditions(self, session: Session, run: Run) -> list[Any]:
-        """Raises ProblemError (404) where the run has no such attempt."""
+        """Raises NotFoundError where the run has no such attempt."""
         found: list[Any] = [RawEvent.run_id == run.id]
         if self.kinds:
             found += _of_kinds(run, self.kinds)

@@ -6,6 +6,7 @@ configured roots, all resolved through symbolic links; no more than `MAX_CHUNK` 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import stat
@@ -14,6 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
 
 # What a page can show at once; more is fetched in pieces.
 MAX_CHUNK = 1024 * 1024
@@ -32,11 +37,12 @@ class LogError(Exception):
 
 @dataclass(frozen=True)
 class LogFile:
-    """`name` is the path below logs/; size in bytes, time in unix seconds."""
+    """`name` is the path below logs/; bytes; unix seconds. `process`: the Ray actor that writes it, or ""."""
 
     name: str
     size: int
     modified_at: float
+    process: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,24 @@ def list_logs(logs: Path) -> list[LogFile]:
         if len(found) >= MAX_FILES:
             break
     return sorted(found, key=lambda file: file.name)[:MAX_FILES]
+
+
+def logs_of_attempt(session: Session, uid: str, number: int, roots: Sequence[Path]) -> Path:
+    """Return the resolved logs directory of an attempt of the run `uid`. Raises NotFoundError, LogError."""
+    return logs_of(find_attempt(session, find_run(session, uid), number).run_directory or "", roots)
+
+
+def list_processes(logs: Path) -> list[LogFile]:
+    """Return what `list_logs` returns, with the processes that write the files."""
+    return [dataclasses.replace(file, process=_process(logs, file.name)) for file in list_logs(logs)]
+
+
+def _process(logs: Path, name: str) -> str:
+    try:
+        with open_log(logs, name) as file:
+            return process_name(file)
+    except LogError:  # gone since it was listed
+        return ""
 
 
 @contextmanager

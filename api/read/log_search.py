@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import BinaryIO
 
+# Of a text; nobody types more.
+SEARCH_LENGTH = 500
 # Read and compared within a quarter of a second.
 MAX_SCAN = 64 * 1024 * 1024
 # A page's list; who wants more goes on from `scanned_to`.

@@ -17,14 +17,16 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, and_, or_
 from sqlalchemy.orm import InstrumentedAttribute
 
-from rhyme_openrlhf.api.http.problems import FieldError, ProblemError
-
 Direction = Literal["asc", "desc"]
 Value = str | int | float | None
 Column = InstrumentedAttribute[Any]
 # Far above the longest name twice over; a cursor is never a way to send much.
 CURSOR_LENGTH = 4000
 INT64 = 2**63
+
+
+class CursorError(ValueError):
+    """A cursor that does not continue the list in its order."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Order:
         return base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("=")
 
     def after(self, cursor: str) -> ColumnElement[bool]:
-        """For `where`: what comes behind the cursor. Raises ProblemError (422) for one that is not of this order."""
+        """For `where`: what comes behind the cursor. Raises CursorError for one that is not of this order."""
         value, key = self._read(cursor)
         descending = self.direction == "desc"
         key_after = self.key < key if descending else self.key > key
@@ -74,12 +76,12 @@ class Order:
             padded = cursor + "=" * (-len(cursor) % 4)
             values = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
         except (ValueError, binascii.Error, RecursionError) as error:
-            raise _bad_cursor() from error
+            raise CursorError("is not a cursor of this list in this order") from error
         if not isinstance(values, list) or len(values) != 4 or values[:2] != [self.name, self.direction]:
-            raise _bad_cursor()
+            raise CursorError("is not a cursor of this list in this order")
         value, key = values[2:]
         if not (value is None or _fits(value, self.column)) or not _fits(key, self.key):
-            raise _bad_cursor()
+            raise CursorError("is not a cursor of this list in this order")
         return value, key
 
 
@@ -93,11 +95,6 @@ def _fits(value: Any, column: Column) -> bool:
     if isinstance(value, int):
         return -INT64 <= value < INT64
     return kind is float and isinstance(value, float) and math.isfinite(value)
-
-
-def _bad_cursor() -> ProblemError:
-    problem = FieldError(field="query.cursor", message="is not a cursor of this list in this order")
-    return ProblemError(422, "the request does not have its form", errors=[problem])
 
 
 def cut(rows: Sequence[Any], limit: int, order: Order) -> tuple[list[Any], str | None]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from rhyme_openrlhf.api.http.fields import View
+from rhyme_openrlhf.api.store.bounds import View
 from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run
 
 RUN_EXAMPLE: dict[str, Any] = {

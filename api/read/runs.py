@@ -12,10 +12,9 @@ from typing import Any, Literal, get_args
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session, aliased, defer, selectinload
 
-from rhyme_openrlhf.api.http.problems import not_found
 from rhyme_openrlhf.api.read.pagination import Direction, Order, cut
 from rhyme_openrlhf.api.read.run_json import RunSummary, run_summary
-from rhyme_openrlhf.api.store.models import Attempt, Experiment, Run, RunTag
+from rhyme_openrlhf.api.store.models import Experiment, Run, RunTag
 
 RunSort = Literal[
     "created_at",
@@ -108,21 +107,6 @@ def list_runs(
     return [run_summary(run, *names[run.id]) for run in page], following
 
 
-def find_run(session: Session, uid: str, lock: bool = False) -> Run:
-    """`lock`: nobody else changes it until the transaction ends. Raises ProblemError (404)."""
-    query = select(Run).where(Run.uid == uid)
-    run = session.scalar(query.with_for_update() if lock else query)
-    if run is None:
-        raise not_found("run", uid)
-    return run
-
-
-def of_run(table: Any, uid: str) -> ColumnElement[bool]:
-    """Condition for rows of this run, without a way to the server for its number: no rows, if there is no such run."""
-    condition: ColumnElement[bool] = table.run_id == select(Run.id).where(Run.uid == uid).scalar_subquery()
-    return condition
-
-
 def names_around(session: Session, run: Run) -> tuple[str | None, str | None]:
     """Name of its experiment, uid of its parent."""
     # Most runs have neither: nothing is asked then.
@@ -132,22 +116,6 @@ def names_around(session: Session, run: Run) -> tuple[str | None, str | None]:
     if run.parent_id is not None:
         parent = session.scalar(select(Run.uid).where(Run.id == run.parent_id))
     return experiment, parent
-
-
-def find_attempt(session: Session, run: Run, number: int) -> Attempt:
-    """Raises ProblemError (404)."""
-    attempt = session.scalar(select(Attempt).where(Attempt.run_id == run.id, Attempt.number == number))
-    if attempt is None:
-        raise not_found(f"attempt of run {run.uid}:", number)
-    return attempt
-
-
-def find_experiment(session: Session, name: str) -> Experiment:
-    """Raises ProblemError (404)."""
-    experiment = session.scalar(select(Experiment).where(Experiment.name == name))
-    if experiment is None:
-        raise not_found("experiment named", name)
-    return experiment
 
 
 def page_of(

@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
 import msgspec
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.ingest.validation import COUNT_MAX, storable
 from rhyme_openrlhf.api.read.log_files import LogError, folder_of, open_log
+from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.json_values import COUNT_MAX, storable
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import Attempt
 from rhyme_openrlhf.telemetry.run_files import SAMPLES_FOLDER
 from rhyme_openrlhf.telemetry.sample_files import file_name, step_of
 
@@ -27,8 +32,11 @@ MAX_RECORDS = 4096
 # Of a file that nobody of us wrote, no more is read for one request.
 MAX_BYTES = 256 * 1024 * 1024
 MAX_FILES = 100_000
+# A prompt's first words find it; nobody types more.
+SEARCH_LENGTH = 500
+NONE_KEPT = "no responses are kept: they are with --telemetry.sample_groups above 0, in a run directory on this machine"
 
-# As the events' numbers are bounded (batch.COUNT_MAX): every reader of JSON can hold them.
+# As the events' numbers are bounded: every reader of JSON can hold them.
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 Sort = Literal["number", "reward", "tokens", "accepted"]
 
@@ -56,6 +64,15 @@ class SampleRecord(msgspec.Struct):
 
 
 @dataclass(frozen=True)
+class KeptStep:
+    """A step with records: the attempt that has them, and their bytes."""
+
+    step: int
+    attempt: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Wanted:
     """Which records: `text` in prompt or response (in any case), reward bounds (included), one prompt's group."""
 
@@ -78,6 +95,40 @@ class Wanted:
 def samples_of(run_directory: str, roots: Sequence[Path]) -> Path:
     """The resolved folder of a run's records. Raises LogError if it is not there or not below a root."""
     return folder_of(run_directory, roots, SAMPLES_FOLDER)
+
+
+def sample_folders(session: Session, uid: str, roots: Sequence[Path]) -> list[tuple[int, Path]]:
+    """Return number and folder of each attempt that has records here, the newest first. Raises NotFoundError."""
+    run = find_run(session, uid)
+    query = select(Attempt.number, Attempt.run_directory).where(Attempt.run_id == run.id)
+    found = []
+    for number, directory in session.execute(query.order_by(Attempt.number.desc())):
+        try:
+            found.append((number, samples_of(directory or "", roots)))
+        except LogError:
+            continue
+    return found
+
+
+def recorded_steps(folders: Sequence[tuple[int, Path]]) -> list[KeptStep]:
+    """Return the steps with records, the newest first; a step that two attempts have is the newer one's."""
+    found: dict[int, KeptStep] = {}
+    for number, folder in folders:
+        for step, size in list_steps(folder).items():
+            found.setdefault(step, KeptStep(step, number, size))
+    return sorted(found.values(), key=lambda one: -one.step)
+
+
+def records_of_step(
+    folders: Sequence[tuple[int, Path]], step: int, wanted: Wanted, sort: Sort, descending: bool
+) -> tuple[list[SampleRecord], int]:
+    """Return what `read_records` finds in the newest attempt that has the step. Raises LogError: no attempt has it."""
+    for _, folder in folders:
+        try:
+            return read_records(folder, step, wanted, sort, descending)
+        except LogError:
+            continue
+    raise LogError(f"no responses of step {min(step, INT32)} are kept")
 
 
 def list_steps(samples: Path) -> dict[int, int]:

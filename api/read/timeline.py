@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Float, Integer, Select, String, cast, func, literal, null, select, union_all
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.problems import not_found
+from rhyme_openrlhf.api.store.lookup import NotFoundError
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import Interval
 
@@ -65,13 +65,13 @@ def timeline(
 ) -> Timeline:
     """Lanes of the `chosen` engines, else of the `worst` ones (most bubble time first); at most `limit` intervals.
 
-    `uid`: the run's. Raises ProblemError (404).
+    `uid`: the run's. Raises NotFoundError.
     """
     found: dict[int, list[Any]] = {_RUN: [], _LANE: [], _INTERVAL: []}
     for part, *row in session.execute(_statement(uid, from_step, to_step, chosen, worst, limit)):
         found[part].append(row)
     if not found[_RUN]:
-        raise not_found("run", uid)
+        raise NotFoundError("run", uid)
     ranked = [(engine, seconds) for engine, seconds, *_ in found[_LANE]]
     ranked.sort(key=lambda lane: lane[0] if chosen is not None else (-lane[1], lane[0]))
     lanes = {engine: Lane(engine, seconds, []) for engine, seconds in ranked}

@@ -15,6 +15,8 @@ from pydantic import AfterValidator
 DEPTH = 32
 TOO_DEEP = f"must not be nested deeper than {DEPTH} levels"
 
+COUNT_MAX = 2**53  # what readers of JSON hold exactly, and columns of counts that are also summed
+
 
 def check_json(value: Any) -> Any:
     """`value` itself. Raises ValueError, in one sentence, for what cannot be kept."""
@@ -56,6 +58,17 @@ def _check_one(value: Any) -> None:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError("must not have lone surrogates in its text") from error
+
+
+def storable(text: str) -> bool:
+    """Whether both databases take this text: PostgreSQL has no NUL, and a lone surrogate is no UTF-8."""
+    if text.isascii():
+        return "\0" not in text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
 
 
 JsonObject = Annotated[dict[str, Any], AfterValidator(check_json)]

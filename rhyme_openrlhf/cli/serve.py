@@ -157,15 +157,15 @@ def read_options(argv: Sequence[str]) -> Options:
 
 def _print_new_link(settings: ServeSettings) -> None:
     """Print a sign-in link, also while a service is running on the same database. Raises ServeError."""
-    from rhyme_openrlhf.api.access import auth
     from rhyme_openrlhf.api.access.local_link import kept_address, new_code
+    from rhyme_openrlhf.api.store import credentials
     from rhyme_openrlhf.api.store.database import DatabaseError
 
     try:
         code = new_code(settings)
     except DatabaseError as error:
         raise ServeError(str(error)) from error
-    print(_link_line(auth.sign_in_link(kept_address(settings), code)), flush=True)
+    print(_link_line(credentials.sign_in_link(kept_address(settings), code)), flush=True)
 
 
 def _link_line(link: str) -> str:
@@ -192,12 +192,13 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
     """Serve until the end; `further` runs beside the requests."""
     import uvicorn
 
-    from rhyme_openrlhf.api.access import auth, local_link
+    from rhyme_openrlhf.api.access import local_link
+    from rhyme_openrlhf.api.access.launching import dispatching
+    from rhyme_openrlhf.api.access.service import worker_intake
     from rhyme_openrlhf.api.app import BACKGROUND, create_app
     from rhyme_openrlhf.api.http.server import Server
-    from rhyme_openrlhf.api.ingest.workers import worker_intake
     from rhyme_openrlhf.api.launch.actions import Launching
-    from rhyme_openrlhf.api.launch.dispatcher import dispatching
+    from rhyme_openrlhf.api.store import credentials
     from rhyme_openrlhf.api.store.database import DatabaseError
     from rhyme_openrlhf.webui.install import install as install_dashboard
 
@@ -225,7 +226,7 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
 
         def show_link(code: str) -> None:
             local_link.keep_address(data, settings.base_url(port))
-            print(_link_line(auth.sign_in_link(settings.base_url(port), code)), flush=True)
+            print(_link_line(credentials.sign_in_link(settings.base_url(port), code)), flush=True)
 
         try:
             app = create_app(settings, background=background, show_link=show_link)

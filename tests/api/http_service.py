@@ -12,10 +12,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import Service
 from rhyme_openrlhf.api.app import create_app
 from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
@@ -88,7 +88,7 @@ def make_api(make_settings: Callable[..., ServeSettings], tmp_path: Path, store:
         clients: dict[str, TestClient] = {}
         with service.database.writing() as session:
             for role in ("operator", "viewer", "reporter"):
-                tokens[role] = auth.issue_token(session, f"the {role}", role, time.time()).secret  # type: ignore[arg-type]
+                tokens[role] = credentials.issue_token(session, f"the {role}", role, time.time()).secret  # type: ignore[arg-type]
         for role, secret in tokens.items():
             headers = {"Authorization": f"Bearer {secret}"}
             clients[role] = TestClient(app, base_url=BASE, headers=headers, raise_server_exceptions=False)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import Service
 from rhyme_openrlhf.api.app import create_app
 from rhyme_openrlhf.api.launch.actions import Launching, LaunchSettings
@@ -23,6 +22,7 @@ from rhyme_openrlhf.api.launch.lease import Candidate, Lease
 from rhyme_openrlhf.api.launch.queueing import Job
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable, SubmitRefused
 from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.config import new_uid
 from tests.stores import prepare
 
@@ -160,7 +160,7 @@ def launch_service(tmp_path: Path, database: str = "", **changes: Any) -> Iterat
         service: Service = app.state.service
         with service.database.writing() as session:
             secrets = {
-                role: auth.issue_token(session, role, role, 1.0).secret  # type: ignore[arg-type]
+                role: credentials.issue_token(session, role, role, 1.0).secret  # type: ignore[arg-type]
                 for role in ("operator", "viewer")
             }
 

@@ -20,12 +20,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import Service
 from rhyme_openrlhf.api.app import create_app
 from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.api.launch.actions import Launching, LaunchSettings
 from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.telemetry.recording import unpack
 from rhyme_openrlhf.webui.install import install
 from tests.api.launch_service import Cluster
@@ -71,7 +71,7 @@ def make_tokens(service: Service) -> dict[str, str]:
     """A token of each role that sees pages."""
     with service.database.writing() as session:
         return {
-            role: auth.issue_token(session, f"the {role}", role, time.time()).secret  # type: ignore[arg-type]
+            role: credentials.issue_token(session, f"the {role}", role, time.time()).secret  # type: ignore[arg-type]
             for role in ("operator", "viewer")
         }
 

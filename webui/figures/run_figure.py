@@ -10,13 +10,10 @@ from plotly.graph_objects import Figure
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.fields import INT32
-from rhyme_openrlhf.api.read.curves import Axis, Curve, curves
+from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, Curve, curves
+from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.models import Run
 
-# A chart's width in pixels, and more than any has.
-POINTS = 500
-MOST_POINTS = 5000
 # Steps of a window whose single intervals and samples are shown: beyond it nobody tells them apart.
 STEPS_SHOWN = 3
 MOST_STEPS_SHOWN = 60

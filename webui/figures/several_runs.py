@@ -11,10 +11,10 @@ from plotly.graph_objects import Figure
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.fields import INT32, UidText
-from rhyme_openrlhf.api.read.curves import Axis, curves
-from rhyme_openrlhf.api.read.runs import find_run
-from rhyme_openrlhf.api.routes.series import MAX_COMPARED, MOST_POINTS, POINTS
+from rhyme_openrlhf.api.read.comparison import MAX_COMPARED
+from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, curves
+from rhyme_openrlhf.api.store.bounds import INT32, UidText
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import METRIC_LENGTH
 from rhyme_openrlhf.webui.figures.drawing.base import has_values
@@ -48,7 +48,7 @@ class RunsFigure:
     share: bool = False
 
     def draw(self, session: Session, options: RunsWindow) -> Figure:
-        """Raises ProblemError (404) for a run that is not there."""
+        """Raises NotFoundError for a run that is not there."""
         wanted = self.curves or (options.metric,)
         found = []
         runs = [find_run(session, uid) for uid in options.run]

@@ -10,13 +10,13 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.fields import INT32
 from rhyme_openrlhf.api.launch import gain_estimate
 from rhyme_openrlhf.api.launch.gain_estimate import Estimate, Lengths, Rollout
 from rhyme_openrlhf.api.launch.schema import options
 from rhyme_openrlhf.api.launch.spec import Arguments, upstream_arguments
 from rhyme_openrlhf.api.launch.spec_paths import PathRefused, profile_file
 from rhyme_openrlhf.api.read.curves import curves
+from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile, ProfileError

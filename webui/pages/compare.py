@@ -12,11 +12,11 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.fields import UidText
-from rhyme_openrlhf.api.read.comparison import differing, figures_of, ratio
+from rhyme_openrlhf.api.read.comparison import MAX_COMPARED, differing, figures_of, ratio
 from rhyme_openrlhf.api.read.curves import Axis
-from rhyme_openrlhf.api.read.runs import RunFilter, find_run, list_runs
-from rhyme_openrlhf.api.routes.series import MAX_COMPARED
+from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
+from rhyme_openrlhf.api.store.bounds import UidText
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import METRIC_LENGTH, Metric
 from rhyme_openrlhf.api.store.status import ACTIVE

@@ -10,9 +10,10 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.fields import NO_NUL, Cursor, RunUid
+from rhyme_openrlhf.api.http.fields import Cursor, RunUid
 from rhyme_openrlhf.api.read.events import EventFilter, Level, find_events, kinds_of, sources_of
-from rhyme_openrlhf.api.read.runs import find_run
+from rhyme_openrlhf.api.store.bounds import NO_NUL
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent
 from rhyme_openrlhf.webui.pages.query_words import whole_number

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import RunUid
-from rhyme_openrlhf.api.http.problems import not_found
-from rhyme_openrlhf.api.read.runs import find_run
+from rhyme_openrlhf.api.store.lookup import NotFoundError, find_run
 from rhyme_openrlhf.webui.figures.drawing.base import figure_json
 from rhyme_openrlhf.webui.figures.one_run import RUN_FIGURES
 from rhyme_openrlhf.webui.figures.several_runs import RUNS_FIGURES, RunsWindow
@@ -30,7 +29,7 @@ def run_figure(uid: RunUid, name: FigureName, request: Request, who: auth.Viewer
     """One figure of a run, without a theme."""
     figure = RUN_FIGURES.get(name)
     if figure is None:
-        raise not_found("figure", name)
+        raise NotFoundError("figure", name)
     options = read_options(figure.options, request)
     with service.database.reading() as session:
         rows = figure.ask(session, find_run(session, uid), options)
@@ -43,7 +42,7 @@ def runs_figure(name: FigureName, request: Request, who: auth.Viewer, service: S
     """One figure of several runs, without a theme."""
     figure = RUNS_FIGURES.get(name)
     if figure is None:
-        raise not_found("figure", name)
+        raise NotFoundError("figure", name)
     options = read_options(RunsWindow, request)
     with service.database.reading() as session:
         drawn = figure.draw(session, options)

@@ -18,15 +18,24 @@ from pydantic import Field
 from sqlalchemy import select
 
 from rhyme_openrlhf.api.access.launching import LaunchingDep
-from rhyme_openrlhf.api.http.fields import Body, UidText
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError
 from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import LaunchConflict, Launching
 from rhyme_openrlhf.api.launch.schema import options
-from rhyme_openrlhf.api.launch.spec import NAME_PATTERN, Arguments, Fault, SpecError, check, gpu_shares, gpus_needed
-from rhyme_openrlhf.api.launch.spec_command import from_command, to_command
-from rhyme_openrlhf.api.read.runs import find_run, names_around
-from rhyme_openrlhf.api.routes.launch import Command, Given
+from rhyme_openrlhf.api.launch.spec import (
+    NAME_PATTERN,
+    Arguments,
+    Fault,
+    Given,
+    SpecError,
+    check,
+    gpu_shares,
+    gpus_needed,
+)
+from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_command
+from rhyme_openrlhf.api.read.runs import names_around
+from rhyme_openrlhf.api.store.bounds import Body, UidText
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment
 from rhyme_openrlhf.webui.new_run.estimates import NO_SHAPE, gain, lengths_for, memory, shape_of
 from rhyme_openrlhf.webui.new_run.form import run_form

@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.webui.figures.one_run import FIGURE_TITLES
 from rhyme_openrlhf.webui.site import assets, navigation, text
 from rhyme_openrlhf.webui.site.markup import breakable, whole_options
@@ -60,7 +61,7 @@ class Page:
 
     request: Request
     service: Service
-    who: auth.Principal
+    who: credentials.Principal
     now: float
 
     @property

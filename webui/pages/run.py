@@ -12,10 +12,12 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.fields import INT32, RunUid
+from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.read.curves import curves
 from rhyme_openrlhf.api.read.run_json import run_summary
-from rhyme_openrlhf.api.read.runs import find_run, names_around
+from rhyme_openrlhf.api.read.runs import names_around
+from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RESUMABLE
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep

@@ -9,10 +9,11 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
 from sqlalchemy import select
 
-from rhyme_openrlhf.api.http.fields import NO_NUL, TAG_LENGTH, Cursor
+from rhyme_openrlhf.api.http.fields import Cursor
 from rhyme_openrlhf.api.read.pagination import Direction
 from rhyme_openrlhf.api.read.run_json import RunSummary
 from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter, RunSort, list_runs
+from rhyme_openrlhf.api.store.bounds import NO_NUL, TAG_LENGTH
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment, Run
 from rhyme_openrlhf.api.store.status import ENDED, RUN_STATUSES
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.http.fields import RunUid
-from rhyme_openrlhf.api.read.runs import find_run
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
 from rhyme_openrlhf.webui.figures.queries.scheduling import move_kinds
 from rhyme_openrlhf.webui.pages.rendering import PageDep

@@ -8,8 +8,9 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.http.fields import INT32, RunUid
-from rhyme_openrlhf.api.read.runs import find_run
+from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.webui.figures.queries.steps_shown import shown_steps
 from rhyme_openrlhf.webui.figures.queries.timeline import RANGES, RANGES_LENGTH
 from rhyme_openrlhf.webui.figures.run_figure import MOST_STEPS_SHOWN, STEPS_SHOWN, StepsShown

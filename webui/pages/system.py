@@ -8,9 +8,10 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.http.fields import NO_NUL, RunUid
+from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.read.machine_events import nodes_of
-from rhyme_openrlhf.api.read.runs import find_run
+from rhyme_openrlhf.api.store.bounds import NO_NUL
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.record import NODE_LENGTH
 from rhyme_openrlhf.webui.figures.queries.system import FIGURES
 from rhyme_openrlhf.webui.pages.rendering import PageDep

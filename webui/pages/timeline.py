@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.http.fields import RunUid
 from rhyme_openrlhf.api.read.curves import Axis
-from rhyme_openrlhf.api.read.runs import find_run
 from rhyme_openrlhf.api.read.timeline import MAX_LANES
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.bubbles import NAMES

@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.app import ROUTERS, create_app
 from rhyme_openrlhf.api.routes import health
+from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.models import BrowserSession, Run, SignInCode
 
 # Open to all: probes say nothing, and signing in brings its own token or code.
@@ -90,8 +91,8 @@ def test_each_start_makes_a_code_that_is_kept_as_its_digest(make_settings: Any, 
     dump = "\n".join(store.iterdump())
     assert not any(code in dump for code in shown)
     lifetimes = dict(store.execute("SELECT digest, expires_at - created_at FROM sign_in_codes"))
-    assert lifetimes == {auth.digest(code): auth.CODE_SECONDS for code in (shown[1], shown[3])}
-    link = auth.sign_in_link("http://127.0.0.1:8420", shown[0])
+    assert lifetimes == {credentials.digest(code): credentials.CODE_SECONDS for code in (shown[1], shown[3])}
+    link = credentials.sign_in_link("http://127.0.0.1:8420", shown[0])
     assert link.partition("#")[0] == "http://127.0.0.1:8420/"
 
 
@@ -99,12 +100,14 @@ def test_a_code_lasts_longer_while_nobody_gets_in(make_settings: Any, tmp_path: 
     with TestClient(create_app(make_settings(), show_link=lambda code: None), base_url="http://127.0.0.1"):
         pass
     store = sqlite3.connect(tmp_path / "data" / "rhyme.sqlite")
-    assert store.execute("SELECT expires_at - created_at FROM sign_in_codes").fetchall() == [(auth.FIRST_CODE_SECONDS,)]
+    assert store.execute("SELECT expires_at - created_at FROM sign_in_codes").fetchall() == [
+        (credentials.FIRST_CODE_SECONDS,)
+    ]
 
 
 def new_code(api: Any, now: float | None = None) -> str:
     with api.service.database.writing() as session:
-        return auth.issue_code(session, now or time.time(), auth.CODE_SECONDS)
+        return credentials.issue_code(session, now or time.time(), credentials.CODE_SECONDS)
 
 
 def test_a_code_opens_one_session_which_an_operator_can_close(api: Any) -> None:
@@ -125,12 +128,12 @@ def test_a_code_opens_one_session_which_an_operator_can_close(api: Any) -> None:
 
 
 def test_an_old_code_opens_nothing(api: Any) -> None:
-    code = new_code(api, time.time() - auth.CODE_SECONDS - 1)
+    code = new_code(api, time.time() - credentials.CODE_SECONDS - 1)
     assert api.nobody.post("/api/v1/session", json={"token": code}).status_code == 401
     assert api.nobody.post("/api/v1/tokens/exchange", json={"code": code, "name": "x"}).status_code == 401
     new_code(api)
     with api.service.database.reading() as session:
-        assert session.get(SignInCode, auth.digest(code)) is None
+        assert session.get(SignInCode, credentials.digest(code)) is None
 
 
 def test_a_script_exchanges_a_code_for_a_token_of_its_own(api: Any) -> None:
@@ -169,11 +172,11 @@ def test_a_code_that_two_transactions_take_goes_to_one(api: Any) -> None:
 
     def take() -> bool:
         with database.writing() as session:
-            return auth.take_code(session, code, time.time())
+            return credentials.take_code(session, code, time.time())
 
     with ThreadPoolExecutor(1) as pool:
         with database.writing() as session:
-            assert auth.take_code(session, code, time.time())
+            assert credentials.take_code(session, code, time.time())
             second = pool.submit(take)
             time.sleep(0.2)
         assert not second.result(30)
@@ -289,13 +292,13 @@ def test_revoking_a_token_closes_it_and_its_sessions_now(api: Any) -> None:
 
 def test_an_expired_session_opens_nothing_and_is_cleared_away(api: Any) -> None:
     with api.service.database.writing() as session:
-        opened = auth.open_session(session, api.tokens["viewer"], time.time() - 7200, 1.0)
+        opened = credentials.open_session(session, api.tokens["viewer"], time.time() - 7200, 1.0)
         assert opened is not None
     headers = {"Cookie": f"{COOKIE}={opened[0]}"}
     assert api.nobody.get("/api/v1/runs", headers=headers).status_code == 401
     api.nobody.post("/api/v1/session", json={"token": api.tokens["viewer"]})
     with api.service.database.reading() as session:
-        assert session.get(BrowserSession, auth.digest(opened[0])) is None
+        assert session.get(BrowserSession, credentials.digest(opened[0])) is None
 
 
 def test_a_runs_own_token_reports_for_no_other_run(reported: Any) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from rhyme_openrlhf.api.ingest.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
 from rhyme_openrlhf.api.ingest.store_batch import Receipt, UnknownAttemptError, ingest, remove_attempts
-from rhyme_openrlhf.api.ingest.validation import BatchError, prepare
+from rhyme_openrlhf.api.ingest.validation import BadEventError, prepare
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Attempt, Run
@@ -146,7 +146,7 @@ def test_a_batch_is_all_or_nothing(
     uid = next(_uids)
     attempt = attempt_of(database, uid)
     before = stored_rows(database, uid)
-    with pytest.raises(BatchError, match=r"event 7 of the batch: .*'step'") as error:
+    with pytest.raises(BadEventError, match=r"event 7 of the batch: .*'step'") as error:
         send(database, attempt, [*rows[:7], {**rows[1], "step": "one"}, *rows[8:]])
     assert error.value.position == 7
     with pytest.raises(RuntimeError), database.writing() as session:

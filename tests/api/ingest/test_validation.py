@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.api.ingest.validation import BatchError, _arrived, _quick, prepare, storable
+from rhyme_openrlhf.api.ingest.validation import BadEventError, _arrived, _quick, prepare
+from rhyme_openrlhf.api.store.json_values import storable
 from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.events import Note
 
@@ -107,7 +108,7 @@ def test_unknown_kinds_and_fields_are_kept_raw() -> None:
     ],
 )
 def test_what_a_store_cannot_hold_is_refused(row: Any, says: str) -> None:
-    with pytest.raises(BatchError, match=f"^event 1 of the batch: .*{says}") as error:
+    with pytest.raises(BadEventError, match=f"^event 1 of the batch: .*{says}") as error:
         prepare([NOTE, row])
     assert error.value.position == 1
 

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
+from rhyme_openrlhf.api.ingest.workers import IngestionInterruptedError
 from rhyme_openrlhf.api.routes.ingest import RECEIPT_BYTES
 from rhyme_openrlhf.api.store.json_values import DEPTH
 from rhyme_openrlhf.api.store.models import Attempt, Run
@@ -267,3 +268,14 @@ def test_a_receipt_tells_what_comes_next_and_what_is_lost(api: Any) -> None:
     # What is lost comes first.
     answer = api.reporter.post(BATCHES, json={"events": [], "known": {"trainer": 5}}).json()
     assert answer["next"]["trainer"] == 0
+
+
+def test_a_batch_whose_ingestion_was_interrupted_is_asked_for_again(api: Any) -> None:
+    async def interrupted(sent: Any) -> Any:
+        raise IngestionInterruptedError("the ingestion was interrupted: send the batch again")
+
+    api.announce()
+    api.service.intake = interrupted
+    answer = api.reporter.post(f"/api/v1/ingest/attempts/{'b' * 16}/batches", json={"events": []})
+    assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
+    assert answer.json()["detail"] == "the ingestion was interrupted: send the batch again"

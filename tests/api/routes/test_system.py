@@ -64,7 +64,7 @@ def test_of_many_samples_few_are_read_and_extremes_stay(
     peaks += [(30.0 + i, "engines", EngineSample(1, 1, 4, 1.0, 50, 20, 10, 0.9 if i == 7 else 0.5)) for i in range(60)]
     api.send(numbered(peaks))
     exact = api.viewer.get(URL, params={"points": 20}).json()
-    monkeypatch.setattr("rhyme_openrlhf.api.ingest.system_rows.MAX_ROWS", 50)
+    monkeypatch.setattr("rhyme_openrlhf.api.read.system.MAX_ROWS", 50)
     loaded: list[Any] = []
     listen = lambda row, _: loaded.append(row)  # noqa: E731
     event.listen(SystemRow, "load", listen)

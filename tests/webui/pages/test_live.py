@@ -22,8 +22,8 @@ import httpx
 from playwright.sync_api import expect
 from sqlalchemy import delete
 
-from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.ingest.importer import import_directory
+from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import BrowserSession
 
@@ -283,7 +283,7 @@ def is_sign_out(route: Any) -> bool:
 
 def test_a_link_signs_in_once_and_says_so(dashboard: Any, browser_page: Any, chromium: Any) -> None:
     with dashboard.service.database.writing() as session:
-        code = auth.issue_code(session, time.time(), 60)
+        code = credentials.issue_code(session, time.time(), 60)
     link = f"{dashboard.url}/runs/{dashboard.run_uid}#code={code}"
     browser_page.goto(link)
     expect(browser_page).to_have_url(f"{dashboard.url}/runs/{dashboard.run_uid}")
@@ -295,7 +295,7 @@ def test_a_link_signs_in_once_and_says_so(dashboard: Any, browser_page: Any, chr
     other.goto(link)
     expect(other.get_by_role("alert")).to_contain_text("used already or is too old: `rhyme serve --new-link` prints")
     with dashboard.service.database.writing() as session:
-        code = auth.issue_code(session, time.time(), 60)
+        code = credentials.issue_code(session, time.time(), 60)
     # What a person has is the whole line.
     other.get_by_label("Token or link").fill(f"{dashboard.url}/#code={code}")
     other.keyboard.press("Enter")
@@ -393,7 +393,7 @@ def test_a_page_recovers_when_the_server_comes_back(
     database.upgrade()
     uid = import_directory(database, run_directory, time.time()).run_uid
     with database.writing() as session:
-        token = auth.issue_token(session, "operator", "operator", time.time()).secret
+        token = credentials.issue_token(session, "operator", "operator", time.time()).secret
     database.dispose()
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

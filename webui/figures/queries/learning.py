@@ -11,9 +11,9 @@ from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.fields import NO_NUL
 from rhyme_openrlhf.api.read.curves import Curve, curve_names, curves
 from rhyme_openrlhf.api.read.step_buckets import bucket_width
+from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import METRIC_LENGTH, EngineStepRow
 from rhyme_openrlhf.webui.figures.drawing import learning as drawing

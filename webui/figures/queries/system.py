@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.http.fields import NO_NUL
 from rhyme_openrlhf.api.read.machine_events import CacheRow, SystemRow, cache_rows, system_rows
+from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import NODE_LENGTH
 from rhyme_openrlhf.webui.figures.drawing import system as drawing
