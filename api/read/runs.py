@@ -131,13 +131,3 @@ def page_of(
     if cursor is not None:
         query = query.where(order.after(cursor))
     return cut(session.scalars(query).all(), limit, order)
-
-
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested configuration as dotted names; empty objects and lists are values."""
-    if not isinstance(config, dict) or not config:
-        return {prefix: config}
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
-    return flat

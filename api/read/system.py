@@ -1,4 +1,8 @@
-"""What machines did (SystemSample): into its table, and out of it as curves."""
+"""What a run's machines and KV caches did, read from the tables of their samples: as curves, and sample by sample.
+
+Invariant: no question gives more than about `MAX_ROWS` samples; of more, each has the same chance to be read, so that
+no machine is left out, and the same question gives the same ones.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,56 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import ColumnElement, Integer, cast, func, select
 from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.read.downsampling import downsample
-from rhyme_openrlhf.api.read.machine_events import MAX_ROWS, spread
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import EngineSampleRow, SystemRow
+
+# Read and drawn in a quarter of a second, and the page asks for several figures; 12 points for each of 500 pixels.
+MAX_ROWS = 6_000
+# More machines than a choice can list.
+MOST_NODES = 500
+# Two primes: ids times the first spread evenly over the remainders of the second.
+_SPREAD, _PARTS = 7919, 104_729
 
 SystemName = Literal[
     "cpu", "load", "memory_used", "disk_free", "shared_memory", "object_store", "gpu", "gpu_memory_used", "kv_cache"
 ]
 KV_CACHE = "kv_cache"
+
+
+@dataclass(frozen=True)
+class MachineSample:
+    """One SystemSample (telemetry/events.py says what its fields are); `time` in unix seconds."""
+
+    node: str
+    time: float
+    cpu: float | None
+    memory_used: int
+    memory_total: int
+    disk_free: int | None = None
+    shared_memory: int | None = None
+    object_store: int | None = None
+    gpu: tuple[float | None, ...] = ()
+    gpu_memory_used: tuple[float, ...] = ()
+    gpu_memory_total: tuple[float, ...] = ()
+    process_cpu: Mapping[str, float | None] = field(default_factory=dict)
+    process_memory: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CacheSample:
+    """Share of an engine's KV cache in use, 0 to 1; `time` in unix seconds."""
+
+    engine: int
+    time: float
+    kv_cache: float
 
 
 @dataclass(frozen=True)
@@ -73,6 +112,56 @@ def system_curves(
     return curves, [_now(row) for _, row in sorted(last.items())]
 
 
+def machine_samples(session: Session, run: Run, since: float, node: str = "") -> list[MachineSample]:
+    """Return samples of all attempts from unix time `since` on, in the order of time; `node` "": of all machines."""
+    of = SystemRow
+    window = [of.run_id == run.id, of.time >= since, *([of.node == node] if node else [])]
+    names = ("node", "time", "cpu", "memory_used", "memory_total", "disk_free", "shared_memory", "object_store")
+    columns = [*(getattr(of, name) for name in names), of.gpus, of.processes]
+    found = []
+    for *values, gpus_text, processes_text in _thinned(session, of.id, columns, window):
+        gpus, processes = msgspec.json.decode(gpus_text), msgspec.json.decode(processes_text)
+        busy, used, total = zip(*gpus, strict=True) if gpus else ((), (), ())
+        found.append(
+            MachineSample(
+                **dict(zip(names, values, strict=True)),
+                gpu=busy,
+                gpu_memory_used=used,
+                gpu_memory_total=total,
+                process_cpu={name: cores for name, (cores, _) in processes.items()},
+                process_memory={name: memory for name, (_, memory) in processes.items()},
+            )
+        )
+    return sorted(found, key=lambda one: one.time)
+
+
+def cache_samples(session: Session, run: Run, since: float) -> list[CacheSample]:
+    """Return the samples that say how much of the cache is in use, from unix time `since` on, in the order of time."""
+    of = EngineSampleRow
+    window = [of.run_id == run.id, of.time >= since, of.kv_cache.is_not(None)]
+    rows = _thinned(session, of.id, (of.engine, of.time, of.kv_cache), window)
+    return sorted((CacheSample(*row) for row in rows), key=lambda one: one.time)
+
+
+def nodes_of(session: Session, run: Run) -> list[str]:
+    """Return the machines among the newest samples, by name."""
+    newest = select(SystemRow.node).where(SystemRow.run_id == run.id).order_by(SystemRow.time.desc()).limit(MOST_NODES)
+    return sorted(set(session.scalars(newest)))
+
+
+def _thinned(session: Session, ids: Any, columns: Sequence[Any], window: Sequence[ColumnElement[bool]]) -> Any:
+    """Return the columns of about `MAX_ROWS` rows of a window at most."""
+    count = session.scalar(select(func.count()).where(*window)) or 0
+    further = [_spread(ids, count, MAX_ROWS)] if count > MAX_ROWS else []
+    return session.execute(select(*columns).where(*window, *further).order_by(ids))
+
+
+def _spread(ids: Any, count: int, most: int) -> ColumnElement[bool]:
+    """Return the condition that about `most` of `count` rows meet, the same ones each time, by their `ids`."""
+    condition: ColumnElement[bool] = (ids * _SPREAD) % _PARTS < _PARTS * most // count
+    return condition
+
+
 def _all_curves(
     session: Session, window: Sequence[ColumnElement[bool]], names: Sequence[SystemName], points: int
 ) -> tuple[list[SystemCurve], dict[str, SystemRow]]:
@@ -98,7 +187,7 @@ def _stretched_curves(
     gpus: dict[str, list[tuple[float, str]]] = defaultdict(list)
     if not _OF_GPUS.keys().isdisjoint(names):
         part = select(SystemRow.node, SystemRow.time, SystemRow.gpus)
-        part = part.where(*window, spread(SystemRow.id, count, MAX_ROWS)).order_by(SystemRow.time, SystemRow.id)
+        part = part.where(*window, _spread(SystemRow.id, count, MAX_ROWS)).order_by(SystemRow.time, SystemRow.id)
         for node, time, text in session.execute(part):
             gpus[node].append((time, text))
     curves = []

@@ -12,7 +12,7 @@ from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import FromStep, RunUid, ToStep
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
-from rhyme_openrlhf.api.read.comparison import COMPARED, MAX_COMPARED, configuration, differing, figures_of, ratio
+from rhyme_openrlhf.api.read.comparison import COMPARED, MAX_COMPARED, differing, everything_of, figures_of, ratio
 from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, Curve, curve_names, curves
 from rhyme_openrlhf.api.read.run_json import RunSummary, run_summary
 from rhyme_openrlhf.api.read.runs import names_around
@@ -203,9 +203,9 @@ def compare(
 def config_diff(
     who: auth.Viewer, service: ServiceDep, a: Annotated[UidText, Query()], b: Annotated[UidText, Query()]
 ) -> ConfigDiff:
-    """What the configurations and versions of two runs do not share, by dotted name."""
+    """What two runs recorded and do not share, by name: settings (`group.name`), machine, versions and commits."""
     with service.database.reading() as session:
-        flat = [configuration(find_run(session, uid)) for uid in (a, b)]
+        flat = [everything_of(find_run(session, uid)) for uid in (a, b)]
     differences = [
         Difference(name=name, a=flat[0].get(name), b=flat[1].get(name), in_a=name in flat[0], in_b=name in flat[1])
         for name in differing(flat)

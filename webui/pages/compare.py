@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.read.comparison import MAX_COMPARED, differing, figures_of, ratio
+from rhyme_openrlhf.api.read.comparison import MAX_COMPARED, differing, everything_of, figures_of, ratio
 from rhyme_openrlhf.api.read.curves import Axis
 from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
 from rhyme_openrlhf.api.store.bounds import UidText
@@ -23,7 +23,7 @@ from rhyme_openrlhf.api.store.status import ACTIVE
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.several_runs import RUNS_FIGURES, run_names
 from rhyme_openrlhf.webui.pages.rendering import PageDep
-from rhyme_openrlhf.webui.run.recorded_settings import everything_of, is_own, rows_of
+from rhyme_openrlhf.webui.run.recorded_settings import is_own, rows_of
 from rhyme_openrlhf.webui.site import text
 
 router = APIRouter(include_in_schema=False)

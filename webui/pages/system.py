@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from rhyme_openrlhf.api.http.fields import RunUid
-from rhyme_openrlhf.api.read.machine_events import nodes_of
+from rhyme_openrlhf.api.read.system import nodes_of
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.record import NODE_LENGTH

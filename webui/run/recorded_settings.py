@@ -1,8 +1,4 @@
-"""A run's settings by the names that the form and the command line have, whatever recorded them. Pure.
-
-A run directory's config.json has OpenRLHF's namespace (`arguments`, with ours in it) and our settings again, checked
-(`settings`): here each option stands once, as `group.name`. A run that has not started has what its spec says.
-"""
+"""A run's settings by the names that the form and the command line have, whatever recorded them. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any
 from rhyme_openrlhf.api.launch.schema import options
 from rhyme_openrlhf.api.launch.spec import SpecError
 from rhyme_openrlhf.api.launch.spec_command import from_argv
-from rhyme_openrlhf.api.read.runs import flatten
+from rhyme_openrlhf.api.read.comparison import GIT, settings_of
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.webui.new_run.form import written
 from rhyme_openrlhf.webui.new_run.option_words import explained
@@ -21,7 +17,6 @@ from rhyme_openrlhf.webui.new_run.option_words import explained
 # What every run has of its own: two runs always differ in it.
 _OWN = ("run.dir", "run.name", "ckpt.path", "ckpt.output_dir", "logger.wandb.run_name")
 _OWN_GROUPS = ("control.",)
-MACHINE, VERSIONS, GIT = "machine", "versions", "git"
 # What has a commit of its own (telemetry/source_code.py).
 _CHECKOUTS = (("package", "rhyme-openrlhf"), ("directory", "folder it was started in"))
 
@@ -46,32 +41,6 @@ class Setting:
     given: bool
     differs: bool = False
     other: str = ""
-
-
-def settings_of(run: Run) -> dict[str, Any]:
-    """Every recorded setting by its key; without machine and versions."""
-    config: Mapping[str, Any] = run.config
-    arguments, ours = config.get("arguments"), config.get("settings")
-    found: dict[str, Any] = {}
-    for part in (arguments, ours):
-        if isinstance(part, Mapping):
-            found.update(flatten(part))
-    if not found and run.spec is not None:
-        found = {
-            f"{group}.{name}": value
-            for group, values in run.spec["arguments"].items()
-            for name, value in values.items()
-        }
-    return found
-
-
-def everything_of(run: Run) -> dict[str, Any]:
-    """Settings, machine, versions and commits: what a comparison looks at."""
-    found = settings_of(run)
-    for name, part in ((MACHINE, run.config.get(MACHINE)), (VERSIONS, run.versions), (GIT, run.config.get(GIT))):
-        if isinstance(part, Mapping) and part:
-            found.update(flatten(part, name))
-    return found
 
 
 def commits_of(run: Run) -> list[Commit]:

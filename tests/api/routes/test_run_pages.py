@@ -160,8 +160,8 @@ def test_the_difference_of_two_configurations(api: Any) -> None:
     api.announce(run="c" * 16, attempt="d" * 16, config=config)
     diff = get(api, "/api/v1/config-diff", a="a" * 16, b="c" * 16)["differences"]
     assert {row["name"]: (row["a"], row["b"], row["in_a"], row["in_b"]) for row in diff} == {
-        "config.settings.new": (None, {}, False, True),
-        "config.settings.window": (2, 3, True, True),
+        "new": (None, {}, False, True),
+        "window": (2, 3, True, True),
         "versions.vllm": ("1", "2", True, True),
     }
 

@@ -13,7 +13,7 @@ from statistics import fmean
 import plotly.graph_objects as go
 
 from rhyme_openrlhf.api.read.downsampling import downsample
-from rhyme_openrlhf.api.read.machine_events import CacheRow, SystemRow
+from rhyme_openrlhf.api.read.system import CacheSample, MachineSample
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import blank, plain
 
@@ -34,7 +34,7 @@ OTHERS = "others"
 Points = Mapping[str, Sequence[tuple[float, float]]]
 
 
-def _per_node(rows: Iterable[SystemRow], value: Callable[[SystemRow], float | None]) -> dict[str, list]:
+def _per_node(rows: Iterable[MachineSample], value: Callable[[MachineSample], float | None]) -> dict[str, list]:
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
         known = value(row)
@@ -43,26 +43,26 @@ def _per_node(rows: Iterable[SystemRow], value: Callable[[SystemRow], float | No
     return dict(sorted(found.items()))
 
 
-def cpu(rows: Sequence[SystemRow], options: object) -> go.Figure:
+def cpu(rows: Sequence[MachineSample], options: object) -> go.Figure:
     """Share of all cores of each machine."""
     found = _per_node(rows, lambda row: row.cpu)
     return _drawn(found, "machine", "Share of all cores", "Processor use of each machine.", NOT_RECORDED, share=True)
 
 
-def memory(rows: Sequence[SystemRow], options: object) -> go.Figure:
+def memory(rows: Sequence[MachineSample], options: object) -> go.Figure:
     """Share of each machine's memory in use."""
     found = _per_node(rows, lambda row: row.memory_used / row.memory_total if row.memory_total else None)
     text = "Memory in use on each machine."
     return _drawn(found, "machine", "Share of memory", text, NOT_RECORDED, share=True)
 
 
-def disk(rows: Sequence[SystemRow], options: object) -> go.Figure:
+def disk(rows: Sequence[MachineSample], options: object) -> go.Figure:
     """Free space where the run directory is."""
     found = _per_node(rows, lambda row: None if row.disk_free is None else row.disk_free / GIGABYTE)
     return _drawn(found, "machine", "GB free", "Free disk space where the run directory is.", NOT_RECORDED)
 
 
-def store(rows: Sequence[SystemRow], options: object) -> go.Figure:
+def store(rows: Sequence[MachineSample], options: object) -> go.Figure:
     """Ray's object store, and all of /dev/shm, which holds it and the shared weights."""
     kept = _per_node(rows, lambda row: None if row.object_store is None else row.object_store / GIGABYTE)
     shared = _per_node(rows, lambda row: None if row.shared_memory is None else row.shared_memory / GIGABYTE)
@@ -71,14 +71,14 @@ def store(rows: Sequence[SystemRow], options: object) -> go.Figure:
     return _drawn(found, "part", "GB in use", "Ray's object store and shared memory in use.", NOT_RECORDED)
 
 
-def gpu(rows: Sequence[SystemRow], options: object) -> go.Figure:
+def gpu(rows: Sequence[MachineSample], options: object) -> go.Figure:
     """Share of time in which each GPU had work."""
     empty = NO_GPU if rows else NOT_RECORDED
     found = _per_gpu(rows, lambda row: row.gpu)
     return _drawn(found, "GPU", "Share of time", "How busy each GPU was.", empty, share=True)
 
 
-def gpu_memory(rows: Sequence[SystemRow], options: object) -> go.Figure:
+def gpu_memory(rows: Sequence[MachineSample], options: object) -> go.Figure:
     """Share of each GPU's memory in use."""
     found = _per_gpu(
         rows, lambda row: [u / t for u, t in zip(row.gpu_memory_used, row.gpu_memory_total, strict=False) if t]
@@ -87,38 +87,40 @@ def gpu_memory(rows: Sequence[SystemRow], options: object) -> go.Figure:
     return _drawn(found, "GPU", "Share of memory", "Memory in use on each GPU.", empty, share=True)
 
 
-def _per_gpu(rows: Iterable[SystemRow], values: Callable[[SystemRow], Sequence[float]]) -> dict[str, list]:
+def _per_gpu(
+    rows: Iterable[MachineSample], values: Callable[[MachineSample], Sequence[float | None]]
+) -> dict[str, list]:
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
         for number, value in enumerate(values(row)):
-            found[f"{row.node} GPU {number}"].append((row.time, value))
+            if value is not None:
+                found[f"{row.node} GPU {number}"].append((row.time, value))
     return dict(sorted(found.items()))
 
 
-def kv_cache(rows: Sequence[CacheRow], options: object) -> go.Figure:
+def kv_cache(rows: Sequence[CacheSample], options: object) -> go.Figure:
     """Share of each engine's KV cache in use."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.engine):
-        if row.kv_cache is not None:
-            found[f"engine {row.engine}"].append((row.time, row.kv_cache))
+        found[f"engine {row.engine}"].append((row.time, row.kv_cache))
     text = "KV cache in use on each engine while it generates."
     return _drawn(found, "engine", "Share of the KV cache", text, NO_CACHE, share=True)
 
 
-def process_cpu(rows: Sequence[SystemRow], options: object) -> go.Figure:
+def process_cpu(rows: Sequence[MachineSample], options: object) -> go.Figure:
     """Cores that each of the run's processes keeps busy."""
     text = "Processor cores that the run's processes keep busy."
     return _drawn(_per_process(rows, lambda row: row.process_cpu, 1), "process", "Cores", text, NOT_RECORDED)
 
 
-def process_memory(rows: Sequence[SystemRow], options: object) -> go.Figure:
+def process_memory(rows: Sequence[MachineSample], options: object) -> go.Figure:
     """Memory of each of the run's processes."""
     found = _per_process(rows, lambda row: row.process_memory, GIGABYTE)
     return _drawn(found, "process", "GB resident", "Memory of the run's processes.", NOT_RECORDED)
 
 
 def _per_process(
-    rows: Iterable[SystemRow], values: Callable[[SystemRow], Mapping[str, float]], unit: float
+    rows: Iterable[MachineSample], values: Callable[[MachineSample], Mapping[str, float | None]], unit: float
 ) -> dict[str, list]:
     """The processes with the largest means by name, and by machine where there are several; the rest is added up."""
     rows = list(rows)
@@ -126,7 +128,11 @@ def _per_process(
     sums: dict[str, float] = defaultdict(float)
     looks: list[tuple[float, dict[str, float]]] = []
     for row in rows:
-        mine = {f"{name}, {row.node}" if several else name: value for name, value in values(row).items()}
+        mine = {
+            f"{name}, {row.node}" if several else name: value
+            for name, value in values(row).items()
+            if value is not None
+        }
         looks.append((row.time, mine))
         for name, value in mine.items():
             sums[name] += value

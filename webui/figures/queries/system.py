@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.read.machine_events import CacheRow, SystemRow, cache_rows, system_rows
+from rhyme_openrlhf.api.read.system import CacheSample, MachineSample, cache_samples, machine_samples
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import NODE_LENGTH
@@ -30,15 +30,14 @@ class MachineWindow(BaseModel):
         return run.last_event_at - self.hours * _HOUR if self.hours and run.last_event_at else 0.0
 
 
-def ask_system(session: Session, run: Run, window: MachineWindow) -> list[SystemRow]:
+def ask_system(session: Session, run: Run, window: MachineWindow) -> list[MachineSample]:
     """The machines' samples."""
-    found = system_rows(session, run, window.since(run))
-    return [row for row in found if window.node in ("", row.node)]
+    return machine_samples(session, run, window.since(run), window.node)
 
 
-def ask_caches(session: Session, run: Run, window: MachineWindow) -> list[CacheRow]:
+def ask_caches(session: Session, run: Run, window: MachineWindow) -> list[CacheSample]:
     """The engines' samples; which machine an engine is on is not recorded."""
-    return cache_rows(session, run, window.since(run))
+    return cache_samples(session, run, window.since(run))
 
 
 FIGURES: tuple[RunFigure, ...] = (

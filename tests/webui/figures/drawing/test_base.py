@@ -7,7 +7,7 @@ import json
 import plotly.graph_objects as go
 import pytest
 
-from rhyme_openrlhf.api.read.machine_events import SystemRow
+from rhyme_openrlhf.api.read.system import MachineSample
 from rhyme_openrlhf.webui.figures.drawing import system
 from rhyme_openrlhf.webui.figures.drawing.base import blank, figure_json, plain
 
@@ -45,5 +45,5 @@ def test_what_is_plain_already_stays() -> None:
 
 
 def test_names_of_machines_read_as_they_were_written() -> None:
-    row = SystemRow(node="<b>&lt;", cpu=0.5, memory_used=1.0, memory_total=2.0, time=60.0)
+    row = MachineSample(node="<b>&lt;", cpu=0.5, memory_used=1.0, memory_total=2.0, time=60.0)
     assert system.cpu([row], None).data[0].name == "&lt;b&gt;&amp;lt;"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rhyme_openrlhf.api.read.machine_events import CacheRow, SystemRow
+from rhyme_openrlhf.api.read.system import CacheSample, MachineSample
 from rhyme_openrlhf.webui.figures.drawing import system
 
 
-def row(node: str, time: float, **more: object) -> SystemRow:
-    values: dict[str, object] = {"cpu": 0.5, "memory_used": 8e9, "memory_total": 16e9, "time": time}
-    return SystemRow(node=node, **{**values, **more})  # type: ignore[arg-type]
+def row(node: str, time: float, **more: object) -> MachineSample:
+    values: dict[str, object] = {"cpu": 0.5, "memory_used": 8 * 10**9, "memory_total": 16 * 10**9, "time": time}
+    return MachineSample(node=node, **{**values, **more})  # type: ignore[arg-type]
 
 
 def test_few_machines_have_a_line_each() -> None:
@@ -28,7 +28,7 @@ def test_many_machines_are_summed_up() -> None:
 
 
 def test_gpus_are_told_apart_and_their_absence_is_said() -> None:
-    rows = [row("a", 1.0, gpu=[0.5, 0.9], gpu_memory_used=[40.0, 60.0], gpu_memory_total=[80.0, 80.0])]
+    rows = [row("a", 1.0, gpu=(0.5, 0.9), gpu_memory_used=(40.0, 60.0), gpu_memory_total=(80.0, 80.0))]
     assert [trace.name for trace in system.gpu(rows, None).data] == ["a GPU 0", "a GPU 1"]
     assert [list(trace.y) for trace in system.gpu_memory(rows, None).data] == [[0.5], [0.75]]
     assert "No GPU" in system.gpu([row("a", 1.0)], None).layout.meta["empty"]
@@ -49,8 +49,8 @@ def test_processes_of_the_same_name_on_two_machines_are_two() -> None:
 
 
 def test_older_records_without_the_cache_say_so() -> None:
-    assert "KV cache" in system.kv_cache([CacheRow(0)], None).layout.meta["empty"]
-    assert list(system.kv_cache([CacheRow(1, 0.5, 2.0)], None).data[0].y) == [0.5]
+    assert "KV cache" in system.kv_cache([], None).layout.meta["empty"]
+    assert list(system.kv_cache([CacheSample(1, 2.0, 0.5)], None).data[0].y) == [0.5]
 
 
 def test_what_a_machine_does_not_know_is_left_out() -> None:
