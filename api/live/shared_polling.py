@@ -1,7 +1,7 @@
 """One look a tick on behalf of all who wait for the same kind of thing, however many wait.
 
 A `SharedLook` reads the values of all watched keys at once, in one thread, and tells each watcher when its key's value
-has changed. `Waiting` is what one live stream sleeps on between two of those.
+has changed. `Sleeper` is what one live stream sleeps on between two of those.
 
 Invariants: nothing is read while nobody watches; a value that changes after `watch` began is told; a look that fails
 ends all watchers of its kind, whose readers come back by themselves. Everything here belongs to one event loop; only
@@ -26,7 +26,7 @@ V = TypeVar("V")
 logger = logging.getLogger(__name__)
 
 
-class Waiting:
+class Sleeper:
     """One stream between two looks. It begins with a look that is due."""
 
     def __init__(self) -> None:

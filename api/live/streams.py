@@ -24,7 +24,7 @@ from anyio.to_thread import run_sync
 from sqlalchemy import func, select
 
 from rhyme_openrlhf.api.live.news import News
-from rhyme_openrlhf.api.live.shared_polling import SharedLook, Waiting
+from rhyme_openrlhf.api.live.shared_polling import SharedLook, Sleeper
 from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
 from rhyme_openrlhf.api.store.credentials import Caller, still_hold
 from rhyme_openrlhf.api.store.database import Database
@@ -123,9 +123,9 @@ class LiveLooks:
 
 
 @contextmanager
-def _stream(live: LiveLooks, caller: Caller) -> Iterator[Waiting]:
+def _stream(live: LiveLooks, caller: Caller) -> Iterator[Sleeper]:
     """A stream that ends after `STREAM_SECONDS`, or when its reader's right does."""
-    stream = Waiting()
+    stream = Sleeper()
     timer = asyncio.get_running_loop().call_later(STREAM_SECONDS, stream.end)
 
     def checked(holds: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 
 from sqlalchemy.exc import OperationalError
 
-from rhyme_openrlhf.api.live.shared_polling import SharedLook, Waiting
+from rhyme_openrlhf.api.live.shared_polling import SharedLook, Sleeper
 
 TICK = 0.01
 END_SECONDS = 20.0
@@ -79,7 +79,7 @@ def test_a_look_that_fails_ends_its_watchers_and_the_next_watcher_has_looks_agai
     async def watch() -> None:
         store = Store()
         shared = SharedLook(store.look, TICK)
-        stream = Waiting()
+        stream = Sleeper()
         store.broken = True
         with shared.watch("a", ignore, stream.end):
             async with asyncio.timeout(END_SECONDS):
@@ -94,7 +94,7 @@ def test_a_look_that_fails_ends_its_watchers_and_the_next_watcher_has_looks_agai
 
 def test_what_wakes_a_stream_during_its_look_makes_the_next_look_due() -> None:
     async def sleep() -> None:
-        stream = Waiting()
+        stream = Sleeper()
         assert await stream.look_due()
         stream.wake()
         assert await stream.look_due()
