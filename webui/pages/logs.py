@@ -18,8 +18,7 @@ from rhyme_openrlhf.api.read.log_files import LogError, LogFile, list_processes,
 from rhyme_openrlhf.api.read.log_search import SEARCH_LENGTH
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.lookup import NotFoundError, find_run
-from rhyme_openrlhf.webui.pages.query_words import whole_number
-from rhyme_openrlhf.webui.pages.rendering import PageDep
+from rhyme_openrlhf.webui.pages.rendering import PageDep, whole_number
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.run.attempts import attempts_of
 

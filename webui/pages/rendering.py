@@ -1,8 +1,8 @@
 """What every page and piece is made with: who asks, the store, and the templates.
 
 A route takes `page: PageDep` and ends with `return page.render("run.html", ...)`. Invariants: whoever is not signed in
-sees no page (`install.py` sends them to /sign-in); templates escape everything; no page is kept by a cache, because it
-shows what its reader may see and carries the session's CSRF token.
+sees no page (`webui/install.py` sends them to /sign-in); templates escape everything; no page is kept by a cache, because
+it shows what its reader may see and carries the session's CSRF token.
 """
 
 from __future__ import annotations
@@ -89,6 +89,15 @@ def url_with(path: str, given: list[tuple[str, str]], changes: dict[str, Any]) -
         values = value if isinstance(value, (list, tuple)) else [value]
         query += [(name, str(one)) for one in values if one not in (None, "")]
     return f"{path}?{urlencode(query)}" if query else path
+
+
+def whole_number(given: str) -> int | None:
+    """Return the number that `given` writes in decimal digits alone, 0 or more; None for anything else.
+
+    A form sends what is not chosen as an empty text, and that is no error.
+    """
+    # isdigit() takes every script's digits, and superscripts, which int() refuses.
+    return int(given) if given.isascii() and given.isdigit() else None
 
 
 def _page(request: Request, who: auth.Viewer, service: ServiceDep) -> Page:

@@ -28,8 +28,7 @@ from rhyme_openrlhf.api.read.sample_files import (
 )
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.api.store.lookup import find_run
-from rhyme_openrlhf.webui.pages.query_words import whole_number
-from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with, whole_number
 from rhyme_openrlhf.webui.pages.run import run_context
 
 router = APIRouter(include_in_schema=False)

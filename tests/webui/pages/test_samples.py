@@ -7,7 +7,7 @@ import pytest
 from rhyme_openrlhf.speculation import settings
 from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES
 from rhyme_openrlhf.telemetry.sample_records import CONTEXT
-from rhyme_openrlhf.webui.pages.query_words import whole_number
+from rhyme_openrlhf.webui.pages.rendering import whole_number
 from rhyme_openrlhf.webui.pages.samples import SOURCES
 
 WEBUI = Path(__file__).parents[3] / "webui"
