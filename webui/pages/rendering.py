@@ -1,7 +1,7 @@
 """What every page and piece is made with: who asks, the store, and the templates.
 
 A route takes `page: PageDep` and ends with `return page.render("run.html", ...)`. Invariants: whoever is not signed in
-sees no page (`webui/install.py` sends them to /sign-in); templates escape everything; no page is kept by a cache, because
+sees no page (`install.py` sends them to /sign-in); templates escape everything; no page is kept by a cache, because
 it shows what its reader may see and carries the session's CSRF token.
 """
 
