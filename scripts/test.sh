@@ -89,7 +89,7 @@ case ${1-} in
         run python -m pytest -n 2 -p no:randomly -m "not server"
         server newest
         ;;
-    --quick) run python -m pytest -n 2 -m "not slow and not ($STARTS_MUCH)" ;;
+    --quick) run python -m pytest -n 2 --hypothesis-profile=quick -m "not slow and not ($STARTS_MUCH)" ;;
     --changed)
         # Not in one line with mapfile: its failure must be seen.
         CHOSEN=$(python scripts/changed_tests.py "${@:2}")
