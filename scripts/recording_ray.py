@@ -82,6 +82,9 @@ class RecordingRay:
         ray = self
 
         class Handler(BaseHTTPRequestHandler):
+            # An answer is written in two parts: the second would wait 40 ms for the first one's acknowledgement.
+            disable_nagle_algorithm = True
+
             def do_GET(self) -> None:
                 self._answer(*ray.get(self.path.partition("?")[0]))
 

@@ -17,7 +17,8 @@
 # Without arguments, with --slow and with --server, tests run in the order of their files. Otherwise, files without engines
 # and Ray run in another order each time; `-p no:randomly` keeps the order there too.
 # Runs everything even when an early part fails, so that one run shows all faults; fails when anything failed.
-# Two pytest processes share the tests (tests/side_by_side.py); `-n 0` runs them in one, for a debugger.
+# Two pytest processes share the tests (tests/side_by_side.py), and without arguments and with --slow a third one has the
+# control plane's; `-n 0` runs them in one, for a debugger.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -39,15 +40,32 @@ finish() {
 }
 
 # The server extra in an environment of its own, and the tests that need nothing else.
-server() { # newest|oldest
+server() { # newest|oldest [PROCESSES]
     local venv=.venv-server-$1 options=(--upgrade --upgrade-strategy eager)
     if [[ $1 = oldest ]]; then
         python scripts/lowest_versions.py server >"$venv.txt"
         options=(-c "$venv.txt")
     fi
     [[ -x $venv/bin/python ]] || run python -m venv "$venv"
-    run "$venv/bin/python" -m pip install -q --disable-pip-version-check "${options[@]}" ".[server,test]"
-    run "$venv/bin/python" -m pytest -n 2 -p no:randomly -m "server and not slow" tests/api tests/webui tests/test_server_extra.py
+    # Built in the source tree, where a test of the wheel may be building it too (tests/conftest.py).
+    run flock pyproject.toml "$venv/bin/python" -m pip install -q --disable-pip-version-check "${options[@]}" ".[server,test]"
+    run "$venv/bin/python" -m pytest -n "${2-2}" -p no:randomly -m "server and not slow" tests/api tests/webui tests/test_server_extra.py
+}
+
+# The same with one process, beside other tests; what it prints and what failed comes at `join_server`.
+server_beside() {
+    SERVER_LOG=$(mktemp)
+    (
+        FAILED=()
+        server newest 1
+        ((${#FAILED[@]} == 0))
+    ) >"$SERVER_LOG" 2>&1 &
+    SERVER=$!
+}
+
+join_server() {
+    wait "$SERVER" || FAILED+=("the control plane's tests at its newest releases")
+    cat "$SERVER_LOG"
 }
 
 scripts/setup_cpu.sh --extras test,demo
@@ -76,20 +94,22 @@ if command -v clang-tidy >/dev/null; then
 fi
 # Beside the tests; what it prints comes after them.
 TYPES=$(mktemp)
-trap 'rm -f "$TYPES"' EXIT
+trap 'rm -f "$TYPES" ${SERVER_LOG:+"$SERVER_LOG"}' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
 STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python"
 case ${1-} in
     "")
+        server_beside
         run python -m pytest -n 2 -p no:randomly -m "not slow and not server"
-        server newest
+        join_server
         ;;
     --slow)
+        server_beside
         run python -m pytest -n 2 -p no:randomly -m "not server"
-        server newest
+        join_server
         ;;
-    --quick) run python -m pytest -n 2 -m "not slow and not ($STARTS_MUCH)" ;;
+    --quick) run python -m pytest -n 2 --hypothesis-profile=quick -m "not slow and not ($STARTS_MUCH)" ;;
     --changed)
         # Not in one line with mapfile: its failure must be seen.
         CHOSEN=$(python scripts/changed_tests.py "${@:2}")

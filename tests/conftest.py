@@ -34,6 +34,8 @@ GUARD.install()
 # No test asserts time: a machine that does other work too takes longer for an example.
 hypothesis.settings.register_profile("any-machine", deadline=None)
 hypothesis.settings.load_profile("any-machine")
+# As many examples as tests/examples.py says; chosen by `--hypothesis-profile=quick`.
+hypothesis.settings.register_profile("quick", deadline=None)
 
 # The pure parts are tested without torch too.
 if importlib.util.find_spec("torch"):

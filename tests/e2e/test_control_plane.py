@@ -8,29 +8,56 @@ from pathlib import Path
 
 import pytest
 
+from rhyme_openrlhf.telemetry.run_files import STOP_REQUEST
 from tests.e2e.plane import RUN_TIMEOUT_S, Plane
 
 pytest.importorskip("uvicorn")
 
 pytestmark = pytest.mark.timeout(1200)
 
-# So many that the run is still on its way when a slow machine has seen its first step and asked it to stop.
-STEPS = 16
+# Two of an epoch; the run is asked to stop within the third.
+STEPS = 4
+# Of a step (SMALL in conftest.py).
+SAMPLES = 16
+# The embedded reward; a run goes on after step 2 only when the file `go` is there.
+HELD_REWARD = """
+import time
+from pathlib import Path
+from rhyme_openrlhf.embedded import reward
+
+def reward_func(queries, prompts, labels, **more):
+    with Path({asked!r}).open("a") as asked:
+        asked.write("." * len(queries))
+    end = time.monotonic() + {limit}
+    while Path({asked!r}).stat().st_size > {samples} and not Path({go!r}).exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    return reward.reward_func(queries, prompts, labels, **more)
+"""
 
 
 def test_a_run_is_started_watched_stopped_resumed_and_cloned(
     plane: Plane, small_options: list[str], small_prompts: Path, tmp_path: Path
 ) -> None:
     demo = ["rhyme", "demo", *small_options, "--data.prompt_dataset", str(small_prompts), "--vllm.num_engines", "1"]
-    plane.runs("start", "--name", "first", "--", *demo, "--train.num_episodes", str(STEPS // 2))
+    go, reward = tmp_path / "go", small_prompts.parent / "held_reward.py"
+    places = {"asked": str(tmp_path / "asked"), "go": str(go)}
+    reward.write_text(HELD_REWARD.format(limit=RUN_TIMEOUT_S, samples=2 * SAMPLES, **places))
+    held = ["--reward.remote_url", str(reward), "--limits.reward_s", str(RUN_TIMEOUT_S)]
+    plane.runs("start", "--name", "first", "--", *demo, "--train.num_episodes", str(STEPS // 2), *held)
     end = time.monotonic() + RUN_TIMEOUT_S
-    while plane.show("first")["step"] < 1:
+    while plane.show("first")["step"] < 2:
         assert time.monotonic() < end, plane.runs("logs", "first")
         time.sleep(0.5)
+    plane.runs("stop", "first")
+    request = Path(plane.show("first")["attempts"][0]["run_directory"]) / STOP_REQUEST
+    while not request.exists():
+        assert time.monotonic() < end, plane.show("first")
+        time.sleep(0.1)
+    go.touch()
     plane.runs("stop", "first", "--wait")
     stopped = plane.show("first")
     assert (stopped["status"], stopped["message"]) == ("stopped", "stopped on request")
-    assert 1 <= stopped["step"] < STEPS
+    assert stopped["step"] == STEPS - 1
 
     plane.runs("resume", "first")
     told = plane.runs("logs", "first", "-f")

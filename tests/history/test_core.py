@@ -22,6 +22,7 @@ from rhyme_openrlhf.history.index import (
     _checksum,
     build_index,
 )
+from tests.examples import examples
 
 RULES = {
     "longest": 16, "shortest": 2, "siblings": True, "own_output": True, "window_start": 2, "window_step": 2,
@@ -94,7 +95,7 @@ def example() -> np.ndarray:
     return build_index([Piece([1, 2, 3], [4, 5, 6, 1, 2, 3, 4, 9], 1.0), Piece([1, 2, 3], [4, 7], 0.0)])
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=examples(400), deadline=None, derandomize=True)
 @given(st.integers(0, 2**32 - 1))
 def test_torn_damaged_and_foreign_buffers_are_refused_and_never_crash(seed: int) -> None:
     """With the checksum made to fit, so that what is behind it is asked: sizes and counts that are not those."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.history.core import core
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
+from tests.examples import examples
 
 TOKENS = st.lists(st.integers(0, 2), max_size=30)
 PIECES = st.lists(st.builds(Piece, st.lists(st.integers(0, 2), max_size=3), TOKENS, st.just(1.0)), max_size=5)
@@ -39,7 +40,7 @@ def check(pieces: list[Piece], parts: list[tuple[list[int], int, int]], longest:
     return found
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=examples(400), deadline=None, derandomize=True)
 @given(PIECES, PARTS, st.integers(1, 8), st.lists(st.integers(1, 8), min_size=1, max_size=3))
 def test_it_finds_what_a_search_finds(
     pieces: list[Piece], parts: list[tuple[list[int], int, int]], longest: int, least: list[int]

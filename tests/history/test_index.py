@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.history.index import VERSION, Draft, DraftIndex, IndexBufferError, Piece, build_index
+from tests.examples import examples
 
 # As csrc/walk.cpp and search.cpp have them.
 CONFIDENCE_A, CONFIDENCE_B, SHORT_MATCH_FACTOR, SURE_MATCH = 0.5, 0.55, 0.92, 12
@@ -62,7 +63,7 @@ def oracle(pieces: list[Piece], context: list[int], prefix_max: int, prefix_min:
     return Draft([], 0)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=examples(400), deadline=None, derandomize=True)
 @given(PIECES, CONTEXTS, st.integers(1, 7), st.integers(1, 7), st.integers(1, 20))
 def test_draft_is_what_the_rules_say(
     pieces: list[Piece], context: list[int], bound: int, other_bound: int, limit: int
@@ -72,7 +73,7 @@ def test_draft_is_what_the_rules_say(
     assert index.draft(context, prefix_max, prefix_min, limit) == oracle(pieces, context, prefix_max, prefix_min, limit)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=6), st.integers(2, 60), st.integers(1, 4))
 def test_repetitive_text_is_sorted_right(period: list[int], repeats: int, copies: int) -> None:
     """Many rounds of prefix doubling: long common prefixes within a piece and between pieces."""
@@ -83,7 +84,7 @@ def test_repetitive_text_is_sorted_right(period: list[int], repeats: int, copies
         assert index.draft(context, 5, 1, 40) == oracle(pieces, context, 5, 1, 40)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(PIECES, CONTEXTS, st.integers(1, 20))
 def test_confidence_is_what_the_counts_say(pieces: list[Piece], context: list[int], limit: int) -> None:
     found = DraftIndex.from_buffer(build_index(pieces)).draft(context, 7, 1, limit)
@@ -209,7 +210,7 @@ def test_impossible_prefix_bounds_are_refused(bounds: tuple[int, int]) -> None:
         index.draft([1], *bounds, 1)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=4), st.integers(1, 9))
 def test_large_nodes_are_searched_right(branches: list[tuple[int, int]], shortest: int) -> None:
     """More suffixes at a node, and more tokens before it, than are looked at one by one."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.history.index_store import IndexStore
+from tests.examples import examples
 
 SIZE = 1000
 
@@ -115,7 +116,7 @@ def test_an_earlier_life_s_files_are_removed_and_so_are_ours(store: IndexStore, 
     assert not (tmp_path / "spilled").exists()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["put", "bring", "drop", "limit"]), st.integers(0, 7), st.integers(0, 4)), max_size=40

@@ -15,6 +15,7 @@ from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.journal import NO_RUN, JournaledShard, JournalError, read_entries, write_entries
 from rhyme_openrlhf.history.record import Record, decode, encode
 from rhyme_openrlhf.history.shard import HistoryShard
+from tests.examples import examples
 
 TOKEN = b"a run's own 16 b"
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=12)
@@ -64,7 +65,7 @@ def test_what_was_recorded_is_there_again(
         assert sorted(map(repr, kept)) == sorted(map(repr, found))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(batches, st.data())
 def test_a_torn_tail_costs_only_what_was_being_written(
     tmp_path_factory: pytest.TempPathFactory, written: list[list[Record]], data: st.DataObject

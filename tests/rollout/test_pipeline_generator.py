@@ -24,6 +24,7 @@ from rhyme_openrlhf.rollout import pipeline_generator
 from rhyme_openrlhf.rollout.pipeline_generator import DrawnStep, PipelineSamplesGenerator, last_lengths
 from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, GeneratorState
 from rhyme_openrlhf.scheduling.turns import training_turn
+from tests.examples import examples
 from tests.rollout.prompt_loader import a_loader
 
 EPOCHS = 3
@@ -44,7 +45,7 @@ def a_generator(prompts: int, batch: int, seed: int) -> PipelineSamplesGenerator
     return PipelineSamplesGenerator(NS(args=args), a_loader(prompts, seed), None, None, [], services=services)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 11), st.integers(1, 5), st.data())
 def test_a_run_that_goes_on_after_any_step_trains_every_prompt_once(
     prompts: int, batch: int, data: st.DataObject
@@ -70,7 +71,7 @@ def test_a_run_that_goes_on_after_any_step_trains_every_prompt_once(
     assert not after or after[-1].client_states["total_consumed_prompts"] == EPOCHS * prompts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 11), st.integers(1, 5), st.data())
 def test_a_resumed_run_leaves_out_what_was_drawn_as_a_replacement(
     prompts: int, batch: int, data: st.DataObject

@@ -26,6 +26,7 @@ from rhyme_openrlhf.history.keys import owner, prompt_key
 from rhyme_openrlhf.rollout import samples_generator
 from rhyme_openrlhf.rollout.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce
 from rhyme_openrlhf.training.seeding import VisitedPrompt
+from tests.examples import examples
 from tests.rollout.prompt_loader import a_loader
 
 
@@ -74,7 +75,7 @@ def training(generator: MadeUp, episode: int, episodes: int) -> Iterator[tuple[i
                 break
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.integers(1, 11), st.integers(1, 5), st.integers(1, 3), st.data())
 def test_a_resumed_run_draws_what_was_not_trained_on(prompts: int, batch: int, times: int, data: st.DataObject) -> None:
     """Killed after any step of three epochs, also where samples were generated ahead, or the epoch just ended."""

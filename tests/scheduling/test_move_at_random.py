@@ -20,6 +20,7 @@ from rhyme_openrlhf.scheduling.move import (
     Step,
     ask,
 )
+from tests.examples import examples
 
 LENGTH = 4
 ROOM = 2
@@ -317,4 +318,4 @@ class RandomMoves(RuleBasedStateMachine):
 
 
 TestRandomMoves = RandomMoves.TestCase
-TestRandomMoves.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestRandomMoves.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.scheduling.remaining_lengths import UnfinishedSamples, by_history
 from rhyme_openrlhf.scheduling.stage_course import Course, Layout, spread
+from tests.examples import examples
 from tests.scheduling.plain_tp_switch import clock, clocks, stage_so_far
 
 MOST = 16384
 LAYOUT = Layout(2, 4, lambda running, context, drafts: 0.0154 + 2.9e-4 * running + 9e-8 * context)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(2, 120), st.integers(0, 1000))
 def test_samples_end_when_each_engines_own_clock_says(seed: int, count: int, done: int) -> None:
     samples, engines = stage_so_far(seed, count, done)
@@ -35,7 +36,7 @@ def test_samples_end_when_each_engines_own_clock_says(seed: int, count: int, don
         assert np.mean(usual[0]) == pytest.approx(means[0].mean(), abs=0.5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(2, 120), st.integers(0, 1000))
 def test_evenly_spread_samples_take_as_long_as_the_plain_form_says(seed: int, count: int, done: int) -> None:
     samples, _ = stage_so_far(seed, count, done)

@@ -21,6 +21,7 @@ from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, UnfinishedSamples, by_history, by_maximum
 from rhyme_openrlhf.scheduling.stage_course import Layout
 from rhyme_openrlhf.scheduling.tp_switch import compile_rule, decide
+from tests.examples import examples
 from tests.latency import formula
 from tests.scheduling.plain_tp_switch import Rule, lengths_by_history, stage_so_far
 
@@ -86,7 +87,7 @@ def test_the_policy_is_close_to_the_best_switch_point_of_all() -> None:
     assert np.mean(ratios[True]) <= np.mean(ratios[False]) + 0.005
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 9000)), min_size=1, max_size=40), st.floats(0, 3))
 def test_step_times_asked_all_at_once_change_nothing(pairs: list[tuple[int, int]], drafts: float) -> None:
     samples = [Unfinished(done, done + 50, (length, 2 * length)) for done, length in pairs]
@@ -326,7 +327,7 @@ def test_a_node_goes_to_larger_engines_only_and_only_if_that_pays(
     assert decide(current, (*THREE, slower), samples, MOST, lambda *_: dear, from_history) == order
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.integers(0, 1 << 32),
     st.integers(2, 60),

@@ -17,7 +17,10 @@ from tests.simulation.test_run import CLUSTER, PROFILES, SHAPE
 @pytest.fixture
 def searched_by_hand() -> Iterator[None]:
     gc.disable()
+    # Not through everything that the other tests have imported.
+    gc.freeze()
     yield
+    gc.unfreeze()
     gc.enable()
 
 

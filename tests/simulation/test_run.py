@@ -16,6 +16,7 @@ from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.workload import Shape, Workload, drawn
+from tests.examples import examples
 from tests.latency import formula
 
 SHAPE = Shape("test", "drawn", median=150.0, sigma=0.9, longest=2000, growth=1.1, prompt_tokens=50)
@@ -71,7 +72,7 @@ def simulate(load: Workload, chosen: Features, cluster: Cluster = CLUSTER) -> Re
     return Run(load, cluster, chosen, PROFILES).go()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(features, st.integers(0, 1000), st.integers(1, 20))
 def test_what_every_run_keeps(chosen: Features, seed: int, prompts: int) -> None:
     load = workload(prompts=prompts, seed=seed)
@@ -95,7 +96,7 @@ def test_what_every_run_keeps(chosen: Features, seed: int, prompts: int) -> None
             assert step.begun >= result.steps[number - off].trained + CLUSTER.publish_seconds - 1e-9
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @given(features)
 def test_the_same_input_gives_the_same_run(chosen: Features) -> None:
     assert simulate(workload(), chosen) == simulate(workload(), chosen)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.history.core import core
 from rhyme_openrlhf.speculation import budget
 from rhyme_openrlhf.speculation.budget import RUNNING_TO_A_TOKEN, TRIED_AFTER, Tries
+from tests.examples import examples
 
 # Probabilities are compared by their exponent and so many bits (csrc/budget.cpp).
 BITS = 8
@@ -48,7 +49,7 @@ batch = st.lists(st.lists(probability, max_size=4), min_size=1, max_size=4)
 times = st.lists(st.floats(0.5, 3.0), min_size=17, max_size=17)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(batch, times)
 def test_no_cut_is_better_whatever_the_step_times(samples: list[list[float]], seconds: list[float]) -> None:
     found = choose(*chains(samples), np.asarray(seconds))
@@ -60,7 +61,7 @@ def test_no_cut_is_better_whatever_the_step_times(samples: list[list[float]], se
     assert value >= best_of_all(samples, seconds) * (1 - 2.0 ** -(BITS - 1))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(batch)
 def test_what_it_expects_is_what_its_cut_yields(samples: list[list[float]]) -> None:
     found = choose(*chains(samples), np.full(17, 1.0))

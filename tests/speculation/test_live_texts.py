@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.speculation.drafter import FROM_OWN, FROM_SIBLINGS, NO_SOURCE
+from tests.examples import examples
 from tests.speculation.whole_texts import WholeTexts
 
 PARTS = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
@@ -186,7 +187,7 @@ def test_a_prompt_with_an_index_outlives_its_samples() -> None:
     assert grow(texts, row, [1, 2, 3])[0] == []
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_size=4), PARTS, st.integers(0, 8))
 def test_history_drafts_as_the_index_does(history: list[list[int]], parts: list[list[int]], again: int) -> None:
     """Whatever came since the last step, and also when the prompt gets another index in between."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT
 from rhyme_openrlhf.speculation.position_acceptance import PRIOR, PositionAcceptance
+from tests.examples import examples
 
 TOKENS = 4
 
@@ -64,7 +65,7 @@ def test_drafts_have_a_row_each() -> None:
     assert model.likelihoods(ints()).shape == (0, TOKENS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, TOKENS), st.integers(0, TOKENS)), max_size=60))
 def test_probabilities_stay_probabilities(fates: list[tuple[int, int, int]]) -> None:
     model = PositionAcceptance(TOKENS)

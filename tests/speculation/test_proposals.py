@@ -23,6 +23,7 @@ from rhyme_openrlhf.speculation.proposals import (
     ProposalPlanner,
     Proposed,
 )
+from tests.examples import examples
 from tests.latency import formula
 
 TOKENS = 4
@@ -325,7 +326,7 @@ def test_bad_questions() -> None:
         made.finish("0")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, TOKENS), st.integers(-1, TOKENS)), max_size=12),
     st.integers(0, 20),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.speculation.drafter import HistoryDrafter, Verified
 from rhyme_openrlhf.speculation.window import SpeculationWindow
+from tests.examples import examples
 
 
 def test_the_papers_numbers() -> None:
@@ -23,7 +24,7 @@ def test_the_papers_numbers() -> None:
     assert window.size == 2
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(
     st.integers(1, 8),
     st.integers(0, 5),
@@ -59,7 +60,7 @@ def test_impossible_counts_are_refused(drafted: int, accepted: int) -> None:
         window.record(drafted, accepted)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     st.integers(1, 8),
     st.integers(0, 5),

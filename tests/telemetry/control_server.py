@@ -75,6 +75,8 @@ class ControlServer:
 class Handler(BaseHTTPRequestHandler):
     control: ControlServer
     protocol_version = "HTTP/1.1"
+    # An answer is written in two parts: without this, the second waits 40 ms for the first one's acknowledgement.
+    disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""

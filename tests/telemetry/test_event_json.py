@@ -26,6 +26,7 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsLoaded,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from tests.examples import examples
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 counters = st.builds(EngineCounters, busy_seconds=finite)
@@ -91,7 +92,7 @@ def test_unknown_kinds_and_fields_are_a_newer_writers() -> None:
 
 
 @pytest.mark.parametrize("cls", EVENT_CLASSES)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 def test_a_missing_field_is_named(cls: type[Event], data: st.DataObject) -> None:
     event = data.draw(st.builds(cls, counters=counters) if cls is EngineStep else st.builds(cls))

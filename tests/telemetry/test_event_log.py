@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.telemetry.event_json import EventError
 from rhyme_openrlhf.telemetry.event_log import EventLog, follow, read_events
 from rhyme_openrlhf.telemetry.events import Note, Recorded, WeightsLoaded
+from tests.examples import examples
 
 
 def note(number: int) -> Note:
@@ -105,7 +106,7 @@ def test_writing_after_close_is_refused(tmp_path: Path) -> None:
         log.write(note(0), "driver")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(cut=st.integers(0, 10_000))
 def test_a_file_torn_anywhere_gives_its_whole_lines_and_can_be_continued(cut: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

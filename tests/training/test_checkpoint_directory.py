@@ -25,6 +25,7 @@ from rhyme_openrlhf.training.checkpoint_directory import (
     CheckpointDirectory,
     tag_of,
 )
+from tests.examples import examples
 
 FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt")
 
@@ -123,7 +124,7 @@ class Run:
         self.completed.append(tag)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.booleans(),
     st.integers(2, 3),

@@ -34,6 +34,7 @@ from rhyme_openrlhf.training.outlier_watch import Outlier
 from rhyme_openrlhf.training.pipeline import NoRewardError, Pipeline, PipelineWaitError
 from rhyme_openrlhf.training.step_in_flight import StepEnd
 from rhyme_openrlhf.training.trainer_async import GENERATOR
+from tests.examples import examples
 
 ENGINES, SAMPLES = 2, 2
 
@@ -179,7 +180,7 @@ def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(Engine, "begin", lambda self, step, samples: None, raising=False)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.integers(0, 3), st.integers(0, 1 << 16))
 def test_whatever_is_deferred_every_prompt_trains_once_and_a_resume_knows_which(
     sizes: list[int], first: int, seed: int
@@ -237,7 +238,7 @@ def test_nothing_is_deferred_into_the_next_epoch(monkeypatch: pytest.MonkeyPatch
     assert deferred[1] == deferred[3] == 0 and deferred[0] > 0 and deferred[2] > 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 3), st.integers(0, 1 << 16))
 def test_the_trainer_gets_whole_steps_in_order(sizes: list[int], first: int, seed: int) -> None:
     sent: list[Any] = []

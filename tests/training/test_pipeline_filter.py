@@ -18,6 +18,7 @@ from rhyme_openrlhf.rollout.samples_generator import GeneratorState
 from rhyme_openrlhf.scheduling.step_buffer import TAKEN_AHEAD, PromptGroup, StepBuffer
 from rhyme_openrlhf.telemetry.events import Note
 from rhyme_openrlhf.training.trainer_async import GENERATOR
+from tests.examples import examples
 from tests.training.test_pipeline import SAMPLES, a_pipeline, by_chance
 
 
@@ -60,7 +61,7 @@ def trained_by(
     return found, recorded
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 14), st.integers(1, 4), st.data(), st.integers(0, 1 << 16))
 def test_every_prompt_trains_once_or_is_filtered_out_also_after_a_resume(
     count: int, batch: int, data: st.DataObject, seed: int

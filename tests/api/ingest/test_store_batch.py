@@ -19,6 +19,7 @@ from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.record import EpochRow, Step
 from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.summary import summarize
+from tests.examples import examples
 
 Rows = list[dict[str, Any]]
 NOW = 1_800_000_000.0
@@ -103,7 +104,7 @@ def deliveries(draw: st.DrawFn, rows: Rows) -> list[Rows]:
     return sent
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_do_not_depend_on_how_events_came(
     database: Database, make_run: Callable[..., Rows], stored_rows: Callable[..., Any], data: st.DataObject
@@ -117,7 +118,7 @@ def test_rows_do_not_depend_on_how_events_came(
     assert stored_rows(database, parts) == stored_rows(database, whole)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_newer_attempt_replaces_what_it_does_again(
     database: Database, make_run: Callable[..., Rows], stored_rows: Callable[..., Any], data: st.DataObject

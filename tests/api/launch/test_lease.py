@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from rhyme_openrlhf.api.launch.lease import Candidate, Holder, Lease, LeaseLost, find_holder, may_take, not_dispatching
 from rhyme_openrlhf.api.store.database import Database
+from tests.examples import examples
 from tests.stores import place_upgraded
 
 SECONDS = 15.0
@@ -249,5 +250,5 @@ class Services(RuleBasedStateMachine):
 
 TestServices = Services.TestCase
 TestServices.settings = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(20), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

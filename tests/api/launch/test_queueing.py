@@ -23,6 +23,7 @@ from rhyme_openrlhf.api.launch.queueing import (
     waits,
 )
 from rhyme_openrlhf.api.store.status import ENDED, TRANSITIONS, RunStatus
+from tests.examples import examples
 
 WAITS = Waits(stop_grace_s=60, lost_after_s=120)
 RUNNING, PENDING, MISSING = Job("running"), Job("pending"), Job("missing")
@@ -126,7 +127,7 @@ seconds = st.floats(0, 1e6)
         *[st.none() | seconds for _ in range(4)],
     )
 )
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_every_decision_is_a_legal_change(sight: Sight) -> None:
     action = decide(sight, WAITS)
     if action.do == "set":
@@ -241,7 +242,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestLives.settings = settings(max_examples=examples(200), stateful_step_count=30, deadline=None)
 
 
 @given(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.api.launch.schema import TypedOption, options
 from rhyme_openrlhf.api.launch.spec import Arguments, SpecError
 from rhyme_openrlhf.api.launch.spec_command import from_argv, from_command, to_argv, to_command
+from tests.examples import examples
 
 FREE = [one for one in options().values() if not one.refused]
 
@@ -45,14 +46,14 @@ def some_arguments(draw: st.DrawFn) -> Arguments:
 
 
 @given(some_arguments())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_spec_survives_the_way_to_a_command_line_and_back(arguments: Arguments) -> None:
     assert from_argv(to_argv(arguments)) == (None, arguments)
     assert from_command(to_command("a-name", arguments)) == ("a-name", arguments)
 
 
 @given(some_arguments())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_upstreams_own_parser_reads_the_same(arguments: Arguments) -> None:
     pytest.importorskip("openrlhf")
     from rhyme_openrlhf.cli import upstream

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.api.read import log_search
 from rhyme_openrlhf.api.read.log_files import process_name, read_blocks, read_tail
 from rhyme_openrlhf.api.read.log_search import search
+from tests.examples import examples
 
 
 def all_matches(path: Path, text: str) -> list[tuple[int, str]]:
@@ -27,7 +28,7 @@ def all_matches(path: Path, text: str) -> list[tuple[int, str]]:
             start = part.scanned_to
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(lines=st.lists(st.text("aAb x\u00e4", max_size=12), max_size=40), ends=st.booleans())
 def test_as_a_plain_loop_finds_them(lines: list[str], ends: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("log") / "driver.log"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.api.read.runs import RUN_SORTS
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.status import RUN_STATUSES
+from tests.examples import examples
 
 pytestmark = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
 
@@ -113,7 +114,7 @@ def test_filters(api: Any) -> None:
     assert all_pages(api, 10, archived="yes") == []
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rewards=st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1 / 3, -1.0])), min_size=1, max_size=12),
     sort=st.sampled_from(["reward", "created_at", "name", "status", "tokens_per_second"]),

@@ -28,6 +28,7 @@ from rhyme_openrlhf.api.store.record import CurveBlock, CurveStretch, Metric, St
 from rhyme_openrlhf.api.store.step_figures import STEP_CURVES
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import Evaluation, Event, RolloutFinished, RolloutStarted, TrainStep
+from tests.examples import examples
 
 NOW = 1_800_000_000.0
 STEPS = 60
@@ -82,7 +83,7 @@ def new_attempt(database: Database, run_uid: str) -> str:
     return uid
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_blocks_say_what_the_rows_say(database: Database, small_blocks: None, data: st.DataObject) -> None:
     rng = data.draw(st.randoms(use_true_random=False))

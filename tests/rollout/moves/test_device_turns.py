@@ -29,6 +29,7 @@ from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
+from tests import virtual_time
 from tests.rollout.moves.test_layout_switcher import OnDevices, profile
 from tests.rollout.moves.test_mover_on_fakes import expected
 
@@ -152,7 +153,7 @@ def healthy(number: int, method: str) -> str:
 
 
 def run(node: Node, *steps: list[int]) -> None:
-    asyncio.run(asyncio.wait_for(node.run(*steps), 15))
+    virtual_time.run(node.run(*steps), 15)
 
 
 TWO = LayoutPlan(2, 1, (Tail(1, 2),), both_awake=False)
@@ -227,7 +228,7 @@ def test_what_begins_while_the_tail_has_the_devices_begins_there(tmp_path: Path)
             assert (await late)[0] == expected(turn)
             assert node.switcher.begins_at(1) == 1
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    virtual_time.run(main(), 60)
 
 
 def test_a_node_switches_as_often_as_it_pays(tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_devices_that_others_have_are_no_place_for_reallocation(tmp_path: Path) 
             await asyncio.sleep(0.1)
             assert node.reports.lent == frozenset()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    virtual_time.run(main(), 60)
 
 
 def test_a_device_never_has_two_kv_caches(tmp_path: Path) -> None:
@@ -292,4 +293,4 @@ def test_a_device_never_has_two_kv_caches(tmp_path: Path) -> None:
         node.keeper.stop()
 
     for seed in range(10):
-        asyncio.run(asyncio.wait_for(main(seed), 60))
+        virtual_time.run(main(seed), 60)

@@ -23,6 +23,7 @@ from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Move, MoveRefused, NotYet, Phase
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
+from tests import virtual_time
 from tests.rollout.moves.test_mover_on_fakes import expected
 from tests.rollout.moves.test_reallocator import Reporting
 
@@ -117,7 +118,7 @@ async def generate(
 
 def run(folder: Path, lengths: list[int], profiles: Any = None, faults: Any = None, **settings: Any) -> Any:
     asked = TpSwitchSettings(enable=True, status_s=0.02, **settings)
-    return asyncio.run(asyncio.wait_for(generate(folder, asked, lengths, profiles, faults or {}), 60))
+    return virtual_time.run(generate(folder, asked, lengths, profiles, faults or {}), 60)
 
 
 def test_what_is_left_of_a_step_goes_to_the_tail_engine(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_what_a_switch_costs_is_the_time_without_a_token(tmp_path: Path) -> None
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    virtual_time.run(main(), 10)
     # Half of it is what was thought before.
     assert costs == [pytest.approx(2 * EACH_SECONDS / 2 + 0.4 / 2)]
 

@@ -21,6 +21,7 @@ from rhyme_openrlhf.rollout.moves.move_record import Choice
 from rhyme_openrlhf.rollout.moves.mover import Mover
 from rhyme_openrlhf.rollout.moves.travel import Exported, Grown, News, Progress, Rest, SampleRequest, Started, Stopped
 from rhyme_openrlhf.scheduling.move import ENDED, KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
+from tests import virtual_time
 
 LAYOUT = KvLayout(1, 1, 4, 2, "float32")
 SEATS = 3
@@ -243,7 +244,7 @@ async def scenario(chance: random.Random, folder: Path, ended: Counter[Phase]) -
 def test_every_sample_is_answered_once_and_rightly(tmp_path: Path) -> None:
     ended: Counter[Phase] = Counter()
     for seed in range(SCENARIOS):
-        asyncio.run(asyncio.wait_for(scenario(random.Random(seed), tmp_path, ended), 60))
+        virtual_time.run(scenario(random.Random(seed), tmp_path, ended), 60)
     # Every way a move can end was taken, and most moves of a good day succeed.
     assert set(ended) == ENDED and ended[Phase.RUNNING] >= SCENARIOS, ended
 
@@ -279,7 +280,7 @@ def test_an_order_whose_engine_dies_with_it_is_not_waited_for(tmp_path: Path, me
         assert (await running)[0] == expected(asked) and not list(tmp_path.iterdir())
         keeper.stop()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    virtual_time.run(main(), 30)
 
 
 @pytest.mark.parametrize("carrier", [KV_TRANSFER, RECOMPUTE])
@@ -311,7 +312,7 @@ def test_what_is_told_before_a_move_is_known_to_be_over_is_not_lost(tmp_path: Pa
         assert (await running)[0] == expected(asked)
         keeper.stop()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    virtual_time.run(main(), 30)
 
 
 def test_samples_are_told_when_no_engine_is_left(tmp_path: Path) -> None:

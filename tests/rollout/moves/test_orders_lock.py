@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from rhyme_openrlhf.rollout.moves.orders_lock import OrdersLock
+from tests import virtual_time
 
 
 async def order(lock: OrdersLock, place: str, told: list[str], go: asyncio.Event) -> None:
@@ -24,7 +25,7 @@ def test_only_orders_about_the_same_sample_exclude_each_other() -> None:
         await asyncio.gather(*orders)
         assert told == ["a", "b", "a", "b"]
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    virtual_time.run(main(), 10)
 
 
 def test_a_weight_load_waits_for_orders_and_keeps_others_out() -> None:
@@ -49,4 +50,4 @@ def test_a_weight_load_waits_for_orders_and_keeps_others_out() -> None:
         await asyncio.gather(*tasks)
         assert sorted(told) == ["a", "b", "load", "load"] and told[1] == "load"
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    virtual_time.run(main(), 10)

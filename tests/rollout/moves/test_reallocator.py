@@ -20,6 +20,7 @@ from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus, SampleStatus
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER
 from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
+from tests import virtual_time
 from tests.rollout.moves.test_mover_on_fakes import FakeEngine, expected
 
 
@@ -91,7 +92,7 @@ def run(
     folder: Path, engines: list[Reporting], counts: list[int], length: int = 400, newer: list[int] | None = None
 ) -> Any:
     """`newer`: engines that have newer weights than they reported."""
-    return asyncio.run(asyncio.wait_for(generate(folder, engines, counts, length, newer or []), 60))
+    return virtual_time.run(generate(folder, engines, counts, length, newer or []), 60)
 
 
 def healthy(_: str) -> str:

@@ -12,6 +12,7 @@ from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import KeptSample, KnownEngine
 from rhyme_openrlhf.rollout.moves.travel import SampleRequest
 from rhyme_openrlhf.rollout.moves.turn_holds import TurnHolds
+from tests import virtual_time
 
 TURN = 6
 
@@ -43,7 +44,7 @@ def sample(engine: int, turn: int = TURN) -> KeptSample:
 
 
 def in_loop(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test(), 10))
+    virtual_time.run(test(), 10)
 
 
 def test_samples_of_one_turn_and_one_version_may_go_once_the_tail_has_it() -> None:
