@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from rhyme_openrlhf.api.read.system import CacheSample, cache_samples, machine_samples, nodes_of
+from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.record import SystemRow
 from rhyme_openrlhf.telemetry.events import EngineSample, RunStarted, SystemSample
 
@@ -115,3 +117,25 @@ def test_what_no_machine_has_is_refused_or_harmless(api: Any, numbered: Any) -> 
     answer = api.viewer.get(URL, params={"name": "cpu"}).json()
     assert answer["curves"][0]["values"] == [None]
     assert answer["nodes"][0]["processes"] == [{"name": "ok", "cores": None, "memory": 0}]
+
+
+def test_figures_are_drawn_of_the_samples_that_were_reported(
+    api: Any, numbered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(api, numbered)
+    with api.service.database.reading() as session:
+        run = find_run(session, "a" * 16)
+        samples = machine_samples(session, run, 0.0)
+        assert [one.time for one in samples] == sorted(one.time for one in samples) and len(samples) == 200
+        first = samples[0]
+        # A GPU whose use is not known is None.
+        assert (first.gpu, first.gpu_memory_used) == ((0.5, None), (GIGABYTE, GIGABYTE))
+        assert (first.process_cpu["engine 0"], first.process_memory["engine 0"]) == (1.5, 2 * GIGABYTE)
+        assert {one.node for one in machine_samples(session, run, 500.0, "n1")} == {"n1"}
+        assert len(machine_samples(session, run, 500.0)) == 4
+        assert cache_samples(session, run, 0.0) == [CacheSample(1, 21.0, 0.25)]
+        assert nodes_of(session, run) == ["n0", "n1"]
+        monkeypatch.setattr("rhyme_openrlhf.api.read.system.MAX_ROWS", 50)
+        some = machine_samples(session, run, 0.0)
+        assert 20 <= len(some) <= 100 and all(one in samples for one in some)
+        assert {one.node for one in some} == {"n0", "n1"}
