@@ -43,9 +43,9 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytes
     ("argv", "gpus", "words"),
     [
         ([], {"gpus": 1, "driver": "550.54.15"}, "too old for torch's CUDA 13.0: install driver 580"),
-        (["--vllm.tensor_parallel_size", "2"], {"gpus": 1}, "need 1 x 2 GPUs (--vllm.tensor_parallel_size 2), but there are 1"),
+        (["--vllm.tensor_parallel_size", "2"], {"gpus": 1}, "(--vllm.tensor_parallel_size 2), but there are 1"),
         (["--beside", "2", "--out", "p.json"], {"gpus": 2}, "engines need 3 x 1 GPUs"),
-        ([], {"gpus": 1, "memory": 4 * 2**20}, "a GPU of the engine needs at least"),
+        ([], {"gpus": 1, "memory": 2**20}, "a GPU of the engine needs at least"),
     ],
     ids=["driver", "gpus", "beside", "memory"],
 )
