@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.training import memory_plan, model_shape
 from rhyme_openrlhf.training.resources import ENGINES, Share, shortage
 
 
@@ -108,7 +108,7 @@ def _check_memory(args: SimpleNamespace, layout: memory_plan.Layout, size: int |
     # Engines of several layouts are planned by preflight_layouts.
     if size is None or args.tp_switch.enable:
         return
-    shape = memory_plan.read_shape(memory_plan.named_by_command(args.actor.model_name_or_path))
+    shape = model_shape.read_shape(model_shape.named_by_command(args.actor.model_name_or_path))
     if shape is None:
         return
     problem = memory_plan.plan(shape, layout, size).problem
