@@ -30,7 +30,7 @@ from rhyme_openrlhf.webui import text
 
 NO_SHAPE = (
     "Memory is planned where the model's config.json can be read here: in a folder below --serve.roots, or downloaded "
-    "from the hub before. This one cannot, or is no dense decoder."
+    "from the hub before. This one cannot, or is of a kind that the plan does not know."
 )
 NO_PROFILE = (
     "No profile of this model with this tensor-parallel size is known here: `rhyme profile` measures one, and a run's "

@@ -255,7 +255,7 @@ def _of_run(facts: Facts, run: Run) -> list[Check]:
         checks.append(Check(f"{THIS_RUN}model", found, wanted, WRONG, mend))
     plan = run.plan(nvidia.smallest_memory(facts.nvidia))
     if plan is None:
-        found = "its config.json is not here, or is not that of a dense decoder"
+        found = "its config.json is not here, or is of a kind that the plan does not know"
         return [*checks, Check(f"{THIS_RUN}memory", found, "a model that is known here", UNVERIFIED)]
     for gpu in plan.gpus:
         size = "not known" if gpu.size is None else memory_plan.memory(gpu.size)

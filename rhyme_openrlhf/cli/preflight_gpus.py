@@ -1,7 +1,7 @@
 """What is checked of a run's GPUs before anything is started: how many, on which nodes, their memory, the compiler.
 
 Each check raises PreflightError with one sentence: what is wrong, where, what to do. On a cluster (RAY_ADDRESS) the
-driver's machine says nothing of the others' memory and compilers, so only numbers are checked there.
+driver's machine says nothing of the others' memory and compilers, so each node is asked (`preflight_nodes`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from types import SimpleNamespace
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
+from rhyme_openrlhf.cli.preflight_nodes import check_nodes
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.training import memory_plan, model_shape
 from rhyme_openrlhf.training.resources import ENGINES, Share, shortage
@@ -32,7 +33,9 @@ def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
     if lack:
         raise PreflightError(lack)
     said = _across_nodes(args, nodes)
-    if on_gpus and not cluster:
+    if on_gpus and cluster:
+        said = ". ".join(filter(None, [said, *check_nodes(args)]))
+    elif on_gpus:
         _check_compiler()
         _check_memory(args, memory_plan.layout_of(args), nvidia.smallest_memory(found))
     return said
