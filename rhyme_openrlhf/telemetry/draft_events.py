@@ -62,23 +62,33 @@ class _Gain(Protocol):
     @property
     def high(self) -> float: ...
 
+    @property
+    def drafting(self) -> bool: ...
+
+    @property
+    def within(self) -> float: ...
+
 
 @dataclass(frozen=True)
 class EnginesGain:
-    """What drafts gain on all engines: the means of the engines' figures and of their intervals' ends."""
+    """What drafts gain on all engines: the means of the engines' figures and of their intervals' ends.
+
+    `without`: tokens per second of engines without speculation / of these as they run now, with drafts or without.
+    """
 
     ratio: float
     low: float
     high: float
+    without: float
 
     @property
     def advice(self) -> str:
-        """Return what to do where drafts make engines slower, "" elsewhere. A running engine cannot do it."""
-        if self.high >= 1:
+        """Return what to do for the next run where engines without speculation are faster, "" elsewhere."""
+        if self.high >= 1 or self.without <= 1:
             return ""
         return (
-            f"Engines without speculation would have {1 / self.ratio:.2f} times the tokens per second: give the next "
-            "run --no-histospec.enable."
+            f"Engines without speculation would have {self.without:.2f} times the tokens per second: give the next run "
+            "--no-histospec.enable."
         )
 
 
@@ -87,4 +97,6 @@ def engines_gain(found: Collection[_Gain]) -> EnginesGain | None:
     if not found:
         return None
     ratio, low, high = (sum(getattr(one, name) for one in found) / len(found) for name in ("ratio", "low", "high"))
-    return EnginesGain(ratio, low, high)
+    # Older records do not have `within`, which is then the ratio.
+    without = [(1.0 if one.drafting else one.within or one.ratio) / one.ratio for one in found]
+    return EnginesGain(ratio, low, high, sum(without) / len(found))

@@ -55,6 +55,8 @@ class DraftGain(msgspec.Struct):
     ratio: float
     low: float
     high: float
+    drafting: bool = True
+    within: float = 0.0
 
 
 def rates(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
