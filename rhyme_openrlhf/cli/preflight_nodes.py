@@ -46,16 +46,11 @@ def facts() -> NodeFacts:
 
 def check_nodes(args: SimpleNamespace, timeout_s: float = ANSWER_SECONDS) -> list[str]:
     """Return a sentence for each node that does not do where the others have GPUs enough; raise PreflightError else."""
-    problems = []
-    answers = _answers(timeout_s)
-    there = sum(gpus for _, gpus, _ in answers)
-    for node, gpus, answer in answers:
-        if problem := _problem(args, answer):
-            sentence = f"node {node}: {problem}"
-            if there - gpus < required_gpus(args):
-                raise PreflightError(sentence)
-            problems.append(f"{sentence} (if Ray places a part of the run there)")
-    return problems
+    judged = [(node, gpus, _problem(args, answer)) for node, gpus, answer in _answers(timeout_s)]
+    problems = [f"node {node}: {problem}" for node, _, problem in judged if problem]
+    if problems and sum(gpus for _, gpus, problem in judged if not problem) < required_gpus(args):
+        raise PreflightError(problems[0])
+    return [f"{problem} (if Ray places a part of the run there)" for problem in problems]
 
 
 def _answers(timeout_s: float) -> list[tuple[str, int, NodeFacts]]:

@@ -139,8 +139,9 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         self._unspeculated = unspeculated_steps.Unspeculated()
         if unspeculated_steps.are_wanted(rhyme, index, kwargs):
             plain = dataclasses.replace(rhyme, histospec=dataclasses.replace(rhyme.histospec, enable=False))
-            starting = super().__init__(*args, rhyme=plain, **{**kwargs, **speculation_arguments(plain)})
-            self._unspeculated = await unspeculated_steps.measured(self, starting)
+            arguments = {**kwargs, **speculation_arguments(plain)}
+            start = partial(super().__init__, *args, rhyme=plain, **arguments)
+            self._unspeculated = await unspeculated_steps.measured(self, start, kwargs["tensor_parallel_size"])
         kwargs.update(self.plugins(rhyme))
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)

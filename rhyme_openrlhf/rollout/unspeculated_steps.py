@@ -11,7 +11,7 @@ never the run; the other engine has ended when `measured` returns. Nothing here 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ from rhyme_openrlhf.telemetry.run_directory import versions
 
 # A burst of decode steps.
 CALL_SECONDS = 60.0
+# Ranks are actors of another Ray job: when their GPUs' memory is free again cannot be awaited here.
+SEVERAL_RANKS = "an engine of several ranks does not start another one before itself"
 # What a start or a call of an engine raises.
 _FAILURES = (RuntimeError, ValueError, OSError, EngineDeadError)
 
@@ -58,10 +60,12 @@ def are_wanted(rhyme: RhymeSettings, index: int, arguments: Mapping[str, Any]) -
         return True
 
 
-async def measured(engine: Any, starting: Awaitable[None]) -> Unspeculated:
-    """Return the steps of `engine`, an actor that does not speculate once `starting` is done, and end its vLLM."""
+async def measured(engine: Any, start: Callable[[], Awaitable[None]], ranks: int) -> Unspeculated:
+    """Return the steps of `engine`, an actor that does not speculate once `start` is done, and end its vLLM."""
+    if ranks > 1:
+        return Unspeculated(problem=SEVERAL_RANKS)
     try:
-        await starting
+        await start()
         waiting: Any = _Waiting(engine)
         plan = await asyncio.to_thread(Plan.of, waiting, versions(), UNSPECULATED_QUICKLY)
         return Unspeculated((await asyncio.to_thread(measure, plan, waiting)).steps)

@@ -109,8 +109,8 @@ def test_a_start_that_fails_is_a_sentence_and_ends_what_started() -> None:
     async def failing() -> None:
         raise RuntimeError("Engine core initialization failed\nno memory left")
 
-    async def measured(engine: Any) -> unspeculated_steps.Unspeculated:
-        return await unspeculated_steps.measured(engine, failing())
-
-    assert asyncio.run(measured(engine)) == ((), "no memory left") and ended == [1]
-    assert asyncio.run(measured(SimpleNamespace())).problem == "no memory left"
+    assert asyncio.run(unspeculated_steps.measured(engine, failing, 1)) == ((), "no memory left") and ended == [1]
+    assert asyncio.run(unspeculated_steps.measured(SimpleNamespace(), failing, 1)).problem == "no memory left"
+    # Several ranks do not even begin.
+    several = asyncio.run(unspeculated_steps.measured(engine, failing, 2))
+    assert several.problem == unspeculated_steps.SEVERAL_RANKS and ended == [1]
