@@ -13,7 +13,7 @@ from rhyme_openrlhf.history.core import core
 from rhyme_openrlhf.speculation import budget
 from rhyme_openrlhf.speculation.budget import RUNNING_TO_A_TOKEN, TRIED_AFTER, Tries
 
-# Probabilities are compared by their exponent and so many bits (csrc/budget.cpp).
+# Probabilities are compared by their exponent and so many bits (csrc/budget.h).
 BITS = 8
 
 
