@@ -57,6 +57,8 @@ from rhyme_openrlhf.training.termination import Termination
 SOURCE = "driver"
 # The descriptor.
 STDERR = 2
+# As Ray writes a job that is not known yet.
+NO_JOB = "ffffffff"
 # Of the actor, in the namespace that each run has for itself.
 RECORDER_NAME = "recorder"
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
@@ -381,8 +383,20 @@ def _keep_logs(session: Path, run: RunDirectory, jobs: Sequence[str]) -> None:
     """Copy what the processes of these jobs printed out of Ray's session directory, which Ray will clean."""
     link = run.logs / "ray"
     link.unlink(missing_ok=True)
-    # On a shared cluster there are those of other jobs too: worker-<worker>-<job>-<process>.
-    for job in jobs:
-        for log in (session / "logs").glob(f"worker-*-{job}-*"):
-            if log.stat().st_size:
-                shutil.copy2(log, run.logs / log.name)
+    # On a shared cluster there are those of other jobs too.
+    for log in (session / "logs").glob("worker-*"):
+        if _job_of(log) in jobs:
+            shutil.copy2(log, run.logs / log.name)
+
+
+def _job_of(log: Path) -> str:
+    """Return the Ray job of a worker's log, "" for an empty one: worker-<worker>-<job>-<process>.
+
+    Ray 2.55 starts some workers before their job, and names these logs so. Its first line then says which job it was.
+    """
+    with log.open(errors="replace") as file:
+        first = file.readline().strip()
+    job = log.name.split("-")[2]
+    if first and job == NO_JOB:
+        return first.removeprefix(":job_id:")
+    return job if first else ""

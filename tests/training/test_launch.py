@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,10 +82,20 @@ def test_ranks_of_an_engine_are_another_job_whose_logs_are_kept_and_strangers_ar
     for group, words in (("ours", "a rank of the run"), ("strange", "a rank of another run")):
         command = [sys.executable, "-c", ENGINE_CORE, session["address"], group, words]
         subprocess.run(command, check=True, timeout=120, capture_output=True)
+    session_dir = Path(session["session_dir"])
+
+    def printed() -> str:
+        return "".join(log.read_text() for log in (session_dir / "logs").glob("worker-*.out"))
+
+    # Ray writes what a process prints a little later.
+    deadline = time.monotonic() + 60
+    while not all(words in printed() for words in ("an engine of the run", "a rank of the run", "another run")):
+        assert time.monotonic() < deadline, printed()
+        time.sleep(0.1)
     jobs = launch._jobs()
     assert len(jobs) == 2 and jobs[0] == ray.get_runtime_context().get_job_id()
     logs = tmp_path / "logs"
     logs.mkdir()
-    launch._keep_logs(Path(session["session_dir"]), SimpleNamespace(logs=logs), jobs)  # type: ignore[arg-type]
+    launch._keep_logs(session_dir, SimpleNamespace(logs=logs), jobs)  # type: ignore[arg-type]
     kept = "".join(log.read_text() for log in logs.glob("worker-*.out"))
     assert "an engine of the run" in kept and "a rank of the run" in kept and "another run" not in kept
