@@ -108,7 +108,7 @@ def structure(pieces: list[Piece], arctic: bool) -> dict[str, dict[str, float]]:
                 1e6 * seconds(lambda end=context, at=tree: at.speculate(end, 32, 32.0, 0.0, 0.0, False))
             )
     compiled = [
-        1e6 * seconds(lambda at=at: index.compiled.draft_often(ends[at], CONTEXT, SHORTEST, 32, REPEATS)) / REPEATS
+        1e6 * seconds(lambda at=at: index.compiled.draft(ends[at], CONTEXT, SHORTEST, 32, REPEATS)) / REPEATS
         for at in range(LOOKUPS)
     ]
     drafts["ours, compiled"] = compiled

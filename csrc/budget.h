@@ -1,76 +1,213 @@
-// How likely draft tokens are to be accepted, and how many of them a decode step verifies (RLHFSpec 5.2 and 5.3).
+// How likely draft tokens are to be accepted, and how many of them a decode step verifies (RLHFSpec, 5.2 and 5.3).
+//
+// Invariants: drafts lie one behind the other in their arrays, without gaps, and `lengths` says where each ends. Arrays
+// that do not fit each other throw std::invalid_argument.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <numeric>
 #include <span>
+#include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include "index.h"
 
 namespace drafting {
 
-// Draft tokens to verify of each draft, their sum, and how many of them are expected to be accepted.
-struct Chosen {
-    std::vector<std::int64_t> lengths;
-    std::int64_t drafts = 0;
-    double expected = 0.0;
-};
+using Integers = std::span<const std::int64_t>;
 
-// The draft lengths that yield most tokens a second.
+inline void require_fit(bool fits) {
+    if (!fits) throw std::invalid_argument("the sizes of some drafts' arrays do not fit each other");
+}
+
+inline std::size_t total_of(Integers lengths) {
+    require_fit(std::all_of(lengths.begin(), lengths.end(), [](std::int64_t length) { return length >= 0; }));
+    return static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}));
+}
+
+// The draft lengths that yield most tokens a second, their sum, and how many of these tokens are expected to be accepted.
 //
 // All running samples' drafts compete: tokens are taken in the order of the probability that they are accepted, each
-// after those before it in its draft, up to the number D at which
+// behind the tokens before it in its draft, up to the number D that maximizes
 //
 //     (running + expected accepted draft tokens) / seconds[D]
 //
-// is greatest (RLHFSpec eq. 2; each running sample yields one sure token). The paper stops at the first decline;
-// measured step times are staircases, where the next stair may be worth more than the edge of this one, so every cut is
-// looked at: the walk is one addition and one division a cut.
+// (RLHFSpec, equation 2; each running sample yields one sure token). The paper stops at the first decline. Measured step
+// times are staircases, on which a later stair may be better, so every D is tried: an addition and a division each.
 //
-// `acceptance`: one draft after the other, the probability that a token is accepted if those before it are; `lengths`:
-// tokens of each draft; `seconds`: of a step with 0, 1, ... draft tokens; `tried`: tokens of the longest draft that are
-// taken where nothing is worth it. Two tokens whose probabilities differ by less than 0.4 % are taken in the order of
-// their samples. Throws std::invalid_argument where sizes do not fit.
-Chosen choose(std::span<const float> acceptance, std::span<const std::int64_t> lengths, std::span<const double> seconds,
-              std::int64_t running, std::int64_t tried);
+// `acceptance`: each token's probability to be accepted if those before it are. `seconds`: of a step with 0, 1, ... draft
+// tokens. `tried`: tokens of the longest draft that are taken if none is worth it. Tokens whose probabilities differ by
+// less than 0.4 % are taken in the order of their samples.
+inline std::tuple<std::vector<std::int64_t>, std::int64_t, double> choose(std::span<const float> acceptance,
+                                                                          Integers lengths,
+                                                                          std::span<const double> seconds,
+                                                                          std::int64_t running, std::int64_t tried) {
+    // Probabilities are sorted into bins by their exponent and this many bits behind it.
+    constexpr int BITS = 8, SHIFT = 23 - BITS;
+    // Less probable tokens are never worth it: the cheapest step on record verifies a token in over 1/1000 of its time.
+    constexpr float SMALLEST = 0x1p-10f;
+    constexpr int LOWEST = std::bit_cast<std::int32_t>(SMALLEST) >> SHIFT;
+    constexpr int BINS = (std::bit_cast<std::int32_t>(1.0f) >> SHIFT) - LOWEST + 1;
+    const auto bin_of = [](float path) {
+        return std::min((std::bit_cast<std::int32_t>(path) >> SHIFT) - LOWEST, BINS - 1);
+    };
+    require_fit(!seconds.empty() && total_of(lengths) == acceptance.size());
+    // The probability that a token and all before it are accepted; 0 if that is below SMALLEST.
+    std::vector<float> paths(acceptance.size());
+    std::vector<std::int64_t> count(BINS);
+    std::vector<double> total(BINS);
+    std::size_t begin = 0;
+    for (const std::int64_t length : lengths) {
+        float path = 1.0f;
+        const std::size_t end = begin + static_cast<std::size_t>(length);
+        for (std::size_t at = begin; at < end; ++at) {
+            path *= acceptance[at];
+            if (!(path >= SMALLEST)) break;
+            paths[at] = path;
+            ++count[bin_of(path)];
+            total[bin_of(path)] += double{path};
+        }
+        begin = end;
+    }
 
-// The first `taken` tokens of each draft, one after the other without gaps. Throws std::invalid_argument where sizes do
-// not fit, or more is taken than there is.
-std::vector<Token> cut(std::span<const Token> tokens, std::span<const std::int64_t> lengths,
-                       std::span<const std::int64_t> taken);
+    const auto most = static_cast<std::int64_t>(seconds.size()) - 1;
+    double best = static_cast<double>(running) / seconds[0], expected = 0.0, best_expected = 0.0;
+    std::int64_t tokens = 0, best_tokens = 0;
+    for (std::size_t bin = BINS; bin-- > 0 && tokens < most;) {
+        if (!count[bin]) continue;
+        const double mean = total[bin] / static_cast<double>(count[bin]);
+        for (std::int64_t left = std::min(count[bin], most - tokens); left > 0; --left) {
+            ++tokens;
+            expected += mean;
+            const double value = (static_cast<double>(running) + expected) / seconds[tokens];
+            if (value > best) {
+                best = value;
+                best_tokens = tokens;
+                best_expected = expected;
+            }
+        }
+    }
 
-// Lower edges of the classes after the first, of what a token's chance is looked up by.
-struct Edges {
-    std::span<const double> match;
-    std::span<const double> recent;
-    std::span<const double> confidence;
+    // Whole bins are taken down to the bin `cut`, of which only what is left is taken, in the order of the samples.
+    std::vector<std::int64_t> chosen(lengths.size());
+    std::int64_t left = best_tokens;
+    int cut = BINS - 1;
+    while (cut >= 0 && count[cut] <= left) left -= count[cut--];
+    begin = 0;
+    for (std::size_t draft = 0; draft < lengths.size(); ++draft) {
+        const std::size_t end = begin + static_cast<std::size_t>(lengths[draft]);
+        for (std::size_t at = begin; at < end && paths[at] > 0.0f; ++at) {
+            const int bin = bin_of(paths[at]);
+            if (bin < cut || (bin == cut && left-- <= 0)) break;
+            ++chosen[draft];
+        }
+        begin = end;
+    }
+    if (!best_tokens && tried > 0 && !acceptance.empty()) {
+        const auto longest = static_cast<std::size_t>(std::max_element(lengths.begin(), lengths.end()) - lengths.begin());
+        best_tokens = chosen[longest] = std::min(tried, lengths[longest]);
+        double path = 1.0;
+        for (const float probability : acceptance.subspan(total_of(lengths.first(longest)), best_tokens))
+            best_expected += path *= double{probability};
+    }
+    return {std::move(chosen), best_tokens, best_expected};
+}
 
-    std::size_t cells() const { return (match.size() + 1) * (recent.size() + 1) * (confidence.size() + 1); }
-};
+// The first `taken` tokens of each draft.
+inline std::vector<Token> cut(std::span<const Token> tokens, Integers lengths, Integers taken) {
+    require_fit(lengths.size() == taken.size() && total_of(lengths) == tokens.size());
+    std::vector<Token> kept;
+    kept.reserve(total_of(taken));
+    for (std::size_t draft = 0; draft < lengths.size(); ++draft) {
+        require_fit(taken[draft] <= lengths[draft]);
+        kept.insert(kept.end(), tokens.begin(), tokens.begin() + taken[draft]);
+        tokens = tokens.subspan(lengths[draft]);
+    }
+    return kept;
+}
 
-// The drafts of a step, one after the other: of each its source, tokens matched before it, its sample's recent
-// acceptance in thousandths, its length; of each token the confidence that it is right if those before it are.
-struct Judged {
-    std::span<const std::int64_t> sources;
-    std::span<const std::int64_t> matches;
-    std::span<const std::int64_t> recents;
-    std::span<const std::int64_t> lengths;
-    std::span<const float> confidences;
-};
+// Each draft token's cell in a flat table [source, match class, recent class, confidence class]. A class begins at each
+// edge, and one before the first. Of each draft: its source, the tokens matched before it, its sample's recent acceptance
+// rate in thousandths, and its length; of each token the confidence that it is right if those before it are.
+inline std::vector<std::int32_t> find_cells(Integers sources, Integers matches, Integers recents, Integers lengths,
+                                            std::span<const float> confidences, std::span<const double> match_edges,
+                                            std::span<const double> recent_edges,
+                                            std::span<const double> confidence_edges, std::int64_t table_size) {
+    const std::size_t count = lengths.size();
+    require_fit(sources.size() == count && matches.size() == count && recents.size() == count &&
+                total_of(lengths) == confidences.size());
+    const auto classes = [](std::span<const double> edges) { return static_cast<std::int64_t>(edges.size()) + 1; };
+    const auto class_of = [](std::span<const double> edges, double value) {
+        return std::find_if(edges.begin(), edges.end(), [value](double edge) { return value < edge; }) - edges.begin();
+    };
+    const std::int64_t most = table_size / (classes(match_edges) * classes(recent_edges) * classes(confidence_edges));
+    std::vector<std::int32_t> cells;
+    cells.reserve(confidences.size());
+    for (std::size_t draft = 0; draft < count; ++draft) {
+        require_fit(0 <= sources[draft] && sources[draft] < most);
+        const std::int64_t recent = class_of(recent_edges, static_cast<double>(recents[draft]));
+        for (std::int64_t place = 0; place < lengths[draft]; ++place) {
+            const std::int64_t match = class_of(match_edges, static_cast<double>(matches[draft] + place));
+            const std::int64_t confidence = class_of(confidence_edges, double{confidences[cells.size()]});
+            const std::int64_t row = (sources[draft] * classes(match_edges) + match) * classes(recent_edges) + recent;
+            cells.push_back(static_cast<std::int32_t>(row * classes(confidence_edges) + confidence));
+        }
+    }
+    return cells;
+}
 
-// Fill each token's cell, its place in a table [sources, matches, recents, confidences]. Throws std::invalid_argument
-// where sizes do not fit, or a source is none of the table's.
-void find_cells(const Judged& drafts, const Edges& edges, std::size_t table_size, std::span<std::int32_t> cells);
+// Count in `offered` and `accepted`, by the tokens' cells, what became of drafts; return the number of verified tokens.
+// Of each draft: its number (-1: nothing is learnt), and the tokens verified and accepted. `begins`: where each draft's
+// tokens begin in `cells`, and where the last draft's end. Tokens verified behind a draft's end count nowhere.
+inline std::int64_t learn(std::span<double> offered, std::span<double> accepted, std::span<const std::int32_t> cells,
+                          Integers begins, Integers numbers, Integers verified, Integers hits) {
+    require_fit(offered.size() == accepted.size() && numbers.size() == verified.size() && numbers.size() == hits.size() &&
+                !begins.empty() && begins.front() >= 0 && std::is_sorted(begins.begin(), begins.end()) &&
+                static_cast<std::size_t>(begins.back()) <= cells.size());
+    std::int64_t learnt = 0;
+    for (std::size_t draft = 0; draft < numbers.size(); ++draft) {
+        const std::int64_t number = numbers[draft];
+        if (number < 0 || number + 1 >= static_cast<std::int64_t>(begins.size())) continue;
+        const std::int64_t begin = begins[number];
+        const std::int64_t seen = std::min(verified[draft], begins[number + 1] - begin);
+        for (std::int64_t place = 0; place < std::min(seen, hits[draft] + 1); ++place) {
+            const auto cell = static_cast<std::size_t>(cells[begin + place]);
+            require_fit(cell < offered.size());
+            offered[cell] += 1.0;
+            accepted[cell] += place < hits[draft] ? 1.0 : 0.0;
+        }
+        learnt += seen;
+    }
+    return learnt;
+}
 
-// Count what became of drafts, by the cells of their tokens: `numbers` (-1 for a draft that teaches nothing), tokens
-// verified and accepted. `begins`: where each draft's tokens begin in `cells`, and where the last one's end. What was
-// verified past a draft's end teaches nothing. Returns how many tokens were verified before it.
-std::int64_t learn(std::span<double> offered, std::span<double> accepted, std::span<const std::int32_t> cells,
-                   std::span<const std::int64_t> begins, std::span<const std::int64_t> numbers,
-                   std::span<const std::int64_t> verified, std::span<const std::int64_t> hits);
-
-// Make each row of `width` values the non-decreasing one nearest to it in weighted squares (pool adjacent violators).
-void make_isotonic(std::span<const double> values, std::span<const double> weights, std::size_t width,
-                   std::span<float> out);
+// Make each row of `width` values the nearest non-decreasing one by weighted squares (pool adjacent violators).
+inline void make_isotonic(std::span<const double> values, std::span<const double> weights, std::size_t width,
+                          std::span<float> out) {
+    require_fit(width > 0 && values.size() == weights.size() && values.size() == out.size() && values.size() % width == 0);
+    struct Pool {
+        double mean, weight;
+        std::size_t end;
+    };
+    std::vector<Pool> pools;
+    for (std::size_t begin = 0; begin < values.size(); begin += width) {
+        pools.clear();
+        for (std::size_t at = begin; at < begin + width; ++at) {
+            Pool last{values[at], weights[at], at + 1};
+            for (; !pools.empty() && pools.back().mean > last.mean; pools.pop_back()) {
+                const Pool& before = pools.back();
+                const double both = before.weight + last.weight;
+                last = {(before.mean * before.weight + last.mean * last.weight) / both, both, last.end};
+            }
+            pools.push_back(last);
+        }
+        std::size_t at = begin;
+        for (const Pool& pool : pools)
+            while (at < pool.end) out[at++] = static_cast<float>(pool.mean);
+    }
+}
 
 }  // namespace drafting

@@ -1,6 +1,8 @@
-// Building a draft index: sorting the suffixes, and the arrays of the buffer (rhyme_openrlhf/history/index.py).
+// The buffer of a draft index (format: rhyme_openrlhf/history/index.py): its layout, opening it, and building it.
 //
-// Suffixes are sorted by prefix doubling (Manber and Myers 1993): O(n log n) however much the text repeats itself.
+// Suffixes are sorted by prefix doubling (Manber and Myers 1993), in O(n log n) also for text that repeats itself.
+//
+// Invariant: the same text makes the same bytes, on every processor.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -18,9 +20,9 @@ namespace {
 
 constexpr std::array<char, 8> MAGIC{'R', 'H', 'Y', 'M', 'E', 'I', 'D', 'X'};
 constexpr std::uint32_t VERSION = 3;
-// Each array begins at a multiple of this.
+// Every array begins at a multiple of this.
 constexpr std::size_t ALIGNMENT = 8;
-// Grades are uint16.
+// A grade has 16 bits.
 constexpr std::size_t MOST_PIECES = std::size_t{1} << 16;
 
 struct Header {
@@ -55,48 +57,42 @@ struct Layout {
     }
 };
 
-// The `count` elements of a buffer from a byte on, which is aligned: the one place where bytes become other types.
+// The `count` elements of a buffer from an aligned byte on. Only here bytes become other types.
 template <typename T, typename Bytes>
 std::span<T> elements(Bytes buffer, std::size_t begin, std::size_t count) {
     const auto part = buffer.subspan(begin, count * sizeof(T));
     return {reinterpret_cast<T*>(part.data()), count};
 }
 
-// A key, and the number of what it is the key of.
+// A key, and the number of the element that has the key.
 struct Keyed {
     std::uint64_t key;
     std::int32_t number;
 };
 
-// Sort by the lowest `bits` of the keys; `other` has as many elements, with any content. Few elements compare, many
-// are dealt into DEALT piles by a few bits at a time.
-void sort_by_key(std::vector<Keyed>& items, std::vector<Keyed>& other, int bits) {
-    constexpr std::size_t FEW = 1024;
-    constexpr int DEALT_BITS = 11;
-    constexpr std::size_t DEALT = std::size_t{1} << DEALT_BITS;
-    if (items.size() < FEW) {
-        std::stable_sort(items.begin(), items.end(),
-                         [](const Keyed& left, const Keyed& right) { return left.key < right.key; });
-        return;
-    }
-    for (int shift = 0; shift < bits; shift += DEALT_BITS) {
-        std::array<std::uint32_t, DEALT> begins{};
-        for (const Keyed& item : items) ++begins[item.key >> shift & (DEALT - 1)];
+// Sort by the lowest `bits` of the keys (radix sort, stable). `std::stable_sort` takes several times as long.
+void sort_by_key(std::vector<Keyed>& items, int bits) {
+    constexpr int DIGIT_BITS = 11;
+    constexpr std::size_t DIGITS = std::size_t{1} << DIGIT_BITS;
+    std::vector<Keyed> sorted(items.size());
+    for (int shift = 0; shift < bits; shift += DIGIT_BITS) {
+        std::array<std::uint32_t, DIGITS> begins{};
+        for (const Keyed& item : items) ++begins[item.key >> shift & (DIGITS - 1)];
         std::uint32_t begin = 0;
-        for (std::uint32_t& pile : begins) begin += std::exchange(pile, begin);
-        for (const Keyed& item : items) other[begins[item.key >> shift & (DEALT - 1)]++] = item;
-        items.swap(other);
+        for (std::uint32_t& digit : begins) begin += std::exchange(digit, begin);
+        for (const Keyed& item : items) sorted[begins[item.key >> shift & (DIGITS - 1)]++] = item;
+        items.swap(sorted);
     }
 }
 
-// Replace each token by the number of smaller ones that occur, plus one; returns how many different ones occur.
+// Write each token's rank among the tokens that occur, from 1 on; return the number of different tokens.
 std::uint32_t rank_tokens(std::span<const Token> text, std::vector<std::uint32_t>& ranks) {
-    std::vector<Keyed> items(text.size()), other(text.size());
+    std::vector<Keyed> items(text.size());
     for (std::size_t at = 0; at < text.size(); ++at) {
-        // Separators, which are negative, come first.
+        // Separators are negative and come first.
         items[at] = {static_cast<std::uint32_t>(text[at]) ^ 0x80000000u, static_cast<std::int32_t>(at)};
     }
-    sort_by_key(items, other, 32);
+    sort_by_key(items, 32);
     std::uint32_t rank = 0;
     for (std::size_t place = 0; place < items.size(); ++place) {
         rank += place == 0 || items[place].key != items[place - 1].key;
@@ -105,14 +101,14 @@ std::uint32_t rank_tokens(std::span<const Token> text, std::vector<std::uint32_t
     return rank;
 }
 
-// Sort `order` from "by the first `width` tokens" to "by all tokens", and write each suffix's place in it.
-// `ranks[i]`: where the group of suffixes that equal suffix i so far begins in `order`. Overwritten.
+// Sort `order`, which is sorted by the first `width` tokens, by all tokens, and write each suffix's place in it.
+// `ranks[i]`: where the group of suffixes that equal suffix i so far begins in `order`; overwritten.
 void refine(std::span<std::int32_t> order, std::vector<std::int32_t>& ranks, std::size_t width,
             std::span<std::int32_t> places) {
     const std::size_t count = order.size();
     std::vector<std::int32_t> by_second(count), new_ranks(count), free(count);
     while (true) {
-        // All suffixes in the order of what follows their first `width` tokens: `order` itself, moved by `width`.
+        // All suffixes, sorted by what follows their first `width` tokens: `order` itself, moved by `width`.
         std::size_t filled = 0;
         for (std::size_t suffix = count - width; suffix < count; ++suffix)
             by_second[filled++] = static_cast<std::int32_t>(suffix);
@@ -127,7 +123,7 @@ void refine(std::span<std::int32_t> order, std::vector<std::int32_t>& ranks, std
         new_ranks[order[0]] = 0;
         for (std::size_t place = 1; place < count; ++place) {
             const std::size_t before = order[place - 1], suffix = order[place];
-            // Two of one group have `width` equal tokens, none of them a separator: so both go on behind them.
+            // Two suffixes of one group have `width` equal tokens and no separator among them: both go on behind.
             if (ranks[before] != ranks[suffix] || ranks[before + width] != ranks[suffix + width]) {
                 head = static_cast<std::int32_t>(place);
                 ++groups;
@@ -143,8 +139,8 @@ void refine(std::span<std::int32_t> order, std::vector<std::int32_t>& ranks, std
     }
 }
 
-// The suffixes of `text` in lexicographic order, and each one's place in it. The first round sorts by as many tokens as
-// fit one key, which spares the rounds for 1, 2 and often 4 tokens.
+// Sort the suffixes of `text`, and write each suffix's place. The first round sorts by as many tokens as fit into one
+// key, which saves the rounds for 1, 2 and often 4 tokens.
 void sort_suffixes(std::span<const Token> text, std::span<std::int32_t> order, std::span<std::int32_t> places) {
     constexpr int KEY_BITS = 63;
     const std::size_t count = text.size();
@@ -152,14 +148,14 @@ void sort_suffixes(std::span<const Token> text, std::span<std::int32_t> order, s
     std::vector<std::uint32_t> tokens(count);
     const int bits = std::max<int>(std::bit_width(rank_tokens(text, tokens)), 1);
     const std::size_t width = std::min<std::size_t>(static_cast<std::size_t>(KEY_BITS / bits), count);
-    std::vector<Keyed> items(count), other(count);
+    std::vector<Keyed> items(count);
     std::uint64_t key = 0;
     for (std::size_t at = count; at-- > 0;) {
-        // 0 stays for: the text has ended.
+        // 0 stands for the end of the text.
         key = key >> bits | std::uint64_t{tokens[at]} << (bits * static_cast<int>(width - 1));
         items[at] = {key, static_cast<std::int32_t>(at)};
     }
-    sort_by_key(items, other, bits * static_cast<int>(width));
+    sort_by_key(items, bits * static_cast<int>(width));
     std::vector<std::int32_t> ranks(count);
     std::int32_t head = 0;
     for (std::size_t place = 0; place < count; ++place) {
@@ -170,8 +166,8 @@ void sort_suffixes(std::span<const Token> text, std::span<std::int32_t> order, s
     refine(order, ranks, width, places);
 }
 
-// Fill `shared`: how many first tokens each suffix has in common with the one sorted before it, or MOST_SHARED. In the
-// order of the text a suffix has at most one token less in common than the one before it (Kasai and others 2001).
+// Fill `shared`: how many first tokens each suffix shares with the suffix sorted before it, at most MOST_SHARED. In the
+// order of the text a suffix shares at most one token less than the suffix before it (Kasai and others 2001).
 void share(std::span<const Token> text, std::span<const std::int32_t> order, std::span<const std::int32_t> places,
            std::span<std::uint8_t> shared) {
     Place length = 0;
@@ -183,7 +179,7 @@ void share(std::span<const Token> text, std::span<const std::int32_t> order, std
             continue;
         }
         const Place before = order[place - 1];
-        // A separator occurs once: no two suffixes are equal as far as the text goes.
+        // Every separator occurs once, so no two suffixes are equal.
         while (text[suffix + static_cast<std::size_t>(length)] == text[before + length]) ++length;
         shared[place] = static_cast<std::uint8_t>(std::min(length, MOST_SHARED));
         length = std::max<Place>(0, length - 1);
@@ -218,13 +214,13 @@ Index::Index(std::span<const std::byte> buffer, std::shared_ptr<const void> owne
     shared = elements<const std::uint8_t>(buffer, at.shared, count);
 }
 
-std::vector<std::byte> build(std::span<const Token> text, std::span<const std::int64_t> lengths,
+std::vector<std::uint8_t> build(std::span<const Token> text, std::span<const std::int64_t> lengths,
                              std::span<const std::int64_t> rewards) {
     if (text.size() > std::numeric_limits<std::int32_t>::max() || lengths.size() > MOST_PIECES ||
         lengths.size() != rewards.size()) {
         throw std::invalid_argument("more tokens or pieces than a draft index holds");
     }
-    // The rewards that occur, and which of them each token's piece has.
+    // The different rewards, and for each token the number of its piece's reward: the token's grade.
     std::vector<std::int64_t> occurring(rewards.begin(), rewards.end());
     std::sort(occurring.begin(), occurring.end());
     occurring.erase(std::unique(occurring.begin(), occurring.end()), occurring.end());
@@ -243,8 +239,8 @@ std::vector<std::byte> build(std::span<const Token> text, std::span<const std::i
         throw std::invalid_argument("the pieces of a draft index must be all of its text");
 
     const Layout at(text.size(), lengths.size());
-    std::vector<std::byte> made(at.end);
-    const std::span<std::byte> buffer(made);
+    std::vector<std::uint8_t> made(at.end);
+    const std::span<std::uint8_t> buffer(made);
     Header header{MAGIC,
                   VERSION,
                   static_cast<std::uint32_t>(lengths.size()),
@@ -267,7 +263,7 @@ std::vector<std::byte> build(std::span<const Token> text, std::span<const std::i
         grades[place] = grade_of[suffixes[place]];
         sum += occurring[grades[place]];
     }
-    // The sum behind the last whole SUM_EVERY is the last one there is.
+    // The sum of all rewards is the last one, if it falls on a multiple.
     if (text.size() % SUM_EVERY == 0) sums[text.size() / SUM_EVERY] = sum;
     return made;
 }

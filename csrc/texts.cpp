@@ -1,58 +1,60 @@
+// Keeping samples and their texts, the tables of where tokens occurred, and their memory (see texts.h).
 #include "texts.h"
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 
 namespace drafting {
 
 namespace {
 
-// Tokens that a sample's text has room for at first, at most (what it can come to, if that is less), and the table of
-// its own text; both get GROWTH times as much when they are full. Memory that grows is written again, so it grows
-// seldom, and before it must, of some samples a step: those that began together would else grow in the same step.
-constexpr Place FIRST_TOKENS = 4096;
-constexpr Place FIRST_TABLED = 1024;
-constexpr Place GROWTH = 4;
-constexpr Place LEAST_TOKENS = 64;
-constexpr Place NEVER_ENOUGH = std::numeric_limits<Place>::max();
-// Share of a text's room that is full when it should grow.
-constexpr double FULL = 0.75;
-// Tokens between texts beside their room: with a power of two, the tokens of texts that are as long as each other would
-// all be in the same few sets of a cache.
-constexpr Place APART = 16;
-// Slots in the table of a sample's own text for each token there is room for: half are free, so few are taken over.
-constexpr Place SLOTS_PER_TOKEN = 2;
+// A siblings' table keeps a sample's row in 20 bits.
+constexpr std::size_t MOST_SAMPLES = (std::size_t{1} << 20) - 1;
 
-// How far back a new match is measured. Longer ones are all the same: certain enough.
+// Tokens that a text and its own table have room for at first (less if the text can never have as many). Both grow by
+// GROWTH. A text grows before it is full, and only some texts grow in a step, because samples that began together would
+// otherwise all grow in the same step.
+constexpr Place FIRST_TOKENS = 4096, FIRST_TABLED = 1024, LEAST_TOKENS = 64, GROWTH = 4;
+constexpr Place NEVER = std::numeric_limits<Place>::max();
+// Slots for each token of an own table: half stay free, so few are taken over.
+constexpr Place SLOTS_PER_TOKEN = 2;
+// Samples that a step looks at for more memory, and tokens that a step enters again into own tables that grow (one table
+// at least): some tens of microseconds.
+constexpr std::size_t GROWN_A_STEP = 4;
+constexpr Place ENTERED_AGAIN = 2048;
+
+// The length up to which a new match is measured. Longer matches are all certain enough.
 constexpr Place LONGEST_MEASURED = 32;
-// An entry of a sample's own table: the number of its tokens up to the entry's end (of those past 4M tokens the low
-// bits), and a mark of the hash, so that most entries of other tokens are known without reading the text.
+// An entry of an own table: the number of tokens up to the entry's end (of texts beyond 4M tokens its low bits), and
+// bits of the hash, so that other tokens' entries are seldom compared with the text.
 constexpr int OWN_MARK_SHIFT = 22, OWN_MARK_BITS = 9;
-constexpr std::int32_t OWN_PLACES = (1 << OWN_MARK_SHIFT) - 1;
-// An entry of the siblings' table, from the lowest bit on: the number of the sample's tokens up to the entry's end; the
-// sample's row + 1; and a mark.
+constexpr std::int32_t OWN_POSITIONS = (1 << OWN_MARK_SHIFT) - 1;
+// An entry of a siblings' table, from the lowest bit on: the number of tokens up to the entry's end; the sample's row,
+// plus 1; and bits of the hash.
 constexpr int ROW_SHIFT = 32, MARK_SHIFT = 52, MARK_BITS = 11;
 constexpr std::int64_t POSITIONS = (std::int64_t{1} << ROW_SHIFT) - 1;
 constexpr std::int64_t ROWS = (std::int64_t{1} << MARK_SHIFT) - (std::int64_t{1} << ROW_SHIFT);
-constexpr std::int64_t MARKS = ((std::int64_t{1} << MARK_BITS) - 1) << MARK_SHIFT;
-// Entries of a bucket are of different samples: so there are others than the asking sample's own, to take the longest
-// match of. When a table is full there are twice as many as were entered: 16 bytes for each token of a response.
+// A bucket's entries are of different samples, so siblings are found beside the sample itself. With this many entries a
+// bucket on average, a table is full: 16 bytes for each token of a response.
 constexpr std::int64_t ENTRIES_PER_BUCKET = 2;
-// Buckets of a prompt's first table, and at most. A new one is zeroed within a step, and 1.3 MB take some tens of
-// microseconds.
+// Buckets of a prompt's first and largest table. A new table is zeroed within a step; 1 MB takes tens of microseconds.
 constexpr std::size_t FIRST_BUCKETS = 4096, MOST_BUCKETS = 32768;
 
-// Slots of a prompt's votes (64 KB): its samples write that many different tokens, or not many more. A pair has no more
-// votes than these, so that what is said lately soon takes over from what was said long. By replay of three recorded
-// runs, in the first epoch 2 to 8 give 2 % more tokens a step than any number does, for 1 % fewer drafted ones.
+// Slots of a prompt's votes (64 KB), about as many as different tokens occur. A pair has at most MOST_VOTES, so recent
+// text soon wins over older text: in replays of three recorded runs, 2 to 8 votes give 2 % more tokens a step in the
+// first epoch than unbounded ones.
 constexpr std::size_t VOTE_SLOTS = 4096;
 constexpr std::int64_t MOST_VOTES = 4;
 constexpr int TOKEN_BITS = 32;
-constexpr std::int64_t TOKEN_MASK = (std::int64_t{1} << TOKEN_BITS) - 1;
 // Multiplicative hashing (Knuth, volume 3, 6.4): 2**32 divided by the golden ratio.
 constexpr std::uint32_t GOLDEN = 2654435769u;
 
-// FNV-1a over the `shortest` tokens before `end`, mixed as MurmurHash3 ends: tables use the low bits.
+void require(bool fits, const char* problem) {
+    if (!fits) throw std::invalid_argument(problem);
+}
+
+// FNV-1a over the `shortest` tokens before `end`, with the final mix of MurmurHash3, because tables use the low bits.
 std::uint64_t hash_before(std::span<const Token> text, Place end, Place shortest) {
     std::uint64_t value = 14695981039346656037u;
     for (Place back = 1; back <= shortest; ++back)
@@ -62,76 +64,69 @@ std::uint64_t hash_before(std::span<const Token> text, Place end, Place shortest
 }
 
 template <typename T>
-std::size_t slot_of(std::uint64_t hash, const Array<T>& table) {
-    return static_cast<std::size_t>(hash) & (table.size() - 1);
+Place slot_of(std::uint64_t hash, const Array<T>& table) {
+    return static_cast<Place>(hash & (table.size() - 1));
 }
 
-std::size_t vote_slot(Token token) {
+Place vote_slot(Token token) {
     const std::uint32_t mixed = static_cast<std::uint32_t>(token) * GOLDEN;
     return (mixed ^ mixed >> 16) & (VOTE_SLOTS - 1);
 }
 
-// What an entry of the siblings' table keeps of a hash: bits that say nothing of its bucket.
+// The bits of a hash that a siblings' entry keeps; its slot does not depend on them.
 std::int64_t mark_of(std::uint64_t hash) { return static_cast<std::int64_t>(hash >> (64 - MARK_BITS)) << MARK_SHIFT; }
 
-// Enter the token before `place` into the sample's own table. `hash`: of the `shortest` tokens before `place`, if there
-// are so many.
-void enter_own(std::span<const Token> text, const Array<std::int32_t>& table, Place place, Place shortest,
-               std::uint64_t hash, std::int32_t& source, std::int32_t& length) {
-    const Place at = place - 1;
-    if (length && text[source] == text[at]) {
-        ++source;
-        ++length;
-    } else {
-        length = 0;
-    }
-    if (place < shortest) return;
+// How many tokens before `end` in one text equal those before `other_end` in the other, at most LONGEST_MEASURED.
+Place equal_before(std::span<const Token> text, Place end, std::span<const Token> other, Place other_end) {
+    const Place most = std::min({LONGEST_MEASURED, end, other_end});
+    Place equal = 0;
+    while (equal < most && text[end - 1 - equal] == other[other_end - 1 - equal]) ++equal;
+    return equal;
+}
+
+// Follow or find the match of the first `end` tokens in the own text before, and enter `end` into the own table. `hash`:
+// of the last `shortest` of those tokens, if there are as many.
+void enter_own(std::span<const Token> text, Array<std::int32_t>& table, Place end, Place shortest, std::uint64_t hash,
+               TextMatch& match) {
+    if (match.length && text[match.at] == text[end - 1])
+        match = {match.at + 1, match.length + 1};
+    else
+        match.length = 0;
+    if (end < shortest) return;
     std::int32_t& slot = table[slot_of(hash, table)];
     const auto mark = static_cast<std::int32_t>(hash >> (64 - OWN_MARK_BITS)) << OWN_MARK_SHIFT;
-    if (!length) {
-        const Place earlier = Place{slot} - mark;
-        if (0 < earlier && earlier <= OWN_PLACES) {
-            while (length < LONGEST_MEASURED && length < earlier && text[earlier - 1 - length] == text[at - length])
-                ++length;
-            if (length < shortest) length = 0;
-            source = static_cast<std::int32_t>(earlier);
-        }
+    const std::int32_t earlier = slot - mark;
+    if (!match.length && 0 < earlier && earlier <= OWN_POSITIONS) {
+        const Place equal = equal_before(text, earlier, text, end);
+        if (equal >= shortest) match = {earlier, static_cast<std::int32_t>(equal)};
     }
-    slot = mark + (static_cast<std::int32_t>(place) & OWN_PLACES);
+    slot = mark + (static_cast<std::int32_t>(end) & OWN_POSITIONS);
 }
 
-// Enter into a bucket that tokens with this hash end before `place`. The newest first; of one sample only the newest.
-void enter_sibling(Bucket& bucket, std::int32_t row, Place place, std::uint64_t hash) {
-    const std::int64_t whose = (std::int64_t{row} + 1) << ROW_SHIFT;
+// Enter into a bucket that the sample's tokens with this hash end at `end`: first, in place of the sample's last entry.
+void enter_sibling(Bucket& bucket, std::int32_t row, Place end, std::uint64_t hash) {
+    const std::int64_t owner = (std::int64_t{row} + 1) << ROW_SHIFT;
     const Bucket before = bucket;
-    // Without branches, as `vote`: whether what is newer than this sample's own last entry has to make room for it.
-    bool others = (before[0] & ROWS) != whose;
-    bucket[1] = others ? before[0] : before[1];
-    others &= (before[1] & ROWS) != whose;
-    bucket[2] = others ? before[1] : before[2];
-    others &= (before[2] & ROWS) != whose;
-    bucket[3] = others ? before[2] : before[3];
-    bucket[0] = whose | place | mark_of(hash);
+    // Branch-free, because branches would be unpredictable. Entries move up to where the sample's last entry was.
+    bool moves = true;
+    for (std::size_t entry = 1; entry < bucket.size(); ++entry) {
+        moves &= (before[entry - 1] & ROWS) != owner;
+        bucket[entry] = moves ? before[entry - 1] : before[entry];
+    }
+    bucket[0] = owner | end | mark_of(hash);
 }
 
-// A majority vote (Boyer and Moore 1981): a pair of tokens that comes again gets a vote, any other pair of the slot
-// takes one away, and a pair without votes is replaced. So a slot holds the pair that was the majority of those seen in
-// it lately, in constant time and room.
-void vote(Vote& slot, Token token, Token then) {
-    const std::int64_t pair = ((std::int64_t{token} << TOKEN_BITS) | then) + 1;
-    // Without branches: which of the three it is, nobody can guess.
-    const bool same = slot.pair == pair, taken = !same & (slot.votes <= 0);
-    slot.pair = taken ? pair : slot.pair;
-    slot.votes = taken ? 1 : std::min<std::int64_t>(slot.votes + (same ? 1 : -1), MOST_VOTES);
+// Majority vote (Boyer and Moore 1981): the slot's pair gains a vote when it occurs again, loses one when another pair
+// of the slot occurs, and is replaced when it has none.
+void vote(Vote& slot, Token token, Token next) {
+    const std::int64_t pair = ((std::int64_t{token} << TOKEN_BITS) | next) + 1;
+    // Branch-free, because branches would be unpredictable.
+    const bool same = slot.pair == pair, replaced = !same & (slot.votes <= 0);
+    slot.pair = replaced ? pair : slot.pair;
+    slot.votes = replaced ? 1 : std::min<std::int64_t>(slot.votes + (same ? 1 : -1), MOST_VOTES);
 }
 
-// The row of an entry's sample; -1 where there is nothing, other tokens (they have another mark), or the sample itself.
-std::int64_t row_of(std::int64_t entry, std::int64_t mark, std::int32_t row) {
-    const std::int64_t found = ((entry & ROWS) >> ROW_SHIFT) - 1;
-    return (entry & MARKS) != mark || found == row ? -1 : found;
-}
-
-// Room for `needed` tokens, in steps of GROWTH from `first` on: a power of two, less than twice `most`.
+// Room for `needed` tokens: `first` or that times a power of GROWTH, halved until it is less than twice `most`.
 Place room_for(Place needed, Place first, Place most) {
     Place room = first;
     while (room < needed) room *= GROWTH;
@@ -139,20 +134,150 @@ Place room_for(Place needed, Place first, Place most) {
     return room;
 }
 
-// Tokens that a sample's text has room for.
-Place room_of(const Sample& sample) { return std::max<Place>(static_cast<Place>(sample.text.size()) - APART, 0); }
+bool is_crowded(const Prompt& prompt) {
+    return prompt.entered > ENTRIES_PER_BUCKET * static_cast<std::int64_t>(prompt.tables[0].size());
+}
 
 }  // namespace
 
-bool has_room(const Sample& sample, Place tokens) { return tokens <= room_of(sample); }
+void Texts::install(const std::string& key, Index index) {
+    Prompt& prompt = prompts[prompt_of(key)];
+    prompt.index = std::move(index);
+    for (const std::int32_t row : prompt.rows) samples[row].cursor.reset(rules.longest);
+}
 
-void grow(Slabs& slabs, Sample& sample, Place needed, const TextRules& rules) {
+void Texts::forget(const std::string& key) {
+    const auto known = by_key_.find(key);
+    if (known == by_key_.end()) return;
+    prompts[known->second].index = Index();
+    drop_if_unused(prompts[known->second]);
+}
+
+std::int32_t Texts::start(const std::string& key, Place prompt_tokens, Place most_tokens, Place window) {
+    require(prompt_tokens >= 0 && prompt_tokens <= std::numeric_limits<std::int32_t>::max(), "impossible prompt");
+    if (free_samples_.empty()) {
+        require(samples.size() < MOST_SAMPLES, "an engine has too many samples at once");
+        free_samples_.push_back(static_cast<std::int32_t>(samples.size()));
+        samples.emplace_back();
+    }
+    Sample fresh;
+    fresh.row = free_samples_.back();
+    fresh.prompt = prompt_of(key);
+    fresh.prompt_tokens = static_cast<std::int32_t>(prompt_tokens);
+    fresh.limit = most_tokens;
+    fresh.window = static_cast<std::int32_t>(window);
+    fresh.recent = FIRST_RECENT;
+    fresh.running = true;
+    grow(fresh, prompt_tokens);
+    free_samples_.pop_back();
+    Prompt& prompt = prompts[fresh.prompt];
+    prompt.rows.push_back(fresh.row);
+    ++prompt.running;
+    const std::int32_t row = fresh.row;
+    samples[row] = std::move(fresh);
+    return row;
+}
+
+void Texts::append(std::span<const std::int64_t> numbers, std::span<const std::int64_t> counts,
+                   std::span<const Token> tokens) {
+    require(numbers.size() == counts.size(), "need a count for each sample");
+    std::size_t total = 0;
+    for (std::size_t at = 0; at < numbers.size(); ++at) {
+        if (numbers[at] != NO_SAMPLE) running(numbers[at]);
+        require(counts[at] >= 0 && counts[at] <= static_cast<std::int64_t>(tokens.size()), "impossible count");
+        total += static_cast<std::size_t>(counts[at]);
+    }
+    require(total == tokens.size(), "need as many tokens as counts say");
+    for (std::size_t at = 0; at < numbers.size(); ++at) {
+        const auto added = tokens.first(counts[at]);
+        tokens = tokens.subspan(added.size());
+        if (numbers[at] == NO_SAMPLE || added.empty()) continue;
+        Sample& sample = samples[numbers[at]];
+        const Place written = sample.written + counts[at];
+        require(written <= std::numeric_limits<std::int32_t>::max(), "a text is too long");
+        if (written > static_cast<Place>(sample.text.size())) grow(sample, written);
+        std::copy(added.begin(), added.end(), sample.text.begin() + sample.written);
+        sample.written = static_cast<std::int32_t>(written);
+    }
+}
+
+void Texts::finish(std::int64_t number) {
+    Sample& sample = running(number);
+    Prompt& prompt = prompts[sample.prompt];
+    sample.running = false;
+    --prompt.running;
+    if (!rules.siblings) {
+        std::erase(prompt.rows, sample.row);
+        free_samples_.push_back(sample.row);
+        sample = Sample();
+    }
+    drop_if_unused(prompt);
+}
+
+Sample& Texts::running(std::int64_t number) {
+    if (number < 0 || number >= static_cast<std::int64_t>(samples.size()) || !samples[number].running)
+        throw std::out_of_range("sample " + std::to_string(number) + " has not started, or has finished");
+    return samples[number];
+}
+
+std::int32_t Texts::prompt_of(const std::string& key) {
+    const auto known = by_key_.find(key);
+    if (known != by_key_.end()) return known->second;
+    if (free_prompts_.empty()) {
+        free_prompts_.push_back(static_cast<std::int32_t>(prompts.size()));
+        prompts.emplace_back();
+    }
+    const std::int32_t number = free_prompts_.back();
+    prompts[number].key = key;
+    begin_tables(prompts[number]);
+    by_key_.emplace(key, number);
+    free_prompts_.pop_back();
+    return number;
+}
+
+// Drop the prompt's texts and tables if none of its samples runs, and the prompt too if it has no index.
+void Texts::drop_if_unused(Prompt& prompt) {
+    if (prompt.running) return;
+    for (const std::int32_t row : prompt.rows) {
+        samples[row] = Sample();
+        free_samples_.push_back(row);
+    }
+    prompt.rows.clear();
+    // Entries of rows that other samples will have must not be found.
+    prompt.tables = {};
+    prompt.votes = Array<Vote>();
+    if (!prompt.index.empty()) {
+        begin_tables(prompt);
+        return;
+    }
+    const auto known = by_key_.find(prompt.key);
+    free_prompts_.push_back(known->second);
+    by_key_.erase(known);
+}
+
+void Texts::begin_tables(Prompt& prompt) {
+    if (!rules.siblings) return;
+    prompt.tables[0] = make_array<Bucket>(slabs_, FIRST_BUCKETS);
+    prompt.votes = make_array<Vote>(slabs_, VOTE_SLOTS);
+    prompt.entered = 0;
+}
+
+// Add a larger table, and drop the oldest of TABLES. Entries of the other tables stay there.
+void Texts::add_table(Prompt& prompt) {
+    auto table = make_array<Bucket>(slabs_, std::min(GROWTH * prompt.tables[0].size(), MOST_BUCKETS));
+    std::move_backward(prompt.tables.begin(), prompt.tables.end() - 1, prompt.tables.end());
+    prompt.tables[0] = std::move(table);
+    prompt.entered = 0;
+}
+
+// Make room for `needed` tokens, and more, in the sample's text and own table.
+void Texts::grow(Sample& sample, Place needed) {
     const Place most = std::max({LEAST_TOKENS, needed, Place{sample.limit}});
-    Place capacity = room_of(sample);
-    if (static_cast<double>(needed) > FULL * static_cast<double>(capacity) && capacity < most) {
-        capacity = room_for(std::max(needed, capacity + 1), FIRST_TOKENS, most);
-        Array<Token> text(slabs, capacity + APART);
-        std::copy_n(sample.text.all().begin(), sample.written, text.all().begin());
+    auto room = static_cast<Place>(sample.text.size());
+    if (4 * needed > 3 * room && room < most) {
+        room = room_for(std::max(needed, room + 1), FIRST_TOKENS, most);
+        auto text = make_array<Token>(slabs_, room);
+        std::copy_n(sample.text.begin(), sample.written, text.begin());
         sample.text = std::move(text);
     }
     Place tabled = most;
@@ -160,161 +285,146 @@ void grow(Slabs& slabs, Sample& sample, Place needed, const TextRules& rules) {
         tabled = static_cast<Place>(sample.own_table.size()) / SLOTS_PER_TOKEN;
         if (needed > tabled && tabled < most) {
             tabled = room_for(needed, FIRST_TABLED, most);
-            Array<std::int32_t> table(slabs, tabled * SLOTS_PER_TOKEN);
-            std::int32_t source = 0, length = 0;
-            for (Place place = 1; place <= sample.count; ++place) {
-                const auto hash = place >= rules.shortest ? hash_before(sample.known(), place, rules.shortest) : 0;
-                enter_own(sample.known(), table, place, rules.shortest, hash, source, length);
+            auto table = make_array<std::int32_t>(slabs_, tabled * SLOTS_PER_TOKEN);
+            TextMatch match;
+            for (Place end = 1; end <= sample.count; ++end) {
+                const auto hash = end >= rules.shortest ? hash_before(sample.known(), end, rules.shortest) : 0;
+                enter_own(sample.known(), table, end, rules.shortest, hash, match);
             }
             sample.own_table = std::move(table);
         }
     }
-    sample.enough = std::min(tabled < most ? tabled : NEVER_ENOUGH,
-                             capacity < most ? static_cast<Place>(FULL * static_cast<double>(capacity)) : NEVER_ENOUGH);
+    sample.enough = std::min(tabled < most ? tabled : NEVER, room < most ? 3 * room / 4 : NEVER);
 }
 
-void begin_tables(Slabs& slabs, Prompt& prompt) {
-    prompt.tables[0] = Array<Bucket>(slabs, FIRST_BUCKETS);
-    prompt.votes = Array<Vote>(slabs, VOTE_SLOTS);
-    prompt.entered = 0;
+void Texts::grow_some(std::span<const std::int64_t> numbers) {
+    std::array<std::int64_t, GROWN_A_STEP> chosen;
+    std::size_t crowded = 0;
+    for (const std::int64_t number : numbers)
+        if (number != NO_SAMPLE && samples[number].crowded) chosen[crowded++ % GROWN_A_STEP] = number;
+    Place entered = 0;
+    Prompt* full = nullptr;
+    for (const std::int64_t number : std::span(chosen).first(std::min(crowded, GROWN_A_STEP))) {
+        Sample& sample = samples[number];
+        if (sample.count > sample.enough && (!entered || entered + sample.count <= ENTERED_AGAIN)) {
+            grow(sample, sample.count + 1);
+            entered += sample.count;
+        }
+        if (rules.siblings && is_crowded(prompts[sample.prompt])) full = &prompts[sample.prompt];
+    }
+    if (full != nullptr) add_table(*full);
 }
 
-void add_table(Slabs& slabs, Prompt& prompt) {
-    Array<Bucket> table(slabs, std::min(GROWTH * prompt.tables[0].size(), MOST_BUCKETS));
-    // The oldest is dropped. What was entered is never entered again.
-    std::move_backward(prompt.tables.begin(), prompt.tables.end() - 1, prompt.tables.end());
-    prompt.tables[0] = std::move(table);
-    prompt.entered = 0;
-}
-
-bool is_crowded(const Prompt& prompt) {
-    return prompt.entered > ENTRIES_PER_BUCKET * static_cast<std::int64_t>(prompt.tables[0].size());
-}
-
-void fetch_places(const Prompt& prompt, const Sample& sample, const TextRules& rules, Hashes& hashes) {
-    const auto text = sample.text.all().first(sample.written);
-    for (Place place = sample.count + 1; place <= sample.written; ++place) {
-        if (place >= rules.shortest) {
-            if (hashes.kept == hashes.values.size()) break;
-            const std::uint64_t hash = hash_before(text, place, rules.shortest);
+void Texts::prefetch_slots(const Sample& sample, Hashes& hashes) const {
+    const Prompt& prompt = prompts[sample.prompt];
+    const auto text = std::span(sample.text).first(sample.written);
+    for (Place end = sample.count + 1; end <= sample.written && hashes.kept < hashes.values.size(); ++end) {
+        if (end >= rules.shortest) {
+            const std::uint64_t hash = hash_before(text, end, rules.shortest);
             hashes.values[hashes.kept++] = hash;
-            if (rules.own_output) prefetch(sample.own_table.all(), static_cast<Place>(slot_of(hash, sample.own_table)));
-            if (rules.siblings) prefetch(prompt.tables[0].all(), static_cast<Place>(slot_of(hash, prompt.tables[0])));
+            if (rules.own_output) prefetch(sample.own_table, slot_of(hash, sample.own_table));
+            if (rules.siblings) prefetch(prompt.tables[0], slot_of(hash, prompt.tables[0]));
         }
-        if (rules.siblings) prefetch(prompt.votes.all(), static_cast<Place>(vote_slot(text[place - 1])));
+        if (rules.siblings) prefetch(prompt.votes, vote_slot(text[end - 1]));
     }
 }
 
-void enter(Prompt& prompt, Sample& sample, std::int32_t row, const TextRules& rules, Hashes& hashes) {
-    const Place before = sample.count, count = sample.written;
-    const auto text = sample.text.all().first(count);
-    // What precedes the response's first token is entered; the rest of the prompt is the same in all.
-    const Place start = std::max(before + 1, Place{sample.prompt_tokens});
-    std::int32_t source = sample.own_at, length = sample.own_length;
-    for (Place place = before + 1; place <= count; ++place) {
-        std::uint64_t hash = 0;
-        if (place >= rules.shortest) {
-            hash = hashes.used < hashes.kept ? hashes.values[hashes.used++] : hash_before(text, place, rules.shortest);
-            sample.hash = hash;
-        }
-        if (rules.own_output) enter_own(text, sample.own_table, place, rules.shortest, hash, source, length);
-        if (rules.siblings && place >= start) {
-            if (place >= rules.shortest)
-                enter_sibling(prompt.tables[0][slot_of(hash, prompt.tables[0])], row, place, hash);
-            if (place > 1) vote(prompt.votes[vote_slot(text[place - 2])], text[place - 2], text[place - 1]);
+void Texts::enter(Sample& sample, Hashes& hashes) {
+    Prompt& prompt = prompts[sample.prompt];
+    const auto text = std::span<const Token>(sample.text).first(sample.written);
+    // Siblings share the prompt, so only its last token is entered for them.
+    const Place first = std::max(sample.count + 1, sample.prompt_tokens);
+    // Copies, because the compiler cannot know that writing to the tables leaves these as they are.
+    const auto [longest, shortest, siblings, own_output] = rules;
+    const Place written = sample.written;
+    TextMatch own = sample.own;
+    std::uint64_t hash = sample.hash;
+    for (Place end = sample.count + 1; end <= written; ++end) {
+        if (end >= shortest)
+            hash = hashes.used < hashes.kept ? hashes.values[hashes.used++] : hash_before(text, end, shortest);
+        if (own_output) enter_own(text, sample.own_table, end, shortest, hash, own);
+        if (siblings && end >= first) {
+            if (end >= shortest) {
+                enter_sibling(prompt.tables[0][slot_of(hash, prompt.tables[0])], sample.row, end, hash);
+                ++prompt.entered;
+            }
+            if (end > 1) vote(prompt.votes[vote_slot(text[end - 2])], text[end - 2], text[end - 1]);
         }
     }
-    sample.own_at = source;
-    sample.own_length = length;
-    sample.count = static_cast<std::int32_t>(count);
-    if (rules.siblings) prompt.entered += std::max<Place>(0, count + 1 - std::max(start, rules.shortest));
+    sample.own = own;
+    sample.hash = hash;
+    sample.count = sample.written;
+    sample.crowded = sample.count > sample.enough || (rules.siblings && is_crowded(prompt));
 }
 
-Place follow_sibling(std::span<const Sample> samples, Sample& sample, std::int32_t row, const Prompt& prompt,
-                     const TextRules& rules) {
+// Call `visit(row, position)` for each entry of another sample that has the sample's hash.
+template <typename Visit>
+void Texts::visit_candidates(const Sample& sample, Visit visit) const {
+    const std::int64_t mark = mark_of(sample.hash);
+    for (const Array<Bucket>& table : prompts[sample.prompt].tables) {
+        if (table.empty()) break;
+        for (const std::int64_t entry : table[slot_of(sample.hash, table)]) {
+            const std::int64_t row = ((entry & ROWS) >> ROW_SHIFT) - 1;
+            if (row >= 0 && row != sample.row && (entry & ~ROWS & ~POSITIONS) == mark) visit(row, entry & POSITIONS);
+        }
+    }
+}
+
+void Texts::prefetch_buckets(const Sample& sample) const {
+    for (const Array<Bucket>& table : prompts[sample.prompt].tables)
+        if (!table.empty()) prefetch(table, slot_of(sample.hash, table));
+}
+
+void Texts::prefetch_siblings(const Sample& sample) const {
+    if (sample.sibling_match.length) prefetch(samples[sample.sibling].text, sample.sibling_match.at);
+    if (sample.sibling_match.length < rules.longest && sample.count >= rules.shortest)
+        visit_candidates(sample, [&](Place row, Place end) { prefetch(samples[row].text, end - 1); });
+}
+
+Place Texts::follow_sibling(Sample& sample) const {
     const auto text = sample.known();
     const Place count = sample.count;
-    Place length = sample.sibling_length, at = sample.sibling_at;
-    bool ahead = false;
+    Place length = sample.sibling_match.length, at = sample.sibling_match.at;
+    bool goes_on = false;
     if (length) {
         const auto theirs = samples[sample.sibling].known();
-        for (Place place = sample.followed; place < count; ++place) {
-            if (at < static_cast<Place>(theirs.size()) && theirs[at] == text[place]) {
-                ++at;
-                ++length;
-            } else {
-                length = 0;
-                break;
-            }
-        }
-        ahead = length > 0 && at < static_cast<Place>(theirs.size());
+        const Place size = static_cast<Place>(theirs.size());
+        for (Place place = sample.followed; length && place < count; ++place)
+            length = at < size && theirs[at++] == text[place] ? length + 1 : 0;
+        goes_on = length && at < size;
     }
-    if ((length < rules.longest || !ahead) && count >= rules.shortest) {
-        const std::int64_t mark = mark_of(sample.hash);
-        for (const Array<Bucket>& table : prompt.tables) {
-            if (!table.size()) break;
-            for (const std::int64_t entry : table[slot_of(sample.hash, table)]) {
-                const std::int64_t found = row_of(entry, mark, row);
-                const Place place = entry & POSITIONS;
-                if (found < 0) continue;
-                const auto theirs = samples[found].known();
-                if (place >= static_cast<Place>(theirs.size())) continue;
-                Place matched = 0;
-                const Place most = std::min({LONGEST_MEASURED, place, count});
-                while (matched < most && theirs[place - 1 - matched] == text[count - 1 - matched]) ++matched;
-                if (matched >= rules.shortest && (matched > length || !ahead)) {
-                    sample.sibling = static_cast<std::int32_t>(found);
-                    at = place;
-                    length = matched;
-                    ahead = true;
-                }
-            }
-        }
+    if ((length < rules.longest || !goes_on) && count >= rules.shortest) {
+        visit_candidates(sample, [&](Place row, Place end) {
+            const auto theirs = samples[row].known();
+            if (end >= static_cast<Place>(theirs.size())) return;
+            const Place equal = equal_before(theirs, end, text, count);
+            if (equal < rules.shortest || (goes_on && equal <= length)) return;
+            sample.sibling = static_cast<std::int32_t>(row);
+            at = end;
+            length = equal;
+            goes_on = true;
+        });
     }
-    sample.sibling_at = static_cast<std::int32_t>(at);
-    sample.sibling_length = static_cast<std::int32_t>(length);
-    sample.followed = static_cast<std::int32_t>(count);
-    return ahead ? length : 0;
+    sample.sibling_match = {static_cast<std::int32_t>(at), static_cast<std::int32_t>(length)};
+    sample.followed = sample.count;
+    return goes_on ? length : 0;
 }
 
-void foresee_buckets(const Sample& sample, const Prompt& prompt) {
-    for (const Array<Bucket>& table : prompt.tables) {
-        if (!table.size()) break;
-        prefetch(table.all(), static_cast<Place>(slot_of(sample.hash, table)));
-    }
-}
-
-void foresee_siblings(std::span<const Sample> samples, const Sample& sample, std::int32_t row, const Prompt& prompt,
-                      const TextRules& rules) {
-    if (sample.sibling_length) prefetch(samples[sample.sibling].text.all(), sample.sibling_at);
-    if (sample.sibling_length < rules.longest && sample.count >= rules.shortest) {
-        const std::int64_t mark = mark_of(sample.hash);
-        for (const Array<Bucket>& table : prompt.tables) {
-            if (!table.size()) break;
-            for (const std::int64_t entry : table[slot_of(sample.hash, table)]) {
-                const std::int64_t found = row_of(entry, mark, row);
-                if (found >= 0) prefetch(samples[found].text.all(), (entry & POSITIONS) - 1);
-            }
-        }
-    }
-}
-
-Place copy_sibling(std::span<const Sample> samples, const Sample& sample, std::span<Token> out) {
-    const auto theirs = samples[sample.sibling].known();
-    const auto after = theirs.subspan(sample.sibling_at);
-    const std::size_t size = std::min(out.size(), after.size());
-    std::copy_n(after.begin(), size, out.begin());
+Place Texts::copy_sibling(const Sample& sample, std::span<Token> out) const {
+    const auto behind = samples[sample.sibling].known().subspan(sample.sibling_match.at);
+    const std::size_t size = std::min(out.size(), behind.size());
+    std::copy_n(behind.begin(), size, out.begin());
     return static_cast<Place>(size);
 }
 
-void copy_own(const Sample& sample, std::span<Token> out) {
-    const auto repeated = sample.known().subspan(sample.own_at);
+void Texts::copy_own(const Sample& sample, std::span<Token> out) const {
+    const auto repeated = sample.known().subspan(sample.own.at);
     for (std::size_t place = 0; place < out.size(); ++place) out[place] = repeated[place % repeated.size()];
 }
 
-Token likely_next(const Prompt& prompt, Token token) {
+Token Texts::likely_next(const Prompt& prompt, Token token) const {
     const std::int64_t pair = prompt.votes[vote_slot(token)].pair - 1;
-    return pair < 0 || pair >> TOKEN_BITS != token ? -1 : static_cast<Token>(pair & TOKEN_MASK);
+    return pair < 0 || pair >> TOKEN_BITS != token ? -1 : static_cast<Token>(pair);
 }
 
 }  // namespace drafting

@@ -1,75 +1,87 @@
-// What the samples of one engine have written so far, and the tables by which a step finds where it occurred before.
+// The samples and prompts of one engine: the samples' texts, and tables of where tokens occurred in them.
 //
-// Siblings and own text are found through hash tables of where the same `shortest` tokens ended before, and a match is
-// then followed from step to step, so that it may be any number of tokens long. Where nothing matches, a table of votes
-// says what mostly followed a token.
+// A sample's own text and its siblings' texts (the other samples of its prompt) are searched through hash tables of
+// where the same `shortest` tokens ended before. A match is then followed from step to step, so it may be of any length.
+// Where nothing matches, a table of votes names the token that usually followed the last one.
 //
-// Invariants: a token costs the same however many there are; a table slot that other tokens took over loses a match and
-// never gives a wrong one, because every match is compared with the texts; a sibling's draft ends where the sibling is;
-// nothing is shared between prompts, so two threads may work on the samples of two prompts at once.
+// Invariants: a new token costs the same however many tokens there are. A slot that other tokens took over loses a match
+// and never gives a wrong one, because every match is compared with the texts. A draft from a sibling ends where the
+// sibling's text ends. Prompts share nothing, so two threads may work on samples of two prompts at once.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "index.h"
 #include "memory.h"
 
 namespace drafting {
 
-// Where a draft came from, as Python's code numbers it (rhyme_openrlhf/speculation/drafter.py).
+// Where a draft came from; rhyme_openrlhf/speculation/drafter.py has the same numbers.
 enum class Source : std::int64_t { NONE, HISTORY, SIBLINGS, OWN };
 inline constexpr std::size_t SOURCES = 4;
+// A sample's number if the sample never drafts.
+inline constexpr std::int64_t NO_SAMPLE = -1;
 
-// Settings of `--histospec`, as far as they concern texts.
+// A sample's recent acceptance rate before its first draft, in thousandths.
+inline constexpr std::int32_t FIRST_RECENT = 500;
+
+// Settings of `--histospec` about texts.
 struct TextRules {
-    // Tokens of a match: at most in history, and at least anywhere.
-    Place longest;
-    Place shortest;
-    bool siblings;
-    bool own_output;
+    // The most tokens that are matched in history, and the fewest that are matched anywhere.
+    Place longest, shortest;
+    bool siblings, own_output;
 };
 
-// One sample of an engine, running or finished.
+// A match in a text: the position behind it, and its length (0: none).
+struct TextMatch {
+    std::int32_t at = 0;
+    std::int32_t length = 0;
+};
+
+// One sample, running or finished.
 struct Sample {
+    // Its first `written` tokens are the sample's text; the tables know the first `count` of them.
     Array<Token> text;
-    // Where the last `shortest` tokens ended before in the sample's own text, by their hash.
-    Array<std::int32_t> own_table;
-    // Tokens of `text` that are known, and of those the first ones that the tables know too.
     std::int32_t written = 0;
     std::int32_t count = 0;
-    // The most tokens it can come to have, and those of its prompt.
-    std::int64_t limit = 0;
-    std::int32_t prompt_tokens = 0;
-    std::int32_t prompt = 0;
-    // Where the match in its own text goes on, and its length (0: none).
-    std::int32_t own_at = 0;
-    std::int32_t own_length = 0;
-    // The sibling that matches, where the match in it goes on, its length (0: none), and up to where it was followed.
+    // Where `shortest` tokens ended before in the sample's own text, by their hash.
+    Array<std::int32_t> own_table;
+    TextMatch own;
+    // The row of the sibling that matches, the match in the sibling's text, and how many own tokens it takes in.
     std::int32_t sibling = 0;
-    std::int32_t sibling_at = 0;
-    std::int32_t sibling_length = 0;
+    TextMatch sibling_match;
     std::int32_t followed = 0;
-    // The hash of its last `shortest` tokens.
+    // Hash of the last `shortest` tokens of the `count`.
     std::uint64_t hash = 0;
-    // Tokens past which its memory should grow.
-    std::int64_t enough = 0;
     Cursor cursor;
-    // Tokens of its next draft, and how its last drafts fared, in thousandths.
+
+    std::int32_t row = 0;
+    std::int32_t prompt = 0;
+    std::int32_t prompt_tokens = 0;
+    // The most tokens that the text can have.
+    std::int64_t limit = 0;
+    // More memory is wanted beyond this many tokens; `crowded`: at the last step text or table wanted more.
+    std::int64_t enough = 0;
+    bool crowded = false;
+    bool running = false;
+    // Tokens that the next draft may have for sure, and the recent acceptance rate in thousandths.
     std::int32_t window = 0;
     std::int32_t recent = 0;
-    // Of its last draft: the source, and its place among those of its step.
+    // The source of the last draft, and the draft's number in its step.
     Source source = Source::NONE;
     std::int32_t number = 0;
-    bool running = false;
 
-    std::span<const Token> known() const { return text.all().first(count); }
+    std::span<const Token> known() const { return std::span(text).first(count); }
 };
 
-// What mostly followed one token: a pair of tokens and its votes.
+// A pair of tokens, and the votes for it.
 struct Vote {
-    // The pair + 1 (0: none yet): the first token in the upper half, the one that followed in the lower.
+    // 0 (none yet), or the first token (upper half) and the token that followed (lower half), plus 1.
     std::int64_t pair;
     std::int64_t votes;
 };
@@ -77,64 +89,89 @@ struct Vote {
 // Places where the same tokens ended in different samples, the newest first.
 using Bucket = std::array<std::int64_t, 4>;
 
-// One prompt: its index, and the tables that its samples share.
 struct Prompt {
-    // The newest first; empty ones are not there.
     static constexpr std::size_t TABLES = 4;
 
+    std::string key;
     Index index;
+    // Rows of all samples whose texts are kept, and how many of them run.
+    std::vector<std::int32_t> rows;
+    std::int32_t running = 0;
+    // The tables of the samples' texts, the newest first, and the number of entries in the newest.
     std::array<Array<Bucket>, TABLES> tables;
-    // What was entered into the newest table.
     std::int64_t entered = 0;
     Array<Vote> votes;
-    // Samples that run, and while a step is divided those of it or where the next one of it goes.
-    std::int32_t running = 0;
-    std::int32_t here = 0;
 };
 
-// Hashes of new tokens, kept from the pass that fetches their places to the one that enters them.
+// Hashes of new tokens, kept from the pass that prefetches their slots to the pass that enters them.
 struct Hashes {
     std::array<std::uint64_t, 1024> values;
     std::size_t kept = 0;
     std::size_t used = 0;
 };
 
-// Whether the sample's text has room for so many tokens.
-bool has_room(const Sample& sample, Place tokens);
+// All samples and prompts. A sample's number is its row in `samples`. Numbers of samples that do not run throw
+// std::out_of_range; impossible arguments throw std::invalid_argument, and then nothing changes.
+class Texts {
+    // First, because the vectors below live in the slabs: so the slabs are freed last.
+    Slabs slabs_;
 
-// Make room for `needed` tokens, and more, in the sample's text and in the table of its own text.
-void grow(Slabs& slabs, Sample& sample, Place needed, const TextRules& rules);
+public:
+    explicit Texts(const TextRules& text_rules) : rules(text_rules) {}
 
-// Give the prompt the tables that its samples begin with, or a larger one beside those that it has.
-void begin_tables(Slabs& slabs, Prompt& prompt);
-void add_table(Slabs& slabs, Prompt& prompt);
+    // Install or replace the prompt's index, or drop it.
+    void install(const std::string& key, Index index);
+    void forget(const std::string& key);
 
-// Whether so much was entered into the prompt's newest table that entries are often taken over.
-bool is_crowded(const Prompt& prompt);
+    // Start a sample of at most `most_tokens` tokens, the first `prompt_tokens` of which are its prompt; return its number.
+    std::int32_t start(const std::string& key, Place prompt_tokens, Place most_tokens, Place window);
+    // Append new tokens to each sample's text, one sample's tokens behind the other's.
+    void append(std::span<const std::int64_t> numbers, std::span<const std::int64_t> counts,
+                std::span<const Token> tokens);
+    // Finish a sample. Its text stays for its siblings until the last of them has finished.
+    void finish(std::int64_t number);
 
-// Fetch the places in the tables of what a sample has written since it was entered last, and keep the hashes.
-void fetch_places(const Prompt& prompt, const Sample& sample, const TextRules& rules, Hashes& hashes);
+    // The sample of that number. Throws std::out_of_range unless the sample runs.
+    Sample& running(std::int64_t number);
 
-// Enter what the sample `row` has written since into its own table and its prompt's.
-void enter(Prompt& prompt, Sample& sample, std::int32_t row, const TextRules& rules, Hashes& hashes);
+    // Hash the sample's new tokens, and prefetch their slots in the tables.
+    void prefetch_slots(const Sample& sample, Hashes& hashes) const;
+    // Enter the sample's new tokens into its own table and its prompt's.
+    void enter(Sample& sample, Hashes& hashes);
+    // Give more memory to some of the samples that are `crowded`, so that it never takes long.
+    void grow_some(std::span<const std::int64_t> numbers);
 
-// Follow the sibling that matched, or find one that matches more; returns how many tokens match, 0 if none goes on. A
-// match of `longest` tokens is followed without looking for another.
-Place follow_sibling(std::span<const Sample> samples, Sample& sample, std::int32_t row, const Prompt& prompt,
-                     const TextRules& rules);
+    // Prefetch what `follow_sibling` will read: first the buckets, then the siblings' texts.
+    void prefetch_buckets(const Sample& sample) const;
+    void prefetch_siblings(const Sample& sample) const;
+    // Follow the sibling that matched, or find one that matches more; return the length of the match, 0 if no token
+    // follows. A match of `longest` tokens is followed without a search.
+    Place follow_sibling(Sample& sample) const;
+    // Copy what the sibling wrote behind the match; return the number of tokens.
+    Place copy_sibling(const Sample& sample, std::span<Token> out) const;
+    // Copy what the sample wrote behind the match in its own text, repeated as often as `out` needs.
+    void copy_own(const Sample& sample, std::span<Token> out) const;
+    // The token that usually followed `token` in the texts of the prompt's samples; -1 if unknown.
+    Token likely_next(const Prompt& prompt, Token token) const;
 
-// Fetch, in this order and with other work in between, what `follow_sibling` will read.
-void foresee_buckets(const Sample& sample, const Prompt& prompt);
-void foresee_siblings(std::span<const Sample> samples, const Sample& sample, std::int32_t row, const Prompt& prompt,
-                      const TextRules& rules);
+    std::size_t memory_bytes() const { return slabs_.taken(); }
 
-// What the sibling wrote after the match; returns how many tokens those are.
-Place copy_sibling(std::span<const Sample> samples, const Sample& sample, std::span<Token> out);
+    const TextRules rules;
+    std::vector<Sample> samples;
+    std::vector<Prompt> prompts;
 
-// What the sample wrote after the match; where that reaches the end of its text, what follows repeats.
-void copy_own(const Sample& sample, std::span<Token> out);
+private:
+    std::int32_t prompt_of(const std::string& key);
+    void drop_if_unused(Prompt& prompt);
+    void begin_tables(Prompt& prompt);
+    void add_table(Prompt& prompt);
+    void grow(Sample& sample, Place needed);
+    template <typename Visit>
+    void visit_candidates(const Sample& sample, Visit visit) const;
 
-// The token that mostly followed `token` in what the prompt's samples wrote; -1 where that is not known.
-Token likely_next(const Prompt& prompt, Token token);
+    std::vector<std::int32_t> free_samples_;
+    std::vector<std::int32_t> free_prompts_;
+    std::unordered_map<std::string, std::int32_t> by_key_;
+};
 
 }  // namespace drafting

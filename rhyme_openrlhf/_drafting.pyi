@@ -66,22 +66,19 @@ class Index:
 
     def __init__(self, buffer: Any) -> None: ...
     def __len__(self) -> int: ...
-    def draft(self, text: ArrayLike, longest: int, shortest: int, limit: int) -> tuple[_Int32s, _Floats, int]:
-        """Return what followed, the probability up to each token, and how many tokens matched."""
-
-    def draft_often(
-        self, text: ArrayLike, longest: int, shortest: int, limit: int, repeats: int
+    def draft(
+        self, text: ArrayLike, longest: int, shortest: int, limit: int, repeats: int = 1
     ) -> tuple[_Int32s, _Floats, int]:
-        """Draft that often, for benchmarks."""
+        """Return what followed, the probability up to each token, and the match's length; benchmarks repeat it."""
 
-    def longest_match(self, text: ArrayLike, longest: int, shortest: int) -> tuple[int, int, int, int]:
-        """Return low, high and length of the node, and a place in it."""
+    def longest_match(self, text: ArrayLike, longest: int, shortest: int) -> tuple[int, int, int]:
+        """Return low, high and length of the node."""
 
 class Cursor:
     """Where one sample is in an index."""
 
     def follow(self, index: Index, text: ArrayLike, longest: int, least: int) -> tuple[int, int, int, int]:
-        """As `Index.longest_match`."""
+        """Return what `Index.longest_match` returns, and a place in the node."""
 
     def move_to(self, index: Index, place: int) -> None:
         """Expect the sample to go on as the suffix at that place."""
@@ -117,7 +114,7 @@ class Drafter:
 
     def verified(
         self, samples: ArrayLike, verified: ArrayLike, accepted: ArrayLike
-    ) -> tuple[list[int], _Int64s, Sequence[int]]:
+    ) -> tuple[_Int64s, _Int64s, _Int64s]:
         """Return each draft's source, its number in the last step or -1, and the accepted tokens by source."""
 
     def window(self, sample: int) -> int: ...

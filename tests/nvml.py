@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,7 @@ def nvmlDeviceGetP2PStatus(one, other, capability):
 """
 
 
-def install(
-    monkeypatch: pytest.MonkeyPatch,
+def written(
     folder: Path,
     *,
     gpus: int = 1,
@@ -38,12 +38,18 @@ def install(
     memory: int = 80 * 2**30,
     apart: Sequence[Sequence[int]] = (),
     nvlinked: bool = False,
-) -> None:
-    """Pretend these GPUs until the test ends; `apart` are pairs without peer access."""
+) -> Path:
+    """Return a folder with the module, for the path of processes that are to have these GPUs."""
     place = folder / "nvml"
     place.mkdir()
     given = {"gpus": gpus, "driver": driver, "memory": memory, "apart": [list(pair) for pair in apart]}
     (place / "pynvml.py").write_text(_MODULE.format(**given, nvlinked=nvlinked))
+    return place
+
+
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, **given: Any) -> None:
+    """Pretend these GPUs (`written`) until the test ends; `apart` are pairs without peer access."""
+    place = written(folder, **given)
     monkeypatch.syspath_prepend(str(place))
     monkeypatch.setenv("PYTHONPATH", str(place), prepend=":")
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)

@@ -47,6 +47,7 @@ PURE_MODULES = (
     "telemetry/reporter.py",
     "telemetry/run_files.py",
     "training/memory_plan.py",
+    "training/model_shape.py",
     "training/resources.py",
     "training/stage_watch.py",
     "verify/chi_square.py",

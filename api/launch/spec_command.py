@@ -21,6 +21,7 @@ from rhyme_openrlhf.api.launch.spec import MAX_FAULTS, NAME_PATTERN, Arguments, 
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.embedded.demo import demo_arguments
 from rhyme_openrlhf.options import did_you_mean
+from rhyme_openrlhf.platform import nvidia
 
 TRAIN_MODULES = ("openrlhf.cli.train_ppo_ray", "rhyme_openrlhf.cli.train_ppo_ray")
 # Far above any real command; shlex takes time in proportion.
@@ -56,6 +57,14 @@ def from_command(command: str) -> tuple[str | None, Arguments]:
     except ValueError as error:
         raise SpecError([Fault("command", f"cannot be read as a shell would: {error}")]) from error
     return from_argv(_options_of(words))
+
+
+def demo_argv() -> list[str]:
+    """Return the demo's options, placed on the GPUs of the service's machine, as `rhyme demo` does there.
+
+    A cluster elsewhere is not asked: it may be away, and what fits the GPUs of one machine runs on more of them too.
+    """
+    return demo_arguments(len(nvidia.read().gpus))
 
 
 def from_argv(argv: Sequence[str]) -> tuple[str | None, Arguments]:
@@ -148,7 +157,7 @@ def _options_of(words: list[str]) -> list[str]:
     if program == "rhyme" and words[1:2] == ["train"]:
         return words[2:]
     if program == "rhyme" and words[1:2] == ["demo"]:
-        return [*demo_arguments(), *words[2:]]
+        return [*demo_argv(), *words[2:]]
     if program.startswith("python") and words[1:2] == ["-m"] and words[2:3] and words[2] in TRAIN_MODULES:
         return words[3:]
     raise SpecError([Fault("command", f"must be {COMMANDS}, and nothing before it")])

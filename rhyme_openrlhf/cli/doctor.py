@@ -17,7 +17,7 @@ from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Chec
 from rhyme_openrlhf.cli.doctor_facts import gather
 from rhyme_openrlhf.options import BAD_INPUT, Parser
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.training import memory_plan, model_shape
 from rhyme_openrlhf.training.memory_plan import MemoryPlan
 
 HEADER = ("component", "found", "wanted", "state", "to mend it, run")
@@ -65,8 +65,8 @@ def _run(argv: list[str]) -> Run:
     """Return the run that these options of rhyme train describe. Raises ArgumentsError and PreflightError."""
     args = upstream.parse(argv)
     preflight.check_engines(args)
-    model = memory_plan.named_by_command(args.actor.model_name_or_path)
-    return Run(args, memory_plan.read_shape(model), memory_plan.is_hybrid(memory_plan.read_config(model)))
+    model = model_shape.named_by_command(args.actor.model_name_or_path)
+    return Run(args, model_shape.read_shape(model), model_shape.is_hybrid(model_shape.read_config(model)))
 
 
 def as_text(checks: list[Check], uses: list[Verdict]) -> str:

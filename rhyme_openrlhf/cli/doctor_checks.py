@@ -17,7 +17,8 @@ from packaging.utils import canonicalize_name
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.training import memory_plan
-from rhyme_openrlhf.training.memory_plan import MemoryPlan, ModelShape
+from rhyme_openrlhf.training.memory_plan import MemoryPlan
+from rhyme_openrlhf.training.model_shape import ModelShape
 from rhyme_openrlhf.training.resources import required_gpus, shortage
 from rhyme_openrlhf.verify import record
 
@@ -254,7 +255,7 @@ def _of_run(facts: Facts, run: Run) -> list[Check]:
         checks.append(Check(f"{THIS_RUN}model", found, wanted, WRONG, mend))
     plan = run.plan(nvidia.smallest_memory(facts.nvidia))
     if plan is None:
-        found = "its config.json is not here, or is not that of a dense decoder"
+        found = "its config.json is not here, or is of a kind that the plan does not know"
         return [*checks, Check(f"{THIS_RUN}memory", found, "a model that is known here", UNVERIFIED)]
     for gpu in plan.gpus:
         size = "not known" if gpu.size is None else memory_plan.memory(gpu.size)

@@ -1,18 +1,20 @@
 """What is checked of a run's GPUs before anything is started: how many, on which nodes, their memory, the compiler.
 
 Each check raises PreflightError with one sentence: what is wrong, where, what to do. On a cluster (RAY_ADDRESS) the
-driver's machine says nothing of the others' memory and compilers, so only numbers are checked there.
+driver's machine says nothing of the others' memory and compilers, so each node is asked (`preflight_nodes`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from types import SimpleNamespace
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
+from rhyme_openrlhf.cli.preflight_nodes import check_nodes
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.training import memory_plan
-from rhyme_openrlhf.training.resources import shortage
+from rhyme_openrlhf.training import memory_plan, model_shape
+from rhyme_openrlhf.training.resources import ENGINES, Share, shortage
 
 
 def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
@@ -31,10 +33,32 @@ def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
     if lack:
         raise PreflightError(lack)
     said = _across_nodes(args, nodes)
-    if on_gpus and not cluster:
+    if on_gpus and cluster:
+        said = ". ".join(filter(None, [said, *check_nodes(args)]))
+    elif on_gpus:
         _check_compiler()
-        _check_memory(args, nvidia.smallest_memory(found))
+        _check_memory(args, memory_plan.layout_of(args), nvidia.smallest_memory(found))
     return said
+
+
+def check_engines_alone(args: SimpleNamespace, engines: int, on_gpus: bool) -> None:
+    """Raise PreflightError where GPUs do not do for so many engines, which is all that a command starts.
+
+    Nothing is trained: no compiler is needed, and no memory for a policy.
+    """
+    if not on_gpus:
+        return
+    cluster = bool(os.environ.get("RAY_ADDRESS"))
+    found, size = nvidia.read(), args.vllm.tensor_parallel_size
+    there = sum(_cluster_nodes()) if cluster else _visible_gpus(found)
+    if engines * size > there:
+        raise PreflightError(
+            f"engines need {engines} x {size} GPUs (--vllm.tensor_parallel_size {size}), but there are {there}: lower "
+            f"it{' or --beside' if engines > 1 else ''}"
+        )
+    if not cluster:
+        layout = dataclasses.replace(memory_plan.layout_of(args), shares=(Share((ENGINES,), engines * size),))
+        _check_memory(args, layout, nvidia.smallest_memory(found))
 
 
 def _check_ring(args: SimpleNamespace) -> None:
@@ -83,13 +107,13 @@ def _check_compiler() -> None:
             raise PreflightError(problem)
 
 
-def _check_memory(args: SimpleNamespace, size: int | None) -> None:
+def _check_memory(args: SimpleNamespace, layout: memory_plan.Layout, size: int | None) -> None:
     # Engines of several layouts are planned by preflight_layouts.
     if size is None or args.tp_switch.enable:
         return
-    shape = memory_plan.read_shape(memory_plan.named_by_command(args.actor.model_name_or_path))
+    shape = model_shape.read_shape(model_shape.named_by_command(args.actor.model_name_or_path))
     if shape is None:
         return
-    problem = memory_plan.plan(shape, memory_plan.layout_of(args), size).problem
+    problem = memory_plan.plan(shape, layout, size).problem
     if problem:
         raise PreflightError(f"{problem} (rhyme train --plan shows the whole plan)")

@@ -18,7 +18,7 @@ from rhyme_openrlhf.options import from_mapping
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.profiling.subject import model_name
 from rhyme_openrlhf.speculation.settings import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
-from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.training import model_shape
 from rhyme_openrlhf.training.memory_plan import MOST_HYBRID_DRAFTS
 
 
@@ -88,7 +88,7 @@ def drafting_of(args: SimpleNamespace) -> DraftingSettings:
 
 def is_hybrid(config: Any) -> bool:
     """Return whether a model (its Hugging Face configuration) has layers that keep a state, as Mamba's do."""
-    return memory_plan.is_hybrid(config.get_text_config().to_dict())
+    return model_shape.is_hybrid(config.get_text_config().to_dict())
 
 
 def check_hybrid(args: SimpleNamespace, config: Any, drafting: DraftingSettings) -> None:

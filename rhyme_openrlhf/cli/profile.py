@@ -56,6 +56,12 @@ def main(argv: list[str]) -> int:
         return _refuse("--beside: a profile of engines that share a machine is no run's own: say where it goes (--out)")
     if not 0 <= options.beside <= MOST_BESIDE:
         return _refuse(f"--beside must be from 0 to {MOST_BESIDE}, got {options.beside}")
+    from rhyme_openrlhf.cli.preflight_gpus import PreflightError, check_engines_alone
+
+    try:
+        check_engines_alone(checked.args, 1 + options.beside, checked.on_gpus)
+    except PreflightError as error:
+        return _refuse(str(error))
     return _measure(checked, options.out, options.beside, options.sparse)
 
 

@@ -12,7 +12,7 @@ from rhyme_openrlhf.options import SettingsError
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
 from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
-from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.training import memory_plan, model_shape
 
 BAD_INPUT = 2
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 def _print_plan(args: SimpleNamespace) -> int:
     """Print the memory plan; 2 with one sentence where there is none, or the run does not fit."""
-    shape = memory_plan.read_shape(memory_plan.named_by_command(args.actor.model_name_or_path))
+    shape = model_shape.read_shape(model_shape.named_by_command(args.actor.model_name_or_path))
     if shape is None:
         return _refuse(memory_plan.no_shape(args.actor.model_name_or_path))
     from rhyme_openrlhf.cli import preflight

@@ -21,9 +21,9 @@ class LatencySettings(Settings):
     profile: str = option(
         AUTO,
         "Profile made by `rhyme profile`; 'auto': the one for this model, hardware, number format and tensor-parallel "
-        "size in the user's cache, or else a quick one (under a minute) that is measured at the start and kept; "
-        "'none': no model, drafts follow the fixed rules of --histospec.*. Reproducible runs have none; emulated ones "
-        "have the emulated profile.",
+        "size in the user's cache, or else a quick one (under a minute) that is measured at the start and kept (on a "
+        "GPU also of an engine without speculation: one engine start more); 'none': no model, drafts follow the fixed "
+        "rules of --histospec.*. Reproducible runs have none; emulated ones have the emulated profile.",
         kind="profile",
     )
 

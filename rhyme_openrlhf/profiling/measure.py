@@ -50,6 +50,8 @@ SPARSE = Walk(QUICK, rounds=2, steps=6, carrying=True)
 # Of an engine without speculation, whose contexts are computed: its decode steps alone, which say how much slower an
 # engine that speculates makes a step without drafts.
 UNSPECULATED = Walk(dataclasses.replace(QUICK, sequences=()), rounds=3, steps=6)
+# The same for a run that waits for its start, and pays the engine's start besides.
+UNSPECULATED_QUICKLY = dataclasses.replace(UNSPECULATED, rounds=2, steps=4, limit_s=15.0)
 
 
 # Where other engines do the same beside it, the measured engine makes so many times as many steps, of which the last

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
-from rhyme_openrlhf.latency.profile import Subject
+from rhyme_openrlhf.latency.profile import StepPoint, Subject
 from rhyme_openrlhf.profiling.measure import BESIDE_STEPS, OWN_STEPS
 
 
@@ -66,6 +66,11 @@ class RemoteEngine:
         """Seconds of loading a weight version; 0 and the reason where it cannot be measured."""
         seconds, reason = self._call("weight_load")
         return float(seconds), str(reason)
+
+    def unspeculated(self) -> tuple[tuple[StepPoint, ...], str]:
+        """Return decode steps without speculation that it measured before its start, and why none, if that failed."""
+        steps, problem = self._call("unspeculated")
+        return steps, problem
 
     def kept_profile(self) -> tuple[str, str]:
         """The file in which its profile is kept, and the text in it ("": none)."""

@@ -36,7 +36,12 @@ def _drafter(drafting: DraftingSettings) -> str:
 
 
 def kv_bytes_per_token(config: Any, dtype: str, tensor_parallel_size: int) -> int:
-    """Keys and values of a token in all layers, on one rank (grouped-query heads; replicated where ranks are more)."""
+    """Keys and values of a token in all layers, on one rank (grouped-query heads; replicated where ranks are more).
+
+    Latent attention has one compressed row for all heads, on every rank.
+    """
+    if latent := getattr(config, "kv_lora_rank", None):
+        return int(config.num_hidden_layers) * (int(latent) + int(config.qk_rope_head_dim)) * BYTES[dtype]
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     on_rank = max(heads // tensor_parallel_size, 1)

@@ -34,7 +34,7 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rhyme_openrlhf.platform import gpu_present
-from rhyme_openrlhf.rollout import engine_core_channel
+from rhyme_openrlhf.rollout import engine_core_channel, unspeculated_steps
 from rhyme_openrlhf.rollout.checked_reward import CheckedExecutor, check_finite
 from rhyme_openrlhf.rollout.draft_sources import vllm_source_arguments
 from rhyme_openrlhf.rollout.engine_samples import KV_CACHE, RUNNING
@@ -136,6 +136,12 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         # The state of its timeline while it runs nothing.
         self._rests = "idle"
         kwargs.update(rhyme.engine.arguments())
+        self._unspeculated = unspeculated_steps.Unspeculated()
+        if unspeculated_steps.are_wanted(rhyme, index, kwargs):
+            plain = dataclasses.replace(rhyme, histospec=dataclasses.replace(rhyme.histospec, enable=False))
+            arguments = {**kwargs, **speculation_arguments(plain)}
+            start = partial(super().__init__, *args, rhyme=plain, **arguments)
+            self._unspeculated = await unspeculated_steps.measured(self, start, kwargs["tensor_parallel_size"])
         kwargs.update(self.plugins(rhyme))
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)
@@ -335,6 +341,10 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
             "decisions": await self._planning("take_decisions", {}),
             "gain": await self._planning("read_gain", {}),
         }
+
+    def unspeculated(self) -> unspeculated_steps.Unspeculated:
+        """Return the decode steps of an engine without speculation, as measured before this one started."""
+        return self._unspeculated
 
     async def _planning(self, method: str, without: Any) -> Any:
         """What the scheduler tells of its planning; `without` speculation it plans nothing."""

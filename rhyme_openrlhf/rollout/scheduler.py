@@ -39,7 +39,7 @@ from rhyme_openrlhf.rollout.step_clock import DecodeStep
 from rhyme_openrlhf.rollout.step_meter import StepMeter
 from rhyme_openrlhf.rollout.step_timing import StepTiming
 from rhyme_openrlhf.speculation.decision_log import DecisionLog
-from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, Came, HistoryDrafter, Verified
+from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, Attribution, HistoryDrafter, Verified
 from rhyme_openrlhf.speculation.gain import GainMeter, Ticket
 from rhyme_openrlhf.speculation.planner import Decision, DraftPlanner
 
@@ -98,7 +98,7 @@ class Metering(Pacing):
     def on_sampled(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Called with what a step sampled, after vLLM has taken it in and freed the requests that have ended."""
 
-    def on_verified(self, drafts: Verified) -> Came:
+    def on_verified(self, drafts: Verified) -> Attribution:
         """Called with the drafts that a step verified, while their requests are known; returns where they came from."""
         raise NotImplementedError("only a scheduler that drafts has drafts to verify")
 
@@ -314,7 +314,7 @@ class HistoryScheduler(StepTiming, Metering, RowLimit, Scheduler):
             self.planner.policy_updated()
         return super().reset_prefix_cache(*args, **kwargs)
 
-    def on_verified(self, drafts: Verified) -> Came:
+    def on_verified(self, drafts: Verified) -> Attribution:
         self._accepted += sum(drafts.accepted)
         came = self.drafter.verified(drafts)
         if self.traces:

@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 # Lower edges of the classes after the first: few, so that each is seen often. A node of a draft index with one child
-# has 0.968 where it was seen once, 0.980 to 0.986 with two and three, more with more (csrc/walk.cpp).
+# has 0.968 where it was seen once, 0.980 to 0.986 with two and three, more with more (csrc/search.cpp).
 CONFIDENCE_EDGES = (0.3, 0.5, 0.7, 0.88, 0.972, 0.99)
 MATCH_EDGES = (5, 8, 12, 16, 24)
 # Of the sample's recent acceptance, in thousandths.

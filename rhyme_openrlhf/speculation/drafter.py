@@ -51,11 +51,11 @@ class Verified(NamedTuple):
     accepted: list[int]
 
 
-class Came(NamedTuple):
+class Attribution(NamedTuple):
     """Where verified drafts came from.
 
-    Each one's source; its number in the last step that was drafted for, -1 if it is of another; and by source the
-    tokens accepted.
+    Each draft's source; its number in the last step, -1 if an earlier step drafted it; and the accepted tokens by
+    source.
     """
 
     sources: list[int]
@@ -153,19 +153,20 @@ class HistoryDrafter:
         """The next decode step has no drafts."""
         self.decision = None
 
-    def verified(self, drafts: Verified) -> Came:
+    def verified(self, drafts: Verified) -> Attribution:
         """The engine verified so many tokens of the last draft of each request, and accepted the first of them.
 
         Raises KeyError for a request that has not started, ValueError unless 0 <= accepted <= drafted and 1 <= drafted.
         """
         drafted, accepted = np.array(drafts.drafted, np.int64), np.array(drafts.accepted, np.int64)
-        came = Came(*self._core.verified(self._samples_of(drafts.requests), drafted, accepted))
+        sources, numbers, by_source = self._core.verified(self._samples_of(drafts.requests), drafted, accepted)
+        found = Attribution(sources.tolist(), numbers, by_source.tolist())
         if self._switch is not None:
             for tokens, hits in zip(drafts.drafted, drafts.accepted, strict=True):
                 self._switch.record(tokens, hits)
         if self._planner is not None:
-            self._planner.learn(came.numbers, drafted, accepted)
-        return came
+            self._planner.learn(found.numbers, drafted, accepted)
+        return found
 
     def window(self, request_id: str) -> int:
         """The size of a sample's window, which goes with it when it moves. Raises KeyError as `finish`."""

@@ -31,7 +31,7 @@ from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import compile_table
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_EDGES, RECENT_SHARE, RECENTS, Floats, Ints
 from rhyme_openrlhf.speculation.budget import choose, share
-from rhyme_openrlhf.speculation.drafter import NO_SOURCE, SOURCE_NAMES, Came, Verified
+from rhyme_openrlhf.speculation.drafter import NO_SOURCE, SOURCE_NAMES, Attribution, Verified
 from rhyme_openrlhf.speculation.planner import Decision, Planner
 from rhyme_openrlhf.speculation.position_acceptance import PositionAcceptance
 
@@ -265,12 +265,12 @@ class ProposalDrafter:
         self._waiting.clear()
         self.decision = None
 
-    def verified(self, drafts: Verified) -> Came:
+    def verified(self, drafts: Verified) -> Attribution:
         """As `HistoryDrafter.verified`: all of them from the one source there is."""
         count = len(drafts.requests)
         by_source = [0] * len(SOURCE_NAMES)
         by_source[NO_SOURCE] = sum(drafts.accepted)
-        return Came([NO_SOURCE] * count, np.array([-1] * count, dtype=np.int64), by_source)
+        return Attribution([NO_SOURCE] * count, np.array([-1] * count, dtype=np.int64), by_source)
 
     def _look(self, running: int, worth: bool) -> None:
         """Drafts of so many samples are, or are not, worth verifying in the next step."""

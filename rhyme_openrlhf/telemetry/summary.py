@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhyme_openrlhf.telemetry import metrics, wording
+from rhyme_openrlhf.telemetry.draft_events import EnginesGain, engines_gain
 from rhyme_openrlhf.telemetry.events import (
     REWARD_METRIC,
     CheckpointSaved,
+    DraftGain,
     EngineInterval,
     EngineStep,
     Recorded,
@@ -55,7 +57,8 @@ class RunSummary:
 
     `status` is a RunStatus or UNFINISHED; `seconds` is the run's length (so far); `rollout_seconds` the sum over its
     rollout stages; `bubble_seconds` engine seconds by cause; `weight_versions` how many were published;
-    `last_checkpoint` a path; `emulated` the machine whose step times it was stretched to ("": its own).
+    `draft_gain` what drafts gained at last, None where it was not measured; `last_checkpoint` a path; `emulated` the
+    machine whose step times it was stretched to ("": its own).
     """
 
     name: str
@@ -74,6 +77,7 @@ class RunSummary:
     acceptance_rate: float | None
     tokens_per_step: float | None
     decode_step_ms: float | None
+    draft_gain: EnginesGain | None
     bubble_fraction: float | None
     bubble_seconds: dict[str, float]
     weight_versions: int
@@ -140,6 +144,7 @@ class _Run:
     rollouts: dict[int, RolloutFinished] = field(default_factory=dict)
     intervals: list[EngineInterval] = field(default_factory=list)
     counters: EngineCounters = field(default_factory=EngineCounters)
+    gains: dict[int, DraftGain] = field(default_factory=dict)
     weight_versions: int = 0
     last_checkpoint: str | None = None
 
@@ -163,6 +168,8 @@ class _Run:
             self.counters += event.counters
             if event.step in self.epoch_of_step:
                 self.epochs[self.epoch_of_step[event.step]].counters += event.counters
+        elif isinstance(event, DraftGain):
+            self.gains[event.engine] = event
         elif isinstance(event, EngineInterval):
             self.intervals.append(event)
         elif isinstance(event, WeightsPublished):
@@ -197,6 +204,7 @@ class _Run:
             acceptance_rate=metrics.acceptance_rate(self.counters),
             tokens_per_step=metrics.tokens_per_step(self.counters),
             decode_step_ms=metrics.decode_step_ms(self.counters),
+            draft_gain=engines_gain(self.gains.values()),
             bubble_fraction=bubble_fraction,
             bubble_seconds=bubble_seconds,
             weight_versions=self.weight_versions,
@@ -289,8 +297,16 @@ def _totals(summary: RunSummary) -> list[tuple[str, str]]:
             f"{wording.number(summary.tokens_per_step, 2)} tokens/step, "
             f"{wording.number(summary.decode_step_ms, 1)} ms per decode step",
         ),
+        *_gain(summary.draft_gain),
         ("weights", wording.counted(summary.weight_versions, "version") + " published"),
     ]
+
+
+def _gain(gain: EnginesGain | None) -> list[tuple[str, str]]:
+    if gain is None:
+        return []
+    figure = f"{gain.ratio:.2f} times the tokens/s without (95 %: {gain.low:.2f} to {gain.high:.2f})"
+    return [("drafts", f"{figure}. {gain.advice}" if gain.advice else figure)]
 
 
 def _epoch_table(epochs: tuple[EpochSummary, ...]) -> list[str]:

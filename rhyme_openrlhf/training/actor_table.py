@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 import ray._private.state
+from ray.core.generated.gcs_pb2 import ActorTableData
 
 # Class names of actors, and what users call them; engines and history workers are told apart by a number.
 NAMES = {
@@ -70,6 +71,19 @@ def read_actors(known: Mapping[str, str]) -> list[ActorRow]:
         for row in ray._private.state.actors().values()
         if row["JobID"] == job
     ]
+
+
+def rank_jobs() -> list[str]:
+    """Return the Ray jobs (hex) of vLLM's tensor-parallel ranks: of actors in placement groups that this job is in too.
+
+    vLLM's engine core is a driver of its own in Ray, so its ranks belong to another job than the engine's actor.
+    """
+    job = ray.get_runtime_context().get_job_id()
+    table = ray._private.state.state._connect_and_get_accessor().get_actor_table(None, None)
+    rows = [ActorTableData.FromString(row) for row in table]
+    ours = {row.placement_group_id for row in rows if row.job_id.hex() == job and row.placement_group_id}
+    ours.discard(ray.PlacementGroupID.nil().binary())
+    return sorted({row.job_id.hex() for row in rows if row.placement_group_id in ours} - {job})
 
 
 def _cause(death: Any) -> str:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from rhyme_openrlhf.telemetry.progress import make_display
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
 from rhyme_openrlhf.telemetry.source_code import checkouts
 from rhyme_openrlhf.telemetry.summary import render, summarize
+from rhyme_openrlhf.training.actor_table import rank_jobs
 from rhyme_openrlhf.training.failure import (
     STOPPED_ON_REQUEST,
     TERMINATED,
@@ -56,6 +57,8 @@ from rhyme_openrlhf.training.termination import Termination
 SOURCE = "driver"
 # The descriptor.
 STDERR = 2
+# As Ray writes a job that is not known yet.
+NO_JOB = "ffffffff"
 # Of the actor, in the namespace that each run has for itself.
 RECORDER_NAME = "recorder"
 # The recorder only appends to a file; if it does not answer within this, its node is gone.
@@ -173,9 +176,9 @@ def _run(job: _Job, notes: list[str]) -> int:
         if services is not None:
             stop_history_workers(services.history_workers)
         _finish(run, recorder, RunFinished(status, message, time.time() - job.started), display)
-        job_id = ray.get_runtime_context().get_job_id()
+        jobs = _jobs()
         ray.shutdown()
-        _keep_logs(session, run, job_id)
+        _keep_logs(session, run, jobs)
     if status != "succeeded":
         print(f"rhyme train: {status}: {message} (logs: {run.logs})", file=sys.stderr)
     return code
@@ -366,11 +369,34 @@ def _finish(run: RunDirectory, recorder: Any, finished: RunFinished, display: th
         print(render(summary, str(run.path)))
 
 
-def _keep_logs(session: Path, run: RunDirectory, job_id: str) -> None:
-    """Copy what the run's processes printed out of Ray's session directory, which Ray will clean."""
+def _jobs() -> list[str]:
+    """Return the Ray jobs whose processes are the run's: its own, and those of engines of several ranks."""
+    own = ray.get_runtime_context().get_job_id()
+    try:
+        return [own, *rank_jobs()]
+    except (ray.exceptions.RayError, RuntimeError) as error:
+        print(f"rhyme train: the logs of tensor-parallel ranks are not kept: {one_sentence(error)}", file=sys.stderr)
+        return [own]
+
+
+def _keep_logs(session: Path, run: RunDirectory, jobs: Sequence[str]) -> None:
+    """Copy what the processes of these jobs printed out of Ray's session directory, which Ray will clean."""
     link = run.logs / "ray"
     link.unlink(missing_ok=True)
-    # On a shared cluster there are those of other jobs too: worker-<worker>-<job>-<process>.
-    for log in (session / "logs").glob(f"worker-*-{job_id}-*"):
-        if log.stat().st_size:
+    # On a shared cluster there are those of other jobs too.
+    for log in (session / "logs").glob("worker-*"):
+        if _job_of(log) in jobs:
             shutil.copy2(log, run.logs / log.name)
+
+
+def _job_of(log: Path) -> str:
+    """Return the Ray job of a worker's log, "" for an empty one: worker-<worker>-<job>-<process>.
+
+    Ray 2.55 starts some workers before their job, and names these logs so. Its first line then says which job it was.
+    """
+    with log.open(errors="replace") as file:
+        first = file.readline().strip()
+    job = log.name.split("-")[2]
+    if first and job == NO_JOB:
+        return first.removeprefix(":job_id:")
+    return job if first else ""

@@ -1,4 +1,4 @@
-"""What a run needs of each GPU's memory, planned before it starts: pure but for reading a model's `config.json`.
+"""What a run needs of each GPU's memory, planned before it starts. Pure.
 
 `rhyme train --plan`, `rhyme doctor`, the checks before a run and the New run page all show this plan. Weights,
 gradients and optimizer states follow the ZeRO paper's 16 bytes a parameter (Rajbhandari et al. 2020, section 3.1), keys
@@ -9,22 +9,19 @@ and a plan that fits just so may still fail. Sizes in bytes.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from rhyme_openrlhf.config import VLLM_SAMPLES, RhymeSettings, reserved_rows
+from rhyme_openrlhf.training.model_shape import WEIGHT_BYTES, ModelShape
 from rhyme_openrlhf.training.resources import ENGINES, Share, shares
 
 # Adam in mixed precision: weights and gradients in 16 bits; master weights, momentum and variance in 32. Muon has no
 # variance for the matrices, which are nearly all.
-WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, MUON_BYTES = 2, 2, 12, 8
+GRADIENT_BYTES, OPTIMIZER_BYTES, MUON_BYTES = 2, 12, 8
 # A sampler row is all logits of a token; it exists as logits, log-probabilities and probabilities in 32 bits.
 ROW_COPIES, ROW_NUMBER_BYTES = 3, 4
 # The weight buffer keeps two versions on a node (rollout/node_weights.py).
@@ -33,13 +30,6 @@ BUFFER_COPIES = 2
 SHM_BYTES = 2**30
 # vLLM's share of a GPU is rounded down to this when a plan proposes one.
 SHARE_STEPS = 20
-# A configuration is some kilobytes.
-_LARGEST_CONFIG = 1_000_000
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-# Words in the kinds of layers (Transformers 5) that keep a state of the whole text in place of keys and values.
-_RECURRENT_LAYERS = ("linear", "mamba", "hybrid", "recurrent")
-# What configurations of such models have beside, where they do not list their layers' kinds.
-_RECURRENT_SIZES = ("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache", "linear_conv_kernel_dim")
 # vLLM 0.29.0 keeps a state for each draft token of each sample, and one more (model_executor/layers/mamba/abstract.py):
 # with 3 four times the memory, with the 32 of other models 33 times.
 MOST_HYBRID_DRAFTS = 3
@@ -51,25 +41,6 @@ _NAMES = {
     "reward": "reward model",
 }
 _GIB = 2**30
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """A dense decoder as far as memory goes. `name` as profiles call it (`profiling/subject.py`).
-
-    `layers`: those whose KV cache grows with the whole sequence.
-    """
-
-    name: str
-    parameters: int
-    layers: int
-    kv_heads: int
-    head_size: int
-    vocabulary: int
-
-    def kv_bytes(self, tensor_parallel: int, number_bytes: int = WEIGHT_BYTES) -> int:
-        """Keys and values of one token in all layers, on one GPU."""
-        return 2 * self.layers * max(self.kv_heads // tensor_parallel, 1) * self.head_size * number_bytes
 
 
 @dataclass(frozen=True)
@@ -168,78 +139,13 @@ class MemoryPlan:
         return next((gpu.problem for gpu in self.gpus if gpu.problem), "")
 
 
-def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape of a Hugging Face configuration; None where it is not one of a dense decoder with gated layers."""
-    try:
-        # Experts, and keys and values in a compressed form, take memory by other rules.
-        if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank")):
-            return None
-        hidden, layers, heads = (
-            int(config[name]) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
-        )
-        inner, vocabulary = int(config["intermediate_size"]), int(config["vocab_size"])
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        size = int(config.get("head_dim") or hidden // heads)
-        architecture = str(config["architectures"][0])
-    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
-        return None
-    attention = 2 * hidden * heads * size + 2 * hidden * kv_heads * size
-    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    parameters = layers * (attention + 3 * hidden * inner + 2 * hidden) + embeddings + hidden
-    # A layer with a sliding window keeps few tokens: it counts as none.
-    whole = layers - sum(kind == "sliding_attention" for kind in config.get("layer_types") or ())
-    name = f"{architecture} {layers}x{hidden} heads {heads}/{kv_heads} vocabulary {vocabulary}"
-    return ModelShape(name, parameters, whole, kv_heads, size, vocabulary)
-
-
-def read_shape(model: str) -> ModelShape | None:
-    """The shape of a model directory, or of a model of the hub that this user has downloaded before; None: not known.
-
-    `model` is checked (`spec_paths`): a directory below the roots, or a name.
-    """
-    return model_shape(read_config(model))
-
-
-def read_config(model: str) -> Mapping[str, Any]:
-    """Return a model's `config.json`, found as `read_shape` does; empty where it cannot be read."""
-    folder = _downloaded(model) if _HUB_NAME.fullmatch(model) else Path(model)
-    if folder is None or not folder.is_absolute():
-        return {}
-    try:
-        with (folder / "config.json").open("rb") as file:
-            config = json.loads(file.read(_LARGEST_CONFIG))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def named_by_command(model: str | None) -> str:
-    """Return the model that an option of a command names, whose directory may be relative to the working directory."""
-    return os.path.abspath(model) if model and os.path.isdir(model) else model or ""
-
-
 def no_shape(model: str | None) -> str:
     """Return one sentence that says why there is no plan of a model."""
     return (
         f"there is no memory plan of {model or 'a model without a name (--actor.model_name_or_path)'}: its config.json "
-        "is not on this machine, or is not that of a dense decoder; download the model first, or name its directory"
+        "is not on this machine, or is of a kind that the plan does not know; download the model first, or name its "
+        "directory"
     )
-
-
-def is_hybrid(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration has layers with a state in place of a KV cache (Mamba, linear attention)."""
-    text = config.get("text_config") or config
-    kinds = [*(text.get("layer_types") or ()), *(text.get("layers_block_type") or ())]
-    listed = any(word in kind for kind in kinds for word in _RECURRENT_LAYERS)
-    return listed or any(name in text for name in _RECURRENT_SIZES)
-
-
-def _downloaded(name: str) -> Path | None:
-    """The newest snapshot in the hub's cache (huggingface_hub's layout: models--OWNER--NAME/snapshots/REVISION)."""
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    found = cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json")
-    return max((one.parent for one in found), key=lambda one: one.stat().st_mtime, default=None)
 
 
 def layout_of(args: SimpleNamespace) -> Layout:

@@ -9,6 +9,7 @@ where no profile comes about otherwise, the run says so and its drafts follow th
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -92,15 +93,21 @@ def _kept_or_quick(engine: RemoteEngine, say: Any, awake: Callable[[], AbstractC
     path, text = engine.kept_profile()
     if text:
         try:
-            profiles.parse(text, f"the profile {path}").check_fits(engine.subject(), path)
+            kept = profiles.parse(text, f"the profile {path}")
+            kept.check_fits(engine.subject(), path)
         except ProfileError as error:
             say("warning", f"{error} It is replaced.")
         else:
             say("info", f"drafts follow the step times of {path}")
+            completed = _with_unspeculated(kept, engine, say)
+            if completed != kept:
+                text = profiles.to_text(completed)
+                engine.keep_profile(text)
             return text
     began = time.monotonic()
     with awake():
         profile = measure(Plan.of(engine, versions(), QUICKLY), engine)
+    profile = _with_unspeculated(profile, engine, say)
     text = profiles.to_text(profile)
     engine.keep_profile(text)
     say(
@@ -109,3 +116,18 @@ def _kept_or_quick(engine: RemoteEngine, say: Any, awake: Callable[[], AbstractC
         f"{time.monotonic() - began:.0f} s, and are kept as {path} (`rhyme profile` measures more)",
     )
     return text
+
+
+def _with_unspeculated(profile: Profile, engine: RemoteEngine, say: Any) -> Profile:
+    """Add the steps of an engine without speculation that `engine` measured before its start, if it did."""
+    steps, problem = engine.unspeculated()
+    if problem:
+        say(
+            "warning",
+            "no step times of an engine without speculation, so what drafts gain is against engines that could draft "
+            f"(`rhyme profile` measures both): {problem}",
+        )
+    if not steps:
+        return profile
+    say("info", f"what drafts gain is against an engine without speculation, measured now at {len(steps)} points")
+    return dataclasses.replace(profile, unspeculated=steps)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rhyme_openrlhf import platform
 from rhyme_openrlhf.cli import demo
 from rhyme_openrlhf.cli import profile as command
 from rhyme_openrlhf.latency import profile as profiles
+from tests import nvml
 from tests.latency import formula
 
 
@@ -33,6 +36,33 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytes
     argv = [*demo.arguments("unused"), "--actor.model_name_or_path", str(tmp_path / "none")]
     assert command.main(argv) == command.BAD_INPUT
     assert "--actor.model_name_or_path" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("starts_python")
+@pytest.mark.parametrize(
+    ("argv", "gpus", "words"),
+    [
+        ([], {"gpus": 1, "driver": "550.54.15"}, "too old for torch's CUDA 13.0: install driver 580"),
+        (["--vllm.tensor_parallel_size", "2"], {"gpus": 1}, "(--vllm.tensor_parallel_size 2), but there are 1"),
+        (["--beside", "2", "--out", "p.json"], {"gpus": 2}, "engines need 3 x 1 GPUs"),
+        ([], {"gpus": 1, "memory": 2**20}, "a GPU of the engine needs at least"),
+    ],
+    ids=["driver", "gpus", "beside", "memory"],
+)
+def test_gpus_that_do_not_do_are_one_sentence_before_an_engine_starts(
+    argv: list[str], gpus: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    torch = pytest.importorskip("torch")
+    nvml.install(monkeypatch, tmp_path, **gpus)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    if "driver" not in gpus:
+        # Preflight's other checks stay those of a machine whose torch sees no GPU.
+        monkeypatch.setattr(platform, "run_has_gpus", lambda: True)
+    monkeypatch.setattr(command, "_measure", lambda *_: pytest.fail("an engine was started"))
+    assert command.main([*argv, *demo.arguments("unused")]) == command.BAD_INPUT
+    assert words in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("starts_python")

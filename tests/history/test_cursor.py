@@ -32,7 +32,7 @@ def check(pieces: list[Piece], parts: list[tuple[list[int], int, int]], longest:
         array = np.array(text, dtype=np.int32)
         bound = min(longest, least[number % len(least)])
         low, high, length, place = cursor.follow(index, array, longest, bound)
-        assert (low, high, length) == index.longest_match(array, longest, bound)[:3]
+        assert (low, high, length) == index.longest_match(array, longest, bound)
         assert low <= place < high or not length
         if length:
             found += 1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.history.index import VERSION, Draft, DraftIndex, IndexBufferError, Piece, build_index
 from tests.examples import examples
 
-# As csrc/walk.cpp and search.cpp have them.
+# As csrc/search.cpp and index.h have them.
 CONFIDENCE_A, CONFIDENCE_B, SHORT_MATCH_FACTOR, SURE_MATCH = 0.5, 0.55, 0.92, 12
 LOOKED_AT = 64
 # Few different tokens, so that random pieces share prefixes, branch and repeat themselves.

@@ -56,7 +56,7 @@ def test_a_deferred_prompt_group_may_be_older_by_one_step_and_comes_once() -> No
     buffer.add(group(place=0))
     buffer.add(group(place=1))
     # In exchange for the one that is late.
-    buffer.add(group(step=6, place=2, trained=5))
+    buffer.add(group(step=6, place=2, version=3, trained=5))
     buffer.complete(5, 3)
     buffer.add(group(step=5, place=2, version=3, trained=6))
     buffer.add(group(step=6, place=0, version=5))

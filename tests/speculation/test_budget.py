@@ -14,7 +14,7 @@ from rhyme_openrlhf.speculation import budget
 from rhyme_openrlhf.speculation.budget import RUNNING_TO_A_TOKEN, TRIED_AFTER, Tries
 from tests.examples import examples
 
-# Probabilities are compared by their exponent and so many bits (csrc/budget.cpp).
+# Probabilities are compared by their exponent and so many bits (csrc/budget.h).
 BITS = 8
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.telemetry.event_log import EventLog, read_events
 from rhyme_openrlhf.telemetry.events import (
+    DraftGain,
     EngineInterval,
     Recorded,
     RolloutFinished,
@@ -71,6 +72,28 @@ def test_rewards_that_the_trainer_computes_later_and_lost_ones(finished_run: lis
 
     first, second = summarize(map(later, finished_run)).epochs
     assert (first.reward, second.reward) == (pytest.approx(0.2), pytest.approx(0.7))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ([0.7, 0.9], "  drafts       0.80 times the tokens/s without (95 %: 0.70 to 0.90). Engines without speculation "
+         "would have 1.27 times the tokens per second: give the next run --no-histospec.enable.\n"),
+        ([1.5, 2.5], "  drafts       2.00 times the tokens/s without (95 %: 1.90 to 2.10)\n"),
+    ],
+)  # fmt: skip
+def test_the_last_gain_of_every_engine_and_what_to_do_about_it(
+    finished_run: list[Recorded], ratios: list[float], said: str
+) -> None:
+    gains = [
+        replace(finished_run[-1], event=DraftGain(step, engine, ratio + step - 2, ratio - 0.1, ratio + 0.1, 40, True))
+        for step in (1, 2)
+        for engine, ratio in enumerate(ratios)
+    ]
+    found = summarize([*finished_run, *gains])
+    assert said in render(found, "runs/demo")
+    assert found.to_dict()["draft_gain"]["ratio"] == pytest.approx(sum(ratios) / 2)
+    assert summarize(finished_run).draft_gain is None and "\n  drafts" not in render(summarize(finished_run), "d")
 
 
 def test_no_events_give_a_summary_of_nothing() -> None:

@@ -2,61 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rhyme_openrlhf import embedded
 from rhyme_openrlhf.api.launch.spec import upstream_arguments
 from rhyme_openrlhf.api.launch.spec_command import from_argv
 from rhyme_openrlhf.training.memory_plan import (
     Layout,
-    ModelShape,
     as_text,
-    is_hybrid,
     layout_of,
-    model_shape,
     plan,
-    read_shape,
     shared_memory,
 )
+from rhyme_openrlhf.training.model_shape import ModelShape, model_shape
 from rhyme_openrlhf.training.resources import Share
+from tests.training.test_model_shape import DEEPSEEK_V2_LITE, QWEN3_8B
 
-QWEN3_8B = {
-    "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
-}  # fmt: skip
 GIB = 2**30
-
-
-def test_the_shape_is_that_of_the_weights() -> None:
-    shape = read_shape(str(embedded.MODEL))
-    assert shape is not None
-    weights = (embedded.MODEL / "model.safetensors").stat().st_size
-    # 16 bits a number, and a header.
-    assert shape.parameters * 2 == pytest.approx(weights, rel=0.01)
-    qwen = model_shape(QWEN3_8B)
-    assert qwen is not None and qwen.parameters == pytest.approx(8.19e9, rel=0.001)
-    assert qwen.kv_bytes(1) == 2 * 36 * 8 * 128 * 2 and qwen.kv_bytes(16) == 2 * 36 * 128 * 2
-
-
-@pytest.mark.parametrize("config", [{}, {"hidden_size": "x"}, {**QWEN3_8B, "num_experts": 128}, {"architectures": []}])
-def test_what_is_no_dense_decoder_has_no_shape(config: dict[str, object]) -> None:
-    assert model_shape(config) is None
-
-
-def test_a_downloaded_model_is_found_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert read_shape("Qwen/Qwen3-8B") is None and read_shape(str(tmp_path)) is None
-    snapshot = tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text(json.dumps(QWEN3_8B))
-    assert read_shape("Qwen/Qwen3-8B") == model_shape(QWEN3_8B)
-    (snapshot / "config.json").write_text("[1")
-    assert read_shape("Qwen/Qwen3-8B") is None
 
 
 def policy(stage: int, **changed: Any) -> list[float]:
@@ -126,6 +90,15 @@ def test_what_does_not_fit_names_the_flag_that_makes_it_fit(options: list[str], 
         assert not mended[first.share.models].problem
 
 
+def test_experts_are_weights_of_an_engine_and_its_cache_is_what_attention_keeps() -> None:
+    lite = model_shape(DEEPSEEK_V2_LITE)
+    assert lite is not None
+    parts = {part.what: part.size for part in plan(lite, grpo("--vllm.tensor_parallel_size=2")).gpus[0].parts}
+    assert parts["weights"] == lite.parameters == pytest.approx(15.7e9, rel=0.01)
+    # 27 layers of 576 numbers, on both ranks.
+    assert parts["KV cache of one sample at full length"] == 27 * 576 * 2 * 8192
+
+
 def test_rows_of_the_sampler_follow_the_samples_and_their_drafts() -> None:
     def rows(*options: str) -> int:
         return grpo(*options).rows
@@ -157,17 +130,3 @@ def test_the_buffer_decides_what_shared_memory_is_needed() -> None:
     assert shared_memory(qwen, grpo("--weights.transport=buffer")) == pytest.approx(GIB + 2 * 16.38e9, rel=0.001)
     nodes = {need.what for need in plan(qwen, grpo("--ds.adam_offload")).nodes}
     assert nodes == {"/dev/shm", "optimizer, offloaded", "history, at most"}
-
-
-@pytest.mark.parametrize(
-    ("config", "hybrid"),
-    [
-        (QWEN3_8B, False),
-        ({**QWEN3_8B, "layer_types": ["full_attention", "sliding_attention"]}, False),
-        ({**QWEN3_8B, "layer_types": ["full_attention", "linear_attention"]}, True),
-        ({"text_config": {"layer_types": ["linear_attention"]}}, True),
-        ({**QWEN3_8B, "mamba_d_state": 128}, True),
-    ],
-)
-def test_layers_with_a_state_make_a_model_hybrid(config: dict[str, object], hybrid: bool) -> None:
-    assert is_hybrid(config) is hybrid

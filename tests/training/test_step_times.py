@@ -14,7 +14,7 @@ import pytest
 from rhyme_openrlhf.config import HistoSpecSettings, RhymeSettings, RunSettings
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
-from rhyme_openrlhf.latency.profile import Profile, ProfileError, Subject
+from rhyme_openrlhf.latency.profile import Profile, ProfileError, StepPoint, Subject
 from rhyme_openrlhf.latency.settings import EmulateSettings, LatencySettings
 from rhyme_openrlhf.profiling.remote_engine import EngineCallError
 from rhyme_openrlhf.training import step_times
@@ -29,6 +29,7 @@ class FormulaEngine:
     def __init__(self, kept: str = "", broken: bool = False) -> None:
         self.kept, self.installed, self._broken = kept, "", broken
         self.awake = False
+        self.without: tuple[tuple[StepPoint, ...], str] = ((), "")
 
     def subject(self) -> Subject:
         return formula.SUBJECT
@@ -51,6 +52,9 @@ class FormulaEngine:
 
     def prefill(self, shape: PrefillShape) -> float:
         return shape.sequences * shape.length * 1e-5
+
+    def unspeculated(self) -> tuple[tuple[StepPoint, ...], str]:
+        return self.without
 
     def kept_profile(self) -> tuple[str, str]:
         return "kept.json", self.kept
@@ -104,6 +108,27 @@ def test_without_a_profile_one_is_measured_kept_and_given_to_every_engine(monkey
     again = FormulaEngine(kept=engines[0].kept)
     assert install(monkeypatch, [again]) == ["info: drafts follow the step times of kept.json"]
     assert again.installed == engines[0].kept
+
+
+@pytest.mark.parametrize("kept", ["", profiles.to_text(formula.profile())], ids=["measured now", "kept"])
+def test_steps_of_an_engine_without_speculation_are_kept_with_the_profile(
+    monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    engine = FormulaEngine(kept=kept)
+    engine.without = formula.unspeculated(0.8), ""
+    said = install(monkeypatch, [engine])
+    assert any("against an engine without speculation, measured now at" in one for one in said)
+    assert engine.installed == engine.kept
+    profile = profiles.parse(engine.kept, "kept")
+    assert profile.unspeculated == engine.without[0] and len(profile.steps) > 20
+
+
+def test_why_there_are_none_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FormulaEngine(kept=profiles.to_text(formula.profile()))
+    engine.without = (), "no memory left"
+    said = install(monkeypatch, [engine])
+    assert said[-1].startswith("warning: no step times of an engine without speculation")
+    assert said[-1].endswith("`rhyme profile` measures both): no memory left")
 
 
 def test_a_kept_profile_of_something_else_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

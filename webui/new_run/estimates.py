@@ -24,12 +24,13 @@ from rhyme_openrlhf.latency.settings import AUTO, NONE
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.profiling.subject import folder
 from rhyme_openrlhf.training import memory_plan
-from rhyme_openrlhf.training.memory_plan import GpuPlan, ModelShape
+from rhyme_openrlhf.training.memory_plan import GpuPlan
+from rhyme_openrlhf.training.model_shape import ModelShape, read_shape
 from rhyme_openrlhf.webui.site import text
 
 NO_SHAPE = (
     "Memory is planned where the model's config.json can be read here: in a folder below --serve.roots, or downloaded "
-    "from the hub before. This one cannot, or is no dense decoder."
+    "from the hub before. This one cannot, or is of a kind that the plan does not know."
 )
 NO_PROFILE = (
     "No profile of this model with this tensor-parallel size is known here: `rhyme profile` measures one, and a run's "
@@ -77,7 +78,7 @@ def _value(arguments: Arguments, group: str, name: str) -> Any:
 def shape_of(arguments: Arguments) -> ModelShape | None:
     """The policy's; `arguments` are checked."""
     model = _value(arguments, "actor", "model_name_or_path")
-    return memory_plan.read_shape(model) if model else None
+    return read_shape(model) if model else None
 
 
 def memory(arguments: Arguments, shape: ModelShape) -> MemoryView:

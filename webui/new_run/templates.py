@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhyme_openrlhf.api.launch.spec import Arguments
-from rhyme_openrlhf.api.launch.spec_command import from_argv
-from rhyme_openrlhf.embedded.demo import demo_arguments
+from rhyme_openrlhf.api.launch.spec_command import demo_argv, from_argv
 
 # Where `rhyme fetch-model smollm2` puts model, prompts and reward, below the directory it is started in.
 SMOLLM2_FOLDER = Path("models/smollm2-135m")
@@ -30,7 +29,7 @@ class RunTemplate:
 
 
 def _demo() -> RunTemplate:
-    _, arguments = from_argv(demo_arguments())
+    _, arguments = from_argv(demo_argv())
     return RunTemplate(
         "demo",
         "Embedded demo",

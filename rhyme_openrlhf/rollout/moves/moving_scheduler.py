@@ -22,7 +22,7 @@ from rhyme_openrlhf.rollout.moves.handover import Handover
 from rhyme_openrlhf.rollout.moves.kv_buffer import KvBuffer, write_handover
 from rhyme_openrlhf.rollout.request_keys import UNCOUNTED
 from rhyme_openrlhf.rollout.scheduler import HistoryScheduler, MeteredScheduler, extra_arguments
-from rhyme_openrlhf.speculation.drafter import Came, Verified
+from rhyme_openrlhf.speculation.drafter import Attribution, Verified
 
 OF_MOVES = (
     "can_carry_kv", "hold_room", "release_room", "room_blocks", "import_rows", "export_full", "stop_sample",
@@ -57,7 +57,7 @@ class MovingScheduler(ArrivingScheduler):
             **self._reports.take(self.meter.counters()),
         }
 
-    def on_verified(self, drafts: Verified) -> Came:
+    def on_verified(self, drafts: Verified) -> Attribution:
         """As its base, and counted for the samples."""
         for request_id, accepted in zip(drafts.requests, drafts.accepted, strict=True):
             self._reports.accepted(request_id, accepted)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.api.launch.schema import TypedOption, options
-from rhyme_openrlhf.api.launch.spec import Arguments, SpecError
+from rhyme_openrlhf.api.launch.spec import Arguments, SpecError, check, gpus_needed
 from rhyme_openrlhf.api.launch.spec_command import from_argv, from_command, to_argv, to_command
+from tests import nvml
 from tests.examples import examples
 
 FREE = [one for one in options().values() if not one.refused]
@@ -82,6 +85,19 @@ def test_upstreams_own_parser_reads_the_same(arguments: Arguments) -> None:
 )
 def test_pasted_commands(command: str) -> None:
     assert from_command(command) == (None, {"train": {"seed": 7}, "actor": {"adam.lr": 1e-5}})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "engines", "colocated", "needed"), [(0, 2, None, 3), (1, 1, True, 1), (2, 1, None, 2), (8, 2, None, 3)]
+)
+def test_the_demo_is_placed_on_the_gpus_of_the_machine(
+    gpus: int, engines: int, colocated: bool | None, needed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nvml.install(monkeypatch, tmp_path, gpus=gpus)
+    _, arguments = from_command("rhyme demo")
+    assert (arguments["vllm"]["num_engines"], arguments["train"].get("colocate_all")) == (engines, colocated)
+    assert gpus_needed(check(arguments, [tmp_path])) == needed
+    sys.modules.pop("pynvml", None)
 
 
 def test_the_demo_is_a_spec_without_a_place_for_checkpoints() -> None:

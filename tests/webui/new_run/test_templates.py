@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rhyme_openrlhf.api.launch.spec import Arguments, SpecError, check, gpus_nee
 from rhyme_openrlhf.api.launch.spec_command import from_argv, from_command
 from rhyme_openrlhf.cli.fetch_model import training_command
 from rhyme_openrlhf.webui.new_run.templates import SMOLLM2_FOLDER, templates
+from tests import nvml
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SCRIPTS = {
@@ -72,6 +74,13 @@ def test_a_template_can_be_started_with_data_and_reward(name: str, gpus: int, tm
         own["reward"] = {"model_name_or_path": "org/name"}
     given = templates([tmp_path])[name].arguments
     assert gpus_needed(check(given if name == "demo" else merged(given, own), [tmp_path])) == gpus
+
+
+def test_the_demo_shares_the_one_gpu_of_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvml.install(monkeypatch, tmp_path)
+    found = templates([tmp_path])["demo"].arguments
+    assert found["train"]["colocate_all"] and gpus_needed(check(found, [tmp_path])) == 1
+    sys.modules.pop("pynvml", None)
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "async"])

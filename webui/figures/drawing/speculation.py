@@ -9,6 +9,7 @@ import msgspec
 import plotly.graph_objects as go
 
 from rhyme_openrlhf.api.read.curves import Curve
+from rhyme_openrlhf.telemetry.draft_events import engines_gain
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import AXIS_TITLES, OnAxis, blank, grows, lines, summary
 from rhyme_openrlhf.webui.site import text
@@ -54,6 +55,8 @@ class DraftGain(msgspec.Struct):
     ratio: float
     low: float
     high: float
+    drafting: bool = True
+    within: float = 0.0
 
 
 def rates(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
@@ -203,11 +206,17 @@ def gain(found: Sequence[DraftGain], options: object) -> go.Figure:
     if not by_step:
         return blank(description, NO_GAIN)
     steps = sorted(by_step)
-    low, middle, high = (
-        [sum(getattr(one, name) for one in by_step[step]) / len(by_step[step]) for step in steps]
-        for name in ("low", "ratio", "high")
-    )
+    means = [mean for step in steps if (mean := engines_gain(by_step[step])) is not None]
+    low, middle, high = ([getattr(mean, name) for mean in means] for name in ("low", "ratio", "high"))
     figure = blank(f"{description} Now {middle[-1]:.2f} (95 %: {low[-1]:.2f} to {high[-1]:.2f}).")
+    if advice := means[-1].advice:
+        figure.layout.meta["description"] += f" {advice}"
+        # Above the curves, where it hides none of them.
+        figure.add_annotation(
+            text=advice.replace(": ", ":<br>"), xref="paper", yref="paper", x=0, y=1, xanchor="left", yanchor="bottom",
+            align="left", showarrow=False,
+        )  # fmt: skip
+        figure.update_layout(margin={"t": 48})
     edge = {"width": 0, "color": palette.BLUE}
     figure.add_trace(go.Scatter(x=steps, y=high, mode="lines", line=edge, showlegend=False, hoverinfo="skip"))
     figure.add_trace(

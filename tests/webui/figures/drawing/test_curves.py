@@ -99,6 +99,20 @@ def test_the_gain_is_the_mean_of_the_engines_with_its_spread() -> None:
     assert "--drafting.probe_share" in speculation.gain([], None).layout.meta["empty"]
 
 
+def test_engines_that_drafts_make_slower_name_the_flag_of_the_next_run() -> None:
+    slower = speculation.gain([DraftGain(1, 0, 0.7, 0.6, 0.8), DraftGain(1, 1, 0.9, 0.8, 1.0)], None)
+    (sentence,) = (annotation.text for annotation in slower.layout.annotations if annotation.text)
+    assert sentence.startswith("Engines without speculation would have 1.27 times the tokens per second:")
+    assert "--no-histospec.enable" in sentence and "--no-histospec.enable" in slower.layout.meta["description"]
+    # An interval that has "no gain" in it says nothing, nor engines that have switched drafts off and lose no more.
+    for found in (DraftGain(1, 0, 0.9, 0.8, 1.0), DraftGain(1, 0, 0.8, 0.7, 0.9, drafting=False, within=0.8)):
+        unsure = speculation.gain([found], None)
+        assert not unsure.layout.annotations and "--no-histospec" not in unsure.layout.meta["description"]
+    # Where such engines are slower for what they could do, that is what the next run gains.
+    off = speculation.gain([DraftGain(1, 0, 0.6, 0.5, 0.7, drafting=False, within=0.9)], None)
+    assert "would have 1.50 times" in off.layout.meta["description"]
+
+
 def test_predicted_and_real_step_time_are_compared() -> None:
     figure = speculation.predicted_time(BUDGETS, None)
     assert list(traces(figure)["Predicted"].y) == pytest.approx([10, 20])
