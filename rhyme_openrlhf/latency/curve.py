@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,19 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 # A number, or an array of the values that many curves have at the same x.
 Y: TypeAlias = Any
+
+
+class Places(NamedTuple):
+    """Xs of curves through the same known xs: the piece that each lies on, and how far behind the piece's begin."""
+
+    pieces: NDArray[np.int64]
+    beyond: Floats
+
+    @staticmethod
+    def of(known: Sequence[float], xs: NDArray[Any]) -> Places:
+        """Return the places of `xs` among `known`, which ascend."""
+        pieces = np.searchsorted(known, xs, side="right")
+        return Places(pieces, xs - np.array([known[0], *known], dtype=np.float64)[pieces])
 
 
 class Curve:
@@ -45,11 +58,10 @@ class Curve:
         """Return the curve's value at `x`."""
         return self.on_piece(bisect_right(self.xs, x), x)
 
-    def at_all(self, xs: NDArray[Any]) -> Floats:
-        """Return the values of a single curve at each of `xs`."""
-        piece = np.searchsorted(self.xs, xs, side="right")
-        begins, values, slopes = (np.array(one)[piece] for one in (self._begins, self._values, self._slopes))
-        return _at_least_zero(values + slopes * (xs - begins))
+    def at_all(self, places: Places) -> Floats:
+        """Return the values of a single curve at all `places` of its xs."""
+        pieces, beyond = places
+        return _at_least_zero(np.array(self._values)[pieces] + np.array(self._slopes)[pieces] * beyond)
 
     def on_piece(self, piece: int, x: float | NDArray[Any]) -> Y:
         """Return the value at `x`, which has so many points at or below it; for an array of xs, those of its curves."""

@@ -24,7 +24,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.latency.curve import Curve, Floats
+from rhyme_openrlhf.latency.curve import Curve, Floats, Places
 from rhyme_openrlhf.latency.profile import Profile
 
 Ints = NDArray[np.int64]
@@ -34,7 +34,7 @@ CONTEXT_BITS = 4
 # Buckets that there are: contexts end far below 2 ** 48 tokens.
 BUCKETS = (48 - CONTEXT_BITS) << CONTEXT_BITS
 # Contexts that each family keeps its seconds of: some thousand floats each, so some MB.
-MOST_KNOWN = 256
+MOST_TABLES = 256
 # Contexts that differ by less are one. Draft counts of one stair are measured with all but the same context, and the
 # slope between two such points is noise, with which a curve would go on beyond them.
 SAME_CONTEXT = 1.25
@@ -121,8 +121,8 @@ class StepModel:
             raise ValueError(f"no step has {running} samples, {context} tokens of context and {drafts} drafts")
         rows = self.rows(running, drafts) if drafts else running
         if not (drafts and self._verify):
-            return max(float(self._plain.at(context, rows)[rows]), self._least)
-        between = Curve([(b, float(self._verify[b].at(context, rows)[rows])) for b in self._around(running)])
+            return max(self._plain.seconds(context, rows), self._least)
+        between = Curve([(b, self._verify[b].seconds(context, rows)) for b in _around(self._verified_running, running)])
         return max(between.at(running), self._least)
 
     def table(self, running: int, context: int, most: int) -> Floats:
@@ -132,10 +132,10 @@ class StepModel:
         if most:
             rows = self._all_rows(running + most)[running + 1 : running + most + 1]
             if self._verify:
-                of_rows = [(b, self._verify[b].at(context, int(rows[-1]))[rows]) for b in self._around(running)]
-                found = Curve(of_rows).at(running)
+                around = _around(self._verified_running, running)
+                found = Curve([(b, self._verify[b].table(context, int(rows[-1]))[rows]) for b in around]).at(running)
             else:
-                found = self._plain.at(context, int(rows[-1]))[rows]
+                found = self._plain.table(context, int(rows[-1]))[rows]
             np.maximum(found, self._least, out=seconds[1:])
         return seconds
 
@@ -156,17 +156,11 @@ class StepModel:
         pieces = np.where(verifies, np.searchsorted(self._verified_running, running, side="right"), -1)
         for piece in set(pieces[verifies].tolist()):
             columns = np.flatnonzero(pieces == piece)
-            around = self._around(running[columns[0]])
+            around = _neighbours(self._verified_running, running[columns[0]])
             asked = buckets[:, columns], rows[columns]
             curve = Curve([(b, self._verify[b].near(*asked)) for b in around])
             found[:, columns] = curve.on_piece(bisect_right(around, running[columns[0]]), running[columns])
         return np.maximum(found, self._least)
-
-    def _around(self, running: int) -> Sequence[int]:
-        """Profiled numbers of samples with verification: the two that `running` lies between, or the outermost two."""
-        known = self._verified_running
-        right = min(max(bisect_right(known, running), 1), len(known) - 1)
-        return known[max(right - 1, 0) : right + 1]
 
     def _all_rows(self, most: int) -> Ints:
         """Return what the engine computes for 0 to at least `most` rows, with its padding."""
@@ -184,23 +178,32 @@ class _Family:
 
     def __init__(self, curves: Mapping[int, Curve]) -> None:
         self.rows = sorted(curves)
-        self._curves = [curves[rows] for rows in self.rows]
-        self._known: dict[int, Floats] = {}
+        self._curves = curves
+        self._tables: dict[int, Floats] = {}
+        # Of all numbers of rows from 0 on.
+        self._places = Places.of(self.rows, np.arange(0))
         # By the bucket of the context and by rows, and which buckets have been asked for.
         self._near = np.empty((BUCKETS, 0))
         self._made = np.zeros(BUCKETS, dtype=bool)
 
     def covers(self, rows: int, context: int) -> bool:
         """Whether so many rows with so much context were measured, or more of both."""
-        return rows <= self.rows[-1] and self._curves[self.rows.index(_nearest(self.rows, rows))].reaches(context)
+        return rows <= self.rows[-1] and self._curves[_nearest(self.rows, rows)].reaches(context)
 
-    def at(self, context: int, most: int) -> Floats:
+    def seconds(self, context: int, rows: int) -> float:
+        """Return the seconds of one step."""
+        table = self._tables.get(context)
+        if table is not None and rows < table.size:
+            return float(table[rows])
+        return Curve([(known, self._curves[known].at(context)) for known in _around(self.rows, rows)]).at(rows)
+
+    def table(self, context: int, most: int) -> Floats:
         """Return seconds by rows, of 0 to at least `most` of them."""
-        known = self._known.get(context)
+        known = self._tables.get(context)
         if known is None or known.size <= most:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            known = self._known[context] = self._by_rows(context, _power_of_two(most + 1))
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
+            known = self._tables[context] = self._by_rows(context, _power_of_two(most + 1))
         return known
 
     def near(self, buckets: Ints, rows: Ints) -> Floats:
@@ -217,8 +220,9 @@ class _Family:
         return self._near[buckets, rows]
 
     def _by_rows(self, context: int, count: int) -> Floats:
-        curve = Curve([(rows, curve.at(context)) for rows, curve in zip(self.rows, self._curves, strict=True)])
-        return curve.at_all(np.arange(count))
+        if self._places.pieces.size != count:
+            self._places = Places.of(self.rows, np.arange(count))
+        return Curve([(rows, self._curves[rows].at(context)) for rows in self.rows]).at_all(self._places)
 
 
 def _power_of_two(least: int) -> int:
@@ -235,6 +239,18 @@ def _merged(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         else:
             groups.append([point])
     return [(fmean(context for context, _ in group), fmean(seconds for _, seconds in group)) for group in groups]
+
+
+def _neighbours(known: Sequence[int], x: int) -> Sequence[int]:
+    """Return the two of `known` (ascending) that `x` lies between, or the two outermost on its side."""
+    right = min(max(bisect_right(known, x), 1), len(known) - 1)
+    return known[max(right - 1, 0) : right + 1]
+
+
+def _around(known: Sequence[int], x: int) -> Sequence[int]:
+    """Return `x` alone where it is one of `known`, else its neighbours."""
+    at = bisect_left(known, x)
+    return known[at : at + 1] if known[at : at + 1] == [x] else _neighbours(known, x)
 
 
 def _nearest(known: Sequence[int], x: float) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.latency.curve import Curve
+from rhyme_openrlhf.latency.curve import Curve, Places
 
 points = st.dictionaries(st.integers(0, 1000), st.floats(0.001, 10), min_size=1, max_size=6).map(
     lambda d: list(d.items())
@@ -44,7 +44,7 @@ def test_no_points_or_one_twice_is_refused(measured: list[tuple[int, float]]) ->
 @given(points, st.lists(st.integers(-100, 1200)))
 def test_many_values_are_those_of_one_by_one_to_the_last_bit(measured: list[tuple[int, float]], xs: list[int]) -> None:
     curve = Curve(measured)
-    assert curve.at_all(np.array(xs, dtype=np.int64)).tolist() == [curve.at(x) for x in xs]
+    assert curve.at_all(Places.of(curve.xs, np.array(xs, dtype=np.int64))).tolist() == [curve.at(x) for x in xs]
 
 
 @given(points, st.lists(st.floats(0.001, 10), min_size=6, max_size=6), st.integers(-100, 1200))
