@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -80,3 +83,28 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
     for ask in asked:
         with pytest.raises(ValueError, match="do not fit together"):
             ask()
+
+
+@pytest.mark.usefixtures("starts_python")
+def test_without_a_compiler_a_tp_switch_is_refused_and_other_simulations_run() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['rhyme_openrlhf._stage'] = sys.modules['rhyme_openrlhf._drafting'] = None\n"
+        "from rhyme_openrlhf.history.core import CoreMissing\n"
+        "from rhyme_openrlhf.simulation import shipped\n"
+        "from rhyme_openrlhf.simulation.presets import PRESETS\n"
+        "from rhyme_openrlhf.simulation.run import Run\n"
+        "from rhyme_openrlhf.simulation.settings import Cluster, Features\n"
+        "from rhyme_openrlhf.simulation.workload import drawn\n"
+        "load = drawn(PRESETS['rhymerl-math'], 2, 8, 8, 1, seed=1)\n"
+        "cluster, profiles = Cluster(1, 8, 2), shipped.load(['pat-a40'])\n"
+        "features = Features(reallocation=True, speculation='window')\n"
+        "assert Run(load, cluster, features, profiles).go().seconds > 0\n"
+        "try: Run(load, cluster, Features(switching='history'), profiles).go()\n"
+        "except CoreMissing as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (sentence,) = done.stdout.splitlines()
+    assert sentence.startswith("decisions on TP switches need the compiled core")
+    assert "install a C++20 compiler (Debian: apt-get install g++) and run pip install again" in sentence
