@@ -1,6 +1,7 @@
-"""Builds the drafting core (csrc/) with the package; everything else stands in pyproject.toml.
+"""Builds the compiled cores with the package: drafts and the course of a stage (csrc/).
 
-Where there is no C++ compiler the package is built without the core, and features that need it say so
+Everything else stands in pyproject.toml.
+Where there is no C++ compiler the package is built without the cores, and features that need one say so
 (rhyme_openrlhf/history/core.py). RHYME_SANITIZE=address,undefined or thread builds the core that
 tests/history/test_sanitized.py loads.
 """
@@ -11,7 +12,11 @@ from pathlib import Path
 
 from setuptools import setup
 
-SOURCES = sorted(str(path) for path in Path("csrc").glob("*.cpp"))
+STAGE = "csrc/stage.cpp"
+MODULES = {
+    "rhyme_openrlhf._drafting": sorted({str(path) for path in Path("csrc").glob("*.cpp")} - {STAGE}),
+    "rhyme_openrlhf._stage": [STAGE],
+}
 HEADERS = sorted(str(path) for path in Path("csrc").glob("*.h"))
 # The baseline of the processor's family, so that one build runs on all of them: no -march.
 INSTRUCTION_SET = f"{platform.machine()} {'sanitized' if os.environ.get('RHYME_SANITIZE') else 'baseline'}"
@@ -21,7 +26,7 @@ SANITIZE = os.environ.get("RHYME_SANITIZE", "")
 
 
 def extensions() -> list:
-    """Return the core as an extension module, or nothing where pybind11 is not there to build it with."""
+    """Return the cores as extension modules, or nothing where pybind11 is not there to build them with."""
     try:
         from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
     except ImportError:
@@ -33,14 +38,15 @@ def extensions() -> list:
         flags = [*FLAGS, "-O1", "-g", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS"]
     return [
         Pybind11Extension(
-            "rhyme_openrlhf._drafting",
-            SOURCES,
+            name,
+            sources,
             depends=HEADERS,
             cxx_std=20,
             extra_compile_args=flags,
             extra_link_args=[f"-fsanitize={SANITIZE}"] if SANITIZE else [],
             optional=not SANITIZE,
         )
+        for name, sources in MODULES.items()
     ]
 
 

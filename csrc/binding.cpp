@@ -1,10 +1,10 @@
 // The drafting core as a Python module; rhyme_openrlhf/_drafting.pyi has its types.
 //
-// Spans take NumPy arrays, or anything that converts to one; writable spans take only arrays of the very type, and write
-// into them. Vectors become arrays that own them, without a copy.
+// Spans take NumPy arrays, or anything that converts to one; writable spans take only arrays of the very type, and
+// write into them. Vectors become arrays that own them, without a copy.
 //
-// Invariants: Python's lock is held in all calls but `build`, because getting the lock back may take longer than a step.
-// std::invalid_argument becomes a ValueError, std::out_of_range an IndexError.
+// Invariants: Python's lock is held in all calls but `build`, because getting the lock back may take longer than a
+// step. std::invalid_argument becomes a ValueError, std::out_of_range an IndexError.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -64,14 +64,16 @@ Index open(const py::buffer& buffer) {
     const auto info = std::make_shared<py::buffer_info>(buffer.request());
     if (info->ndim != 1 || info->strides[0] != info->itemsize)
         throw BufferError("a draft index must be a contiguous buffer");
-    return Index({static_cast<const std::byte*>(info->ptr), static_cast<std::size_t>(info->size * info->itemsize)}, info);
+    return Index({static_cast<const std::byte*>(info->ptr), static_cast<std::size_t>(info->size * info->itemsize)},
+                 info);
 }
 
 using Drafted = std::tuple<std::vector<Token>, std::vector<float>, Place>;
 
 // The continuation of the longest match, its confidence, and the length of the match. `repeats` times, so that a
 // benchmark does not time the call.
-Drafted draft(const Index& index, std::span<const Token> text, Place longest, Place shortest, Place limit, int repeats) {
+Drafted draft(const Index& index, std::span<const Token> text, Place longest, Place shortest, Place limit,
+              int repeats) {
     if (shortest < 1 || shortest > longest || limit < 0)
         throw std::invalid_argument("need 1 <= shortest <= longest match, and no negative limit");
     std::vector<Token> tokens(static_cast<std::size_t>(limit));
@@ -145,12 +147,15 @@ PYBIND11_MODULE(_drafting, module) {
     module.def("cut", &cut);
     module.def("find_cells", &find_cells);
     module.def("learn", &learn);
-    module.def("make_isotonic", [](std::span<const double> values, std::span<const double> weights,
-                                   py::array_t<float, py::array::c_style>& out) {
-        if (out.ndim() < 1) throw std::invalid_argument("need rows");
-        const auto width = static_cast<std::size_t>(out.shape(out.ndim() - 1));
-        make_isotonic(values, weights, width, {out.mutable_data(), static_cast<std::size_t>(out.size())});
-    }, arg("values"), arg("weights"), arg("out").noconvert());
+    module.def(
+        "make_isotonic",
+        [](std::span<const double> values, std::span<const double> weights,
+           py::array_t<float, py::array::c_style>& out) {
+            if (out.ndim() < 1) throw std::invalid_argument("need rows");
+            const auto width = static_cast<std::size_t>(out.shape(out.ndim() - 1));
+            make_isotonic(values, weights, width, {out.mutable_data(), static_cast<std::size_t>(out.size())});
+        },
+        arg("values"), arg("weights"), arg("out").noconvert());
 
     py::class_<Index>(module, "Index")
         .def(py::init(&open))
@@ -163,16 +168,18 @@ PYBIND11_MODULE(_drafting, module) {
 
     py::class_<Cursor>(module, "Cursor")
         .def(py::init<>())
-        .def("follow", [](Cursor& cursor, const Index& index, std::span<const Token> text, Place longest, Place least) {
-            for (int pass = 0; pass < 3; ++pass)
-                cursor.prefetch_pass(pass, index, static_cast<Place>(text.size()), longest);
-            const auto [node, near] = cursor.follow(index, text, longest, least);
-            return std::tuple(node.low, node.high, node.length, near);
-        })
-        .def("move_to", [](Cursor& cursor, const Index& index, std::size_t place) {
-            if (place >= index.suffixes.size()) throw std::out_of_range("no such suffix");
-            cursor.move_to(index.suffixes[place]);
-        })
+        .def("follow",
+             [](Cursor& cursor, const Index& index, std::span<const Token> text, Place longest, Place least) {
+                 for (int pass = 0; pass < 3; ++pass)
+                     cursor.prefetch_pass(pass, index, static_cast<Place>(text.size()), longest);
+                 const auto [node, near] = cursor.follow(index, text, longest, least);
+                 return std::tuple(node.low, node.high, node.length, near);
+             })
+        .def("move_to",
+             [](Cursor& cursor, const Index& index, std::size_t place) {
+                 if (place >= index.suffixes.size()) throw std::out_of_range("no such suffix");
+                 cursor.move_to(index.suffixes[place]);
+             })
         .def_property_readonly("at", &Cursor::at)
         .def_property_readonly("length", &Cursor::length);
 
@@ -180,25 +187,28 @@ PYBIND11_MODULE(_drafting, module) {
         .def(py::init([](Place longest, Place shortest, bool siblings, bool own_output, Place window_start,
                          Place window_step, Place window_max, double extend_confidence, double stop_confidence,
                          int helpers) {
-            const TextRules text{longest, shortest, siblings, own_output};
-            const Rules rules{text, window_start, window_step, window_max, extend_confidence, stop_confidence};
-            return std::make_unique<Drafter>(rules, helpers);
-        }), py::kw_only(), arg("longest"), arg("shortest"), arg("siblings"), arg("own_output"), arg("window_start"),
-            arg("window_step"), arg("window_max"), arg("extend_confidence"), arg("stop_confidence"), arg("helpers"))
+                 const TextRules text{longest, shortest, siblings, own_output};
+                 const Rules rules{text, window_start, window_step, window_max, extend_confidence, stop_confidence};
+                 return std::make_unique<Drafter>(rules, helpers);
+             }),
+             py::kw_only(), arg("longest"), arg("shortest"), arg("siblings"), arg("own_output"), arg("window_start"),
+             arg("window_step"), arg("window_max"), arg("extend_confidence"), arg("stop_confidence"), arg("helpers"))
         .def("install", &Drafter::install)
         .def("forget", &Drafter::forget)
         .def("start", &Drafter::start)
         .def("append", &Drafter::append)
-        .def("draft", [](Drafter& drafter, std::span<const std::int64_t> samples, bool whole) {
-            Drafts found = drafter.draft(samples, whole);
-            return std::tuple(std::move(found.lengths), std::move(found.tokens), std::move(found.probabilities),
-                              std::move(found.sources), std::move(found.matches), std::move(found.recents));
-        })
-        .def("verified", [](Drafter& drafter, std::span<const std::int64_t> samples,
-                            std::span<const std::int64_t> verified, std::span<const std::int64_t> accepted) {
-            Attribution found = drafter.verified(samples, verified, accepted);
-            return std::tuple(std::move(found.sources), std::move(found.numbers), std::move(found.accepted));
-        })
+        .def("draft",
+             [](Drafter& drafter, std::span<const std::int64_t> samples, bool whole) {
+                 Drafts found = drafter.draft(samples, whole);
+                 return std::tuple(std::move(found.lengths), std::move(found.tokens), std::move(found.probabilities),
+                                   std::move(found.sources), std::move(found.matches), std::move(found.recents));
+             })
+        .def("verified",
+             [](Drafter& drafter, std::span<const std::int64_t> samples, std::span<const std::int64_t> verified,
+                std::span<const std::int64_t> accepted) {
+                 Attribution found = drafter.verified(samples, verified, accepted);
+                 return std::tuple(std::move(found.sources), std::move(found.numbers), std::move(found.accepted));
+             })
         .def("window", &Drafter::window)
         .def("finish", &Drafter::finish)
         .def_property_readonly("memory_bytes", &Drafter::memory_bytes);

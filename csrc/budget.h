@@ -28,19 +28,21 @@ inline std::size_t total_of(Integers lengths) {
     return static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}));
 }
 
-// The draft lengths that yield most tokens a second, their sum, and how many of these tokens are expected to be accepted.
+// The draft lengths that yield most tokens a second, their sum, and how many of these tokens are expected to be
+// accepted.
 //
 // All running samples' drafts compete: tokens are taken in the order of the probability that they are accepted, each
 // behind the tokens before it in its draft, up to the number D that maximizes
 //
 //     (running + expected accepted draft tokens) / seconds[D]
 //
-// (RLHFSpec, equation 2; each running sample yields one sure token). The paper stops at the first decline. Measured step
-// times are staircases, on which a later stair may be better, so every D is tried: an addition and a division each.
+// (RLHFSpec, equation 2; each running sample yields one sure token). The paper stops at the first decline. Measured
+// step times are staircases, on which a later stair may be better, so every D is tried: an addition and a division
+// each.
 //
-// `acceptance`: each token's probability to be accepted if those before it are. `seconds`: of a step with 0, 1, ... draft
-// tokens. `tried`: tokens of the longest draft that are taken if none is worth it. Tokens whose probabilities differ by
-// less than 0.4 % are taken in the order of their samples.
+// `acceptance`: each token's probability to be accepted if those before it are. `seconds`: of a step with 0, 1, ...
+// draft tokens. `tried`: tokens of the longest draft that are taken if none is worth it. Tokens whose probabilities
+// differ by less than 0.4 % are taken in the order of their samples.
 inline std::tuple<std::vector<std::int64_t>, std::int64_t, double> choose(std::span<const float> acceptance,
                                                                           Integers lengths,
                                                                           std::span<const double> seconds,
@@ -107,7 +109,8 @@ inline std::tuple<std::vector<std::int64_t>, std::int64_t, double> choose(std::s
         begin = end;
     }
     if (!best_tokens && tried > 0 && !acceptance.empty()) {
-        const auto longest = static_cast<std::size_t>(std::max_element(lengths.begin(), lengths.end()) - lengths.begin());
+        const auto longest =
+            static_cast<std::size_t>(std::max_element(lengths.begin(), lengths.end()) - lengths.begin());
         best_tokens = chosen[longest] = std::min(tried, lengths[longest]);
         double path = 1.0;
         for (const float probability : acceptance.subspan(total_of(lengths.first(longest)), best_tokens))
@@ -130,8 +133,8 @@ inline std::vector<Token> cut(std::span<const Token> tokens, Integers lengths, I
 }
 
 // Each draft token's cell in a flat table [source, match class, recent class, confidence class]. A class begins at each
-// edge, and one before the first. Of each draft: its source, the tokens matched before it, its sample's recent acceptance
-// rate in thousandths, and its length; of each token the confidence that it is right if those before it are.
+// edge, and one before the first. Of each draft: its source, the tokens matched before it, its sample's recent
+// acceptance rate in thousandths, and its length; of each token the confidence that it is right if those before it are.
 inline std::vector<std::int32_t> find_cells(Integers sources, Integers matches, Integers recents, Integers lengths,
                                             std::span<const float> confidences, std::span<const double> match_edges,
                                             std::span<const double> recent_edges,
@@ -164,8 +167,9 @@ inline std::vector<std::int32_t> find_cells(Integers sources, Integers matches, 
 // tokens begin in `cells`, and where the last draft's end. Tokens verified behind a draft's end count nowhere.
 inline std::int64_t learn(std::span<double> offered, std::span<double> accepted, std::span<const std::int32_t> cells,
                           Integers begins, Integers numbers, Integers verified, Integers hits) {
-    require_fit(offered.size() == accepted.size() && numbers.size() == verified.size() && numbers.size() == hits.size() &&
-                !begins.empty() && begins.front() >= 0 && std::is_sorted(begins.begin(), begins.end()) &&
+    require_fit(offered.size() == accepted.size() && numbers.size() == verified.size() &&
+                numbers.size() == hits.size() && !begins.empty() && begins.front() >= 0 &&
+                std::is_sorted(begins.begin(), begins.end()) &&
                 static_cast<std::size_t>(begins.back()) <= cells.size());
     std::int64_t learnt = 0;
     for (std::size_t draft = 0; draft < numbers.size(); ++draft) {
@@ -187,7 +191,8 @@ inline std::int64_t learn(std::span<double> offered, std::span<double> accepted,
 // Make each row of `width` values the nearest non-decreasing one by weighted squares (pool adjacent violators).
 inline void make_isotonic(std::span<const double> values, std::span<const double> weights, std::size_t width,
                           std::span<float> out) {
-    require_fit(width > 0 && values.size() == weights.size() && values.size() == out.size() && values.size() % width == 0);
+    require_fit(width > 0 && values.size() == weights.size() && values.size() == out.size() &&
+                values.size() % width == 0);
     struct Pool {
         double mean, weight;
         std::size_t end;

@@ -215,7 +215,7 @@ Index::Index(std::span<const std::byte> buffer, std::shared_ptr<const void> owne
 }
 
 std::vector<std::uint8_t> build(std::span<const Token> text, std::span<const std::int64_t> lengths,
-                             std::span<const std::int64_t> rewards) {
+                                std::span<const std::int64_t> rewards) {
     if (text.size() > std::numeric_limits<std::int32_t>::max() || lengths.size() > MOST_PIECES ||
         lengths.size() != rewards.size()) {
         throw std::invalid_argument("more tokens or pieces than a draft index holds");

@@ -1,9 +1,10 @@
 // A decode step: new tokens are entered into the tables, then each sample gets a draft.
 //
-// A step is divided into parts, each all samples of some prompts. Prompts share nothing, so drafts do not depend on which
-// thread does a part. A forward pass between two steps empties the caches, so memory takes most of a step: hundreds of
-// samples, each with dozens of places far from each other. Samples are therefore handled in groups and in passes: each
-// pass prefetches for the whole group what the next pass reads. Without prefetching a step takes 1.3 to 2 times as long.
+// A step is divided into parts, each all samples of some prompts. Prompts share nothing, so drafts do not depend on
+// which thread does a part. A forward pass between two steps empties the caches, so memory takes most of a step:
+// hundreds of samples, each with dozens of places far from each other. Samples are therefore handled in groups and in
+// passes: each pass prefetches for the whole group what the next pass reads. Without prefetching a step takes 1.3 to 2
+// times as long.
 //
 // Invariants: a pass that prefetches changes nothing; samples of a prompt are handled in the order of the step.
 #include "drafter.h"
@@ -21,15 +22,16 @@ namespace drafting {
 
 namespace {
 
-// The probability that a text without counts (a sibling's or the sample's own) goes on as before, a token, behind a match
-// of SURE_MATCH tokens: as a node of history that was seen once. Drafts behind shorter matches never exceed the window.
+// The probability that a text without counts (a sibling's or the sample's own) goes on as before, a token, behind a
+// match of SURE_MATCH tokens: as a node of history that was seen once. Drafts behind shorter matches never exceed the
+// window.
 constexpr float SURE_TOKEN = 0.975f;
 const double LOG_SURE_TOKEN = std::log(0.975);
 // The probability of a token by votes, where nothing matches: in the first epoch of a recorded run of the embedded task
 // three of ten were right.
 constexpr float LIKELY_TOKEN = 0.25f;
-// Such tokens in a draft. In the first epoch of three recorded runs, two give 2 to 3 % more tokens a step than one, for a
-// fifth more drafted ones; three give 1 % more than two, for another quarter.
+// Such tokens in a draft. In the first epoch of three recorded runs, two give 2 to 3 % more tokens a step than one, for
+// a fifth more drafted ones; three give 1 % more than two, for another quarter.
 constexpr Place LIKELY_TOKENS = 2;
 // A draft that is right as a whole with a smaller probability is not worth proposing.
 constexpr double NO_HOPE = 0.02;
@@ -128,8 +130,8 @@ void Drafter::divide(std::span<const std::int64_t> samples) {
 }
 
 void Drafter::do_part(std::size_t part) {
-    const auto items = std::span<const BatchItem>(batch_).subspan(part_begins_[part],
-                                                                  part_begins_[part + 1] - part_begins_[part]);
+    const auto items =
+        std::span<const BatchItem>(batch_).subspan(part_begins_[part], part_begins_[part + 1] - part_begins_[part]);
     in_groups(items, ENTERED_TOGETHER, [this](auto group) { enter(group); });
     in_groups(items, DRAFTED_TOGETHER, [this](auto group) { draft_group(group); });
 }

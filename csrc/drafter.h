@@ -65,10 +65,10 @@ public:
                 std::span<const Token> tokens) {
         texts_.append(samples, counts, tokens);
     }
-    // Draft for each of these samples. A draft has at most as many tokens as the largest window, and leaves room for one
-    // more token in its sample's text. Up to the sample's window a draft ends below the stop confidence (but not before
-    // its first token), beyond the window below the extend confidence. `whole`: drafts are as long as there is room and
-    // any hope, because a planner cuts them.
+    // Draft for each of these samples. A draft has at most as many tokens as the largest window, and leaves room for
+    // one more token in its sample's text. Up to the sample's window a draft ends below the stop confidence (but not
+    // before its first token), beyond the window below the extend confidence. `whole`: drafts are as long as there is
+    // room and any hope, because a planner cuts them.
     Drafts draft(std::span<const std::int64_t> samples, bool whole);
     // Record the verification of each sample's last draft: tokens verified (at least one), and how many of them were
     // accepted. Throws std::invalid_argument, and records nothing, for impossible numbers.

@@ -27,8 +27,8 @@ inline constexpr Place SUM_EVERY = 32;
 // A match of fewer tokens predicts the next token less reliably.
 inline constexpr Place SURE_MATCH = 12;
 
-// Start loading an element of a span or vector into the caches. The element need not exist, because the address is never
-// read; only here is an address computed by hand.
+// Start loading an element of a span or vector into the caches. The element need not exist, because the address is
+// never read; only here is an address computed by hand.
 template <typename Elements>
 inline void prefetch(const Elements& elements, Place at) {
     __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(elements.data()) +
@@ -125,9 +125,9 @@ private:
 // The position of one sample in a draft index, from which most matches follow without a search.
 //
 // A sample usually continues as its draft did. The longest match is then the last match plus the new tokens, at a known
-// position of the text. If a token differs, the sample usually takes another branch of the same node. Only the remaining
-// cases are searched. A match grows by at most as many tokens as the text grows, so a cursor never misses a longer one,
-// and that bound also limits the search.
+// position of the text. If a token differs, the sample usually takes another branch of the same node. Only the
+// remaining cases are searched. A match grows by at most as many tokens as the text grows, so a cursor never misses a
+// longer one, and that bound also limits the search.
 class Cursor {
 public:
     struct Found {
@@ -168,6 +168,6 @@ private:
 // Return the buffer, without its checksum, of a draft index over `text`: pieces of these lengths, each with its
 // separator, and with these fixed-point rewards. Throws std::invalid_argument if the lengths do not fit the text.
 std::vector<std::uint8_t> build(std::span<const Token> text, std::span<const std::int64_t> lengths,
-                             std::span<const std::int64_t> rewards);
+                                std::span<const std::int64_t> rewards);
 
 }  // namespace drafting

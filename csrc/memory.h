@@ -85,7 +85,9 @@ struct SlabAllocator {
     Slabs* slabs = nullptr;
 
     T* allocate(std::size_t count) { return reinterpret_cast<T*>(slabs->take(count * sizeof(T))); }
-    void deallocate(T* array, std::size_t count) { slabs->give(reinterpret_cast<std::byte*>(array), count * sizeof(T)); }
+    void deallocate(T* array, std::size_t count) {
+        slabs->give(reinterpret_cast<std::byte*>(array), count * sizeof(T));
+    }
     bool operator==(const SlabAllocator&) const = default;
 };
 

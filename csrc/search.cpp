@@ -21,16 +21,16 @@ namespace {
 constexpr Place LOOKED_AT = 64;
 // Bytes of `shared` that are compared in one instruction or two.
 constexpr Place TOGETHER = 32;
-// New tokens that a cursor follows one after the other. A sample whose other sources matched for long has more, and then
-// a search is cheaper.
+// New tokens that a cursor follows one after the other. A sample whose other sources matched for long has more, and
+// then a search is cheaper.
 constexpr Place MOST_FOLLOWED = 65;
 // Tokens on a cache line, and lines of history behind a cursor that are prefetched: new tokens and a draft seldom take
 // more.
 constexpr Place LINE_TOKENS = 64 / sizeof(Token);
 constexpr Place PREFETCHED_LINES = 4;
-// The confidence of a step is (child's count + A) / (node's count + B) with A < B: a node with one child is not certain,
-// and a node seen often is more certain than a node seen once. In a recorded run of the embedded task a node seen once
-// continued as before 19 times of 20, a node seen four times or more 99 times of 100.
+// The confidence of a step is (child's count + A) / (node's count + B) with A < B: a node with one child is not
+// certain, and a node seen often is more certain than a node seen once. In a recorded run of the embedded task a node
+// seen once continued as before 19 times of 20, a node seen four times or more 99 times of 100.
 constexpr double CONFIDENCE_A = 0.5;
 constexpr double CONFIDENCE_B = 0.55;
 // Factor for each step behind fewer than SURE_MATCH tokens: there 75 to 95 of 100 continued as before with 4 to 11
@@ -299,8 +299,8 @@ Place Index::common(const Node& node, Place most) const {
     return alike;
 }
 
-// The best child of the node; empty if all of its suffixes end here. A suffix that ends here is a child of its own: only
-// if such a child seems best are they left out, which needs a search.
+// The best child of the node; empty if all of its suffixes end here. A suffix that ends here is a child of its own:
+// only if such a child seems best are they left out, which needs a search.
 Node Index::best_child(const Node& node) const {
     const Node best = best_child_from(node.low, node);
     if (best.count() > 1 || token_at(best.low, node.length) >= 0) return best;
@@ -315,9 +315,9 @@ Node Index::best_child_from(Place start, const Node& node) const {
         high = run_end(low, node.high, node.length, node.length + 1);
         const std::int64_t its = std::max<std::int64_t>(priority(low, high), 0);
         // Ties are rare, so both intervals are scanned for the latest suffix.
-        if (its > best_priority ||
-            (its == best_priority &&
-             (high - low > best.count() || (high - low == best.count() && latest(low, high) > latest(best.low, best.high))))) {
+        if (its > best_priority || (its == best_priority &&
+                                    (high - low > best.count() || (high - low == best.count() &&
+                                                                   latest(low, high) > latest(best.low, best.high))))) {
             best.low = low;
             best.high = high;
             best_priority = its;

@@ -19,8 +19,8 @@ constexpr Place FIRST_TOKENS = 4096, FIRST_TABLED = 1024, LEAST_TOKENS = 64, GRO
 constexpr Place NEVER = std::numeric_limits<Place>::max();
 // Slots for each token of an own table: half stay free, so few are taken over.
 constexpr Place SLOTS_PER_TOKEN = 2;
-// Samples that a step looks at for more memory, and tokens that a step enters again into own tables that grow (one table
-// at least): some tens of microseconds.
+// Samples that a step looks at for more memory, and tokens that a step enters again into own tables that grow (one
+// table at least): some tens of microseconds.
 constexpr std::size_t GROWN_A_STEP = 4;
 constexpr Place ENTERED_AGAIN = 2048;
 
@@ -84,8 +84,8 @@ Place equal_before(std::span<const Token> text, Place end, std::span<const Token
     return equal;
 }
 
-// Follow or find the match of the first `end` tokens in the own text before, and enter `end` into the own table. `hash`:
-// of the last `shortest` of those tokens, if there are as many.
+// Follow or find the match of the first `end` tokens in the own text before, and enter `end` into the own table.
+// `hash`: of the last `shortest` of those tokens, if there are as many.
 void enter_own(std::span<const Token> text, Array<std::int32_t>& table, Place end, Place shortest, std::uint64_t hash,
                TextMatch& match) {
     if (match.length && text[match.at] == text[end - 1])

@@ -1,12 +1,12 @@
 // The samples and prompts of one engine: the samples' texts, and tables of where tokens occurred in them.
 //
 // A sample's own text and its siblings' texts (the other samples of its prompt) are searched through hash tables of
-// where the same `shortest` tokens ended before. A match is then followed from step to step, so it may be of any length.
-// Where nothing matches, a table of votes names the token that usually followed the last one.
+// where the same `shortest` tokens ended before. A match is then followed from step to step, so it may be of any
+// length. Where nothing matches, a table of votes names the token that usually followed the last one.
 //
-// Invariants: a new token costs the same however many tokens there are. A slot that other tokens took over loses a match
-// and never gives a wrong one, because every match is compared with the texts. A draft from a sibling ends where the
-// sibling's text ends. Prompts share nothing, so two threads may work on samples of two prompts at once.
+// Invariants: a new token costs the same however many tokens there are. A slot that other tokens took over loses a
+// match and never gives a wrong one, because every match is compared with the texts. A draft from a sibling ends where
+// the sibling's text ends. Prompts share nothing, so two threads may work on samples of two prompts at once.
 #pragma once
 
 #include <array>
@@ -123,7 +123,8 @@ public:
     void install(const std::string& key, Index index);
     void forget(const std::string& key);
 
-    // Start a sample of at most `most_tokens` tokens, the first `prompt_tokens` of which are its prompt; return its number.
+    // Start a sample of at most `most_tokens` tokens, the first `prompt_tokens` of which are its prompt; return its
+    // number.
     std::int32_t start(const std::string& key, Place prompt_tokens, Place most_tokens, Place window);
     // Append new tokens to each sample's text, one sample's tokens behind the other's.
     void append(std::span<const std::int64_t> numbers, std::span<const std::int64_t> counts,

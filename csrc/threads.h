@@ -75,8 +75,8 @@ private:
     pid_t owner_;
     std::counting_semaphore<> wake_{0};
     std::atomic<bool> ending_{false};
-    // The step's parts, parts that no thread has begun (may fall below 0), and parts that are done; the counters on cache
-    // lines of their own.
+    // The step's parts, parts that no thread has begun (may fall below 0), and parts that are done; the counters on
+    // cache lines of their own.
     std::int64_t parts_ = 0;
     alignas(64) std::atomic<std::int64_t> left_{0};
     alignas(64) std::atomic<std::int64_t> finished_{0};

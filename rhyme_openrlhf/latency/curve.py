@@ -9,71 +9,64 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+# A number, or an array of the values that many curves have at the same x.
+Y: TypeAlias = Any
+
+
+class Places(NamedTuple):
+    """Xs of curves through the same known xs: the piece that each lies on, and how far behind the piece's begin."""
+
+    pieces: NDArray[np.int64]
+    beyond: Floats
+
+    @staticmethod
+    def of(known: Sequence[float], xs: NDArray[Any]) -> Places:
+        """Return the places of `xs` among `known`, which ascend."""
+        pieces = np.searchsorted(known, xs, side="right")
+        return Places(pieces, xs - np.array([known[0], *known], dtype=np.float64)[pieces])
 
 
 class Curve:
-    """y over x. `slope_below` and `slope_above`: with which it goes on outside of its points."""
+    """y over x. Where each y is an array of numbers, many curves through points at the same xs."""
 
-    __slots__ = ("slope_above", "slope_below", "xs", "ys")
+    __slots__ = ("_begins", "_slopes", "_values", "xs", "ys")
 
-    def __init__(self, points: Sequence[tuple[float, float]]) -> None:
+    def __init__(self, points: Sequence[tuple[float, Y]]) -> None:
         """`points`: (x, y) in any order, each x once, at least one. Raises ValueError otherwise."""
-        ordered = sorted(points)
-        self.xs = [float(x) for x, _ in ordered]
-        self.ys = [float(y) for _, y in ordered]
-        if not ordered or len(set(self.xs)) != len(self.xs):
+        ordered = sorted(points, key=lambda point: point[0])
+        self.xs = xs = [float(x) for x, _ in ordered]
+        self.ys = ys = [y for _, y in ordered]
+        if not ordered or len(set(xs)) != len(xs):
             raise ValueError("a curve needs at least one point, and each x once")
-        self.slope_below = self._slope(0, 1)
-        self.slope_above = self._slope(-2, -1)
-
-    def _slope(self, left: int, right: int) -> float:
-        if len(self.xs) == 1:
-            return 0.0
-        return max((self.ys[right] - self.ys[left]) / (self.xs[right] - self.xs[left]), 0.0)
+        pairs = range(1, len(ordered))
+        slopes = [(ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1]) for at in pairs] or [0.0 * ys[0]]
+        # Of the piece before the first point, those between two points, and the piece behind the last.
+        self._slopes = [_at_least_zero(slopes[0]), *slopes[: len(pairs)], _at_least_zero(slopes[-1])]
+        self._begins, self._values = [xs[0], *xs], [ys[0], *ys]
 
     def reaches(self, x: float) -> bool:
         """Whether `x` lies not above all measured points. Below all of them there is not far to go: sizes end at 0."""
         return x <= self.xs[-1]
 
-    def at(self, x: float) -> float:
-        """The curve's value at `x`."""
-        xs, ys = self.xs, self.ys
-        if x <= xs[0]:
-            return max(ys[0] - self.slope_below * (xs[0] - x), 0.0)
-        if x >= xs[-1]:
-            return ys[-1] + self.slope_above * (x - xs[-1])
-        right = bisect_right(xs, x)
-        left = right - 1
-        return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
+    def at(self, x: float) -> Y:
+        """Return the curve's value at `x`."""
+        return self.on_piece(bisect_right(self.xs, x), x)
 
-    def at_all(self, xs: np.ndarray) -> np.ndarray:
-        """`at` each of `xs`, which ascend."""
-        begin, end = np.searchsorted(xs, self.xs[0]), np.searchsorted(xs, self.xs[-1], side="right")
-        found = np.empty(len(xs))
-        found[:begin] = np.maximum(self.ys[0] - self.slope_below * (self.xs[0] - xs[:begin]), 0.0)
-        found[begin:end] = np.interp(xs[begin:end], self.xs, self.ys)
-        found[end:] = self.ys[-1] + self.slope_above * (xs[end:] - self.xs[-1])
-        return found
+    def at_all(self, places: Places) -> Floats:
+        """Return the values of a single curve at all `places` of its xs."""
+        pieces, beyond = places
+        return _at_least_zero(np.array(self._values)[pieces] + np.array(self._slopes)[pieces] * beyond)
+
+    def on_piece(self, piece: int, x: float | NDArray[Any]) -> Y:
+        """Return the value at `x`, which has so many points at or below it; for an array of xs, those of its curves."""
+        return _at_least_zero(self._values[piece] + self._slopes[piece] * (x - self._begins[piece]))
 
 
-def through(left: float, low: float, right: float, high: float, x: float) -> float:
-    """`Curve([(left, low), (right, high)]).at(x)` to the last bit, without making it; if both are one point, level."""
-    if left == right:
-        return low
-    if left < x < right:
-        return low + (high - low) * (x - left) / (right - left)
-    slope = max((high - low) / (right - left), 0.0)
-    return max(low - slope * (left - x), 0.0) if x <= left else high + slope * (x - right)
-
-
-def line(left: float, low: float, right: float, high: float, x: float) -> float:
-    """The curve through (left, low) and (right, high) at `x`; if both are one point, it is level."""
-    if left == right:
-        return low
-    slope = (high - low) / (right - left)
-    if left <= x <= right:
-        return low + slope * (x - left)
-    slope = max(slope, 0.0)
-    return max(low - slope * (left - x), 0.0) if x < left else high + slope * (x - right)
+def _at_least_zero(value: Y) -> Y:
+    return np.maximum(value, 0.0) if isinstance(value, np.ndarray) else max(value, 0.0)

@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.correction import Correction, Size
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.latency.step_model import CONTEXT_BITS, MIDDLES, StepModel, buckets_of, context_bucket
 
 # Seconds of steps: samples and draft tokens of each column, contexts with a row for each of several steps of a column.
 SecondsOfMany = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
 
-# Leading bits of the context that tell buckets apart: neighbours differ by 1/16 to 1/8, where step times differ less.
-CONTEXT_BITS = 4
 # Answers kept: some 20 MB.
 MOST_ANSWERS = 100_000
 # Tables of step seconds kept: of some thousand floats each, so some MB.
@@ -31,20 +29,14 @@ MOST_TABLES = 512
 SMALLEST_TABLE = 64
 
 
-def context_bucket(context: int) -> int:
-    """The middle of the bucket that `context` falls into; small ones stand for themselves."""
-    drop = max(context.bit_length() - CONTEXT_BITS - 1, 0)
-    return ((context >> drop) << drop) + ((1 << drop) >> 1)
-
-
 class Predictor:
     """Step times of one engine."""
 
-    def __init__(self, model: StepModel, on_outside: Callable[[str], None] = lambda sentence: None) -> None:
+    def __init__(self, model: StepModel, on_outside: Callable[[str], None] | None = None) -> None:
+        """`on_outside`: is told, once, of a question outside of what was profiled; None: nobody is."""
         self.model = model
         self.correction = Correction(model.rows)
         self._on_outside = on_outside
-        self._told = False
         # By samples, leading bits of the context and how many follow them, and draft tokens.
         self._cache: dict[tuple[int, int, int, int], tuple[float, Size]] = {}
         # Profiled seconds by draft tokens, the sizes of those steps, and which of them each is.
@@ -63,15 +55,15 @@ class Predictor:
         self, running: NDArray[np.int64], contexts: NDArray[np.int64], drafts: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """`step_seconds` of many steps: `contexts` has a column for each of `running` and `drafts`."""
-        profiled, outside = self.model.seconds_of(running, contexts, drafts, CONTEXT_BITS + 1, not self._told)
-        if outside is not None:
-            row, column = outside
-            self._tell_if_outside(int(running[column]), context_bucket(int(contexts[row, column])), int(drafts[column]))
+        buckets = buckets_of(contexts)
+        profiled = self.model.seconds_near(running, buckets, drafts)
+        if self._on_outside is not None:
+            for step in zip(running.tolist(), MIDDLES[buckets.max(axis=0)].tolist(), drafts.tolist(), strict=True):
+                self._tell_if_outside(*step)
         if not self.correction.observed:
             return profiled
         factors = [self.correction.factor(*step) for step in zip(running.tolist(), drafts.tolist(), strict=True)]
-        corrected: NDArray[np.float64] = profiled * factors
-        return corrected
+        return profiled * np.array(factors)
 
     def _profiled(self, running: int, context: int, drafts: int) -> tuple[float, Size]:
         drop = context.bit_length() - CONTEXT_BITS - 1
@@ -109,9 +101,9 @@ class Predictor:
         return corrected
 
     def _tell_if_outside(self, running: int, context: int, drafts: int) -> None:
-        if not self._told and not self.model.covers(running, context, drafts):
-            self._told = True
-            self._on_outside(
+        if self._on_outside is not None and not self.model.covers(running, context, drafts):
+            tell, self._on_outside = self._on_outside, None
+            tell(
                 f"step times of {running} samples with {context} tokens of context and {drafts} draft tokens lie "
                 "outside of what was profiled: the profile's edge is continued"
             )

@@ -6,6 +6,9 @@ feed-forward part by tokens computed, as a second family of curves: over the con
 (running samples + draft tokens). It is a family of its own because a verifying step also does things that a plain one
 does not (rejection sampling), so that the first draft token costs more than the second.
 
+Each family keeps its seconds for all numbers of rows at the contexts asked for (`_Family`): single steps, tables of
+draft tokens and many steps at once read the same numbers.
+
 Invariants: at a profiled point the answer is the measured one, or the mean of those points that the engine's padding
 makes the same step; rows are first padded as the engine pads them, so the answer is a staircase in draft tokens where
 the engine's time is one; outside of what was measured the nearest edge goes on with its slope, and `covers` says so.
@@ -13,27 +16,52 @@ the engine's time is one; outside of what was measured the nearest edge goes on 
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.latency import step_kernels
-from rhyme_openrlhf.latency.curve import Curve, line
-from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
+from rhyme_openrlhf.latency.curve import Curve, Floats, Places
+from rhyme_openrlhf.latency.profile import Profile
 
-# Families of curves at one context that are kept, each by all numbers of rows: some thousand floats, so some MB. Steps
-# of different numbers of samples lie between the same two.
-MOST_KNOWN = 256
+Ints = NDArray[np.int64]
+
+# Leading bits of the context that tell buckets apart: neighbours differ by 1/16 to 1/8, where step times differ less.
+CONTEXT_BITS = 4
+# Buckets that there are: contexts end far below 2 ** 48 tokens.
+BUCKETS = (48 - CONTEXT_BITS) << CONTEXT_BITS
+# Contexts that each family keeps its seconds of: some thousand floats each, so some MB.
+MOST_TABLES = 256
 # Contexts that differ by less are one. Draft counts of one stair are measured with all but the same context, and the
 # slope between two such points is noise, with which a curve would go on beyond them.
 SAME_CONTEXT = 1.25
 # Of the quickest measured step: that of one sample without context hardly takes less.
 LEAST_SHARE = 0.5
+
+
+def bucket_middle(bucket: int) -> int:
+    """Return the context that stands for the bucket of this number."""
+    drop = max((bucket >> CONTEXT_BITS) - 1, 0)
+    return ((bucket - (drop << CONTEXT_BITS)) << drop) + ((1 << drop) >> 1)
+
+
+MIDDLES = np.array([bucket_middle(bucket) for bucket in range(BUCKETS)], dtype=np.int64)
+
+
+def context_bucket(context: int) -> int:
+    """Return the middle of the bucket that `context` falls into; small ones stand for themselves."""
+    drop = (context >> (CONTEXT_BITS + 1)).bit_length()
+    return bucket_middle((drop << CONTEXT_BITS) + (context >> drop))
+
+
+def buckets_of(contexts: Ints) -> Ints:
+    """Return the numbers of the buckets that `contexts` fall into."""
+    # Whole numbers of this size are exact as floats.
+    drop = np.frexp(contexts >> (CONTEXT_BITS + 1))[1]
+    return (drop << CONTEXT_BITS) + (contexts >> drop)
 
 
 class StepModel:
@@ -50,18 +78,13 @@ class StepModel:
                 plain[point.running].append(measured)
             else:
                 verify[point.running][self.rows(point.running, point.drafts)].append(measured)
-        self._running = sorted(plain)
-        self._running_known = np.array(self._running, dtype=np.float64)
-        self._plain = {running: Curve(points) for running, points in plain.items()}
+        self._plain = _Family({running: Curve(points) for running, points in plain.items()})
         self._verify = {
-            running: {rows: Curve(_merged(points)) for rows, points in by_rows.items()}
+            running: _Family({rows: Curve(_merged(points)) for rows, points in by_rows.items()})
             for running, by_rows in verify.items()
         }
         self._verified_running = sorted(self._verify)
-        self._verified_rows = {running: sorted(by_rows) for running, by_rows in self._verify.items()}
-        # By samples (0: what none of them verifies is made of), context and rows.
-        self._known: dict[tuple[int, int, int], np.ndarray] = {}
-        self._rows_known: dict[int, np.ndarray] = {}
+        self._stairs = np.zeros(0, dtype=np.int64)
 
     def rows(self, running: int, drafts: int) -> int:
         """Tokens that the engine computes in the step, with its padding."""
@@ -82,16 +105,11 @@ class StepModel:
 
     def covers(self, running: int, context: int, drafts: int) -> bool:
         """Whether the answer lies between measured points, or below them with less context."""
+        rows = self.rows(running, drafts) if drafts else running
         if not (drafts and self._verify):
-            at = self.rows(running, drafts) if drafts else running
-            return _within(self._running, at) and self._plain[_nearest(self._running, at)].reaches(context)
-        nearest = _nearest(self._verified_running, running)
-        rows = self.rows(running, drafts)
-        return (
-            _within(self._verified_running, running)
-            and rows <= self._verified_rows[nearest][-1]
-            and self._verify[nearest][_nearest(self._verified_rows[nearest], rows)].reaches(context)
-        )
+            return self._plain.rows[0] <= rows and self._plain.covers(rows, context)
+        known = self._verified_running
+        return known[0] <= running <= known[-1] and self._verify[_nearest(known, running)].covers(rows, context)
 
     def seconds(self, running: int, context: int, drafts: int) -> float:
         """Seconds of a step of `running` samples with `context` tokens in all and `drafts` draft tokens in all.
@@ -101,138 +119,115 @@ class StepModel:
         """
         if running < 1 or context < 0 or drafts < 0:
             raise ValueError(f"no step has {running} samples, {context} tokens of context and {drafts} drafts")
-        if drafts and self._verify:
-            rows = self.rows(running, drafts)
-            values = [
-                (b, _between([(r, self._verify[b][r]) for r in _around(self._verified_rows[b], rows)], rows, context))
-                for b in _around(self._verified_running, running)
-            ]
-            return max(_line(values, running), self._least)
-        at = self.rows(running, drafts) if drafts else running
-        return max(_between([(b, self._plain[b]) for b in _around(self._running, at)], at, context), self._least)
+        rows = self.rows(running, drafts) if drafts else running
+        if not (drafts and self._verify):
+            return max(self._plain.seconds(context, rows), self._least)
+        between = Curve([(b, self._verify[b].seconds(context, rows)) for b in _around(self._verified_running, running)])
+        return max(between.at(running), self._least)
 
-    def seconds_of(
-        self,
-        running: NDArray[np.int64],
-        contexts: NDArray[np.int64],
-        drafts: NDArray[np.int64],
-        bits: int,
-        judged: bool = False,
-    ) -> tuple[NDArray[np.float64], tuple[int, int] | None]:
-        """`seconds` of many steps; and if that is `judged`, row and column of one that is not covered, if any.
-
-        `contexts` has a column for each of `running` and `drafts`. Contexts of more than `bits` bits stand for the
-        middle of those with the same leading ones.
-        """
-        padded, *arrays = self._compiled
-        found, outside = step_kernels.step_seconds(
-            padded, self._least, bits, running, contexts, drafts, judged, *arrays
-        )
-        return found, None if outside[0] < 0 else outside
-
-    @functools.cached_property
-    def _compiled(self) -> tuple[NDArray[np.generic], ...]:
-        """What the compiled form is made of: the padded rows, and curves of steps without drafts and with."""
-        rows_of = [self._verified_rows[b] for b in self._verified_running]
-        verify_curves = [self._verify[b][r] for b in self._verified_running for r in self._verified_rows[b]]
-        plain_running = _whole(self._running)
-        plain = step_kernels.Family(
-            plain_running,
-            step_kernels.begins([1] * len(plain_running)),
-            plain_running,
-            step_kernels.Curves.of([self._plain[b] for b in self._running]),
-        )
-        verify = step_kernels.Family(
-            _whole(self._verified_running),
-            step_kernels.begins(map(len, rows_of)),
-            _whole([rows for of_family in rows_of for rows in of_family]),
-            step_kernels.Curves.of(verify_curves),
-        )
-        return (_whole(self._padded), *plain.arrays(), *verify.arrays())
-
-    def table(self, running: int, context: int, most: int) -> np.ndarray:
+    def table(self, running: int, context: int, most: int) -> Floats:
         """`seconds` with 0 to `most` draft tokens, float64[most + 1], at the price of a few of them."""
         seconds = np.empty(most + 1)
         seconds[0] = self.seconds(running, context, 0)
-        if not most:
-            return seconds
-        if not self._verify:
-            seconds[1:] = self._by_samples(context, running + most)[running : running + most]
-            return seconds
-        around = _around(self._verified_running, running)
-        curves = [self._by_rows(b, context, running + most)[running : running + most] for b in around]
-        if len(curves) == 1:
-            seconds[1:] = np.maximum(curves[0], self._least)
-        else:
-            slope = (curves[1] - curves[0]) / (around[1] - around[0])
-            if running < around[0] or running > around[1]:
-                slope = np.maximum(slope, 0)
-            nearest = 1 if running > around[1] else 0
-            seconds[1:] = np.maximum(curves[nearest] + slope * (running - around[nearest]), self._least)
+        if most:
+            rows = self._all_rows(running + most)[running + 1 : running + most + 1]
+            if self._verify:
+                around = _around(self._verified_running, running)
+                found = Curve([(b, self._verify[b].table(context, int(rows[-1]))[rows]) for b in around]).at(running)
+            else:
+                found = self._plain.table(context, int(rows[-1]))[rows]
+            np.maximum(found, self._least, out=seconds[1:])
         return seconds
 
-    def _by_samples(self, context: int, most: int) -> np.ndarray:
-        """Seconds of steps with 1 to at least `most` rows that cost as much as so many samples."""
-        size = _power_of_two(most)
-        key = (0, context, size)
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            values = np.array([self._plain[b].at(context) for b in self._running])
-            known = self._known[key] = step_kernels.along(
-                self._running_known, values, self._all_rows(size), self._least
-            )
-        return known
+    def seconds_near(self, running: Ints, buckets: Ints, drafts: Ints) -> Floats:
+        """`seconds` of many steps with the middles of context `buckets`, which have a column for each of `running` and
+        `drafts`.
+        """
+        rows = running + drafts
+        if self._padded:
+            rows = np.where(drafts > 0, self._all_rows(int(rows.max()))[rows], running)
+        verifies = (drafts > 0) if self._verify else np.zeros(0, dtype=bool)
+        if not verifies.any():
+            return np.maximum(self._plain.near(buckets, rows), self._least)
+        found = np.empty(buckets.shape)
+        plain = np.flatnonzero(~verifies)
+        found[:, plain] = self._plain.near(buckets[:, plain], running[plain])
+        # Columns on the same piece of the curve over samples go together.
+        pieces = np.where(verifies, np.searchsorted(self._verified_running, running, side="right"), -1)
+        for piece in set(pieces[verifies].tolist()):
+            columns = np.flatnonzero(pieces == piece)
+            around = _neighbours(self._verified_running, running[columns[0]])
+            asked = buckets[:, columns], rows[columns]
+            curve = Curve([(b, self._verify[b].near(*asked)) for b in around])
+            found[:, columns] = curve.on_piece(bisect_right(around, running[columns[0]]), running[columns])
+        return np.maximum(found, self._least)
 
-    def _by_rows(self, running: int, context: int, most: int) -> np.ndarray:
-        """Seconds of verifying steps with 1 to at least `most` rows by the family of a profiled number of samples."""
-        size = _power_of_two(most)
-        key = (running, context, size)
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            curve = Curve([(rows, self._verify[running][rows].at(context)) for rows in self._verified_rows[running]])
-            known = self._known[key] = curve.at_all(self._all_rows(size))
-        return known
-
-    def _all_rows(self, most: int) -> np.ndarray:
-        """What the engine computes for 1 to `most` (a power of two) rows, with its padding."""
-        known = self._rows_known.get(most)
-        if known is None:
-            known = np.arange(1, most + 1)
+    def _all_rows(self, most: int) -> Ints:
+        """Return what the engine computes for 0 to at least `most` rows, with its padding."""
+        if self._stairs.size <= most:
+            rows = np.arange(_power_of_two(most + 1))
             if self._padded:
-                stairs = np.asarray(self._padded)
-                at = np.searchsorted(stairs, known)
-                known = np.where(at < len(stairs), stairs[np.minimum(at, len(stairs) - 1)], known)
-            self._rows_known[most] = known
+                at = np.searchsorted(self._padded, rows)
+                rows = np.where(at < len(self._padded), np.array([*self._padded, 0])[at], rows)
+            self._stairs = rows
+        return self._stairs
+
+
+class _Family:
+    """Steps that differ in their rows and context: a curve over the context for each profiled number of rows."""
+
+    def __init__(self, curves: Mapping[int, Curve]) -> None:
+        self.rows = sorted(curves)
+        self._curves = curves
+        self._tables: dict[int, Floats] = {}
+        # Of all numbers of rows from 0 on.
+        self._places = Places.of(self.rows, np.arange(0))
+        # By the bucket of the context and by rows, and which buckets have been asked for.
+        self._near = np.empty((BUCKETS, 0))
+        self._made = np.zeros(BUCKETS, dtype=bool)
+
+    def covers(self, rows: int, context: int) -> bool:
+        """Whether so many rows with so much context were measured, or more of both."""
+        return rows <= self.rows[-1] and self._curves[_nearest(self.rows, rows)].reaches(context)
+
+    def seconds(self, context: int, rows: int) -> float:
+        """Return the seconds of one step."""
+        table = self._tables.get(context)
+        if table is not None and rows < table.size:
+            return float(table[rows])
+        return Curve([(known, self._curves[known].at(context)) for known in _around(self.rows, rows)]).at(rows)
+
+    def table(self, context: int, most: int) -> Floats:
+        """Return seconds by rows, of 0 to at least `most` of them."""
+        known = self._tables.get(context)
+        if known is None or known.size <= most:
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
+            known = self._tables[context] = self._by_rows(context, _power_of_two(most + 1))
         return known
 
+    def near(self, buckets: Ints, rows: Ints) -> Floats:
+        """Return seconds with the middles of context `buckets`, which have a column for each of `rows`."""
+        most = int(rows.max(initial=0))
+        if self._near.shape[1] <= most:
+            self._near = np.empty((BUCKETS, _power_of_two(most + 1)))
+            self._made[:] = False
+        made = self._made[buckets]
+        if not made.all():
+            for bucket in set(buckets[~made].tolist()):
+                self._near[bucket] = self._by_rows(bucket_middle(bucket), self._near.shape[1])
+                self._made[bucket] = True
+        return self._near[buckets, rows]
 
-def compile_seconds_of() -> None:
-    """Have `StepModel.seconds_of` compiled, or loaded from Numba's cache: that takes seconds, which no decision should
-    wait."""
-    one = np.ones(1, dtype=np.int64)
-    _least_model().seconds_of(one, one[None], one, 1)
-
-
-def compile_table() -> None:
-    """The same of `StepModel.table`."""
-    _least_model().table(1, 1, 1)
-
-
-def _least_model() -> StepModel:
-    return StepModel(Profile(Subject("", "", "float32", 1), "derived", (StepPoint(1, 1, 0, 1.0, 0.0, 1),)))
+    def _by_rows(self, context: int, count: int) -> Floats:
+        if self._places.pieces.size != count:
+            self._places = Places.of(self.rows, np.arange(count))
+        return Curve([(rows, self._curves[rows].at(context)) for rows in self.rows]).at_all(self._places)
 
 
 def _power_of_two(least: int) -> int:
     """The first one from `least` on."""
     return 1 << (least - 1).bit_length()
-
-
-def _whole(numbers: Sequence[int]) -> NDArray[np.int64]:
-    return np.array(numbers, dtype=np.int64)
 
 
 def _merged(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -246,28 +241,18 @@ def _merged(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(fmean(context for context, _ in group), fmean(seconds for _, seconds in group)) for group in groups]
 
 
-def _around(known: Sequence[int], x: float) -> Sequence[int]:
-    """The two of `known` (ascending) that `x` lies between, or the two outermost on its side; one if x is known."""
-    at = bisect_left(known, x)
-    if at < len(known) and known[at] == x:
-        return known[at : at + 1]
+def _neighbours(known: Sequence[int], x: int) -> Sequence[int]:
+    """Return the two of `known` (ascending) that `x` lies between, or the two outermost on its side."""
     right = min(max(bisect_right(known, x), 1), len(known) - 1)
     return known[max(right - 1, 0) : right + 1]
 
 
-def _within(known: Sequence[int], x: float) -> bool:
-    return known[0] <= x <= known[-1]
+def _around(known: Sequence[int], x: int) -> Sequence[int]:
+    """Return `x` alone where it is one of `known`, else its neighbours."""
+    at = bisect_left(known, x)
+    return known[at : at + 1] if known[at : at + 1] == [x] else _neighbours(known, x)
 
 
 def _nearest(known: Sequence[int], x: float) -> int:
-    around = _around(known, x)
-    return around[-1] if abs(around[-1] - x) < abs(around[0] - x) else around[0]
-
-
-def _between(curves: Sequence[tuple[int, Curve]], x: float, context: float) -> float:
-    return _line([(at, curve.at(context)) for at, curve in curves], x)
-
-
-def _line(points: Sequence[tuple[int, float]], x: float) -> float:
-    """`Curve(points).at(x)` of one or two points that ascend, at a fraction of its price."""
-    return line(*points[0], *points[-1], x)
+    """Return the one of `known` (ascending) that is nearest to `x`, the smaller one of two as near."""
+    return min(known, key=lambda one: abs(one - x))

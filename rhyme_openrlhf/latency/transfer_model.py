@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-from rhyme_openrlhf.latency.curve import through
+from rhyme_openrlhf.latency.curve import Curve
 from rhyme_openrlhf.latency.power_curve import PowerCurve
 from rhyme_openrlhf.latency.profile import Profile
 
@@ -42,8 +42,8 @@ class TransferModel:
         rms = math.sqrt(sum(map(operator.mul, lengths, lengths)) / len(lengths))
         # The two numbers that this one lies between, or the outermost on its side: the curve needs no others.
         right = min(max(bisect_right(self._sequences, len(lengths)), 1), len(self._prefills) - 1)
-        (fewer, least), (more, most) = self._prefills[max(right - 1, 0)], self._prefills[right]
-        return through(fewer, least.at(rms), more, most.at(rms), len(lengths))
+        around = self._prefills[max(right - 1, 0) : right + 1]
+        return Curve([(sequences, curve.at(rms)) for sequences, curve in around]).at(len(lengths))
 
     def kv_bytes(self, lengths: Sequence[int]) -> int:
         """Bytes that one rank sends (eq. 1, with the profile's own bytes per token: grouped-query heads are right)."""

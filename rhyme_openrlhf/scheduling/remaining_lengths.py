@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.scheduling.stage_kernels import scenarios_of
+from rhyme_openrlhf.history.core import stages
 
 # Enough to tell early from late; each costs one walk through the rest of the stage.
 SCENARIOS = 8
@@ -70,7 +70,7 @@ def by_history(samples: UnfinishedSamples, longest_allowed: int, scenarios: int 
     """Scenarios of tokens still to come, int64[scenarios, samples]."""
     histories = samples.histories
     begins = np.array([0, *itertools.accumulate(map(len, histories))], dtype=np.int64)
-    found: NDArray[np.int64] = scenarios_of(
+    found: NDArray[np.int64] = stages.scenarios_of(
         samples.generated,
         samples.history,
         np.concatenate(histories),

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rhyme_openrlhf.history.core import stages
 from rhyme_openrlhf.latency.predictor import SecondsOfMany
-from rhyme_openrlhf.scheduling import stage_kernels
 from rhyme_openrlhf.scheduling.group_time import StepSeconds
 
 
@@ -50,17 +50,15 @@ class Course:
         numbers = {engine: number for number, engine in enumerate(dict.fromkeys(engines))}
         # Of each sample.
         self._engine = np.array(list(map(numbers.__getitem__, engines)))
-        rest, means, sizes = stage_kernels.by_engine(contexts, remaining, self._engine, len(numbers))
+        rest, means, sizes = stages.by_engine(contexts, remaining, self._engine, len(numbers))
         ends, tokens, steps, self._counts = _timed(layout, means, rest, sizes, 1)
-        self._had, self._clock, self.last = stage_kernels.clocks(
-            ends, tokens, steps, layout.tokens_per_step, self._counts
-        )
+        self._had, self._clock, self.last = stages.clocks(ends, tokens, steps, layout.tokens_per_step, self._counts)
 
     @functools.cached_property
     def fewer(self) -> list[tuple[int, float]]:
         """Numbers of samples left that are told apart, fewer than now, with the seconds until then in the mean."""
-        lefts = stage_kernels.classes(len(self._contexts))[1:]
-        moments = stage_kernels.mean_moments(self._ends, self._order, lefts)
+        lefts = stages.classes(len(self._contexts))[1:]
+        moments = stages.mean_moments(self._ends, self._order, lefts)
         return list(zip(lefts.tolist(), moments.tolist(), strict=True))
 
     def when(self, lefts: Sequence[int]) -> tuple[list[float], list[list[int]], NDArray[np.float64], NDArray[np.int64]]:
@@ -68,13 +66,9 @@ class Course:
         then, usually; the mean of these in each scenario; and what is then left of each sample, behind zeros.
         """
         asked = np.array(lefts)
-        there, rest, means = stage_kernels.when_left(
+        usual, rest, means = stages.when_left(
             self._had, self._clock, self._engine, self._contexts, self._remaining, self._order, self._ends, asked
         )
-        there.sort()
-        usual = [
-            of_left[-left:] for of_left, left in zip(stage_kernels.usual_contexts(there).tolist(), lefts, strict=True)
-        ]
         return [self._moments[left] for left in lefts], usual, means, rest
 
     @functools.cached_property
@@ -84,7 +78,7 @@ class Course:
     @functools.cached_property
     def _ends(self) -> NDArray[np.float64]:
         """When each sample ends in each scenario, seconds."""
-        found: NDArray[np.float64] = stage_kernels.moments_of_ends(
+        found: NDArray[np.float64] = stages.moments_of_ends(
             self._had, self._clock, self._counts, self._engine, self._remaining
         )
         return found
@@ -98,14 +92,14 @@ class Course:
 def spread(layout: Layout, contexts: NDArray[np.int64], remaining: NDArray[np.int64]) -> float:
     """Seconds of samples that are spread evenly over a layout's engines, the mean of the scenarios."""
     mean = np.array([[int(contexts.sum()) / len(contexts)]])
-    return evenly(layout, mean, remaining[None].copy(), [len(contexts)])[0]
+    return evenly(layout, mean, remaining[None], [len(contexts)])[0]
 
 
 def evenly(layout: Layout, contexts: NDArray[np.float64], rest: NDArray[np.int64], sizes: Sequence[int]) -> list[float]:
     """For each group of samples their seconds, spread over the layout's engines and all going on at the same pace, the
     mean of the scenarios. Arguments as `_timed`."""
     _, tokens, steps, counts = _timed(layout, contexts, rest, np.array(sizes), layout.engines)
-    found: list[float] = stage_kernels.mean_seconds(tokens, steps, layout.tokens_per_step, counts).tolist()
+    found: list[float] = stages.mean_seconds(tokens, steps, layout.tokens_per_step, counts).tolist()
     return found
 
 
@@ -117,13 +111,10 @@ def _timed(
     Of each group and scenario: tokens at the end of each cut, and between its ends; seconds of a step in it, one
     row a scenario, one group behind the other; and how many cuts each group has, behind which there are no tokens.
     `contexts`: the mean of a group's samples, with an axis for scenarios; `rest`: tokens still to come of each group,
-    scenario and sample, where a group of `sizes` has fewer samples than another with zeros before them, which are put
-    into order; `engines`: that a group's samples are spread over.
+    scenario and sample, where a group of `sizes` has fewer samples than another with zeros before them; `engines`:
+    engines that a group's samples are spread over.
     """
-    rest.sort()
-    ends, tokens, running, middles, drafts, counts = stage_kernels.cut(
-        rest, sizes, engines, contexts, layout.drafts_per_step
-    )
+    ends, tokens, running, middles, drafts, counts = stages.cut(rest, sizes, engines, contexts, layout.drafts_per_step)
     if layout.seconds_of is not None:
         return ends, tokens, layout.seconds_of(running, middles, drafts), counts
     steps = [

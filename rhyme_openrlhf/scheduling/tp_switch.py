@@ -116,14 +116,6 @@ def _by_stopping(
     return best
 
 
-def compile_rule() -> None:
-    """Have what `decide` calls compiled, or loaded from Numba's cache: that takes seconds, which no decision should
-    wait."""
-    # To switch pays, but not before the next sample ends: so that moment is looked at too.
-    layouts = [Layout(size, 1, lambda *_, seconds=seconds: seconds) for size, seconds in ((1, 1.0), (2, 0.9))]
-    decide(0, layouts, [Unfinished(1, 2, (3,)), Unfinished(1, 2, (9,))], 9, lambda *_: 0.0)
-
-
 @dataclass(frozen=True)
 class _Later:
     """The rest of the stage in the layout `current`, which goes on by `course`, with a switch when fewer are left."""

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, overload
 
-from rhyme_openrlhf.latency.predictor import SecondsOfMany, context_bucket
+from rhyme_openrlhf.latency.predictor import SecondsOfMany
+from rhyme_openrlhf.latency.step_model import context_bucket
 from rhyme_openrlhf.scheduling import outliers, reallocation
 from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.reallocation import EngineLoad, RunningSample

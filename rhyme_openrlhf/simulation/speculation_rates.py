@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.config import HistoSpecSettings
-from rhyme_openrlhf.latency.predictor import context_bucket
+from rhyme_openrlhf.latency.step_model import context_bucket
 from rhyme_openrlhf.simulation.engine import Pace
 from rhyme_openrlhf.simulation.step_times import StepTimes
 from rhyme_openrlhf.speculation import budget

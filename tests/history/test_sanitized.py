@@ -35,7 +35,9 @@ OF_CORE = [
     ("sanitizers", "library", "tests"),
     [("address,undefined", "libasan.so", OF_CORE), ("thread", "libtsan.so", ["tests/speculation/test_threads.py"])],
 )
-def test_the_core_is_clean(sanitizers: str, library: str, tests: list[str], tmp_path: Path) -> None:
+def test_the_core_is_clean(
+    sanitizers: str, library: str, tests: list[str], tmp_path: Path, starts_python: None
+) -> None:
     built = tmp_path / "built"
     build = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(built), "--build-temp", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, env={**os.environ, "RHYME_SANITIZE": sanitizers}, check=True, capture_output=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.latency.curve import Curve, through
+from rhyme_openrlhf.latency.curve import Curve, Places
 
 points = st.dictionaries(st.integers(0, 1000), st.floats(0.001, 10), min_size=1, max_size=6).map(
     lambda d: list(d.items())
@@ -40,9 +41,16 @@ def test_no_points_or_one_twice_is_refused(measured: list[tuple[int, float]]) ->
         Curve(measured)
 
 
-@given(st.lists(st.tuples(st.integers(1, 64), st.floats(0.001, 10)), min_size=2, max_size=2), st.integers(0, 100))
-def test_a_line_through_two_points_is_their_curve_to_the_last_bit(two: list[tuple[int, float]], x: int) -> None:
-    (left, low), (right, high) = sorted(two)
-    assert through(left, low, right, high, x) == Curve([*{left: low, right: high if right > left else low}.items()]).at(
-        x
-    )
+@given(points, st.lists(st.integers(-100, 1200)))
+def test_many_values_are_those_of_one_by_one_to_the_last_bit(measured: list[tuple[int, float]], xs: list[int]) -> None:
+    curve = Curve(measured)
+    assert curve.at_all(Places.of(curve.xs, np.array(xs, dtype=np.int64))).tolist() == [curve.at(x) for x in xs]
+
+
+@given(points, st.lists(st.floats(0.001, 10), min_size=6, max_size=6), st.integers(-100, 1200))
+def test_curves_through_the_same_xs_are_those_of_one_by_one_to_the_last_bit(
+    measured: list[tuple[int, float]], others: list[float], x: int
+) -> None:
+    second = [(at, y) for (at, _), y in zip(measured, others, strict=False)]
+    both = Curve([(at, np.array([y, other])) for (at, y), (_, other) in zip(measured, second, strict=True)])
+    assert both.at(x).tolist() == [Curve(measured).at(x), Curve(second).at(x)]

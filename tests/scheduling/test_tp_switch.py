@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
-from rhyme_openrlhf.scheduling import stage_kernels, tp_switch
+from rhyme_openrlhf.scheduling import tp_switch
 from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, UnfinishedSamples, by_history, by_maximum
 from rhyme_openrlhf.scheduling.stage_course import Layout
-from rhyme_openrlhf.scheduling.tp_switch import compile_rule, decide
+from rhyme_openrlhf.scheduling.tp_switch import decide
 from tests.examples import examples
 from tests.latency import formula
 from tests.scheduling.plain_tp_switch import Rule, lengths_by_history, stage_so_far
@@ -370,22 +370,3 @@ def test_what_is_left_out_changes_no_order(
         assert found.target == plain.target
         assert found.seconds_stay == pytest.approx(plain.seconds_stay, rel=1e-9)
         assert found.seconds_switched == pytest.approx(plain.seconds_switched, rel=1e-9)
-
-
-def test_after_compiling_no_decision_compiles_anything() -> None:
-    """It would take seconds, in which the home of samples answers nobody."""
-    compile_rule()
-    # Those that Python calls; what only they call is compiled with them.
-    compiled = [one for name, one in vars(stage_kernels).items() if hasattr(one, "signatures") and name[0] != "_"]
-    before = [len(function.signatures) for function in compiled]
-    assert len(before) == 10 and min(before) >= 1
-    samples, engines = stage_so_far(5, 60, 300)
-    predictors = [Predictor(StepModel(formula.profile())) for _ in THREE]
-    layouts = [
-        dataclasses.replace(layout, step_seconds=of.step_seconds, seconds_of=of.seconds_of, drafts_per_step=1.5)
-        for layout, of in zip(THREE, predictors, strict=True)
-    ]
-    for from_history in (True, False):
-        for asked in (layouts, THREE):
-            decide(0, asked, samples, MOST, cheap, from_history, engines)
-    assert [len(function.signatures) for function in compiled] == before

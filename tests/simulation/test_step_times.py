@@ -42,20 +42,18 @@ def test_steps_until_a_time_behind_a_sharp_bend_are_found_quickly(monkeypatch: p
         StepPoint(1, context, 0, seconds, 0.0, 9) for context, seconds in ((1, 1e-6), (9000, 1e-6), (9001, 1.0))
     )
     times = StepTimes(formula.profile(steps=cheap))
-    curve = times._curve(1, 0)
     asked = 0
-    whole = step_times._total
+    whole = step_times._Course.total
 
     def counted(*case: Any) -> float:
         nonlocal asked
         asked += 1
         return whole(*case)
 
-    monkeypatch.setattr(step_times, "_total", counted)
     for seconds in (1e-5, 8e-3, 0.5, 100.0):
-        # Not compiled, it looks the sum up when it is asked.
-        found = step_times._steps_until.py_func(curve, 0.0, 20_000, 1.0, seconds, 0.0)
-        assert found == times.steps_until(1, 0.0, 0, 20_000, 1.0, seconds)
+        with monkeypatch.context() as patch:
+            patch.setattr(step_times._Course, "total", counted)
+            found = times.steps_until(1, 0.0, 0, 20_000, 1.0, seconds)
         assert times.total(1, 0.0, 0, found, 1.0) >= seconds > times.total(1, 0.0, 0, found - 1, 1.0)
     assert 4 < asked < 4 * 30
 

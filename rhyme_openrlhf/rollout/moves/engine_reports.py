@@ -13,7 +13,7 @@ from typing import Any
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile, ProfileError, parse
-from rhyme_openrlhf.latency.step_model import StepModel, compile_seconds_of
+from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.rollout.moves.engine_port import EngineLost, OrderFailed
 from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
@@ -36,8 +36,6 @@ class EngineReports:
         say: Callable[[str], None],
         layouts: Mapping[int, int] | None = None,
     ) -> None:
-        # Nothing is generated yet: later it would keep samples waiting.
-        compile_seconds_of()
         self._keeper = keeper
         self._interval_s = interval_s
         self._say = say

@@ -34,7 +34,7 @@ from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused, NotYet
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.scheduling.stage_course import Layout
-from rhyme_openrlhf.scheduling.tp_switch import compile_rule, decide
+from rhyme_openrlhf.scheduling.tp_switch import decide
 from rhyme_openrlhf.scheduling.tp_switch_settings import BY_HISTORY, TpSwitchSettings
 from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
@@ -66,8 +66,6 @@ class LayoutSwitcher:
         limit_s: float = 30.0,
         holds: TurnHolds | None = None,
     ) -> None:
-        # Nothing is generated yet: later it would keep samples waiting.
-        compile_rule()
         self._settings = settings
         self._plan = plan
         self._keeper = keeper

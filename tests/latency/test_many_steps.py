@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.latency import curve, step_kernels
-from rhyme_openrlhf.latency.curve import Curve
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.latency.step_model import StepModel, compile_seconds_of, compile_table
+from rhyme_openrlhf.latency.step_model import StepModel, context_bucket
 from tests.latency import formula
 
 
@@ -56,15 +52,18 @@ def test_many_steps_are_answered_as_one_by_one(
 
 @pytest.mark.parametrize("name", PROFILES)
 @given(columns, st.integers(0, 400_000))
-def test_what_lies_outside_is_found_where_the_model_says_so(
+def test_what_lies_outside_is_told_where_the_model_says_so(
     name: str, steps: list[tuple[int, int]], context: int
 ) -> None:
-    model = StepModel(PROFILES[name])
+    told: list[str] = []
+    predictor = Predictor(StepModel(PROFILES[name]), told.append)
     running, drafts = np.array(steps).T
-    # So many bits that every context stands for itself.
-    _, found = model.seconds_of(running, np.full((1, len(steps)), context), drafts, 62, True)
-    outside = [place for place, (b, n) in enumerate(steps) if not model.covers(b, context, n)]
-    assert found == ((0, outside[0]) if outside else None)
+    predictor.seconds_of(running, np.full((1, len(steps)), context), drafts)
+    middle = context_bucket(context)
+    outside = [(b, n) for b, n in steps if not predictor.model.covers(b, middle, n)]
+    assert [sentence.split(" lie ")[0] for sentence in told] == [
+        f"step times of {b} samples with {middle} tokens of context and {n} draft tokens" for b, n in outside[:1]
+    ]
 
 
 def test_outside_is_told_once_for_many_steps_too() -> None:
@@ -75,38 +74,3 @@ def test_outside_is_told_once_for_many_steps_too() -> None:
     for _ in range(2):
         predictor.seconds_of(np.array([4, 500]), np.array([[400, 500]]), np.array([0, 0]))
     assert len(told) == 1 and told[0].startswith("step times of 500 samples")
-
-
-def test_after_compiling_no_profile_compiles_anything() -> None:
-    compile_seconds_of()
-    before = len(step_kernels.step_seconds.signatures)
-    for profile in PROFILES.values():
-        Predictor(StepModel(profile)).seconds_of(np.array([4, 16]), np.array([[400, 1600]]), np.array([0, 8]))
-    assert before == len(step_kernels.step_seconds.signatures) > 0
-
-
-@settings(deadline=None)
-@given(
-    st.dictionaries(st.integers(1, 400), st.floats(0.001, 10.0), min_size=1, max_size=6),
-    st.integers(1, 300),
-    st.integers(1, 300),
-    st.sampled_from([0.0, 0.5]),
-)
-def test_values_along_a_curve_are_the_curves(points: dict[int, float], begin: int, count: int, least: float) -> None:
-    asked = np.arange(begin, begin + count)
-    xs = sorted(points)
-    found = step_kernels.along(np.array(xs, dtype=float), np.array([points[x] for x in xs]), asked, least)
-    assert found.tolist() == np.maximum(Curve(list(points.items())).at_all(asked), least).tolist()
-
-
-def test_after_compiling_no_table_compiles_anything() -> None:
-    compile_table()
-    before = len(step_kernels.along.signatures)
-    for profile in PROFILES.values():
-        StepModel(profile).table(4, 400, 30)
-    assert before == len(step_kernels.along.signatures) > 0
-
-
-def test_a_change_of_the_curve_changes_what_numba_has_kept_of_its_caller() -> None:
-    found = zlib.crc32(Path(curve.__file__).read_bytes())
-    assert found == step_kernels.CALLED_SOURCES, f"write CALLED_SOURCES = {found} into {step_kernels.__file__}"
