@@ -19,9 +19,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
 from rhyme_openrlhf import __version__
-from rhyme_openrlhf.api import auth, openapi, problems
-from rhyme_openrlhf.api.database import Database
-from rhyme_openrlhf.api.guard import (
+from rhyme_openrlhf.api.access.service import Background, Service
+from rhyme_openrlhf.api.http import problems
+from rhyme_openrlhf.api.http.guard import (
     BodyLimit,
     ForwardedClient,
     HeadAsGet,
@@ -30,8 +30,9 @@ from rhyme_openrlhf.api.guard import (
     RequestMetrics,
     SecurityHeaders,
 )
-from rhyme_openrlhf.api.limits import Limits, RateLimit
-from rhyme_openrlhf.api.live import LiveLooks
+from rhyme_openrlhf.api.http.limits import Limits, RateLimit
+from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
+from rhyme_openrlhf.api.live.streams import LiveLooks
 from rhyme_openrlhf.api.routes import (
     events,
     experiments,
@@ -42,6 +43,7 @@ from rhyme_openrlhf.api.routes import (
     launch,
     live_runs,
     logs,
+    openapi,
     runs,
     sample_records,
     series,
@@ -50,9 +52,9 @@ from rhyme_openrlhf.api.routes import (
     system,
 )
 from rhyme_openrlhf.api.routes import tokens as token_routes
-from rhyme_openrlhf.api.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import MEGABYTE, ServeSettings
-from rhyme_openrlhf.api.state import Background, Service
+from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.api.store.database import Database
 
 PREFIX = "/api/v1"
 # A resource's routes join here.
@@ -93,7 +95,7 @@ def create_app(
     metrics = ServiceMetrics()
     limits = Limits.of(settings)
     service = Service(settings=settings, database=database, limits=limits, metrics=metrics)
-    service.live = LiveLooks(database, settings.live_poll_s)
+    service.live = LiveLooks(database, service.news, settings.live_poll_s)
     metrics.watch(database)
 
     @asynccontextmanager
@@ -170,13 +172,15 @@ def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
     url = make_url(service.settings.database_url())
     if service.database.is_sqlite:
         # Whoever reads the store reads sessions and configurations: a new folder is its owner's alone. In one that was
-        # there, the files are (`api/database.py`).
+        # there, the files are (`api/store/database.py`).
         Path(url.database or "").absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     service.database.upgrade()
     if show_link is None:
         return
     with service.database.writing() as session:
-        first = auth.nobody_gets_in(session)
-        code = auth.issue_code(session, time.time(), auth.FIRST_CODE_SECONDS if first else auth.CODE_SECONDS)
+        first = credentials.nobody_gets_in(session)
+        code = credentials.issue_code(
+            session, time.time(), credentials.FIRST_CODE_SECONDS if first else credentials.CODE_SECONDS
+        )
     # Shown only after it is stored.
     show_link(code)

@@ -33,11 +33,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.announce import Announcement, announce
-from rhyme_openrlhf.api.batch import prepare
-from rhyme_openrlhf.api.database import Database
-from rhyme_openrlhf.api.ingest import ingest
+from rhyme_openrlhf.api.ingest.announce import Announcement, announce
+from rhyme_openrlhf.api.ingest.store_batch import ingest
+from rhyme_openrlhf.api.ingest.validation import prepare
+from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import RunFinished, TrainStep
 from rhyme_openrlhf.telemetry.synthetic_run import SyntheticRun, synthetic_events
@@ -98,7 +98,7 @@ def make_store(folder: Path, steps: int, engines: int, later: int) -> None:
     run = SyntheticRun(steps=steps + later, engines=engines)
     config = {"settings": {"run": {"name": run.name}}, "arguments": {}}
     with database.writing() as session:
-        token = auth.issue_token(session, "benchmark", "operator", time.time()).secret
+        token = credentials.issue_token(session, "benchmark", "operator", time.time()).secret
         announce(session, Announcement(ATTEMPT, RUN, run.name, "", config), time.time())
     rows = _rows(run)
     done = 0

@@ -34,8 +34,8 @@ from recorded_load import BATCH_EVENTS, Recording, Reporter
 from run_pages import PAGES, Way, by_functions, over_http
 from sqlalchemy import text
 
-from rhyme_openrlhf.api.base import Base
-from rhyme_openrlhf.api.database import Database
+from rhyme_openrlhf.api.store.base import Base
+from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.cli.runs.client import exchange
 
 ROOT = Path(__file__).parents[1]

@@ -15,17 +15,18 @@ import msgspec
 from recorded_load import Reporter
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.announce import Announcement, announce
-from rhyme_openrlhf.api.batch import prepare
-from rhyme_openrlhf.api.curves import curves
-from rhyme_openrlhf.api.database import BusyError, Database
-from rhyme_openrlhf.api.fields import INT32
-from rhyme_openrlhf.api.ingest import ingest
-from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.pagination import Order
-from rhyme_openrlhf.api.queries import RunFilter, find_run, list_runs, page_of
-from rhyme_openrlhf.api.record import EngineStepRow, RawEvent, Step, of_kinds
-from rhyme_openrlhf.api.timeline import timeline
+from rhyme_openrlhf.api.ingest.announce import Announcement, announce
+from rhyme_openrlhf.api.ingest.store_batch import ingest
+from rhyme_openrlhf.api.ingest.validation import prepare
+from rhyme_openrlhf.api.read.curves import curves
+from rhyme_openrlhf.api.read.pagination import Order
+from rhyme_openrlhf.api.read.runs import RunFilter, list_runs, page_of
+from rhyme_openrlhf.api.read.timeline import timeline
+from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.database import BusyError, Database
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.record import EngineStepRow, RawEvent, Step, of_kinds
 
 # The steps that a timeline shows at once.
 WINDOW = 20

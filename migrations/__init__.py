@@ -1,1 +1,1 @@
-"""The history of the control plane's schema, as Alembic scripts. `api/database.py` runs them."""
+"""The history of the control plane's schema, as Alembic scripts. `api/store/database.py` runs them."""

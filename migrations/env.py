@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the scripts on the connection that `api/database.py` gives, inside its transaction.
+"""Alembic's entry: runs the scripts on the connection that `api/store/database.py` gives, inside its transaction.
 
 For writing a new script, a URL instead: `alembic -c migrations/alembic.ini -x url=sqlite:///new.db revision ...`.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from rhyme_openrlhf.api import models, record
-from rhyme_openrlhf.api.base import Base
+from rhyme_openrlhf.api.store import models, record
+from rhyme_openrlhf.api.store.base import Base
 
 # Imported for their tables.
 TABLES = (models, record)

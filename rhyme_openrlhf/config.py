@@ -22,7 +22,7 @@ from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
 from rhyme_openrlhf.speculation.settings import HISTORY, DraftingSettings, HistoSpecSettings
 
-# Public ids of runs and attempts: as many hexadecimal digits as the control plane's tables keep (api/models.py).
+# Public ids of runs and attempts: as many hexadecimal digits as the control plane's tables keep (api/store/models.py).
 UID_DIGITS = 16
 # Values of --weights.transport.
 AUTO = "auto"

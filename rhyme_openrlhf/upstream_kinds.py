@@ -32,7 +32,7 @@ UPSTREAM_KINDS: dict[str, TextKind] = {
     "--vllm.sync_backend": "plain",
     "--eval.split": "plain",
     "--ckpt.best_metric_key": "plain",
-    # It also takes a kernel repository of the hub; api/schema.py leaves the names that run no foreign code.
+    # It also takes a kernel repository of the hub; api/launch/schema.py leaves the names that run no foreign code.
     "--ds.attn_implementation": "plain",
     "--ds.grad_accum_dtype": "plain",
     "--ds.lora.target_modules": "plain",

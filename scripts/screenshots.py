@@ -149,9 +149,9 @@ def main(argv: list[str]) -> int:
 def import_runs(folder: Path) -> dict[str, str]:
     """Put the runs into the store of `folder`; gives uids by their names in `PAGES`."""
     from rhyme_openrlhf import embedded
-    from rhyme_openrlhf.api.database import Database
-    from rhyme_openrlhf.api.demonstration import SYNTHETIC
-    from rhyme_openrlhf.api.importer import import_directory
+    from rhyme_openrlhf.api.demo.demonstration import SYNTHETIC
+    from rhyme_openrlhf.api.ingest.importer import import_directory
+    from rhyme_openrlhf.api.store.database import Database
     from rhyme_openrlhf.telemetry.recording import unpack
     from rhyme_openrlhf.telemetry.synthetic_run import write_run_directory
 
@@ -172,9 +172,9 @@ def import_runs(folder: Path) -> dict[str, str]:
 
 def report_run(database: Any, recorded: Path, now: float) -> str:
     """The first steps of a recorded run, as if it had just done them and would go on; gives its uid."""
-    from rhyme_openrlhf.api.announce import Announcement, announce
-    from rhyme_openrlhf.api.batch import prepare
-    from rhyme_openrlhf.api.ingest import ingest
+    from rhyme_openrlhf.api.ingest.announce import Announcement, announce
+    from rhyme_openrlhf.api.ingest.store_batch import ingest
+    from rhyme_openrlhf.api.ingest.validation import prepare
     from rhyme_openrlhf.telemetry.recording import moved, read_rows
 
     run, attempt, name = "a" * 16, "b" * 16, f"{DEMO}-again"

@@ -2,7 +2,8 @@
 
     python scripts/write_upstream_schema.py
 
-Run it where the supported OpenRLHF is installed, whenever that version changes; tests/api/test_schema.py compares.
+Run it where the supported OpenRLHF is installed, whenever that version changes;
+tests/api/launch/test_schema.py compares.
 """
 
 from __future__ import annotations

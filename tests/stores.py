@@ -1,6 +1,7 @@
 """SQLite stores with this version's schema, made by copying one that was upgraded.
 
-An upgrade, which tests/api/test_database.py tests, takes ten times as long as all else that a service starts with.
+An upgrade, which tests/api/store/test_database.py tests, takes ten times as long as all else that a service
+starts with.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """Of this process, removed at its end; with the store that all others are copies of."""
-    from rhyme_openrlhf.api.database import Database
+    from rhyme_openrlhf.api.store.database import Database
 
     folder = tempfile.TemporaryDirectory(prefix="rhyme-test-")
     store = Database(f"sqlite:///{folder.name}/upgraded.sqlite")

@@ -14,14 +14,14 @@ import pytest
 pytest.importorskip("fastapi")
 
 import rhyme_openrlhf.api
-from rhyme_openrlhf.api.schema import options, upstream_version
+from rhyme_openrlhf.api.launch.schema import options, upstream_version
 from rhyme_openrlhf.options import OPTION, PathKind, Settings, option
 from rhyme_openrlhf.upstream_kinds import CHECKED_AGAINST, UPSTREAM_KINDS
 
 
 def settings_classes() -> Iterator[type[Settings]]:
     """Every settings class of the package: also those that only the service has."""
-    for module in pkgutil.iter_modules(rhyme_openrlhf.api.__path__, "rhyme_openrlhf.api."):
+    for module in pkgutil.walk_packages(rhyme_openrlhf.api.__path__, "rhyme_openrlhf.api."):
         importlib.import_module(module.name)
     waiting = [Settings]
     while waiting:
@@ -62,7 +62,7 @@ def test_an_option_that_does_not_say_it_cannot_be_declared() -> None:
 
 
 def test_each_kind_of_path_is_checked() -> None:
-    from rhyme_openrlhf.api.spec_paths import _CHECKS
+    from rhyme_openrlhf.api.launch.spec_paths import _CHECKS
 
     assert set(_CHECKS) == set(get_args(PathKind))
     named = {one.flag for one in options().values() if one.path and not one.refused and one.source == "rhyme"}

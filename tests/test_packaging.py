@@ -82,7 +82,7 @@ def test_an_installed_wheel_makes_its_database(wheel: Path, tmp_path: Path) -> N
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     program = (
-        "import rhyme_openrlhf.api.database as d; "
+        "import rhyme_openrlhf.api.store.database as d; "
         f"s = d.Database('sqlite:///{tmp_path}/a.db'); s.upgrade(); print(d.__file__)"
     )
     done = subprocess.run(

@@ -15,9 +15,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 
 from rhyme_openrlhf.api.app import templates
-from rhyme_openrlhf.webui import assets, figure_routes
-from rhyme_openrlhf.webui.pages import PAGES
-from rhyme_openrlhf.webui.rendering import render_public
+from rhyme_openrlhf.webui.pages import PAGES, figures
+from rhyme_openrlhf.webui.pages.rendering import render_public
+from rhyme_openrlhf.webui.site import assets
 
 # What scripts and machines ask: they read problem details.
 _NO_PAGES = ("/api/", "/ui/", "/static/", "/healthz", "/readyz", "/metrics")
@@ -26,7 +26,7 @@ Handler = Callable[[Request, Any], Awaitable[Response]]
 
 def install(app: FastAPI) -> None:
     """Add the dashboard to the service that `api.app.create_app` made."""
-    routers = (*PAGES, figure_routes.router)
+    routers = (*PAGES, figures.router)
     for router in routers:
         app.include_router(router)
     app.state.templates.update(templates(routers))

@@ -8,15 +8,17 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sse_starlette import EventSourceResponse
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.event_queries import EventFilter, Level, find_events
-from rhyme_openrlhf.api.fields import INT32, INT64, NO_NUL, PAGE, Cursor, Limit, RunUid
-from rhyme_openrlhf.api.live import LiveResponse, event_row, follow_events, last_id
-from rhyme_openrlhf.api.pagination import Direction
-from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.record import KIND_LENGTH, SOURCE_LENGTH
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.event_stream import LiveResponse, last_id
+from rhyme_openrlhf.api.http.fields import PAGE, Cursor, Limit, RunUid
+from rhyme_openrlhf.api.http.problems import documented
+from rhyme_openrlhf.api.live.streams import event_row, follow_events
+from rhyme_openrlhf.api.read.events import EventFilter, Level, find_events
+from rhyme_openrlhf.api.read.pagination import Direction
+from rhyme_openrlhf.api.store.bounds import INT32, INT64, NO_NUL
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.record import KIND_LENGTH, SOURCE_LENGTH
 
 router = APIRouter(prefix="/runs/{uid}/events", tags=["events"], responses=documented(401, 403, 404, 422, 429, 503))
 
@@ -110,4 +112,8 @@ def stream_events(
     with service.database.reading() as session:
         run_id = find_run(session, uid).id
     start = last_id(last_event_id, after)
-    return LiveResponse(service, follow_events(service, who, run_id, start, tuple(kind), tuple(source)))
+    return LiveResponse(
+        service.limits.streams,
+        service.metrics.streams,
+        follow_events(service.live, who.caller, run_id, start, tuple(kind), tuple(source)),
+    )

@@ -11,13 +11,15 @@ from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import INT32, PAGE, Body, Cursor, Limit, Name, Notes
-from rhyme_openrlhf.api.models import Experiment, Run
-from rhyme_openrlhf.api.pagination import Order
-from rhyme_openrlhf.api.problems import ProblemError, documented, not_found
-from rhyme_openrlhf.api.queries import page_of
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import PAGE, Cursor, Limit
+from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.read.pagination import Order
+from rhyme_openrlhf.api.read.runs import page_of
+from rhyme_openrlhf.api.store.bounds import INT32, Body, Name, Notes
+from rhyme_openrlhf.api.store.lookup import NotFoundError
+from rhyme_openrlhf.api.store.models import Experiment, Run
 
 router = APIRouter(prefix="/experiments", tags=["experiments"], responses=documented(401, 403, 422, 429, 503))
 
@@ -113,7 +115,7 @@ def delete_experiment(experiment_id: ExperimentId, who: auth.Operator, service: 
 def _find(session: Session, experiment_id: int) -> Experiment:
     row = session.get(Experiment, experiment_id)
     if row is None:
-        raise not_found("experiment", experiment_id)
+        raise NotFoundError("experiment", experiment_id)
     return row
 
 

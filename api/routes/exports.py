@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.export import MEDIA_TYPES, Format, RunTable, Source, encode, run_source, runs_source
-from rhyme_openrlhf.api.fields import RunUid
-from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.state import Service, ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.http.problems import documented
+from rhyme_openrlhf.api.read.export import MEDIA_TYPES, Format, RunTable, Source, encode, run_source, runs_source
+from rhyme_openrlhf.api.store.lookup import find_run
 
 router = APIRouter(prefix="/export", tags=["export"], responses=documented(401, 403, 422, 429, 503))
 

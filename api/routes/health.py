@@ -10,10 +10,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.problems import ProblemError, documented
-from rhyme_openrlhf.api.readiness import schema_is_current
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.store.readiness import schema_is_current
 
 router = APIRouter(tags=["health"])
 logger = logging.getLogger(__name__)

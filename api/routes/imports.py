@@ -11,13 +11,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import NO_NUL, Body
-from rhyme_openrlhf.api.importer import ImportingError, import_directory
-from rhyme_openrlhf.api.launch_access import LaunchingDep, readable_roots
-from rhyme_openrlhf.api.models import Attempt
-from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
+from rhyme_openrlhf.api.ingest.importer import ImportingError, import_directory
+from rhyme_openrlhf.api.store.bounds import NO_NUL, Body
+from rhyme_openrlhf.api.store.models import Attempt
 
 router = APIRouter(prefix="/imports", tags=["ingest"], responses=documented(401, 403, 422, 429, 503))
 

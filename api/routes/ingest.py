@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.announce import (
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented, retry_later
+from rhyme_openrlhf.api.ingest.announce import (
     Announcement,
     AnnouncementConflictError,
     AnnouncementError,
@@ -20,14 +23,15 @@ from rhyme_openrlhf.api.announce import (
     Sender,
     announce,
 )
-from rhyme_openrlhf.api.batch_body import UNPACKED_RATIO
-from rhyme_openrlhf.api.fields import NO_NUL, Body, Name, UidText
-from rhyme_openrlhf.api.intake import Sent
-from rhyme_openrlhf.api.json_values import JsonObject
-from rhyme_openrlhf.api.models import UID_LENGTH
-from rhyme_openrlhf.api.problems import ProblemError, documented
+from rhyme_openrlhf.api.ingest.decoding import UNPACKED_RATIO, EncodingError, FormError, TooLargeError
+from rhyme_openrlhf.api.ingest.store_batch import UnknownAttemptError
+from rhyme_openrlhf.api.ingest.validation import BadEventError
+from rhyme_openrlhf.api.ingest.workers import RESTART_RETRY_S, IngestionInterruptedError, Sent
 from rhyme_openrlhf.api.settings import MEGABYTE
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.api.store.bounds import NO_NUL, Body, Name, UidText
+from rhyme_openrlhf.api.store.json_values import JsonObject
+from rhyme_openrlhf.api.store.models import UID_LENGTH
 
 router = APIRouter(
     prefix="/ingest/attempts/{uid}", tags=["ingest"], responses=documented(401, 403, 409, 413, 415, 422, 429, 503)
@@ -147,7 +151,8 @@ async def post_batch(uid: AttemptUid, request: Request, who: auth.Reporter, serv
         try:
             encoding = request.headers.get("content-encoding")
             limit = int(service.settings.batch_mb * MEGABYTE * UNPACKED_RATIO)
-            run_id, receipt = await service.intake(Sent(uid, body, encoding, limit, _sender(who)))
+            with _as_problem():
+                run_id, receipt = await service.intake(Sent(uid, body, encoding, limit, _sender(who)))
             outcome = "stored"
         finally:
             service.metrics.batches_in_flight.dec()
@@ -161,7 +166,30 @@ async def post_batch(uid: AttemptUid, request: Request, who: auth.Reporter, serv
     )
 
 
-def _sender(who: auth.Principal) -> Sender:
+@contextlib.contextmanager
+def _as_problem() -> Iterator[None]:
+    """What the ingestion refuses becomes a problem."""
+    try:
+        yield
+    except EncodingError as error:
+        raise ProblemError(415, str(error)) from error
+    except TooLargeError as error:
+        raise ProblemError(413, str(error)) from error
+    except FormError as error:
+        errors = [FieldError(field=error.field, message=error.fault)] if error.field else None
+        raise ProblemError(422, str(error), errors=errors) from error
+    except BadEventError as error:
+        errors = [FieldError(field=f"body.events[{error.position}]", message=str(error))]
+        raise ProblemError(422, "the batch has an event that has not its form", errors=errors) from error
+    except UnknownAttemptError as error:
+        raise ProblemError(409, str(error)) from error
+    except ForeignRunError as error:
+        raise ProblemError(403, str(error)) from error
+    except IngestionInterruptedError as error:
+        raise retry_later(503, str(error), RESTART_RETRY_S) from error
+
+
+def _sender(who: credentials.Principal) -> Sender:
     return Sender(who.token_id, who.run_id, who.role == "operator")
 
 

@@ -13,31 +13,34 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api import launching as launches
-from rhyme_openrlhf.api.fields import NO_NUL, AttemptNumber, Body, Name, Notes, RunUid, Tags
-from rhyme_openrlhf.api.launch_access import LaunchingDep, StartingDep
-from rhyme_openrlhf.api.launcher import ClusterUnreachable
-from rhyme_openrlhf.api.launching import LaunchConflict, Launching
-from rhyme_openrlhf.api.lease import NOBODY, find_holder, not_dispatching
-from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented, not_found
-from rhyme_openrlhf.api.queries import find_attempt, find_run, names_around
-from rhyme_openrlhf.api.schema import options, upstream_version
-from rhyme_openrlhf.api.spec import (
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.launching import LaunchingDep, StartingDep
+from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.http.fields import AttemptNumber, RunUid
+from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
+from rhyme_openrlhf.api.launch import actions as launches
+from rhyme_openrlhf.api.launch.actions import LaunchConflict, Launching
+from rhyme_openrlhf.api.launch.lease import NOBODY, find_holder, not_dispatching
+from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable
+from rhyme_openrlhf.api.launch.schema import options, upstream_version
+from rhyme_openrlhf.api.launch.spec import (
     EXAMPLE,
     NAME_PATTERN,
     Arguments,
     Fault,
+    Given,
     RunSpec,
     SpecError,
     check,
     gpus_needed,
     merged,
 )
-from rhyme_openrlhf.api.spec_command import MAX_COMMAND, from_command, to_command
-from rhyme_openrlhf.api.state import Service, ServiceDep
-from rhyme_openrlhf.api.views import RunDetail, run_detail
+from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_command
+from rhyme_openrlhf.api.read.run_json import RunDetail, run_detail
+from rhyme_openrlhf.api.read.runs import names_around
+from rhyme_openrlhf.api.store.bounds import Body, Name, Notes, Tags
+from rhyme_openrlhf.api.store.lookup import NotFoundError, find_attempt, find_run
+from rhyme_openrlhf.api.store.models import Run
 
 router = APIRouter(tags=["launching"], responses=documented(401, 403, 422, 429, 503))
 
@@ -54,11 +57,6 @@ IdempotencyKey = Annotated[
 RunName = Annotated[
     str, Field(pattern=NAME_PATTERN, description="Letters, digits, '.', '_' and '-'.", examples=["grpo-gsm8k"])
 ]
-Given = Annotated[
-    dict[str, dict[str, Any]],
-    Field(description="Options by group and name; GET /api/v1/schema lists them.", examples=[EXAMPLE]),
-]
-Command = Annotated[str, Field(min_length=1, max_length=MAX_COMMAND, pattern=NO_NUL)]
 
 
 # A JSON object; its nested dictionaries are too deep for pydantic's own type.
@@ -299,7 +297,7 @@ def get_job_log(
     with service.database.reading() as session:
         submission = find_attempt(session, find_run(session, uid), number).submission_id
     if submission is None:
-        raise not_found("job of attempt", number)
+        raise NotFoundError("job of attempt", number)
     try:
         return JobLog(text=launching.launcher.log_tail(submission))
     except ClusterUnreachable as error:

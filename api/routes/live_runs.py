@@ -5,10 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from sse_starlette import EventSourceResponse
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.live import LiveResponse, follow_runs
-from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.event_stream import LiveResponse
+from rhyme_openrlhf.api.http.problems import documented
+from rhyme_openrlhf.api.live.streams import follow_runs
 
 router = APIRouter(prefix="/live", tags=["runs"], responses=documented(401, 403, 429, 503))
 
@@ -26,4 +27,4 @@ router = APIRouter(prefix="/live", tags=["runs"], responses=documented(401, 403,
 )
 async def stream_runs(who: auth.Viewer, service: ServiceDep) -> Response:
     """The newest runs that are not archived, and each again when it has changed."""
-    return LiveResponse(service, follow_runs(service, who))
+    return LiveResponse(service.limits.streams, service.metrics.streams, follow_runs(service.live, who.caller))

@@ -1,4 +1,4 @@
-"""Logs of a run's attempts: list, read a part, follow. `log_files.py` says which files those are."""
+"""Logs of a run's attempts: list, read a part, follow. `api/read/log_files.py` says which files."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from sse_starlette import EventSourceResponse
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import INT64, NO_NUL, AttemptNumber, RunUid, View
-from rhyme_openrlhf.api.launch_access import LaunchingDep, readable_roots
-from rhyme_openrlhf.api.launching import Launching
-from rhyme_openrlhf.api.live import LiveResponse, follow_pieces, last_id
-from rhyme_openrlhf.api.log_files import (
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
+from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.http.event_stream import LiveResponse, last_id
+from rhyme_openrlhf.api.http.fields import AttemptNumber, RunUid
+from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.launch.actions import Launching
+from rhyme_openrlhf.api.live.streams import follow_pieces
+from rhyme_openrlhf.api.read.log_files import (
     MAX_CHUNK,
     LogError,
-    list_logs,
-    logs_of,
+    list_processes,
+    logs_of_attempt,
     open_log,
-    process_name,
     read_blocks,
     read_range,
     read_tail,
 )
-from rhyme_openrlhf.api.log_search import search
-from rhyme_openrlhf.api.problems import ProblemError, documented
-from rhyme_openrlhf.api.queries import find_attempt, find_run
-from rhyme_openrlhf.api.state import Service, ServiceDep
+from rhyme_openrlhf.api.read.log_search import SEARCH_LENGTH, search
+from rhyme_openrlhf.api.store.bounds import INT64, NO_NUL, View
 
 router = APIRouter(
     prefix="/runs/{uid}/attempts/{number}", tags=["logs"], responses=documented(401, 403, 404, 422, 429, 503)
@@ -43,8 +43,6 @@ router = APIRouter(
 
 # A terminal's page, several times over.
 TAIL_LINES = 200
-# Of a message; nobody types more.
-SEARCH_LENGTH = 500
 
 LogName = Annotated[
     str,
@@ -91,7 +89,7 @@ def get_logs(
 ) -> list[LogFileView]:
     """The log files of one attempt, by name."""
     logs = _directory(service, launching, uid, number)
-    return [LogFileView(process=_process(logs, file.name), **asdict(file)) for file in list_logs(logs)]
+    return [LogFileView.model_validate(file) for file in list_processes(logs)]
 
 
 @router.get("/logs/{name:path}", summary="Read a log")
@@ -184,7 +182,11 @@ def stream_log(
         if begin is None:
             begin = read_tail(file, tail).start
     read = partial(_piece, logs, name)
-    return LiveResponse(service, follow_pieces(service, who, logs / name, begin, read))
+    return LiveResponse(
+        service.limits.streams,
+        service.metrics.streams,
+        follow_pieces(service.live, who.caller, logs / name, begin, read),
+    )
 
 
 def _piece(logs: Path, name: str, offset: int) -> dict[str, Any] | None:
@@ -198,19 +200,9 @@ def _piece(logs: Path, name: str, offset: int) -> dict[str, Any] | None:
     return asdict(chunk) if chunk.end > chunk.start else None
 
 
-def _process(logs: Path, name: str) -> str:
-    try:
-        with open_log(logs, name) as file:
-            return process_name(file)
-    except LogError:  # gone since it was listed
-        return ""
-
-
 def _directory(service: Service, launching: Launching, uid: str, number: int) -> Path:
-    with service.database.reading() as session:
-        directory = find_attempt(session, find_run(session, uid), number).run_directory
-    with _found():
-        return logs_of(directory or "", readable_roots(launching))
+    with _found(), service.database.reading() as session:
+        return logs_of_attempt(session, uid, number, readable_roots(launching))
 
 
 @contextmanager

@@ -1,8 +1,10 @@
-"""Runs: list, show, describe, archive, delete. Starting and stopping them is in `launch.py`."""
+"""Runs: list, show, describe, archive, delete. Starting and stopping them is in `routes/launch.py`."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -10,38 +12,26 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api import auth, deletion
-from rhyme_openrlhf.api.fields import (
-    NO_NUL,
-    PAGE,
-    AttemptNumber,
-    Body,
-    Cursor,
-    Limit,
-    Moment,
-    Name,
-    Notes,
-    RunUid,
-    Tag,
-    Tags,
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import PAGE, AttemptNumber, Cursor, Limit, Moment, RunUid
+from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.ingest import deletion
+from rhyme_openrlhf.api.read.pagination import Direction
+from rhyme_openrlhf.api.read.run_json import (
+    ArtifactView,
+    AttemptView,
+    RunDetail,
+    RunSummary,
+    artifact_view,
+    attempt_view,
 )
-from rhyme_openrlhf.api.models import Artifact, Attempt, Run, RunTag
-from rhyme_openrlhf.api.pagination import Direction
-from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.queries import (
-    Archived,
-    Origin,
-    RunFilter,
-    RunSort,
-    find_experiment,
-    find_run,
-    list_runs,
-    names_around,
-)
-from rhyme_openrlhf.api.state import ServiceDep
-from rhyme_openrlhf.api.status import RunStatus
-from rhyme_openrlhf.api.views import ArtifactView, AttemptView, RunDetail, RunSummary, artifact_view, attempt_view
-from rhyme_openrlhf.api.views import run_detail as detail_of
+from rhyme_openrlhf.api.read.run_json import run_detail as detail_of
+from rhyme_openrlhf.api.read.runs import Archived, Origin, RunFilter, RunSort, list_runs, names_around
+from rhyme_openrlhf.api.store.bounds import NO_NUL, Body, Name, Notes, Tag, Tags
+from rhyme_openrlhf.api.store.lookup import find_experiment, find_run
+from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run, RunTag
+from rhyme_openrlhf.api.store.status import RunStatus
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=documented(401, 403, 422, 429, 503))
 
@@ -148,7 +138,8 @@ def unarchive_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDe
 @router.delete("/{uid}", status_code=204, responses=documented(404, 409), summary="Delete a run")
 def delete_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> Response:
     """Delete a run that has ended and is archived, with everything it reported. Its run directory stays."""
-    deletion.delete_run(service.database, uid)
+    with _refusing():
+        deletion.delete_run(service.database, uid)
     service.callers.forget()  # its reporter's token went with it
     return Response(status_code=204)
 
@@ -164,7 +155,7 @@ def get_attempts(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[Att
 def remove_attempt(uid: RunUid, number: AttemptNumber, who: auth.Operator, service: ServiceDep) -> Response:
     """Remove an attempt that was reported by mistake; steps that it replaced are the older attempts' again."""
     # As heavy as an import.
-    with service.limits.batches.one():
+    with service.limits.batches.one(), _refusing():
         run_id = deletion.remove_attempt(service.database, uid, number)
     service.news.publish(run_id)
     return Response(status_code=204)
@@ -186,3 +177,12 @@ def get_artifacts(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[Ar
 
 def _detail(session: Session, run: Run) -> RunDetail:
     return detail_of(run, *names_around(session, run))
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """What deletion refuses becomes a problem (409)."""
+    try:
+        yield
+    except deletion.DeletionRefusedError as error:
+        raise ProblemError(409, str(error)) from error

@@ -1,38 +1,35 @@
-"""Kept responses of a run: which steps have some, and those of one step. `sample_files.py` says which files."""
+"""Kept responses of a run: which steps have some, and those of one step. `api/read/sample_files.py` says which."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import ConfigDict, Field
-from sqlalchemy import select
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import INT32, NO_NUL, PAGE, Limit, RunUid, StepNumber, View
-from rhyme_openrlhf.api.launch_access import LaunchingDep, readable_roots
-from rhyme_openrlhf.api.launching import Launching
-from rhyme_openrlhf.api.log_files import LogError
-from rhyme_openrlhf.api.models import Attempt
-from rhyme_openrlhf.api.pagination import Direction
-from rhyme_openrlhf.api.problems import ProblemError, documented
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.sample_files import SampleRecord, Sort, Wanted, list_steps, read_records, samples_of
-from rhyme_openrlhf.api.state import Service, ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import PAGE, Limit, Offset, RunUid, StepNumber
+from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.read.log_files import LogError
+from rhyme_openrlhf.api.read.pagination import Direction
+from rhyme_openrlhf.api.read.sample_files import (
+    NONE_KEPT,
+    SEARCH_LENGTH,
+    SampleRecord,
+    Sort,
+    Wanted,
+    recorded_steps,
+    records_of_step,
+    sample_folders,
+)
+from rhyme_openrlhf.api.store.bounds import NO_NUL, View
 
 router = APIRouter(
     prefix="/runs/{uid}/sample-records", tags=["samples"], responses=documented(401, 403, 404, 422, 429, 503)
 )
 
-NONE_KEPT = "no responses are kept: they are with --telemetry.sample_groups above 0, in a run directory on this machine"
-# A prompt's first words find it; nobody types more.
-SEARCH_LENGTH = 500
-
-# Rows are skipped, not sought: a step's file never changes but as a whole.
-Offset = Annotated[
-    str | None, Query(pattern=r"^[0-9]{1,6}$", description="`next_cursor` of the page before.", examples=["50"])
-]
 Bound = Annotated[float | None, Query(allow_inf_nan=False, description="Included; leaves out samples without reward.")]
 
 
@@ -123,14 +120,11 @@ def get_recorded_steps(
     cursor: Offset = None,
 ) -> RecordedSteps:
     """Which steps have kept responses, the newest first."""
-    found: dict[int, RecordedStep] = {}
-    for number, folder in _folders(service, launching, uid):
-        for step, size in list_steps(folder).items():
-            # Attempts come newest first: what a newer one did again is its.
-            found.setdefault(step, RecordedStep(step=step, attempt=number, bytes=size))
-    steps = sorted(found.values(), key=lambda one: -one.step)
+    with service.database.reading() as session:
+        folders = sample_folders(session, uid, readable_roots(launching))
+    steps = recorded_steps(folders)
     start = int(cursor or 0)
-    page = steps[start : start + limit]
+    page = [RecordedStep.model_validate(one) for one in steps[start : start + limit]]
     following = str(start + limit) if start + limit < len(steps) else None
     return RecordedSteps(items=page, next_cursor=following, missing="" if steps else NONE_KEPT)
 
@@ -155,35 +149,19 @@ def get_sample_records(
 ) -> SampleRecordPage:
     """Responses of a few prompts of a training step, with what was drafted of them."""
     wanted = Wanted(text, group, min_reward, max_reward)
-    for _, folder in _folders(service, launching, uid):
-        try:
-            records, unreadable = read_records(folder, step, wanted, sort, direction == "desc")
-        except LogError:
-            continue
-        start = int(cursor or 0)
-        following = str(start + limit) if start + limit < len(records) else None
-        items = [_view(record) for record in records[start : start + limit]]
-        return SampleRecordPage(items=items, next_cursor=following, matching=len(records), unreadable=unreadable)
-    raise ProblemError(404, f"no responses of step {min(step, INT32)} are kept")
+    with service.database.reading() as session:
+        folders = sample_folders(session, uid, readable_roots(launching))
+    try:
+        records, unreadable = records_of_step(folders, step, wanted, sort, direction == "desc")
+    except LogError as error:
+        raise ProblemError(404, str(error)) from error
+    start = int(cursor or 0)
+    following = str(start + limit) if start + limit < len(records) else None
+    items = [_view(record) for record in records[start : start + limit]]
+    return SampleRecordPage(items=items, next_cursor=following, matching=len(records), unreadable=unreadable)
 
 
 def _view(record: SampleRecord) -> SampleRecordView:
     pieces = [PieceView(source=source, text=text) for source, text in record.pieces]
     values = {name: getattr(record, name) for name in SampleRecordView.model_fields if name != "pieces"}
     return SampleRecordView(pieces=pieces, **values)
-
-
-def _folders(service: Service, launching: Launching, uid: str) -> list[tuple[int, Path]]:
-    """Number and folder of each attempt that has records here, the newest first."""
-    with service.database.reading() as session:
-        run = find_run(session, uid)
-        query = select(Attempt.number, Attempt.run_directory).where(Attempt.run_id == run.id)
-        attempts = session.execute(query.order_by(Attempt.number.desc())).all()
-    roots = readable_roots(launching)
-    found = []
-    for number, directory in attempts:
-        try:
-            found.append((number, samples_of(directory or "", roots)))
-        except LogError:
-            continue
-    return found

@@ -8,26 +8,24 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.comparison import COMPARED, configuration, differing, figures_of, ratio
-from rhyme_openrlhf.api.curves import Axis, Curve, curve_names, curves
-from rhyme_openrlhf.api.fields import INT32, FromStep, RunUid, ToStep, UidText, View
-from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.problems import FieldError, ProblemError, documented
-from rhyme_openrlhf.api.queries import find_run, names_around
-from rhyme_openrlhf.api.record import METRIC_LENGTH
-from rhyme_openrlhf.api.state import ServiceDep
-from rhyme_openrlhf.api.timeline import MAX_LANES, timeline
-from rhyme_openrlhf.api.views import RunSummary, run_summary
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import FromStep, RunUid, ToStep
+from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, documented
+from rhyme_openrlhf.api.read.comparison import COMPARED, MAX_COMPARED, differing, everything_of, figures_of, ratio
+from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, Curve, curve_names, curves
+from rhyme_openrlhf.api.read.run_json import RunSummary, run_summary
+from rhyme_openrlhf.api.read.runs import names_around
+from rhyme_openrlhf.api.read.timeline import MAX_LANES, timeline
+from rhyme_openrlhf.api.store.bounds import INT32, UidText, View
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.record import METRIC_LENGTH
 
 router = APIRouter(tags=["series"], responses=documented(401, 403, 404, 422, 429, 503))
 
-# Curves of a page, and runs that can be told apart in one chart.
+# Curves of a page.
 MAX_NAMES = 32
-MAX_COMPARED = 8
-# A chart's width in pixels, and more than any has.
-POINTS = 500
-MOST_POINTS = 5000
 # Intervals of one answer: about 2 MB of JSON.
 INTERVALS = 5000
 MOST_INTERVALS = 20_000
@@ -205,9 +203,9 @@ def compare(
 def config_diff(
     who: auth.Viewer, service: ServiceDep, a: Annotated[UidText, Query()], b: Annotated[UidText, Query()]
 ) -> ConfigDiff:
-    """What the configurations and versions of two runs do not share, by dotted name."""
+    """What two runs recorded and do not share, by name: settings (`group.name`), machine, versions and commits."""
     with service.database.reading() as session:
-        flat = [configuration(find_run(session, uid)) for uid in (a, b)]
+        flat = [everything_of(find_run(session, uid)) for uid in (a, b)]
     differences = [
         Difference(name=name, a=flat[0].get(name), b=flat[1].get(name), in_a=name in flat[0], in_b=name in flat[1])
         for name in differing(flat)

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 from sqlalchemy import delete
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import Body, Secret
-from rhyme_openrlhf.api.models import BrowserSession
-from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.problems import documented
+from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.api.store.bounds import Body, Secret
+from rhyme_openrlhf.api.store.models import BrowserSession
 
 router = APIRouter(tags=["session"], responses=documented(422, 429, 503))
 
@@ -30,7 +31,7 @@ class Who(BaseModel):
     """Who is asking."""
 
     name: str = Field(examples=["first operator"])
-    role: auth.Role
+    role: credentials.Role
     csrf: str | None = Field(description="For X-CSRF-Token, when a browser's session asks; None for a Bearer token.")
 
 
@@ -39,16 +40,16 @@ def sign_in(body: SignIn, request: Request, response: Response, service: Service
     """Open a browser session: sets an HttpOnly cookie and gives the CSRF token that goes with it."""
     now = time.time()
     wrong = "the token is not known, was revoked, or has no pages to see"
-    detail = USED_UP if body.token.startswith(auth.CODE_START) else wrong
+    detail = USED_UP if body.token.startswith(credentials.CODE_START) else wrong
     with service.database.reading(snapshot=False) as session:
-        if not auth.may_open(session, body.token, now):
+        if not credentials.may_open(session, body.token, now):
             raise auth.refuse_secret(service, request, detail)
     with service.database.writing() as session:
-        opened = auth.open_session(session, body.token, now, service.settings.session_hours)
+        opened = credentials.open_session(session, body.token, now, service.settings.session_hours)
         if opened is None:
             raise auth.refuse_secret(service, request, detail)
         value, row, token = opened
-        who = Who(name=token.name, role=auth.role_of(token), csrf=row.csrf)
+        who = Who(name=token.name, role=credentials.role_of(token), csrf=row.csrf)
     response.set_cookie(
         auth.cookie_name(request),
         value,

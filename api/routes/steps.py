@@ -8,14 +8,16 @@ from fastapi import APIRouter, Query
 from pydantic import create_model
 from sqlalchemy import select
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.base import Base
-from rhyme_openrlhf.api.fields import INT32, PAGE, Cursor, FromStep, Limit, RunUid, StepNumber, ToStep, View
-from rhyme_openrlhf.api.pagination import Column, Direction, Order
-from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.queries import find_run, of_run, page_of
-from rhyme_openrlhf.api.record import EngineSampleRow, EngineStepRow, Move, RankStabilityRow, Step, Switch
-from rhyme_openrlhf.api.state import Service, ServiceDep
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.http.fields import PAGE, Cursor, FromStep, Limit, RunUid, StepNumber, ToStep
+from rhyme_openrlhf.api.http.problems import documented
+from rhyme_openrlhf.api.read.pagination import Column, Direction, Order
+from rhyme_openrlhf.api.read.runs import page_of
+from rhyme_openrlhf.api.store.base import Base
+from rhyme_openrlhf.api.store.bounds import INT32, View
+from rhyme_openrlhf.api.store.lookup import find_run, of_run
+from rhyme_openrlhf.api.store.record import EngineSampleRow, EngineStepRow, Move, RankStabilityRow, Step, Switch
 
 router = APIRouter(prefix="/runs/{uid}", tags=["steps"], responses=documented(401, 403, 404, 422, 429, 503))
 

@@ -7,12 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import ConfigDict, Field
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import LAST_TIME, Moment, RunUid, View
-from rhyme_openrlhf.api.problems import documented
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.state import ServiceDep
-from rhyme_openrlhf.api.system_rows import SystemName, system_curves
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import Moment, RunUid
+from rhyme_openrlhf.api.http.problems import documented
+from rhyme_openrlhf.api.read.system import SystemName, system_curves
+from rhyme_openrlhf.api.store.bounds import LAST_TIME, View
+from rhyme_openrlhf.api.store.lookup import find_run
 
 router = APIRouter(prefix="/runs/{uid}/system", tags=["series"], responses=documented(401, 403, 404, 422, 429, 503))
 

@@ -9,14 +9,17 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.fields import INT32, LARGEST_PAGE, Body, Cursor, Limit, Name, Secret, UidText
-from rhyme_openrlhf.api.models import Run, Token
-from rhyme_openrlhf.api.pagination import Order
-from rhyme_openrlhf.api.problems import ProblemError, documented, not_found
-from rhyme_openrlhf.api.queries import find_run, page_of
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, Cursor, Limit
+from rhyme_openrlhf.api.http.problems import ProblemError, documented
+from rhyme_openrlhf.api.read.pagination import Order
+from rhyme_openrlhf.api.read.runs import page_of
 from rhyme_openrlhf.api.routes.sign_in import USED_UP
-from rhyme_openrlhf.api.state import ServiceDep
+from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.api.store.bounds import INT32, Body, Name, Secret, UidText
+from rhyme_openrlhf.api.store.lookup import NotFoundError, find_run
+from rhyme_openrlhf.api.store.models import Run, Token
 
 router = APIRouter(prefix="/tokens", tags=["tokens"], responses=documented(401, 403, 422, 429, 503))
 
@@ -28,7 +31,7 @@ class TokenView(BaseModel):
 
     id: int
     name: str
-    role: auth.Role
+    role: credentials.Role
     prefix: str = Field(description="How it begins.", examples=["rhyme_Ab3d"])
     run: str | None = Field(description="The one run that a reporter's token may report for.")
     created_at: float
@@ -49,7 +52,7 @@ class NewToken(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "grafana", "role": "viewer"}]})
 
     name: Name
-    role: auth.Role
+    role: credentials.Role
     run: UidText | None = Field(default=None, description="With role reporter: the only run it may report for.")
 
 
@@ -93,7 +96,7 @@ def make_token(body: NewToken, who: auth.Operator, service: ServiceDep) -> Issue
         raise ProblemError(422, "only a reporter's token can belong to one run")
     with service.database.writing() as session:
         run_id = find_run(session, body.run).id if body.run else None
-        issued = auth.issue_token(session, body.name, body.role, time.time(), run_id)
+        issued = credentials.issue_token(session, body.name, body.role, time.time(), run_id)
         return IssuedToken(**_view(issued.row, body.run).model_dump(), token=issued.secret)
 
 
@@ -102,13 +105,13 @@ def exchange_code(body: Exchange, request: Request, service: ServiceDep) -> Issu
     """Make an operator's token for whoever has the code of a sign-in link, which is used up: for `rhyme runs login`."""
     now = time.time()
     with service.database.reading(snapshot=False) as session:
-        known = body.code.startswith(auth.CODE_START) and auth.may_open(session, body.code, now)
+        known = body.code.startswith(credentials.CODE_START) and credentials.may_open(session, body.code, now)
     if not known:
         raise auth.refuse_secret(service, request, USED_UP)
     with service.database.writing() as session:
-        if not auth.take_code(session, body.code, now):
+        if not credentials.take_code(session, body.code, now):
             raise auth.refuse_secret(service, request, USED_UP)
-        issued = auth.issue_token(session, body.name, "operator", now)
+        issued = credentials.issue_token(session, body.name, "operator", now)
         return IssuedToken(**_view(issued.row, None).model_dump(), token=issued.secret)
 
 
@@ -118,8 +121,8 @@ def revoke_token(token_id: TokenId, who: auth.Operator, service: ServiceDep) -> 
     with service.database.writing() as session:
         token = session.get(Token, token_id)
         if token is None:
-            raise not_found("token", token_id)
-        auth.revoke_token(session, token, time.time())
+            raise NotFoundError("token", token_id)
+        credentials.revoke_token(session, token, time.time())
     service.callers.forget()
     return Response(status_code=204)
 
@@ -128,7 +131,7 @@ def _view(row: Token, run: str | None) -> TokenView:
     return TokenView(
         id=row.id,
         name=row.name,
-        role=auth.role_of(row),
+        role=credentials.role_of(row),
         prefix=row.prefix,
         run=run,
         created_at=row.created_at,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rhyme_openrlhf.api.launch_file import read_launch_file
-from rhyme_openrlhf.api.spec import SpecError
-from rhyme_openrlhf.api.spec_paths import PathRefused
+from rhyme_openrlhf.api.launch.job_file import read_launch_file
+from rhyme_openrlhf.api.launch.spec import SpecError
+from rhyme_openrlhf.api.launch.spec_paths import PathRefused
 
 BAD_INPUT = 2
 

@@ -26,11 +26,11 @@ from urllib.parse import urlsplit
 from rhyme_openrlhf.options import Parser, SettingsError, add_options, from_mapping
 
 if TYPE_CHECKING:
-    from rhyme_openrlhf.api.launcher import RayLauncher
-    from rhyme_openrlhf.api.launching import LaunchSettings
-    from rhyme_openrlhf.api.local_cluster import LocalCluster
+    from rhyme_openrlhf.api.access.service import Background
+    from rhyme_openrlhf.api.launch.actions import LaunchSettings
+    from rhyme_openrlhf.api.launch.local_cluster import LocalCluster
+    from rhyme_openrlhf.api.launch.ray_jobs import RayLauncher
     from rhyme_openrlhf.api.settings import ServeSettings
-    from rhyme_openrlhf.api.state import Background
 
 BAD_INPUT = 2
 DESCRIPTION = """\
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
 
 def read_options(argv: Sequence[str]) -> Options:
     """Raises SettingsError and ServeError; exits as argparse does."""
-    from rhyme_openrlhf.api.launching import LaunchSettings
+    from rhyme_openrlhf.api.launch.actions import LaunchSettings
     from rhyme_openrlhf.api.settings import ServeSettings
 
     parser = Parser(
@@ -157,15 +157,15 @@ def read_options(argv: Sequence[str]) -> Options:
 
 def _print_new_link(settings: ServeSettings) -> None:
     """Print a sign-in link, also while a service is running on the same database. Raises ServeError."""
-    from rhyme_openrlhf.api import auth
-    from rhyme_openrlhf.api.database import DatabaseError
-    from rhyme_openrlhf.api.local_link import kept_address, new_code
+    from rhyme_openrlhf.api.access.local_link import kept_address, new_code
+    from rhyme_openrlhf.api.store import credentials
+    from rhyme_openrlhf.api.store.database import DatabaseError
 
     try:
         code = new_code(settings)
     except DatabaseError as error:
         raise ServeError(str(error)) from error
-    print(_link_line(auth.sign_in_link(kept_address(settings), code)), flush=True)
+    print(_link_line(credentials.sign_in_link(kept_address(settings), code)), flush=True)
 
 
 def _link_line(link: str) -> str:
@@ -174,7 +174,7 @@ def _link_line(link: str) -> str:
 
 def _serve_demo(options: Options) -> None:
     """Serve recordings from a temporary folder, which is removed at the end."""
-    from rhyme_openrlhf.api.demonstration import demonstration
+    from rhyme_openrlhf.api.demo.demonstration import demonstration
     from rhyme_openrlhf.telemetry.recording import RecordingError
 
     with _interrupted_by_sigterm(), tempfile.TemporaryDirectory(prefix="rhyme-demo-") as folder:
@@ -192,13 +192,14 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
     """Serve until the end; `further` runs beside the requests."""
     import uvicorn
 
-    from rhyme_openrlhf.api import auth, local_link
+    from rhyme_openrlhf.api.access import local_link
+    from rhyme_openrlhf.api.access.launching import dispatching
+    from rhyme_openrlhf.api.access.service import worker_intake
     from rhyme_openrlhf.api.app import BACKGROUND, create_app
-    from rhyme_openrlhf.api.database import DatabaseError
-    from rhyme_openrlhf.api.dispatcher import dispatching
-    from rhyme_openrlhf.api.intake import worker_intake
-    from rhyme_openrlhf.api.launching import Launching
-    from rhyme_openrlhf.api.server import Server
+    from rhyme_openrlhf.api.http.server import Server
+    from rhyme_openrlhf.api.launch.actions import Launching
+    from rhyme_openrlhf.api.store import credentials
+    from rhyme_openrlhf.api.store.database import DatabaseError
     from rhyme_openrlhf.webui.install import install as install_dashboard
 
     settings = options.serve
@@ -225,7 +226,7 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
 
         def show_link(code: str) -> None:
             local_link.keep_address(data, settings.base_url(port))
-            print(_link_line(auth.sign_in_link(settings.base_url(port), code)), flush=True)
+            print(_link_line(credentials.sign_in_link(settings.base_url(port), code)), flush=True)
 
         try:
             app = create_app(settings, background=background, show_link=show_link)
@@ -261,8 +262,8 @@ def _serve(options: Options, further: Sequence[Background] = ()) -> None:
 
 def _cluster(options: Options, data: Path) -> tuple[RayLauncher | None, LocalCluster | None]:
     """How runs are started, and the cluster that is ours to stop."""
-    from rhyme_openrlhf.api.launcher import ClusterUnreachable, RayLauncher
-    from rhyme_openrlhf.api.local_cluster import LocalClusterError, start_local_cluster
+    from rhyme_openrlhf.api.launch.local_cluster import LocalClusterError, start_local_cluster
+    from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable, RayLauncher
 
     if options.local:
         print("rhyme serve: starting Ray on this machine ...", flush=True)

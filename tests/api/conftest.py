@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, make_url, select, text
 
-from rhyme_openrlhf.api.base import Base
-from rhyme_openrlhf.api.database import Database
-from rhyme_openrlhf.api.models import Run
+from rhyme_openrlhf.api.store.base import Base
+from rhyme_openrlhf.api.store.database import Database
+from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
@@ -37,6 +37,8 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsPublished,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from tests.api.http_service import api, make_api, numbered, record, reported, store  # noqa: F401 (fixtures)
+from tests.api.launch_service import launched  # noqa: F401 (a fixture)
 from tests.stores import place_upgraded
 
 SERVER = Path(__file__).parents[2] / "scripts" / "temporary_postgresql.py"

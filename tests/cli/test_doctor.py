@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rhyme_openrlhf.api.spec import upstream_arguments
-from rhyme_openrlhf.api.spec_command import from_argv
+from rhyme_openrlhf.api.launch.spec import upstream_arguments
+from rhyme_openrlhf.api.launch.spec_command import from_argv
 from rhyme_openrlhf.cli import demo, doctor, doctor_facts
 from rhyme_openrlhf.cli.doctor_checks import Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts, TorchFacts

@@ -16,12 +16,12 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, select, update
 
-from rhyme_openrlhf.api import auth
-from rhyme_openrlhf.api.announce import Announcement, announce
 from rhyme_openrlhf.api.app import create_app
-from rhyme_openrlhf.api.importer import import_directory
-from rhyme_openrlhf.api.models import Attempt
-from rhyme_openrlhf.api.record import RawEvent, Step
+from rhyme_openrlhf.api.ingest.announce import Announcement, announce
+from rhyme_openrlhf.api.ingest.importer import import_directory
+from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.api.store.models import Attempt
+from rhyme_openrlhf.api.store.record import RawEvent, Step
 from rhyme_openrlhf.telemetry.run_files import CONFIG_FILE, EVENTS_FILE
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def serve(script: Any, make_settings: Callable[..., Any], tmp_path: Path) -> Ite
             stack.enter_context(TestClient(app))
             database = app.state.service.database
             with database.writing() as session:
-                token = auth.issue_token(session, "count", "operator", NOW).secret
+                token = credentials.issue_token(session, "count", "operator", NOW).secret
             service = script.Service.__new__(script.Service)
             headers = {"Authorization": f"Bearer {token}"}
             service.client = TestClient(app, base_url="http://127.0.0.1/api/v1", headers=headers)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.api.spec import upstream_arguments
-from rhyme_openrlhf.api.spec_command import from_argv
+from rhyme_openrlhf.api.launch.spec import upstream_arguments
+from rhyme_openrlhf.api.launch.spec_command import from_argv
 from rhyme_openrlhf.training.memory_plan import (
     Layout,
     as_text,

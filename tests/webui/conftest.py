@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import shutil
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,14 +21,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.access.service import Service
 from rhyme_openrlhf.api.app import create_app
-from rhyme_openrlhf.api.importer import import_directory
-from rhyme_openrlhf.api.launching import Launching, LaunchSettings
+from rhyme_openrlhf.api.ingest.importer import import_directory
+from rhyme_openrlhf.api.launch.actions import Launching, LaunchSettings
 from rhyme_openrlhf.api.settings import ServeSettings
-from rhyme_openrlhf.api.state import Service
+from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.telemetry.recording import unpack
 from rhyme_openrlhf.webui.install import install
+from tests.api.launch_service import Cluster
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
 START_SECONDS = 20
@@ -81,7 +80,7 @@ def make_tokens(service: Service) -> dict[str, str]:
     """A token of each role that sees pages."""
     with service.database.writing() as session:
         return {
-            role: auth.issue_token(session, f"the {role}", role, time.time()).secret  # type: ignore[arg-type]
+            role: credentials.issue_token(session, f"the {role}", role, time.time()).secret  # type: ignore[arg-type]
             for role in ("operator", "viewer")
         }
 
@@ -118,16 +117,9 @@ def dashboard(empty_dashboard: Dashboard, run_directory: Path) -> Dashboard:
 @pytest.fixture
 def launching_dashboard(dashboard: Dashboard, tmp_path: Path) -> Dashboard:
     """The same with a cluster of 8 GPUs whose jobs wait (`app.state.launching.launcher` is it)."""
-    name = "launch_service"
-    if name not in sys.modules:
-        place = Path(__file__).parents[1] / "api" / "launching" / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(name, place)
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
     settings = dashboard.service.settings
     dashboard.app.state.launching = Launching(
-        LaunchSettings(), settings.data_path(), settings.root_paths(), dashboard.url, sys.modules[name].Cluster()
+        LaunchSettings(), settings.data_path(), settings.root_paths(), dashboard.url, Cluster()
     )
     return dashboard
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rhyme_openrlhf.api.curves import Curve
-from rhyme_openrlhf.api.record import Move, Switch
-from rhyme_openrlhf.api.timeline import Lane, LaneInterval
-from rhyme_openrlhf.webui.figures.timeline import StageSpan, StepMark, TimelineRows
+from rhyme_openrlhf.api.read.curves import Curve
+from rhyme_openrlhf.api.read.timeline import Lane, LaneInterval
+from rhyme_openrlhf.api.store.record import Move, Switch
+from rhyme_openrlhf.webui.figures.drawing.timeline import StageSpan, StepMark, TimelineRows
 
 # 2026-03-04 00:00:00 UTC.
 MIDNIGHT = 1_772_582_400.0

@@ -1,5 +1,4 @@
-"""Figures: pure functions from rows or curves to `plotly.graph_objects.Figure`, one module a subject.
+"""Figures: `queries/` asks the store for rows, `drawing/` makes Plotly figures of rows and is pure.
 
-Invariant: a figure carries no theme (no fonts, no background, no template): `static/js/figures.js` lays it over.
-Values are Python lists, not arrays: Plotly sends arrays as base64, which the page's CSV export could not read.
+`run_figure.py` says what a figure of a run is; `one_run.py` and `several_runs.py` are the registries.
 """

@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.cluster_state import ClusterState
-from rhyme_openrlhf.api.launch_access import LaunchingDep
-from rhyme_openrlhf.api.launcher import ClusterUnreachable
-from rhyme_openrlhf.api.launching import Launching
-from rhyme_openrlhf.api.lease import find_holder, not_dispatching
-from rhyme_openrlhf.api.waiting import queue_state
-from rhyme_openrlhf.webui.rendering import Page, PageDep
+from rhyme_openrlhf.api.access.launching import LaunchingDep
+from rhyme_openrlhf.api.launch.actions import Launching
+from rhyme_openrlhf.api.launch.cluster_state import ClusterState
+from rhyme_openrlhf.api.launch.lease import find_holder, not_dispatching
+from rhyme_openrlhf.api.launch.queue_state import queue_state
+from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
 

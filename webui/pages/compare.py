@@ -12,19 +12,19 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.comparison import differing, figures_of, ratio
-from rhyme_openrlhf.api.curves import Axis
-from rhyme_openrlhf.api.fields import UidText
-from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.queries import RunFilter, find_run, list_runs
-from rhyme_openrlhf.api.record import METRIC_LENGTH, Metric
-from rhyme_openrlhf.api.routes.series import MAX_COMPARED
-from rhyme_openrlhf.api.status import ACTIVE
-from rhyme_openrlhf.webui import text
-from rhyme_openrlhf.webui.compare_figures import RUNS_FIGURES, run_names
-from rhyme_openrlhf.webui.config_view import everything_of, is_own, rows_of
-from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.rendering import PageDep
+from rhyme_openrlhf.api.read.comparison import MAX_COMPARED, differing, everything_of, figures_of, ratio
+from rhyme_openrlhf.api.read.curves import Axis
+from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
+from rhyme_openrlhf.api.store.bounds import UidText
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.record import METRIC_LENGTH, Metric
+from rhyme_openrlhf.api.store.status import ACTIVE
+from rhyme_openrlhf.webui.figures.drawing import palette
+from rhyme_openrlhf.webui.figures.several_runs import RUNS_FIGURES, run_names
+from rhyme_openrlhf.webui.pages.rendering import PageDep
+from rhyme_openrlhf.webui.run.recorded_settings import is_own, rows_of
+from rhyme_openrlhf.webui.site import text
 
 router = APIRouter(include_in_schema=False)
 

@@ -9,14 +9,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.comparison import differing
-from rhyme_openrlhf.api.fields import RunUid
-from rhyme_openrlhf.api.models import UID_LENGTH
-from rhyme_openrlhf.api.queries import RunFilter, find_run, list_runs
-from rhyme_openrlhf.api.views import attempt_view
-from rhyme_openrlhf.webui.config_view import commits_of, everything_of, is_own, rows_of, sections
+from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.read.comparison import differing, everything_of
+from rhyme_openrlhf.api.read.run_json import attempt_view
+from rhyme_openrlhf.api.read.runs import RunFilter, list_runs
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import UID_LENGTH
+from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.rendering import PageDep
+from rhyme_openrlhf.webui.run.recorded_settings import commits_of, is_own, rows_of, sections
 
 router = APIRouter(include_in_schema=False)
 

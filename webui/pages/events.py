@@ -10,16 +10,16 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.event_queries import EventFilter, Level, find_events, kinds_of, sources_of
-from rhyme_openrlhf.api.fields import NO_NUL, Cursor, RunUid
-from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent
-from rhyme_openrlhf.webui.attempts import attempts_of
-from rhyme_openrlhf.webui.event_words import level_of, sentence
+from rhyme_openrlhf.api.http.fields import Cursor, RunUid
+from rhyme_openrlhf.api.read.events import EventFilter, Level, find_events, kinds_of, sources_of
+from rhyme_openrlhf.api.store.bounds import NO_NUL
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.record import KIND_LENGTH, SOURCE_LENGTH, RawEvent
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with, whole_number
 from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.query_words import whole_number
-from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
+from rhyme_openrlhf.webui.run.attempts import attempts_of
+from rhyme_openrlhf.webui.run.event_words import level_of, sentence
 
 router = APIRouter(include_in_schema=False)
 

@@ -12,15 +12,15 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.fields import NO_NUL, RunUid
-from rhyme_openrlhf.api.launch_access import LaunchingDep
-from rhyme_openrlhf.api.problems import ProblemError
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.routes.logs import SEARCH_LENGTH, LogFileView, get_logs
-from rhyme_openrlhf.webui.attempts import attempts_of
+from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
+from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.read.log_files import LogError, LogFile, list_processes, logs_of_attempt
+from rhyme_openrlhf.api.read.log_search import SEARCH_LENGTH
+from rhyme_openrlhf.api.store.bounds import NO_NUL
+from rhyme_openrlhf.api.store.lookup import NotFoundError, find_run
+from rhyme_openrlhf.webui.pages.rendering import PageDep, whole_number
 from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.query_words import whole_number
-from rhyme_openrlhf.webui.rendering import PageDep
+from rhyme_openrlhf.webui.run.attempts import attempts_of
 
 router = APIRouter(include_in_schema=False)
 DRIVER = "driver.log"
@@ -34,7 +34,7 @@ Text = Annotated[str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL)]
 class LogLine:
     """A file of the list: `title` says whose it is, `stream` which of its two outputs, `href` opens it."""
 
-    file: LogFileView
+    file: LogFile
     title: str
     stream: str
     href: str
@@ -59,14 +59,14 @@ def logs_page(
     asked = whole_number(attempt)
     number = asked if asked is not None and asked in numbers else max(numbers, default=0)
     problem = ""
-    files: list[LogFileView] = []
+    files: list[LogFile] = []
     try:
         if number:
-            files = get_logs(uid, number, page.who, page.service, launching)
-    except ProblemError as error:
-        if error.status != 404:
-            raise
-        problem = error.detail
+            with page.service.database.reading() as session:
+                logs = logs_of_attempt(session, uid, number, readable_roots(launching))
+            files = list_processes(logs)
+    except (LogError, NotFoundError) as error:
+        problem = str(error)
     files.sort(key=lambda one: (one.name != DRIVER, one.process or "~", one.name))
     chosen = next((one for one in files if one.name == file), files[0] if files and not file else None)
     return page.render(
@@ -86,7 +86,7 @@ def logs_page(
     )
 
 
-def _line(page: PageDep, file: LogFileView, attempt: int | None) -> LogLine:
+def _line(page: PageDep, file: LogFile, attempt: int | None) -> LogLine:
     path, _, suffix = file.name.rpartition(".")
     stream = {"out": "output", "err": "errors"}.get(suffix, "")
     title = "driver" if file.name == DRIVER else file.process or (path if stream else file.name)

@@ -1,7 +1,7 @@
 """`/runs/new`: what would I start, and is it right?
 
 The form is filled from a template, a run to clone, or a pasted command. What is typed is judged by the API's own check
-(`api/spec.py`), piece by piece: the panel beside the form names every fault, and shows the command and the GPUs.
+(`api/launch/spec.py`), piece by piece: the panel beside the form names every fault, and shows the command and the GPUs.
 """
 
 from __future__ import annotations
@@ -17,22 +17,31 @@ from fastapi.responses import HTMLResponse
 from pydantic import Field
 from sqlalchemy import select
 
-from rhyme_openrlhf.api import launching as launches
-from rhyme_openrlhf.api.fields import Body, UidText
-from rhyme_openrlhf.api.launch_access import LaunchingDep
-from rhyme_openrlhf.api.launching import LaunchConflict, Launching
-from rhyme_openrlhf.api.models import NAME_LENGTH, Experiment
-from rhyme_openrlhf.api.problems import FieldError, ProblemError
-from rhyme_openrlhf.api.queries import find_run, names_around
-from rhyme_openrlhf.api.routes.launch import Command, Given
-from rhyme_openrlhf.api.schema import options
-from rhyme_openrlhf.api.spec import NAME_PATTERN, Arguments, Fault, SpecError, check, gpu_shares, gpus_needed
-from rhyme_openrlhf.api.spec_command import from_command, to_command
-from rhyme_openrlhf.webui import text
-from rhyme_openrlhf.webui.estimates import NO_SHAPE, gain, lengths_for, memory, shape_of
-from rhyme_openrlhf.webui.rendering import Page, PageDep
-from rhyme_openrlhf.webui.run_form import run_form
-from rhyme_openrlhf.webui.run_templates import templates
+from rhyme_openrlhf.api.access.launching import LaunchingDep
+from rhyme_openrlhf.api.http.problems import FieldError, ProblemError
+from rhyme_openrlhf.api.launch import actions as launches
+from rhyme_openrlhf.api.launch.actions import LaunchConflict, Launching
+from rhyme_openrlhf.api.launch.schema import options
+from rhyme_openrlhf.api.launch.spec import (
+    NAME_PATTERN,
+    Arguments,
+    Fault,
+    Given,
+    SpecError,
+    check,
+    gpu_shares,
+    gpus_needed,
+)
+from rhyme_openrlhf.api.launch.spec_command import Command, from_command, to_command
+from rhyme_openrlhf.api.read.runs import names_around
+from rhyme_openrlhf.api.store.bounds import Body, UidText
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment
+from rhyme_openrlhf.webui.new_run.estimates import NO_SHAPE, gain, lengths_for, memory, shape_of
+from rhyme_openrlhf.webui.new_run.form import run_form
+from rhyme_openrlhf.webui.new_run.templates import templates
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
+from rhyme_openrlhf.webui.site import text
 
 router = APIRouter(include_in_schema=False)
 # Random bytes of an idempotency key: no two pages have the same.

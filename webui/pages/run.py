@@ -12,16 +12,18 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.curves import curves
-from rhyme_openrlhf.api.fields import INT32, RunUid
-from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.queries import find_run, names_around
-from rhyme_openrlhf.api.status import ACTIVE, ENDED, RESUMABLE
-from rhyme_openrlhf.api.views import run_summary
-from rhyme_openrlhf.webui import text
+from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.read.curves import curves
+from rhyme_openrlhf.api.read.run_json import run_summary
+from rhyme_openrlhf.api.read.runs import names_around
+from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RESUMABLE
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 from rhyme_openrlhf.webui.pages.tabs import CurveViewDep
-from rhyme_openrlhf.webui.recent import RECENT, Change, recent_change, seconds_left, start_phases, step_ends
-from rhyme_openrlhf.webui.rendering import Page, PageDep
+from rhyme_openrlhf.webui.run.recent import RECENT, Change, recent_change, seconds_left, start_phases, step_ends
+from rhyme_openrlhf.webui.site import text
 
 router = APIRouter(include_in_schema=False)
 

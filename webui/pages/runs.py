@@ -9,17 +9,18 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
 from sqlalchemy import select
 
-from rhyme_openrlhf.api.fields import NO_NUL, TAG_LENGTH, Cursor
-from rhyme_openrlhf.api.models import NAME_LENGTH, Experiment, Run
-from rhyme_openrlhf.api.pagination import Direction
-from rhyme_openrlhf.api.queries import RUN_SORTS, Archived, Origin, RunFilter, RunSort, list_runs
-from rhyme_openrlhf.api.status import ENDED, RUN_STATUSES
-from rhyme_openrlhf.api.views import RunSummary
-from rhyme_openrlhf.webui import sparkline
-from rhyme_openrlhf.webui import text as wording
-from rhyme_openrlhf.webui.recent import start_phases
-from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
-from rhyme_openrlhf.webui.sparkline import reward_lines
+from rhyme_openrlhf.api.http.fields import Cursor
+from rhyme_openrlhf.api.read.pagination import Direction
+from rhyme_openrlhf.api.read.run_json import RunSummary
+from rhyme_openrlhf.api.read.runs import RUN_SORTS, Archived, Origin, RunFilter, RunSort, list_runs
+from rhyme_openrlhf.api.store.bounds import NO_NUL, TAG_LENGTH
+from rhyme_openrlhf.api.store.models import NAME_LENGTH, Experiment, Run
+from rhyme_openrlhf.api.store.status import ENDED, RUN_STATUSES
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with
+from rhyme_openrlhf.webui.run import sparkline
+from rhyme_openrlhf.webui.run.recent import start_phases
+from rhyme_openrlhf.webui.run.sparkline import reward_lines
+from rhyme_openrlhf.webui.site import text as wording
 
 router = APIRouter(include_in_schema=False)
 

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.fields import LARGEST_PAGE, NO_NUL, RunUid
-from rhyme_openrlhf.api.launch_access import LaunchingDep
-from rhyme_openrlhf.api.launching import Launching
-from rhyme_openrlhf.api.problems import ProblemError
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.routes.sample_records import (
+from rhyme_openrlhf.api.access.launching import LaunchingDep, readable_roots
+from rhyme_openrlhf.api.http.fields import LARGEST_PAGE, Offset, RunUid
+from rhyme_openrlhf.api.launch.actions import Launching
+from rhyme_openrlhf.api.read.log_files import LogError
+from rhyme_openrlhf.api.read.sample_files import (
+    NONE_KEPT,
     SEARCH_LENGTH,
-    Offset,
-    RecordedStep,
-    SampleRecordPage,
-    SampleRecordView,
-    get_recorded_steps,
-    get_sample_records,
+    KeptStep,
+    SampleRecord,
+    Sort,
+    Wanted,
+    recorded_steps,
+    records_of_step,
+    sample_folders,
 )
-from rhyme_openrlhf.api.sample_files import Sort
+from rhyme_openrlhf.api.store.bounds import NO_NUL
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep, url_with, whole_number
 from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.query_words import whole_number
-from rhyme_openrlhf.webui.rendering import Page, PageDep, url_with
 
 router = APIRouter(include_in_schema=False)
 
@@ -68,10 +71,20 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Found:
+    """A page of the wanted responses: how many there are in all, and lines of the file that are no records."""
+
+    items: list[SampleRecord]
+    next_cursor: str | None
+    matching: int
+    unreadable: int
+
+
+@dataclass(frozen=True)
 class SampleCard:
     """A response; `prompt` is shown where it is not that of the one before. Shares of its tokens."""
 
-    sample: SampleRecordView
+    sample: SampleRecord
     shows_prompt: bool
     accepted_share: float | None
     acceptance_rate: float | None
@@ -110,19 +123,21 @@ def samples_part(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: Ask
 
 
 def _shown(page: Page, launching: Launching, uid: str, asked: Asked) -> dict[str, Any]:
-    recorded = get_recorded_steps(uid, page.who, page.service, launching, LARGEST_PAGE, None)
+    with page.service.database.reading() as session:
+        folders = sample_folders(session, uid, readable_roots(launching))
+    recorded = recorded_steps(folders)[:LARGEST_PAGE]
     query = page.request.query_params.multi_items()
     here = f"/runs/{uid}/samples"
 
     def link(**changes: Any) -> str:
         return url_with(here, query, {"cursor": None, **changes})
 
-    chosen = chosen_step(recorded.items, asked.step)
-    found = _records(page, launching, uid, chosen.step, asked) if chosen is not None else None
-    steps = [one.step for one in reversed(recorded.items)]
+    chosen = chosen_step(recorded, asked.step)
+    found = _records(folders, chosen.step, asked) if chosen is not None else None
+    steps = [one.step for one in reversed(recorded)]
     at = steps.index(chosen.step) if chosen is not None else 0
     return {
-        "missing": recorded.missing,
+        "missing": "" if recorded else NONE_KEPT,
         "steps": steps,
         "step": chosen.step if chosen is not None else None,
         "is_newest": not asked.step,
@@ -139,7 +154,7 @@ def _shown(page: Page, launching: Launching, uid: str, asked: Asked) -> dict[str
     }
 
 
-def chosen_step(recorded: list[RecordedStep], asked: str) -> RecordedStep | None:
+def chosen_step(recorded: list[KeptStep], asked: str) -> KeptStep | None:
     """The step asked for, or the recorded one before it; the newest without one. `recorded`: the newest first."""
     if not recorded:
         return None
@@ -149,27 +164,16 @@ def chosen_step(recorded: list[RecordedStep], asked: str) -> RecordedStep | None
     return next((one for one in recorded if one.step <= wanted), recorded[-1])
 
 
-def _records(page: Page, launching: Launching, uid: str, step: int, asked: Asked) -> SampleRecordPage | None:
+def _records(folders: Sequence[tuple[int, Path]], step: int, asked: Asked) -> Found | None:
+    wanted = Wanted(asked.text, asked.group, _number(asked.min_reward), _number(asked.max_reward))
+    sort = cast(Sort, asked.sort if asked.sort in get_args(Sort) else "number")
     try:
-        return get_sample_records(
-            uid,
-            step,
-            page.who,
-            page.service,
-            launching,
-            text=asked.text,
-            group=asked.group,
-            min_reward=_number(asked.min_reward),
-            max_reward=_number(asked.max_reward),
-            sort=cast(Sort, asked.sort if asked.sort in get_args(Sort) else "number"),
-            direction="desc" if asked.direction == "desc" else "asc",
-            limit=ROWS,
-            cursor=asked.cursor,
-        )
-    except ProblemError as error:
-        if error.status != 404:
-            raise
+        records, unreadable = records_of_step(folders, step, wanted, sort, asked.direction == "desc")
+    except LogError:
         return None  # deleted since it was listed: the oldest ones go
+    start = int(asked.cursor or 0)
+    following = str(start + ROWS) if start + ROWS < len(records) else None
+    return Found(records[start : start + ROWS], following, len(records), unreadable)
 
 
 def _number(text: str) -> float | None:
@@ -180,7 +184,7 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _cards(found: SampleRecordPage, link: Any) -> list[SampleCard]:
+def _cards(found: Found, link: Any) -> list[SampleCard]:
     cards: list[SampleCard] = []
     for sample in found.items:
         before = cards[-1].sample if cards else None

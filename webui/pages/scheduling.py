@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.fields import RunUid
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.webui.asks.scheduling import move_kinds
-from rhyme_openrlhf.webui.figures.timeline import CAUSE_WORDS
+from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
+from rhyme_openrlhf.webui.figures.queries.scheduling import move_kinds
+from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.rendering import PageDep
 
 router = APIRouter(include_in_schema=False)
 

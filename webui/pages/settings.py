@@ -12,14 +12,14 @@ from sqlalchemy import select
 from sqlalchemy.engine import make_url
 
 from rhyme_openrlhf import __version__
-from rhyme_openrlhf.api.launch_access import LaunchingDep
-from rhyme_openrlhf.api.launching import LaunchSettings
-from rhyme_openrlhf.api.models import Run, Token
-from rhyme_openrlhf.api.schema import upstream_version
+from rhyme_openrlhf.api.access.launching import LaunchingDep
+from rhyme_openrlhf.api.launch.actions import LaunchSettings
+from rhyme_openrlhf.api.launch.schema import upstream_version
 from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.store.models import Run, Token
 from rhyme_openrlhf.options import OPTION, Settings
-from rhyme_openrlhf.webui.rendering import Page, PageDep
-from rhyme_openrlhf.webui.run_form import written
+from rhyme_openrlhf.webui.new_run.form import written
+from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
 

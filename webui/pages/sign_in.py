@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.webui.rendering import render_public
+from rhyme_openrlhf.webui.pages.rendering import render_public
 
 router = APIRouter(include_in_schema=False)
 # Longer than any address of a page with all its filters.

@@ -8,13 +8,14 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from rhyme_openrlhf.api.fields import NO_NUL, RunUid
-from rhyme_openrlhf.api.machine_events import nodes_of
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.record import NODE_LENGTH
-from rhyme_openrlhf.webui.asks.system import FIGURES
+from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.read.system import nodes_of
+from rhyme_openrlhf.api.store.bounds import NO_NUL
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.record import NODE_LENGTH
+from rhyme_openrlhf.webui.figures.queries.system import FIGURES
+from rhyme_openrlhf.webui.pages.rendering import PageDep
 from rhyme_openrlhf.webui.pages.run import run_context
-from rhyme_openrlhf.webui.rendering import PageDep
 
 router = APIRouter(include_in_schema=False)
 WINDOWS: tuple[tuple[str, str], ...] = (

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Query
 
-from rhyme_openrlhf.api.curves import Axis
-from rhyme_openrlhf.webui.rendering import Page
+from rhyme_openrlhf.api.read.curves import Axis
+from rhyme_openrlhf.webui.pages.rendering import Page
 
 
 @dataclass(frozen=True)

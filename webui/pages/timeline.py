@@ -10,20 +10,26 @@ from fastapi.responses import HTMLResponse
 from pydantic import Field, model_validator
 from sqlalchemy.orm import Session
 
-from rhyme_openrlhf.api.curves import Axis
-from rhyme_openrlhf.api.fields import RunUid
-from rhyme_openrlhf.api.models import Run
-from rhyme_openrlhf.api.queries import find_run
-from rhyme_openrlhf.api.timeline import MAX_LANES
-from rhyme_openrlhf.webui.asks.steps_shown import newest_step
-from rhyme_openrlhf.webui.asks.timeline import GRID_INTERVALS, LANE_INTERVALS, LANES, TimelineOptions, timeline_rows
-from rhyme_openrlhf.webui.figures import palette
-from rhyme_openrlhf.webui.figures.bubbles import NAMES
-from rhyme_openrlhf.webui.figures.occupancy import LEVELS
+from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.read.curves import Axis
+from rhyme_openrlhf.api.read.timeline import MAX_LANES
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.webui.figures.drawing import palette
+from rhyme_openrlhf.webui.figures.drawing.bubbles import NAMES
+from rhyme_openrlhf.webui.figures.drawing.engine_waits import answer, waits
+from rhyme_openrlhf.webui.figures.drawing.occupancy import LEVELS
+from rhyme_openrlhf.webui.figures.queries.steps_shown import newest_step
+from rhyme_openrlhf.webui.figures.queries.timeline import (
+    GRID_INTERVALS,
+    LANE_INTERVALS,
+    LANES,
+    TimelineOptions,
+    timeline_rows,
+)
+from rhyme_openrlhf.webui.pages.rendering import PageDep, url_with
 from rhyme_openrlhf.webui.pages.run import run_context
 from rhyme_openrlhf.webui.pages.tabs import CurveView
-from rhyme_openrlhf.webui.rendering import PageDep, url_with
-from rhyme_openrlhf.webui.waiting import answer, waits
 
 router = APIRouter(include_in_schema=False)
 

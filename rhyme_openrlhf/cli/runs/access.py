@@ -26,9 +26,9 @@ URL_VARIABLE = "RHYME_CONTROL_URL"
 # Where `rhyme serve` listens if nothing else is said (api/settings.py).
 DEFAULT_URL = "http://127.0.0.1:8420"
 PRIVATE = 0o600
-# How an address for the browser carries a one-time code, or a token, in its fragment (api/auth.py).
+# How an address for the browser carries a one-time code, or a token, in its fragment (api/store/credentials.py).
 LINK_MARKS = ("code=", "token=")
-# How one-time codes begin (api/auth.py).
+# How one-time codes begin (api/store/credentials.py).
 CODE_START = "once_"
 
 

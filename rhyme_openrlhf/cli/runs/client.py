@@ -19,7 +19,7 @@ PREFIX = "/api/v1"
 CONNECT_SECONDS = 5.0
 # An export of a large run begins within this; every other answer is there long before.
 READ_SECONDS = 60.0
-# A stream is pinged every 15 s (api/live.py): one that is silent for longer is dead.
+# A stream is pinged every 15 s (api/live/streams.py): one that is silent for longer is dead.
 STREAM_SECONDS = 40.0
 # How often a request is repeated that the server puts off (429, 503), and how long one pause may be.
 TRIES = 4

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rhyme_openrlhf.api.settings import ServeSettings
 
 INTERRUPTED_CODE = 130
-# Of a token's name (api/models.py).
+# Of a token's name (api/store/models.py).
 NAME_LENGTH = 200
 
 EPILOG = """\
@@ -144,7 +144,7 @@ def login(address: str) -> int:
 def _local_settings(address: str) -> ServeSettings | None:
     """Return the settings of this machine's service if its database may be written and `address` is its own, or ""."""
     try:
-        from rhyme_openrlhf.api.local_link import kept_address, store_file
+        from rhyme_openrlhf.api.access.local_link import kept_address, store_file
         from rhyme_openrlhf.api.settings import ServeSettings
     except ModuleNotFoundError:  # an environment without the `server` extra
         return None
@@ -161,8 +161,8 @@ def _local_settings(address: str) -> ServeSettings | None:
 
 def _local_code(settings: ServeSettings) -> tuple[str, str]:
     """Return address and code of this machine's service, from its database. Raises AccessError."""
-    from rhyme_openrlhf.api.database import DatabaseError
-    from rhyme_openrlhf.api.local_link import kept_address, new_code
+    from rhyme_openrlhf.api.access.local_link import kept_address, new_code
+    from rhyme_openrlhf.api.store.database import DatabaseError
 
     url = kept_address(settings)
     print(f"no link was given: making a token for {url} from the database in {settings.data_path()}")

@@ -34,7 +34,7 @@ SHOWN_KINDS = (
     "run_finished",
 )
 LAST_KIND = "run_finished"
-# How the API's statuses say that nothing more will come (api/status.py; this must not import the service).
+# How the API's statuses say that nothing more will come (api/store/status.py; this must not import the service).
 ENDED = frozenset({"stopped", "succeeded", "failed", "crashed", "lost"})
 POLL_SECONDS = 2.0
 

@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.api.guard import client_behind, host_name, same_origin
-from rhyme_openrlhf.api.limits import BodyRoom, RateLimit, Slots
-from rhyme_openrlhf.api.problems import ProblemError
+from rhyme_openrlhf.api.http.guard import client_behind, host_name, same_origin
+from rhyme_openrlhf.api.http.limits import BodyRoom, RateLimit, Slots
+from rhyme_openrlhf.api.http.problems import ProblemError
 from rhyme_openrlhf.api.settings import ServeSettings
 
 RUNS = "/api/v1/runs"

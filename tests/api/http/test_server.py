@@ -14,8 +14,8 @@ import httpx
 import pytest
 import uvicorn
 
-from rhyme_openrlhf.api import server as server_module
-from rhyme_openrlhf.api.server import Server
+from rhyme_openrlhf.api.http import server as server_module
+from rhyme_openrlhf.api.http.server import Server
 
 BATCHES = f"/api/v1/ingest/attempts/{'b' * 16}/batches"
 # For whatever must happen: far more than it takes.

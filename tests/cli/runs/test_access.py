@@ -90,9 +90,9 @@ def test_links() -> None:
 
 
 def test_a_code_begins_as_the_service_s_codes_do() -> None:
-    auth = pytest.importorskip("rhyme_openrlhf.api.auth")
-    assert auth.CODE_START == CODE_START
-    assert not auth.TOKEN_START.startswith(CODE_START)
+    credentials = pytest.importorskip("rhyme_openrlhf.api.store.credentials")
+    assert credentials.CODE_START == CODE_START
+    assert not credentials.TOKEN_START.startswith(CODE_START)
 
 
 def test_loopback() -> None:

@@ -21,13 +21,13 @@ pytest.importorskip("rhyme_openrlhf.api.app")
 import uvicorn
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.api import auth
+from rhyme_openrlhf.api.access.local_link import keep_address
 from rhyme_openrlhf.api.app import create_app
-from rhyme_openrlhf.api.database import Database
-from rhyme_openrlhf.api.launcher import RayLauncher
-from rhyme_openrlhf.api.launching import Launching, LaunchSettings
-from rhyme_openrlhf.api.local_link import keep_address
+from rhyme_openrlhf.api.launch.actions import Launching, LaunchSettings
+from rhyme_openrlhf.api.launch.ray_jobs import RayLauncher
 from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.cli.runs import client as client_module
 from rhyme_openrlhf.cli.runs.access import Access, keep
 from rhyme_openrlhf.cli.runs.command import build_parser, main
@@ -87,7 +87,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         time.sleep(0.02)
     with app.state.service.database.writing() as session:
         roles = ("operator", "viewer", "reporter")
-        tokens = {role: auth.issue_token(session, f"the {role}", role, time.time()).secret for role in roles}  # type: ignore[arg-type]
+        tokens = {role: credentials.issue_token(session, f"the {role}", role, time.time()).secret for role in roles}  # type: ignore[arg-type]
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     keep_address(root / "data", url)
     yield Service(url, tokens, root, app.state.service.database)
@@ -318,7 +318,7 @@ def test_runs_are_compared(rhyme: Rhyme, reported: str) -> None:
     code, out, err = rhyme("compare", reported, other)
     assert code == 0, err
     assert "reward" in out and "trial (11111111)" in out
-    assert "settings.control.run_uid" in out or "settings.run.name" in out
+    assert ("control.run_uid" in out or "run.name" in out) and "settings." not in out
     found = answer(rhyme, "compare", reported, other)
     assert [one["run"]["uid"] for one in found["comparison"]["runs"]] == [reported, other]
     code, _, err = rhyme("compare", reported)
@@ -410,8 +410,8 @@ def test_login_exchanges_a_link_for_a_token_once(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "new"))
     with service.database.writing() as session:
-        code = auth.issue_code(session, time.time(), 60)
-    link = auth.sign_in_link(service.url, code) + "\n"
+        code = credentials.issue_code(session, time.time(), 60)
+    link = credentials.sign_in_link(service.url, code) + "\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(link))
     code_of_exit, out, _ = rhyme("login")
     assert code_of_exit == 0 and f"as rhyme runs on {socket.gethostname()} (operator)" in out and code not in out

@@ -16,7 +16,7 @@ export function csvOf({ data, layout }) {
   return rows.map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
 }
 
-// Text as it was before it was made harmless to the drawing library (webui/figures/base.py).
+// Text as it was before it was made harmless to the drawing library (webui/figures/drawing/base.py).
 function written(value) {
   if (typeof value !== "string") return value;
   const words = value.replaceAll("<br>", " ").replaceAll("&#37;", "%").replaceAll("&lt;", "<").replaceAll("&gt;", ">");
@@ -28,7 +28,7 @@ function field(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return String(value);
   const text = String(value);
-  // As in api/export.py.
+  // As in api/read/export.py.
   const isFormula = /^(?:["\s]*[=+\-@＝＋－＠]|[\t\r\n])/.test(text) && !/^[+-]?[\d.]+(?:e[+-]?\d+)?$/i.test(text);
   const safe = isFormula ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;

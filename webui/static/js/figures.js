@@ -1,5 +1,5 @@
 // Figures: fetched when they come into sight, drawn with the page's theme, updated without losing the reader's zoom.
-//   data-figure="/ui/..."   where its JSON comes from; layout.meta: see webui/figures/base.py
+//   data-figure="/ui/..."   where its JSON comes from; layout.meta: see webui/figures/drawing/base.py
 //   data-name="..."         what its files are called
 //   data-named              the page lists its names where windows are narrow
 import { ask } from "./ask.js";

@@ -1,0 +1,151 @@
+"""Who is asking: the caller behind a request's token or session cookie.
+
+Invariants: wrong secrets are counted against their address, right ones never; a request with a session that changes
+something carries the session's CSRF token, a request with a Bearer token needs none, because no browser sends that
+header by itself. `store/credentials.py` has the rows.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request, Security
+from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
+from starlette.concurrency import run_in_threadpool
+
+from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.http.problems import ProblemError, retry_later
+from rhyme_openrlhf.api.store.credentials import Principal, Role, digest, find_by_session, find_by_token
+from rhyme_openrlhf.api.store.database import BusyError
+from rhyme_openrlhf.api.store.models import Token
+
+# The whole name is `cookie_name`'s.
+COOKIE = "rhyme_session"
+# What the API's description calls the session cookie.
+COOKIE_SCHEME = "APIKeyCookie"
+CSRF_HEADER = "X-CSRF-Token"
+# `last_used_at` is written this seldom, so that reading does not become writing.
+LAST_USED_STEP_S = 60.0
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+logger = logging.getLogger(__name__)
+_bearer = HTTPBearer(auto_error=False, description="An access token, for scripts and reporters.")
+
+
+class _SessionCookie(APIKeyCookie):
+    """The session cookie of a request, under the name that this service's address gives it."""
+
+    async def __call__(self, request: Request) -> str | None:
+        return request.cookies.get(cookie_name(request))
+
+
+_cookie = _SessionCookie(
+    name=COOKIE,
+    scheme_name=COOKIE_SCHEME,
+    auto_error=False,
+    description=f"A browser's session; what changes something needs {CSRF_HEADER} too.",
+)
+
+
+def is_secure(request: Request) -> bool:
+    """Whether the browser speaks HTTPS, with this service or with a trusted proxy."""
+    service: Service = request.app.state.service
+    return service.settings.tls or request.url.scheme == "https"
+
+
+def cookie_name(request: Request) -> str:
+    """Return the name of the session cookie.
+
+    Browsers send a host's cookies to all of its ports, so the name has the port that the browser asks: two services on
+    one host sign nobody out of the other. `__Host-` keeps pages that are not HTTPS from setting the cookie.
+    """
+    port = request.headers.get("host", "").rpartition(":")[2]
+    name = f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
+    return f"__Host-{name}" if is_secure(request) else name
+
+
+def _note_use(service: Service, who: Principal, now: float) -> None:
+    if who.last_used_at is not None and now - who.last_used_at < LAST_USED_STEP_S:
+        return
+    try:
+        with service.database.writing() as session:
+            session.execute(update(Token).where(Token.id == who.token_id).values(last_used_at=now))
+    except (BusyError, OperationalError) as error:
+        # Busy, or its disk is full: what only reads is still answered.
+        logger.info("the use of token %d was not noted: %s", who.token_id, type(error).__name__)
+
+
+async def _authenticate(service: Service, request: Request, bearer: str | None, cookie: str | None) -> Principal:
+    """Raises ProblemError: 401, 403 (CSRF), 429."""
+    if bearer is None and cookie is None:
+        raise _unauthorized("sign in, or send a token: Authorization: Bearer ...")
+    # A token that is there decides: a script that runs in a browser's profile is still a script.
+    key = ("token", digest(bearer)) if bearer is not None else ("session", digest(cookie or ""))
+    # Known callers wait neither for the store nor for a thread.
+    who = service.callers.get(key) or await run_in_threadpool(_look_up, service, key, bearer, cookie)
+    if who is None:
+        if bearer is None:
+            raise _unauthorized("the session is over: sign in again")
+        raise refuse_secret(service, request, "the token is not known or was revoked")
+    if who.session is not None and request.method not in SAFE_METHODS:
+        given = request.headers.get(CSRF_HEADER, "")
+        if not hmac.compare_digest(given.encode(), (who.csrf or "").encode()):
+            raise ProblemError(403, f"a browser's request that changes something needs its {CSRF_HEADER}")
+    if wait := service.limits.requests.take(f"token {who.token_id}"):
+        raise retry_later(429, "too many requests with this token", wait)
+    return who
+
+
+def _look_up(service: Service, key: tuple[str, str], bearer: str | None, cookie: str | None) -> Principal | None:
+    """Who the store says it is; noted as used, and kept for the questions that follow."""
+    now = time.time()
+    before = service.callers.before_reading()
+    with service.database.reading(snapshot=False) as session:
+        who = find_by_token(session, bearer) if bearer is not None else find_by_session(session, cookie or "", now)
+    if who is not None:
+        service.callers.put(key, who, before)
+        _note_use(service, who, now)
+    return who
+
+
+def refuse_secret(service: Service, request: Request, detail: str) -> ProblemError:
+    """Return the answer to a wrong token or code, which is counted against the client's address: 401, or 429.
+
+    Only wrong ones are counted, because others at the same address have right ones.
+    """
+    address = request.client.host if request.client else "unknown"
+    if wait := service.limits.sign_ins.take(address):
+        return retry_later(429, "too many wrong tokens or sign-in links from this address", wait)
+    return _unauthorized(detail)
+
+
+def _unauthorized(detail: str) -> ProblemError:
+    return ProblemError(401, detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def require(*roles: Role) -> Callable[..., Awaitable[Principal]]:
+    """A dependency that lets only these roles pass."""
+
+    async def allowed(
+        request: Request,
+        service: ServiceDep,
+        bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+        cookie: Annotated[str | None, Security(_cookie)],
+    ) -> Principal:
+        who = await _authenticate(service, request, bearer.credentials if bearer else None, cookie)
+        if who.role not in roles:
+            raise ProblemError(403, f"a {who.role} may not do this; it takes: {', '.join(roles)}")
+        return who
+
+    return allowed
+
+
+Viewer = Annotated[Principal, Depends(require("viewer", "operator"))]
+Operator = Annotated[Principal, Depends(require("operator"))]
+Reporter = Annotated[Principal, Depends(require("reporter", "operator"))]

@@ -1,0 +1,74 @@
+"""How routes get at what starts runs (`app.state.launching`), and the dispatcher as work beside the requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+
+from rhyme_openrlhf.api.access.service import Background, Service
+from rhyme_openrlhf.api.http.problems import ProblemError
+from rhyme_openrlhf.api.launch.actions import Launching, LaunchSettings
+from rhyme_openrlhf.api.launch.dispatcher import UNKNOWN, Dispatcher
+from rhyme_openrlhf.api.launch.lease import Candidate, Lease
+from rhyme_openrlhf.api.store.database import DatabaseError
+
+logger = logging.getLogger(__name__)
+
+
+async def launching(request: Request) -> Launching:
+    """What starting runs needs; where nobody has said (a test's app), a service that starts none."""
+    found: Launching | None = getattr(request.app.state, "launching", None)
+    if found is None:
+        settings = request.app.state.service.settings
+        found = Launching(LaunchSettings(), settings.data_path(), settings.root_paths(), settings.base_url())
+    return found
+
+
+async def starting(request: Request) -> Launching:
+    """The same, where runs can be started. Raises ProblemError (409: trying again does not help)."""
+    found = await launching(request)
+    if found.launcher is None:
+        raise ProblemError(409, "this service starts no runs: it was started without a Ray cluster")
+    return found
+
+
+LaunchingDep = Annotated[Launching, Depends(launching)]
+StartingDep = Annotated[Launching, Depends(starting)]
+
+
+def readable_roots(of: Launching) -> tuple[Path, ...]:
+    """Below what a run directory may be read: the roots, and where runs that are started here write, always."""
+    return (*of.roots, of.runs_directory.resolve())
+
+
+def dispatching(
+    launching: Launching, at_end: Callable[[int], None] = lambda active: None, say: Callable[[str], None] = logger.info
+) -> Background:
+    """The dispatcher as the app's background work. `at_end` is told how many runs are under way then (or UNKNOWN).
+
+    `say` is told when another service dispatches, and when this one has taken over.
+    """
+
+    @asynccontextmanager
+    async def background(service: Service) -> AsyncIterator[None]:
+        lease = Lease(service.database, Candidate(service.uid, launching.launcher is not None))
+        forget = service.callers.forget
+        dispatcher = Dispatcher(service.database, launching, lease, service.news.publish, forget, say=say)
+        dispatcher.start()
+        try:
+            yield
+        finally:
+            await run_in_threadpool(dispatcher.stop)
+            try:
+                at_end(await run_in_threadpool(dispatcher.active))
+            except (SQLAlchemyError, DatabaseError):
+                at_end(UNKNOWN)
+
+    return background

@@ -1,0 +1,59 @@
+"""Sign-in links made on the service's own machine, by whoever may read and write its database.
+
+The service keeps its address in a file of its data directory, because its port may be another one at each start.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.api.store.database import Database, DatabaseError
+from rhyme_openrlhf.api.store.readiness import schema_is_current
+
+ADDRESS_FILE = "address"
+
+
+def keep_address(data: Path, url: str) -> None:
+    """Keep where the service of this data directory listens. Raises OSError."""
+    (data / ADDRESS_FILE).write_text(url + "\n")
+
+
+def kept_address(settings: ServeSettings) -> str:
+    """Return where the service listens, or did so last; where its settings say if it never has."""
+    try:
+        return (settings.data_path() / ADDRESS_FILE).read_text().strip() or settings.base_url()
+    except OSError:
+        return settings.base_url()
+
+
+def store_file(settings: ServeSettings) -> Path | None:
+    """Return the service's SQLite file; None for a PostgreSQL database. Raises DatabaseError for a URL that is none."""
+    database = Database(settings.database_url())
+    return Path(database.engine.url.database or "") if database.is_sqlite else None
+
+
+def new_code(settings: ServeSettings) -> str:
+    """Return a new code for the service of these settings, which may be running. Raises DatabaseError."""
+    file = store_file(settings)
+    if file is not None and not file.is_file():
+        # To connect would make an empty one.
+        raise DatabaseError(f"there is no database {file}: start `rhyme serve`, which makes it and prints a link")
+    database = Database(settings.database_url())
+    shown = make_url(settings.database_url()).render_as_string(hide_password=True)
+    try:
+        if not schema_is_current(database):
+            raise DatabaseError(
+                f"the database {shown} has another version's schema: start this version's service first"
+            )
+        with database.writing() as session:
+            return credentials.issue_code(session, time.time(), credentials.CODE_SECONDS)
+    except SQLAlchemyError as error:
+        raise DatabaseError(f"the database {shown} cannot be used: {type(error).__name__}") from error
+    finally:
+        database.dispose()

@@ -1,0 +1,81 @@
+"""The service: what its parts share (settings, store, limits, counts, news), and the processes that take batches in.
+
+One `Service` a FastAPI app, at `app.state.service`; routes get it by `Depends(service)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+
+from rhyme_openrlhf.api.http.limits import Limits
+from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
+from rhyme_openrlhf.api.ingest.workers import WORKERS_POSTGRESQL, WORKERS_SQLITE, Intake, ThreadIntake, WorkerIntake
+from rhyme_openrlhf.api.live.news import News
+from rhyme_openrlhf.api.live.streams import LiveLooks
+from rhyme_openrlhf.api.settings import ServeSettings
+from rhyme_openrlhf.api.store.credentials import Principal
+from rhyme_openrlhf.api.store.database import Database
+from rhyme_openrlhf.api.store.read_cache import Fresh
+from rhyme_openrlhf.api.store.readiness import Writable
+from rhyme_openrlhf.config import new_uid
+
+# A page asks a dozen questions at once, each with the same token. What this service revokes is forgotten at once; what
+# another one on the same database revokes closes this much later.
+WHO_SECONDS = 1.0
+# Tokens and sessions of which that is known at once: some 500 bytes each.
+WHO_KEPT = 1000
+
+
+@dataclass
+class Service:
+    """Everything that lives as long as the app. `uid`: this start of the service, among all on the database."""
+
+    settings: ServeSettings
+    database: Database
+    limits: Limits
+    metrics: ServiceMetrics
+    news: News = field(default_factory=News)
+    callers: Fresh[Principal] = field(default_factory=lambda: Fresh(WHO_SECONDS, WHO_KEPT))
+    intake: Intake = field(init=False)
+    uid: str = field(default_factory=new_uid)
+    # Set by `create_app`.
+    live: LiveLooks = field(init=False)
+    writable: Writable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.intake = ThreadIntake(self.database)
+        self.writable = Writable(self.database)
+
+
+# Something that runs beside the requests: entered when the database is ready, left at shutdown.
+Background = Callable[[Service], AbstractAsyncContextManager[None]]
+
+
+async def service(request: Request) -> Service:
+    """The service of this request (a dependency)."""
+    found: Service = request.app.state.service
+    return found
+
+
+ServiceDep = Annotated[Service, Depends(service)]
+
+
+@asynccontextmanager
+async def worker_intake(service: Service) -> AsyncIterator[None]:
+    """Background work of the app: batches are taken in by processes as long as it lasts."""
+    workers = service.settings.ingest_workers
+    if workers == 0:
+        workers = WORKERS_SQLITE if service.database.is_sqlite else WORKERS_POSTGRESQL
+    before, service.intake = service.intake, WorkerIntake(service.settings.database_url(), workers)
+    started = service.intake
+    try:
+        yield
+    finally:
+        service.intake = before
+        await run_in_threadpool(started.close)

@@ -1,0 +1,1 @@
+"""What `rhyme serve --demo` shows: `demonstration.py` fills the store with recorded runs, `replay.py` plays one."""

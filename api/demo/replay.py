@@ -1,0 +1,134 @@
+"""Plays a recorded run into the store as if it were reporting now: its events, log files and kept responses.
+
+Its first steps are there at once; the rest comes SPEED times as fast as it happened, through the same ingestion as a
+reporter's batches. Times in its events are moved so that the last one happens when it is played: until then the run is
+a little behind the clock, never ahead, and no duration or rate in it is changed. Played once; a request to stop ends
+it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf.api.access.service import Service
+from rhyme_openrlhf.api.ingest.announce import Announcement, announce
+from rhyme_openrlhf.api.ingest.store_batch import ingest
+from rhyme_openrlhf.api.ingest.validation import prepare
+from rhyme_openrlhf.api.store.database import BusyError
+from rhyme_openrlhf.api.store.models import UID_LENGTH
+from rhyme_openrlhf.telemetry.event_json import to_json
+from rhyme_openrlhf.telemetry.events import RunFinished
+from rhyme_openrlhf.telemetry.recording import moved, read_rows
+from rhyme_openrlhf.telemetry.run_files import CONFIG_FILE, SAMPLES_FOLDER, write_json
+from rhyme_openrlhf.telemetry.sample_files import file_name
+
+SPEED = 2.0
+# Steps that are there from the beginning: curves need some points.
+FIRST_STEPS = 4
+TICK_SECONDS = 0.5
+STOPPED = "stopped on request (a replayed recording)"
+
+
+def uid_of(name: str) -> str:
+    """A uid that is the same in every demonstration, so that links to it stay good."""
+    return hashlib.sha256(name.encode()).hexdigest()[:UID_LENGTH]
+
+
+class Replay:
+    """One recorded run directory, played into `directory`."""
+
+    def __init__(
+        self, service: Service, recorded: Path, directory: Path, name: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Raises OSError, ValueError: the recording cannot be read."""
+        self._service = service
+        self._recorded = recorded
+        self._directory = directory
+        self._name = name
+        self._clock = clock
+        self.run_uid, self.attempt_uid = uid_of(f"run {name}"), uid_of(f"attempt {name}")
+        rows = read_rows(recorded)
+        ready = [row["time"] for row in rows if row["kind"] == "train_step" and row["step"] == FIRST_STEPS]
+        # The recorded moment at which playing begins; a shorter run is played from its first event on.
+        self._begin = ready[0] if ready else rows[0]["time"]
+        self._first, self._end = rows[0]["time"], rows[-1]["time"]
+        started = clock()
+        self._started = started
+        self._shift = started + (self._end - self._begin) / SPEED - self._end
+        self._waiting = rows
+        self._copied = 0
+        self._ended = False
+        self._run_id = 0
+
+    def announce(self) -> int:
+        """Make the run and its directory; returns the run's row number. Raises OSError."""
+        config = json.loads((self._recorded / CONFIG_FILE).read_text())
+        config["settings"]["run"]["name"] = self._name
+        config["settings"]["control"].update(run_uid=self.run_uid, attempt_uid=self.attempt_uid)
+        (self._directory / "logs").mkdir(parents=True)
+        (self._directory / SAMPLES_FOLDER).mkdir()
+        write_json(self._directory / CONFIG_FILE, config)
+        announcement = Announcement(self.attempt_uid, self.run_uid, self._name, str(self._directory), config)
+        with self._service.database.writing() as session:
+            self._run_id = announce(session, announcement, self._clock()).run_id
+        return self._run_id
+
+    def play(self, stop: threading.Event) -> None:
+        """Play to the end, or until `stop`."""
+        while not self._ended and not stop.is_set():
+            self.tick()
+            stop.wait(TICK_SECONDS)
+
+    def tick(self) -> None:
+        """Bring everything that is due by now."""
+        due = self._begin + (self._clock() - self._started) * SPEED
+        count = next((i for i, row in enumerate(self._waiting) if row["time"] > due), len(self._waiting))
+        rows = [moved(row, self._shift) for row in self._waiting[:count]]
+        # First, so that whoever sees a step finds its responses.
+        self._grow_files(due, rows)
+        try:
+            with self._service.database.writing() as session:
+                receipt = ingest(session, self.attempt_uid, prepare(rows), self._clock(), alive=True)
+        except BusyError:
+            return
+        self._waiting = self._waiting[count:]
+        self._ended = not self._waiting
+        if receipt.stop and not self._ended:
+            self._finish_early()
+        self._service.news.publish(self._run_id)
+
+    def _grow_files(self, due: float, rows: list[dict[str, Any]]) -> None:
+        """Responses of the steps that are trained, and as much of each log as of the run has passed."""
+        for row in rows:
+            if row["kind"] == "train_step":
+                kept = self._recorded / SAMPLES_FOLDER / file_name(row["step"])
+                if kept.is_file():
+                    shutil.copy(kept, self._directory / SAMPLES_FOLDER)
+        passed = min(1.0, (due - self._first) / max(self._end - self._first, 1e-9))
+        for log in (self._recorded / "logs").rglob("*"):
+            if not log.is_file():
+                continue
+            data = log.read_bytes()
+            # A log's lines have no common form of time: they are spread evenly.
+            part = data if passed >= 1 else data[: data.rfind(b"\n", 0, int(len(data) * passed)) + 1]
+            target = self._directory / "logs" / log.relative_to(self._recorded / "logs")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            written = target.stat().st_size if target.exists() else 0
+            if len(part) > written:
+                with target.open("ab") as file:
+                    file.write(part[written:])
+
+    def _finish_early(self) -> None:
+        now = self._clock()
+        following = min(row["sequence"] for row in self._waiting if row["source"] == "driver")
+        row = to_json(RunFinished("stopped", STOPPED, now - self._started), now, "driver", following)
+        with self._service.database.writing() as session:
+            ingest(session, self.attempt_uid, prepare([row]), now, alive=False)
+        self._waiting, self._ended = [], True

@@ -1,0 +1,185 @@
+"""Runs that were not started here: a reporter or an import names its run and attempt before it sends events.
+
+Invariants: the same announcement again is the same run and attempt; an attempt never changes its run; only who may
+report for a run (`admit`) changes what it shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.store import run_status
+from rhyme_openrlhf.api.store.json_values import TOO_DEEP, is_too_deep, storable
+from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
+from rhyme_openrlhf.api.store.status import ACTIVE
+from rhyme_openrlhf.telemetry.run_files import strict
+
+_UID = re.compile(rf"[0-9a-f]{{{UID_LENGTH}}}")
+ORIGINS = ("reported", "imported")
+
+
+class AnnouncementError(ValueError):
+    """An announcement has not its form; the message is one sentence that names the field."""
+
+
+class AnnouncementConflictError(Exception):
+    """The attempt is known as another run's."""
+
+
+class ForeignRunError(Exception):
+    """The sender may not report for this run; the message is one sentence for the reporter."""
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The token that a report comes with. `run_id`: the one run that it may report for, None for a general token."""
+
+    token_id: int
+    run_id: int | None
+    operator: bool
+
+
+def admit(run: Run, attempt: Attempt | None, sender: Sender | None) -> None:
+    """Raise ForeignRunError unless the sender may report for the attempt; `attempt` None: for a new one.
+
+    `sender` None is the service itself. The run is locked, and its reporter is noted where it had none.
+    """
+    if sender is None or sender.operator:
+        return
+    if sender.run_id is not None:
+        if sender.run_id != run.id:
+            raise ForeignRunError("this token may report for another run only")
+        if run.origin == "launched" and (attempt is None or attempt.submission_id is None):
+            raise ForeignRunError("the service started this run: nobody else adds attempts to it")
+        return
+    if run.origin == "launched":
+        raise ForeignRunError("the service started this run: only the token of the run itself may report for it")
+    # Imported while it ran, or stored by a version that kept no reporter: its first start goes on reporting.
+    if run.reporter_id is None and attempt is not None and attempt.number == 1 and attempt.status in {*ACTIVE, "lost"}:
+        run.reporter_id = sender.token_id
+    if run.reporter_id != sender.token_id:
+        raise ForeignRunError(
+            "the run belongs to another token: report with that one, with an operator's, or with a reporter's token "
+            "that an operator makes for this run"
+        )
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """Who an attempt is. `config` is the content of its run directory's config.json.
+
+    `origin` is how the run came to be known, if this makes it. Raises AnnouncementError.
+    """
+
+    attempt_uid: str
+    run_uid: str
+    name: str
+    run_directory: str
+    config: Mapping[str, Any]
+    origin: str = "reported"
+
+    def __post_init__(self) -> None:
+        for field, uid in (("attempt uid", self.attempt_uid), ("run uid", self.run_uid)):
+            if not _UID.fullmatch(uid):
+                raise AnnouncementError(f"{field} must be {UID_LENGTH} hexadecimal digits, got {uid[:40]!r}")
+        if not 1 <= len(self.name) <= NAME_LENGTH:
+            raise AnnouncementError(f"name must have 1 to {NAME_LENGTH} characters, got {len(self.name)}")
+        if is_too_deep(dict(self.config)):
+            raise AnnouncementError(f"config {TOO_DEEP}")
+        command = self.config.get("command", [])
+        if not isinstance(command, list) or not all(isinstance(part, str) for part in command):
+            raise AnnouncementError("config.command must be a list of strings")
+        if not isinstance(self.config.get("versions", {}), Mapping):
+            raise AnnouncementError("config.versions must be an object")
+        if not _storable([self.name, self.run_directory, dict(self.config)]):
+            raise AnnouncementError("name, run_directory and config must be text without NUL characters")
+        if self.origin not in ORIGINS:
+            raise AnnouncementError(f"origin must be one of {', '.join(ORIGINS)}, got {self.origin!r}")
+
+
+def announce(session: Session, announcement: Announcement, now: float, sender: Sender | None = None) -> Attempt:
+    """Return the attempt, made with its run if they are new. An attempt that was started here gets its configuration.
+
+    `now` in unix seconds; `sender` None is the service itself. Raises ForeignRunError, and AnnouncementConflictError
+    when the attempt belongs to another run.
+    """
+    run_id = _run_id(session, announcement, now, sender)
+    run, attempts = run_status.lock_run(session, run_id)
+    attempt = next((one for one in attempts if one.uid == announcement.attempt_uid), None)
+    admit(run, attempt, sender)
+    if attempt is None:
+        taken = session.execute(select(Attempt.id).where(Attempt.uid == announcement.attempt_uid)).first()
+        if taken is not None:
+            raise AnnouncementConflictError(f"attempt {announcement.attempt_uid} belongs to another run")
+        attempt = Attempt(
+            run_id=run.id,
+            number=attempts[-1].number + 1 if attempts else 1,
+            uid=announcement.attempt_uid,
+            resumes=bool(attempts),
+            # An operator may also speak for runs of others.
+            vouched=sender is None or not sender.operator or run.reporter_id == sender.token_id,
+            message="",
+            # It is there already, whoever started it: nothing here waits in a queue.
+            status="starting",
+            queued_at=now,
+        )
+        session.add(attempt)
+        attempts.append(attempt)
+        run_status.follow(run, attempts)
+    attempt.run_directory = announcement.run_directory
+    if sender is None:
+        attempt.vouched = True
+    # The newest attempt says what the run is.
+    if attempt is attempts[-1]:
+        config = strict(dict(announcement.config))
+        run.command, run.versions = config.pop("command", []), dict(config.pop("versions", {}))
+        run.config = config
+    session.flush()
+    return attempt
+
+
+def _run_id(session: Session, announcement: Announcement, now: float, sender: Sender | None) -> int:
+    """Return the run of that uid, made if there is none; of two who make it at once, one finds the other's."""
+    query = select(Run.id).where(Run.uid == announcement.run_uid)
+    found = session.execute(query).scalar_one_or_none()
+    if found is not None:
+        return found
+    run = Run(
+        uid=announcement.run_uid,
+        origin=announcement.origin,
+        name=announcement.name,
+        notes="",
+        status="starting",
+        message="",
+        command=[],
+        config={},
+        versions={},
+        created_by="",
+        reporter_id=sender.token_id if sender else None,
+        created_at=now,
+        step=0,
+        epoch=0,
+        dropped_events=0,
+    )
+    try:
+        with session.begin_nested():
+            session.add(run)
+    except IntegrityError:
+        return session.execute(query).scalar_one()
+    return run.id
+
+
+def _storable(value: Any) -> bool:
+    """Whether all text in a JSON value is."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, Mapping):
+        return all(storable(str(key)) and _storable(item) for key, item in value.items())
+    return all(map(_storable, value)) if isinstance(value, list) else True

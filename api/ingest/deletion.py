@@ -1,0 +1,92 @@
+"""Deleting a run with everything it reported, piece by piece, so that nobody waits long for the store; or one attempt.
+
+Invariant: the run itself goes last; after a kill in between, deleting it again takes the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import CursorResult, delete, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.ingest import store_batch
+from rhyme_openrlhf.api.store import run_status
+from rhyme_openrlhf.api.store.database import Database
+from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.record import (
+    CurveBlock,
+    CurveStretch,
+    EngineSampleRow,
+    EngineStepRow,
+    Interval,
+    Metric,
+    Move,
+    RawEvent,
+    Step,
+    Switch,
+    SystemRow,
+)
+from rhyme_openrlhf.api.store.status import ENDED
+
+
+class DeletionRefusedError(Exception):
+    """The run or attempt cannot be deleted as it is; the message is one sentence for people."""
+
+
+# Rows a transaction: well below a second on a slow disk.
+CHUNK = 20_000
+# Those that grow with a run's length and have no foreign keys; the rest goes with the run's row (ON DELETE CASCADE).
+LARGE_TABLES: tuple[Any, ...] = (
+    RawEvent, Interval, EngineSampleRow, EngineStepRow, CurveBlock, CurveStretch, Metric, Move, Switch, Step, SystemRow,
+)  # fmt: skip
+
+
+def delete_run(database: Database, uid: str) -> None:
+    """Delete an archived run that has ended. Raises NotFoundError, DeletionRefusedError."""
+    with database.writing() as session:
+        run_id = _deletable(session, uid).id
+    for table in LARGE_TABLES:
+        while _delete_some(database, table, run_id) == CHUNK:
+            pass
+    with database.writing() as session:
+        # Asked again: somebody may have brought it back meanwhile.
+        run = _deletable(session, uid)
+        # And a batch may have come; none comes any more, because the run is locked.
+        for table in LARGE_TABLES:
+            session.execute(delete(table).where(table.run_id == run.id))
+        # Clones stay, without a parent.
+        session.execute(update(Run).where(Run.parent_id == run.id).values(parent_id=None))
+        session.execute(delete(Run).where(Run.id == run.id))
+
+
+def remove_attempt(database: Database, uid: str, number: int) -> int:
+    """Remove one attempt of a run; return the run's row number. Raises NotFoundError, DeletionRefusedError."""
+    with database.writing() as session:
+        run, attempts = run_status.lock_run(session, find_run(session, uid).id)
+        attempt = find_attempt(session, run, number)
+        if attempt.submission_id is not None:
+            raise DeletionRefusedError("the service started this attempt: it belongs to the run")
+        if len(attempts) == 1:
+            raise DeletionRefusedError("the run has no other attempt: delete the run")
+        store_batch.remove_attempts(session, run, attempts, [attempt])
+        return run.id
+
+
+def _deletable(session: Session, uid: str) -> Run:
+    run = find_run(session, uid, lock=True)
+    if run.status not in ENDED:
+        raise DeletionRefusedError(f"the run is {run.status}: stop it first")
+    if run.archived_at is None:
+        raise DeletionRefusedError("archive the run first: deleting cannot be taken back")
+    return run
+
+
+def _delete_some(database: Database, table: Any, run_id: int) -> int:
+    key = tuple_(*table.__table__.primary_key.columns)
+    some = select(*table.__table__.primary_key.columns).where(table.run_id == run_id).limit(CHUNK)
+    with database.writing() as session:
+        done = session.execute(delete(table).where(key.in_(some)), execution_options={"synchronize_session": False})
+        assert isinstance(done, CursorResult)
+        return done.rowcount

@@ -1,0 +1,248 @@
+"""A whole run directory into the store: the same rows as if the run had reported them live.
+
+Invariants: importing again changes nothing; what is stored of the attempt already is kept when it has no gaps, and
+replaced whole, in one transaction, when it has; a directory that holds less than is stored is refused. A run may be
+imported while it reports. Newer attempts that nobody vouches for (`models.Attempt.vouched`) are removed, so that a run
+whose figures another reporter replaced is as its directory says again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.ingest.announce import Announcement, AnnouncementConflictError, AnnouncementError, announce
+from rhyme_openrlhf.api.ingest.store_batch import add_events, forget_events, remove_attempts
+from rhyme_openrlhf.api.ingest.validation import BadEventError, prepare
+from rhyme_openrlhf.api.store import run_status
+from rhyme_openrlhf.api.store.database import Database
+from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
+from rhyme_openrlhf.api.store.record import EventSource
+from rhyme_openrlhf.api.store.status import ACTIVE
+
+# Events a transaction: it takes a tenth of a second, and others can write in between.
+CHUNK = 5_000
+BAD_JSON = (json.JSONDecodeError, UnicodeDecodeError, msgspec.DecodeError, RecursionError)
+UNHEARD = "imported from a run directory that has no end"
+
+
+class ImportingError(Exception):
+    """The directory cannot be imported; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import did; `replaced` when events that had been dropped were filled in.
+
+    `removed`: uids of newer attempts that nobody vouched for.
+    """
+
+    run_uid: str
+    attempt_uid: str
+    accepted: int
+    duplicates: int
+    replaced: bool
+    removed: tuple[str, ...]
+
+
+@dataclass
+class _SourceFile:
+    """What a file has of one source: the sequence after its last event, and the ranges before it that are missing."""
+
+    following: int = 0
+    missing: list[tuple[int, int]] = field(default_factory=list)
+
+    def missing_below(self, sequence: int) -> int:
+        """How many events before `sequence` the file does not have."""
+        return sum(max(0, min(end, sequence) - begin) for begin, end in self.missing)
+
+
+class _Envelope(msgspec.Struct):
+    """As much of an event as says where it belongs."""
+
+    source: str
+    sequence: int
+
+
+def import_directory(database: Database, directory: Path, now: float) -> Imported:
+    """Import a run directory; of a run that was resumed, the attempts in the order in which they were started.
+
+    `now` in unix seconds. Raises ImportingError, BusyError.
+    """
+    directory = directory.absolute()
+    events = directory / "events.jsonl"
+    try:
+        config = (directory / "config.json").read_bytes()
+        announcement = _announcement(directory, config, next((line for _, line in _lines(events)), b""))
+        # Before the file is read: a run writes its file first, so the file has what is stored by now.
+        known = _known(database, announcement.attempt_uid)
+        replaced = _fills_gaps(known, _scan(events), announcement.attempt_uid)
+        return _import(database, announcement, events, replaced, now)
+    except (AnnouncementError, AnnouncementConflictError, BadEventError, *BAD_JSON) as error:
+        raise ImportingError(f"{directory} cannot be imported: {error}") from error
+    except OSError as error:
+        raise ImportingError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _import(database: Database, announcement: Announcement, events: Path, replaced: bool, now: float) -> Imported:
+    uid = announcement.attempt_uid
+    accepted = duplicates = 0
+    with database.writing() as session:
+        removed = _remove_unvouched(session, announcement)
+        attempt = announce(session, announcement, now)
+        if replaced:
+            accepted = _replace(session, attempt, events)
+    if not replaced:
+        for chunk in _chunks(events):
+            arrived = prepare(chunk)
+            with database.writing() as session:
+                fresh = len(add_events(session, uid, arrived))
+            accepted, duplicates = accepted + fresh, duplicates + len(arrived) - fresh
+    with database.writing() as session:
+        _end_unheard(session, uid, now)
+    return Imported(announcement.run_uid, uid, accepted, duplicates, replaced, removed)
+
+
+def _remove_unvouched(session: Session, announcement: Announcement) -> tuple[str, ...]:
+    """Remove the attempts behind the announced one that nobody vouches for, the newest first; return their uids."""
+    run_id = session.scalar(select(Run.id).where(Run.uid == announcement.run_uid))
+    if run_id is None:
+        return ()
+    run, attempts = run_status.lock_run(session, run_id)
+    if not any(one.uid == announcement.attempt_uid for one in attempts):
+        return ()
+    behind = itertools.takewhile(lambda one: one.uid != announcement.attempt_uid, reversed(attempts))
+    gone = list(itertools.takewhile(lambda one: not one.vouched, behind))
+    if gone:
+        remove_attempts(session, run, attempts, gone)
+    return tuple(one.uid for one in gone)
+
+
+def _replace(session: Session, attempt: Attempt, events: Path) -> int:
+    """Store the attempt's events anew; return how many. Raises ImportingError when fewer come than were there."""
+    before = _sources(session, attempt.uid)
+    run, _ = run_status.lock_run(session, attempt.run_id)
+    forget_events(session, run, attempt)
+    accepted = sum(len(add_events(session, attempt.uid, prepare(chunk))) for chunk in _chunks(events))
+    after = {one.source: one for one in _sources(session, attempt.uid)}
+    for one in before:
+        now = after.get(one.source, _Source(one.source))
+        # A reporter has stored more since the file was compared, and the directory is not the one that it follows.
+        if now.next_sequence < one.next_sequence:
+            raise _holds_less(attempt.uid, one.source, now.next_sequence, one.next_sequence)
+        mine = (EventSource.attempt_id == attempt.id, EventSource.source == one.source)
+        session.execute(update(EventSource).where(*mine).values(filled=one.filled + one.dropped - now.dropped))
+    return accepted
+
+
+class _Source(NamedTuple):
+    """What is stored of one source of an attempt; the columns of `EventSource`."""
+
+    source: str
+    next_sequence: int = 0
+    gaps: int = 0
+    dropped: int = 0
+    filled: int = 0
+
+
+def _known(database: Database, attempt_uid: str) -> list[_Source]:
+    """Return what is stored of an attempt, nothing if it is not known."""
+    with database.reading(snapshot=False) as session:
+        return _sources(session, attempt_uid)
+
+
+def _sources(session: Session, attempt_uid: str) -> list[_Source]:
+    columns = [getattr(EventSource, name) for name in _Source._fields]
+    query = select(*columns).join(Attempt, Attempt.id == EventSource.attempt_id).where(Attempt.uid == attempt_uid)
+    return [_Source(*row) for row in session.execute(query)]
+
+
+def _fills_gaps(known: Iterable[_Source], sources: Mapping[str, _SourceFile], attempt_uid: str) -> bool:
+    """Whether the file has events that are stored as missing. Raises ImportingError when it has less than is stored."""
+    fills = False
+    for stored in known:
+        ours = sources.get(stored.source, _SourceFile())
+        if ours.following < stored.next_sequence or ours.missing_below(stored.next_sequence) > stored.gaps:
+            raise _holds_less(attempt_uid, stored.source, ours.following, stored.next_sequence)
+        fills = fills or stored.dropped > ours.missing_below(ours.following)
+    return fills
+
+
+def _holds_less(attempt_uid: str, source: str, ours: int, known: int) -> ImportingError:
+    return ImportingError(
+        f"the directory holds less than is stored of attempt {attempt_uid}: of source {source!r} its "
+        f"events end before number {ours}, and {known} are known"
+    )
+
+
+def _end_unheard(session: Session, attempt_uid: str, now: float) -> None:
+    """An imported run without an end, of which no reporter and no job tells anything, is lost."""
+    run_id = session.execute(select(Attempt.run_id).where(Attempt.uid == attempt_uid)).scalar_one()
+    run, attempts = run_status.lock_run(session, run_id)
+    attempt = next(one for one in attempts if one.uid == attempt_uid)
+    if attempt.status in ACTIVE and attempt.heartbeat_at is None and attempt.submission_id is None:
+        run_status.move(run, attempts, attempt, "lost", UNHEARD, run.last_event_at or now)
+
+
+def _announcement(directory: Path, text: bytes, first_line: bytes) -> Announcement:
+    """Who the run is: as it was reported, if its settings say so; else told by its content, wherever it lies."""
+    config = json.loads(text)
+    if not isinstance(config, dict):
+        raise ImportingError(f"{directory}/config.json is not a JSON object")
+    digest = hashlib.sha256(text + first_line).hexdigest()
+    control, run = _object(config, "settings", "control"), _object(config, "settings", "run")
+    return Announcement(
+        attempt_uid=control.get("attempt_uid") or digest[:UID_LENGTH],
+        run_uid=control.get("run_uid") or digest[UID_LENGTH : 2 * UID_LENGTH],
+        name=str(run.get("name") or directory.name)[:NAME_LENGTH],
+        run_directory=str(directory),
+        config=config,
+        origin="imported",
+    )
+
+
+def _object(value: Any, *names: str) -> Mapping[str, Any]:
+    """An object inside of others, empty where there is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _scan(events: Path) -> dict[str, _SourceFile]:
+    """Return what the file has by source."""
+    decode = msgspec.json.Decoder(_Envelope).decode
+    sources: dict[str, _SourceFile] = {}
+    for number, line in _lines(events):
+        try:
+            row = decode(line)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ImportingError(f"{events}, line {number} is no event: {error}") from error
+        source = sources.setdefault(row.source, _SourceFile())
+        if row.sequence > source.following:
+            source.missing.append((source.following, row.sequence))
+        source.following = max(source.following, row.sequence + 1)
+    return sources
+
+
+def _chunks(events: Path) -> Iterator[list[Any]]:
+    lines = _lines(events)
+    decode = msgspec.json.Decoder().decode
+    while chunk := [decode(line) for _, line in itertools.islice(lines, CHUNK)]:
+        yield chunk
+
+
+def _lines(events: Path) -> Iterator[tuple[int, bytes]]:
+    """Whole lines with their numbers; one that a killed writer left torn at the end is none."""
+    with events.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield number, line

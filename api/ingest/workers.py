@@ -1,0 +1,188 @@
+"""Taking batches in: in the service's own threads, or in processes beside it.
+
+`rhyme serve` uses processes. A batch is tens of milliseconds of Python, and in threads of one process every page's
+query would wait for it, again and again: the interpreter runs one thread at a time, and hands over late.
+
+Invariants: a worker that dies breaks nothing: what it had is rolled back, its sender is told to come again, and new
+workers are started; workers end when the service's process does, however it does; a batch is answered when it is
+committed, and never before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import NamedTuple, Protocol
+
+from anyio.to_thread import run_sync
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from rhyme_openrlhf.api.ingest.announce import Sender
+from rhyme_openrlhf.api.ingest.decoding import parse_batch, unpack
+from rhyme_openrlhf.api.ingest.store_batch import Receipt, UnknownAttemptError, ingest
+from rhyme_openrlhf.api.ingest.validation import prepare
+from rhyme_openrlhf.api.store.database import BUSY_SECONDS, BusyError, Database
+from rhyme_openrlhf.api.store.models import Attempt
+
+# While one batch is made ready, another is written: more at once only wait for each other. SQLite has one writer, and
+# who waits for its lock sleeps and polls.
+WORKERS_SQLITE, WORKERS_POSTGRESQL = 1, 2
+# A batch waits for those before it, and each of them at most `BUSY_SECONDS` for a lock.
+ANSWER_SECONDS = 60.0
+# A worker that does not end in this time is killed: what it had not committed is rolled back.
+GOODBYE_SECONDS = BUSY_SECONDS
+# When to come again after a worker died: a new one takes a second or two to start.
+RESTART_RETRY_S = 2.0
+# Pages come first where processors are scarce: about three times a worker's share.
+NICENESS = 5
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One request. `limit`: bytes that its body may have unpacked; `sender` None: the service itself."""
+
+    attempt_uid: str
+    body: bytes
+    encoding: str | None
+    limit: int
+    sender: Sender | None
+
+
+class Taken(NamedTuple):
+    """A batch is stored."""
+
+    run_id: int
+    receipt: Receipt
+
+
+class IngestionInterruptedError(Exception):
+    """The worker died or did not answer; the message asks the sender to send the batch again."""
+
+
+class Intake(Protocol):
+    """Takes a batch in.
+
+    Raises BatchError, UnknownAttemptError, ForeignRunError, IngestionInterruptedError and what the database raises.
+    """
+
+    async def __call__(self, sent: Sent) -> Taken: ...
+
+
+def take(database: Database, sent: Sent) -> Taken:
+    """Unpack, check and store a batch. Raises as `Intake`."""
+    batch = parse_batch(unpack(sent.body, sent.encoding, sent.limit))
+    arrived = prepare(batch.events)
+    alive = batch.heartbeat.alive if batch.heartbeat else None
+    uid = sent.attempt_uid
+    with database.reading(snapshot=False) as session:
+        run_id = session.scalar(select(Attempt.run_id).where(Attempt.uid == uid))
+    if run_id is None:
+        raise UnknownAttemptError(f"attempt {uid} is unknown: announce it first")
+    with database.writing() as session:
+        now = time.time()
+        receipt = ingest(session, uid, arrived, now, alive, batch.dropped, batch.known, sent.sender)
+    return Taken(run_id, receipt)
+
+
+class ThreadIntake:
+    """In threads of this process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def __call__(self, sent: Sent) -> Taken:
+        return await run_sync(take, self._database, sent)
+
+
+class WorkerIntake:
+    """In processes beside this one. All its methods are called on the event loop's thread."""
+
+    def __init__(self, database_url: str, workers: int) -> None:
+        self._url = database_url
+        self._workers = workers
+        self._pool = self._start()
+
+    async def __call__(self, sent: Sent) -> Taken:
+        pool = self._pool
+        try:
+            future = asyncio.wrap_future(pool.submit(_work, sent))
+            return await asyncio.wait_for(future, ANSWER_SECONDS)
+        except BrokenProcessPool as error:
+            if self._pool is pool:
+                logger.error("a process that takes batches in has died: starting new ones")
+                pool.shutdown(wait=False)
+                self._pool = self._start()
+            raise IngestionInterruptedError("the ingestion was interrupted: send the batch again") from error
+        except TimeoutError as error:
+            detail = f"the ingestion has not answered for {ANSWER_SECONDS:g} s: send the batch again"
+            raise IngestionInterruptedError(detail) from error
+
+    def close(self) -> None:
+        """End the workers; blocks for `GOODBYE_SECONDS` at most."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        end = time.monotonic() + GOODBYE_SECONDS
+        # The service starts no other processes in this way. Asked again: the pool may just have been starting one.
+        while children := multiprocessing.active_children():
+            for process in children:
+                process.join(max(0.0, end - time.monotonic()))
+                if process.is_alive():
+                    process.kill()
+                    process.join(GOODBYE_SECONDS)
+
+    def _start(self) -> ProcessPoolExecutor:
+        # A fork would copy locks that other threads hold.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=_begin, initargs=(self._url,))
+        for _ in range(self._workers):  # they take a second to start: now, and not when the first batch waits
+            pool.submit(_ready)
+        return pool
+
+
+# In a worker.
+
+_database: Database | None = None
+
+
+def _begin(database_url: str) -> None:
+    global _database
+    # Ctrl-C reaches every process of the terminal; the service ends its workers itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _database = Database(database_url)
+    # What is loaded stays: the garbage that batches make is looked for among their own objects.
+    gc.collect()
+    gc.freeze()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _ready() -> None:
+    """Nothing: that it was done says that a worker is there."""
+
+
+def _work(sent: Sent) -> Taken:
+    assert _database is not None
+    try:
+        return take(_database, sent)
+    except (OperationalError, PoolTimeoutError) as error:
+        # Its own cause, a driver's object, cannot go from process to process.
+        raise BusyError(f"the database did not answer: {error}") from None

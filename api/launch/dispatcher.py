@@ -1,0 +1,343 @@
+"""The loop that starts queued attempts and watches those that run: the store and Ray, brought together.
+
+One thread, one turn every POLL_SECONDS, while this service holds the lease (`lease.py`); a second thread renews it
+while a turn waits for Ray. Invariants: no transaction is open while Ray is asked; every change is made only if
+the status is still the one that was decided on, and the lease is still the one of this turn; what a turn leaves undone,
+because store or cluster did not answer, the next one does; it keeps nothing that a restarted service would miss.
+
+Nothing is started twice, whoever freezes when: the transaction that makes an attempt "starting" binds it to one
+cluster, and Ray takes an id once. A service on another cluster, which does not know the job, neither starts nor ends
+the attempt: it is lost while nobody answers. A service that takes over needs no file of the earlier holder: the job
+and its reporter go on with theirs, and the token holds until the attempt has ended. The earlier holder's token file
+stays behind and opens nothing then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import or_, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.launch.actions import Launching
+from rhyme_openrlhf.api.launch.job_file import remove_files, write_launch_file, write_token
+from rhyme_openrlhf.api.launch.lease import BEAT_SECONDS, Lease, LeaseLost, not_dispatching
+from rhyme_openrlhf.api.launch.queueing import Job, Queued, Waits, Watch, choose, decide, used_by_others
+from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable, SubmitRefused
+from rhyme_openrlhf.api.launch.spec import gpus_needed
+from rhyme_openrlhf.api.store import credentials, run_status
+from rhyme_openrlhf.api.store.database import Database, DatabaseError
+from rhyme_openrlhf.api.store.models import Attempt, Run, Token
+from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RunStatus
+
+# A killed run is seen within this and Ray's own second; a turn costs one small request a run.
+POLL_SECONDS = 2.0
+# A lost run may be heard of again; after a day Ray is not asked for it any more.
+LOST_SECONDS = 24 * 3600.0
+# A reporter whose run has ended still sends what waited while the service was down.
+TOKEN_SECONDS = 3600.0
+# Turns between two looks for tokens that have done their work: about a minute.
+TIDY_TURNS = 30
+# The turn in progress may wait for Ray (ray_jobs.CALL_SECONDS a request).
+STOP_SECONDS = 30.0
+TOKEN_NAME = "attempt {uid}"
+# How many runs are under way when the store does not say.
+UNKNOWN = -1
+
+logger = logging.getLogger(__name__)
+# What a turn may meet; the next one tries again.
+_PASSING = (SQLAlchemyError, DatabaseError, ClusterUnreachable, OSError, ValueError, LookupError)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What a turn knows of an attempt, read in one go."""
+
+    attempt_id: int
+    run_id: int
+    uid: str
+    launched: bool
+    status: RunStatus
+    heartbeat_at: float | None
+    stop_requested: bool
+    cluster: str | None
+    spec: dict[str, Any] | None
+
+
+class Dispatcher:
+    """Watches the attempts of one store on one cluster; without a launcher only those that were started elsewhere."""
+
+    def __init__(
+        self,
+        database: Database,
+        launching: Launching,
+        lease: Lease,
+        changed: Callable[[int], None],
+        revoked: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = logger.info,
+    ) -> None:
+        """`changed` is told the run (row number) whose status has changed; `revoked` is called when a token has been
+        revoked; `clock` only goes forward; `say` is told who dispatches, when that is not this service from the start.
+        """
+        self._database = database
+        self._launching = launching
+        self._lease = lease
+        self._say = say
+        # Of the turn in progress, and what was said last.
+        self._term = 0
+        self._said = ""
+        self._launcher = launching.launcher
+        self._changed = changed
+        self._revoked = revoked
+        self._clock = clock
+        self._waits = Waits(launching.settings.stop_grace_s, launching.settings.lost_after_s)
+        self._watches: dict[int, Watch] = {}
+        # When attempts with an open token were first seen to have ended.
+        self._ended: dict[str, float] = {}
+        self._turns = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+        self._beats = threading.Thread(target=self._beat, name="dispatcher's lease", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take turns."""
+        self._thread.start()
+        self._beats.start()
+
+    def stop(self) -> None:
+        """End after the turn in progress, and give the lease up. Runs go on."""
+        self._stop.set()
+        for thread in (self._thread, self._beats):
+            if thread.ident is not None:
+                thread.join(STOP_SECONDS)
+        try:
+            self._lease.release()
+        except _PASSING:
+            logger.exception("the lease was not given up: another service takes over when it has run out")
+
+    def turn(self) -> None:
+        """Look at everything once and do what is due; nothing while another service dispatches.
+
+        Raises LeaseLost when another service has taken over during the turn.
+        """
+        term = self._lease.keep()
+        self._tell(term)
+        if term is None:
+            return
+        if term != self._term:
+            # As after a restart: every wait begins anew.
+            self._term, self._turns = term, 0
+            self._watches, self._ended = {}, {}
+        rows = self._read()
+        known = {row.attempt_id for row in rows}
+        self._watches = {key: watch for key, watch in self._watches.items() if key in known}
+        reachable = self._watch([row for row in rows if row.status != "queued"])
+        if reachable:
+            self._dispatch(rows)
+        if self._turns % TIDY_TURNS == 0:
+            self._tidy()
+        self._turns += 1
+
+    def active(self) -> int:
+        """How many runs that were started on this service's cluster are under way."""
+        return sum(row.status in ACTIVE - {"queued"} for row in self._read() if row.launched and self._is_ours(row))
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.turn()
+            except LeaseLost as error:
+                logger.warning("a turn of the dispatcher ended in its middle: %s", error)
+            except _PASSING:
+                logger.exception("the dispatcher's turn failed; the next one tries again")
+            self._stop.wait(POLL_SECONDS)
+
+    def _beat(self) -> None:
+        """Renew the lease while turns take long: Ray may let each of them wait for a minute."""
+        while not self._stop.wait(BEAT_SECONDS):
+            try:
+                self._lease.keep()
+            except _PASSING:
+                logger.warning(
+                    "the lease on dispatching could not be renewed; the next beat tries again", exc_info=True
+                )
+
+    def _tell(self, term: int | None) -> None:
+        """Say who dispatches, if that is another one than when it was said last."""
+        if term is not None:
+            now = "this service dispatches now: it starts and watches the runs of its database" if self._said else ""
+        else:
+            now = not_dispatching(self._lease.other, self._lease.me.uid)
+        if now and now != self._said:
+            self._said = now
+            self._say(now)
+
+    def _is_ours(self, row: _Row) -> bool:
+        """Whether no other cluster than this service's can have the attempt's job."""
+        return row.cluster in (None, self._launching.cluster)
+
+    def _read(self) -> list[_Row]:
+        recent = Attempt.finished_at > time.time() - LOST_SECONDS
+        lost = (Attempt.status == "lost") & or_(recent, Attempt.stop_requested_at.is_not(None))
+        query = (
+            select(Attempt, Run.spec)
+            .join(Run, Run.id == Attempt.run_id)
+            .where(Attempt.status.in_(ACTIVE) | lost)
+            .order_by(Attempt.queued_at, Attempt.id)
+        )
+        with self._database.reading() as session:
+            return [_row(attempt, spec) for attempt, spec in session.execute(query).tuples()]
+
+    # --- attempts that have started
+
+    def _watch(self, rows: Sequence[_Row]) -> bool:
+        """Look at each; whether the cluster answers (as far as it was asked)."""
+        reachable = self._launcher is not None
+        for row in rows:
+            job = None
+            if row.launched and reachable and self._launcher is not None:
+                try:
+                    job = self._launcher.job(row.uid)
+                except ClusterUnreachable as error:
+                    # Asked once a turn only: each question waits its full time.
+                    reachable = False
+                    logger.warning("%s", error)
+            if job is not None and job.state == "missing" and not self._is_ours(row):
+                job = None  # another cluster has it, and that one was not asked
+            self._look(row, job)
+        return reachable
+
+    def _look(self, row: _Row, job: Job | None) -> None:
+        now = self._clock()
+        watch = self._watches.setdefault(row.attempt_id, Watch(now))
+        action = decide(watch.see(row.status, row.heartbeat_at, row.stop_requested, job, now), self._waits)
+        if action.do == "set" and action.status is not None:
+            self._set(row, action.status, action.message)
+        elif action.do == "submit":
+            self._submit(row)
+        elif action.do == "stop_job":
+            self._force(row, watch, now)
+
+    def _force(self, row: _Row, watch: Watch, now: float) -> None:
+        assert self._launcher is not None
+        self._lease.confirm(self._term)
+        try:
+            self._launcher.stop(row.uid)
+        except ClusterUnreachable as error:
+            logger.warning("%s", error)
+            return
+        watch.forced(now)
+        logger.info("attempt %s: Ray is told to stop its job", row.uid)
+
+    def _set(self, row: _Row, status: RunStatus, message: str) -> None:
+        """Give the attempt a status, unless it has another one by now than when it was decided."""
+        now = time.time()
+        with self._lease.changing(self._term) as session:
+            run, attempts = run_status.lock_run(session, row.run_id)
+            attempt = next((one for one in attempts if one.id == row.attempt_id), None)
+            if attempt is None or attempt.status != row.status:
+                return
+            run_status.move(run, attempts, attempt, status, message, now)
+        logger.info("attempt %s is %s%s", row.uid, status, f": {message}" if message else "")
+        self._changed(row.run_id)
+
+    # --- the queue
+
+    def _dispatch(self, rows: Sequence[_Row]) -> None:
+        waiting = [row for row in rows if row.status == "queued" and row.launched]
+        if not waiting or self._launcher is None:
+            return
+        ours = [row for row in rows if row.launched and self._is_ours(row)]
+        running = [_gpus(row) for row in ours if row.status in ACTIVE - {"queued"}]
+        begun = [_gpus(row) for row in ours if row.status in ("running", "stopping")]
+        queue = [Queued(row.attempt_id, _gpus(row)) for row in waiting]
+        try:
+            gpus = self._launcher.gpus()
+            others = used_by_others(self._launcher.used_gpus(), begun)
+        except ClusterUnreachable as error:
+            logger.warning("%s", error)
+            return
+        start = choose(queue, running, gpus, self._launching.settings.max_runs, others)
+        by_id = {row.attempt_id: row for row in waiting}
+        for attempt_id, message in start.never:
+            self._set(by_id[attempt_id], "failed", message)
+        for attempt_id in start.now:
+            self._submit(by_id[attempt_id])
+
+    def _submit(self, row: _Row) -> None:
+        """Start the attempt's job; if it is not known whether that worked, a later turn looks and does it again."""
+        assert self._launcher is not None
+        with self._lease.changing(self._term) as session:
+            run, attempts = run_status.lock_run(session, row.run_id)
+            attempt = next((one for one in attempts if one.id == row.attempt_id), None)
+            if attempt is None or attempt.status != row.status:
+                return
+            run_status.move(run, attempts, attempt, "starting", "", time.time())
+            attempt.cluster = self._launching.cluster
+            secret = self._new_token(session, run, attempt)
+            session.refresh(run, ["uid", "spec"])  # needed after the transaction
+        self._changed(row.run_id)
+        started = dataclasses.replace(row, status="starting")
+        try:
+            token_file = write_token(self._launching.data, row.uid, secret)
+            content = self._launching.launch_file(run, attempt, token_file)
+            content.argv()  # a file may have gone, or a link been turned, since the spec was checked
+            self._lease.confirm(self._term)
+            self._launcher.submit(row.uid, write_launch_file(self._launching.data, content))
+        except (SubmitRefused, ValueError, OSError) as error:
+            self._set(started, "failed", f"it could not be started: {error}")
+
+    def _new_token(self, session: Session, run: Run, attempt: Attempt) -> str:
+        """The reporter's token, for this run alone; one of an earlier try opens nothing any more."""
+        now = time.time()
+        name = TOKEN_NAME.format(uid=attempt.uid)
+        for earlier in session.scalars(select(Token).where(Token.name == name, Token.run_id == run.id)):
+            credentials.revoke_token(session, earlier, now)
+        return credentials.issue_token(session, name, "reporter", now, run.id).secret
+
+    def _tidy(self) -> None:
+        """Close tokens, remove files and have Ray forget the jobs of attempts that ended long enough ago."""
+        open_tokens = select(Token.name).where(Token.role == "reporter", Token.revoked_at.is_(None))
+        with self._database.reading() as session:
+            # Few: those of attempts that are under way or have ended within the hour.
+            uids = [name.removeprefix(TOKEN_NAME.format(uid="")) for name in session.scalars(open_tokens)]
+            ended = select(Attempt.uid).where(
+                Attempt.submission_id.is_not(None), Attempt.status.in_(ENDED - {"lost"}), Attempt.uid.in_(uids)
+            )
+            found = set(session.scalars(ended))
+        now = self._clock()
+        self._ended = {uid: self._ended.get(uid, now) for uid in found}
+        for uid in [uid for uid, since in self._ended.items() if now - since >= TOKEN_SECONDS]:
+            with self._lease.changing(self._term) as session:
+                for token in session.scalars(select(Token).where(Token.name == TOKEN_NAME.format(uid=uid))):
+                    credentials.revoke_token(session, token, time.time())
+            self._revoked()
+            remove_files(self._launching.data, uid)
+            if self._launcher is not None:
+                self._launcher.delete(uid)
+
+
+def _row(attempt: Attempt, spec: dict[str, Any] | None) -> _Row:
+    return _Row(
+        attempt_id=attempt.id,
+        run_id=attempt.run_id,
+        uid=attempt.uid,
+        launched=attempt.submission_id is not None,
+        status=cast(RunStatus, attempt.status),
+        heartbeat_at=attempt.heartbeat_at,
+        stop_requested=attempt.stop_requested_at is not None,
+        cluster=attempt.cluster,
+        spec=spec,
+    )
+
+
+def _gpus(row: _Row) -> int:
+    return gpus_needed(row.spec["arguments"]) if row.spec is not None else 0

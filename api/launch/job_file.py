@@ -1,0 +1,107 @@
+"""What travels to a job: one JSON file, in a folder that Ray uploads as the job's working directory.
+
+    <data>/launch/<attempt uid>/spec.json     the file; nothing secret is in it
+    <data>/tokens/<attempt uid>               the reporter's token, readable for the owner alone
+
+Invariants: the job's command line is a constant with the attempt's uid, so no value ever meets a shell; the file is
+checked again where it is read; all paths in it are absolute; the token is only ever in its own file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rhyme_openrlhf.api.launch.spec import NAME_PATTERN, Arguments, Fault, SpecError, check, resolved
+from rhyme_openrlhf.api.launch.spec_command import to_argv
+
+FILE = "spec.json"
+UID_PATTERN = r"^[0-9a-f]{16}$"
+# Ray starts it through a shell: only the uid, 16 hexadecimal digits, is put into it.
+ENTRYPOINT = "python -m rhyme_openrlhf.cli.run_spec {attempt}"
+
+
+class LaunchFile(BaseModel):
+    """One attempt, ready to start. `token_file` is "" where nothing is to be reported."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Literal[1] = 1
+    run_uid: str = Field(pattern=UID_PATTERN)
+    attempt_uid: str = Field(pattern=UID_PATTERN)
+    name: str = Field(pattern=NAME_PATTERN)
+    arguments: Arguments
+    resumes: bool
+    roots: list[str]
+    run_directory: str
+    control_url: str
+    token_file: str
+
+    def argv(self) -> list[str]:
+        """The options of `rhyme train`. Raises SpecError if the arguments are not what may be started."""
+        roots = [Path(root) for root in self.roots]
+        argv = to_argv(resolved(check(self.arguments, roots), roots))
+        argv += [f"--run.name={self.name}", f"--run.dir={self.run_directory}"]
+        if self.resumes:
+            argv.append("--ckpt.load_enable")
+        if self.control_url:
+            argv += [
+                f"--control.url={self.control_url}",
+                f"--control.token_file={self.token_file}",
+                f"--control.run_uid={self.run_uid}",
+                f"--control.attempt_uid={self.attempt_uid}",
+            ]
+        return argv
+
+
+def read_launch_file(folder: Path, attempt_uid: str) -> LaunchFile:
+    """The file in a job's working directory. Raises SpecError if it is not the attempt's."""
+    try:
+        found = LaunchFile.model_validate_json((folder / FILE).read_bytes())
+    except OSError as error:
+        raise SpecError([Fault(FILE, f"cannot be read: {error.strerror}")]) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise SpecError([Fault(FILE, f"cannot be read: {where}: {first['msg']}")]) from error
+    if found.attempt_uid != attempt_uid:
+        raise SpecError([Fault(FILE, f"is of attempt {found.attempt_uid}, not of {attempt_uid}")])
+    return found
+
+
+def write_launch_file(data: Path, content: LaunchFile) -> Path:
+    """Write the file (again: over an earlier one); returns its folder."""
+    folder = data / "launch" / content.attempt_uid
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_suffix(".partial")
+    partial.write_text(json.dumps(content.model_dump(), indent=1) + "\n")
+    partial.rename(folder / FILE)
+    return folder
+
+
+def token_path(data: Path, attempt_uid: str) -> Path:
+    """Where an attempt's reporter finds its token."""
+    return data / "tokens" / attempt_uid
+
+
+def write_token(data: Path, attempt_uid: str, secret: str) -> Path:
+    """Keep the token for the reporter, readable for this user alone from its first byte on."""
+    path = token_path(data, attempt_uid)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secret)
+    return path
+
+
+def remove_files(data: Path, attempt_uid: str) -> None:
+    """What is not needed once the attempt has ended; the token above all."""
+    token_path(data, attempt_uid).unlink(missing_ok=True)
+    folder = data / "launch" / attempt_uid
+    (folder / FILE).unlink(missing_ok=True)
+    if folder.is_dir():
+        folder.rmdir()

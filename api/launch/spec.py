@@ -1,0 +1,240 @@
+"""What a run is started with, checked field by field before anything starts.
+
+A spec is a name and `arguments`: {group: {option: value}}, with OpenRLHF's options and ours, as `schema.py` lists
+them. Invariants: `check` finds every fault at once, each with its field and what is allowed; a spec that passes names
+no path outside the service's roots, no secret, and nothing that the service sets itself; what is not given keeps its
+default, whatever that will be in the version that runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from rhyme_openrlhf.api.launch import spec_paths
+from rhyme_openrlhf.api.launch.schema import TypedOption, options
+from rhyme_openrlhf.config import SETTINGS_CLASSES
+from rhyme_openrlhf.options import SettingsError, did_you_mean, from_mapping
+from rhyme_openrlhf.training.resources import Share, required_gpus, shares
+
+Arguments = dict[str, dict[str, Any]]
+
+# A part of directory names and of what terminals show.
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+EXAMPLE: Arguments = {
+    "actor": {"model_name_or_path": "Qwen/Qwen3-4B", "adam.lr": 1e-6},
+    "data": {"prompt_dataset": "openai/gsm8k", "input_key": "question"},
+    "reward": {"remote_url": "/srv/rewards/gsm8k.py"},
+    "vllm": {"num_engines": 4},
+    "histospec": {"window_max": 32},
+}
+# What a request gives of them.
+Given = Annotated[
+    Arguments, Field(description="Options by group and name; GET /api/v1/schema lists them.", examples=[EXAMPLE])
+]
+# Estimators whose baseline is the prompt's other samples (openrlhf/cli/train_ppo_ray.py, after its parser).
+_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+# How many values a list of faults shows: a spec that is all wrong is a wrong file.
+MAX_FAULTS = 100
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with one field: "arguments.actor.adam.lr", one sentence, and the allowed values in words or ""."""
+
+    field: str
+    message: str
+    allowed: str = ""
+
+
+class SpecError(ValueError):
+    """A spec that cannot be used; `faults` say why, field by field."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("; ".join(f"{fault.field}: {fault.message}" for fault in faults))
+        self.faults = list(faults)
+
+
+class RunSpec(BaseModel):
+    """A run as somebody asks for it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(
+        default="run",
+        pattern=NAME_PATTERN,
+        description="Short name: letters, digits, '.', '_' and '-'.",
+        examples=["grpo-gsm8k"],
+    )
+    experiment: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = Field(
+        default=None, description="The experiment it belongs to; made if there is none of this name."
+    )
+    notes: str = Field(default="", max_length=20_000)
+    tags: list[Annotated[str, StringConstraints(min_length=1, max_length=100)]] = Field(
+        default_factory=list, max_length=50
+    )
+    arguments: Arguments = Field(
+        default_factory=dict,
+        description="Options by group and name, as GET /api/v1/schema lists them; what is left out has its default.",
+        examples=[EXAMPLE],
+    )
+
+
+def check(arguments: Mapping[str, Any], roots: Sequence[Path]) -> Arguments:
+    """`arguments` in normal form. Raises SpecError with everything that is wrong."""
+    faults: list[Fault] = []
+    normal: Arguments = {}
+    for group, values in arguments.items():
+        for name, value in values.items():
+            if len(faults) == MAX_FAULTS:
+                raise SpecError(faults)
+            option = options().get((group, name))
+            if option is None:
+                faults.append(_unknown(group, name))
+                continue
+            fault = _fault(option, value, roots)
+            if fault is not None:
+                faults.append(fault)
+            elif not _says_nothing(option, value):
+                normal.setdefault(group, {})[name] = _normal(option, value)
+    if not faults:
+        faults = [*_tied(normal), *_needed(normal)]
+    if faults:
+        raise SpecError(faults[:MAX_FAULTS])
+    return normal
+
+
+def resolved(arguments: Arguments, roots: Sequence[Path]) -> Arguments:
+    """Checked `arguments` with every path followed through its links, so that nobody can turn one later."""
+    return {
+        group: {
+            name: spec_paths.checked(option, value, roots) if (option := options()[group, name]).path else value
+            for name, value in values.items()
+        }
+        for group, values in arguments.items()
+    }
+
+
+def merged(base: Arguments, edits: Mapping[str, Mapping[str, Any]]) -> Arguments:
+    """`base` with `edits` over it; an edit of None takes an option back to its default."""
+    result = {group: dict(values) for group, values in base.items()}
+    for group, values in edits.items():
+        for name, value in values.items():
+            if value is None:
+                result.get(group, {}).pop(name, None)
+            else:
+                result.setdefault(group, {})[name] = value
+    return {group: values for group, values in result.items() if values}
+
+
+def gpus_needed(arguments: Arguments) -> int:
+    """GPUs that a run of checked `arguments` asks Ray for."""
+    return required_gpus(upstream_arguments(arguments))
+
+
+def gpu_shares(arguments: Arguments) -> list[Share]:
+    """Who of a run of checked `arguments` gets which of these GPUs."""
+    return shares(upstream_arguments(arguments))
+
+
+def _unknown(group: str, name: str) -> Fault:
+    known = sorted(other for at, other in options() if at == group)
+    # A key that somebody made up may be of any length.
+    named = f"{group[:100]}.{name[:100]}"
+    field = f"arguments.{named}"
+    hint = did_you_mean(named, map(".".join, options()))
+    if not known:
+        groups = sorted({at for at, _ in options()})
+        return Fault(field, f"there is no such group of options{hint}; there are: {', '.join(groups)}")
+    return Fault(field, f"there is no such option{hint}; the group has: {', '.join(known)}")
+
+
+def _fault(option: TypedOption, value: Any, roots: Sequence[Path]) -> Fault | None:
+    if option.refused:
+        return Fault(option.field, f"cannot be given: {option.refused}")
+    wrong = option.check(value)
+    if wrong is None and option.path:
+        try:
+            spec_paths.checked(option, value, roots)
+        except spec_paths.PathRefused as error:
+            wrong = str(error)
+    return Fault(option.field, wrong, option.allowed()) if wrong else None
+
+
+def _says_nothing(option: TypedOption, value: Any) -> bool:
+    """Whether it is a switch of upstream's that cannot be switched off, and is off anyway."""
+    return option.type == "bool" and value is False and option.off_flag is None
+
+
+def _normal(option: TypedOption, value: Any) -> Any:
+    if option.type != "float":
+        return value
+    return [float(item) for item in value] if isinstance(value, list) else float(value)
+
+
+def _tied(arguments: Arguments) -> list[Fault]:
+    """Faults of our options that only show together."""
+    faults = []
+    for cls in SETTINGS_CLASSES:
+        try:
+            from_mapping(cls, arguments.get(cls.group, {}))
+        except SettingsError as error:
+            named = re.search(rf"--{cls.group}\.(\w+)", str(error))
+            field = f"arguments.{cls.group}.{named[1]}" if named else f"arguments.{cls.group}"
+            faults.append(Fault(field, str(error)))
+    return faults
+
+
+def _needed(arguments: Arguments) -> list[Fault]:
+    """What upstream would only trip over when the job has started, as far as it is plain beforehand."""
+    args = upstream_arguments(arguments)
+    faults = []
+    for field, given in {
+        "arguments.actor.model_name_or_path": args.actor.model_name_or_path,
+        "arguments.data.prompt_dataset": args.data.prompt_dataset,
+    }.items():
+        if not given:
+            faults.append(Fault(field, "is needed"))
+    if not args.vllm.num_engines or args.vllm.num_engines < 1:
+        faults.append(Fault("arguments.vllm.num_engines", "must be at least 1: engines generate the rollouts"))
+    if not (args.reward.remote_url or args.reward.model_name_or_path or args.train.agent_func_path):
+        message = "a reward is needed: this, reward.model_name_or_path or train.agent_func_path"
+        faults.append(Fault("arguments.reward.remote_url", message))
+    estimator = args.algo.advantage.estimator
+    if estimator in _GROUP_ESTIMATORS and args.rollout.n_samples_per_prompt < 2:
+        message = f"must be at least 2 with algo.advantage.estimator {estimator}"
+        faults.append(Fault("arguments.rollout.n_samples_per_prompt", message))
+    if args.train.partial_rollout_enable and not args.train.async_enable:
+        faults.append(Fault("arguments.train.partial_rollout_enable", "needs train.async_enable"))
+    return faults
+
+
+def upstream_arguments(arguments: Arguments) -> SimpleNamespace:
+    """Upstream's nested arguments, with its defaults, and what it derives of them that decides about GPUs."""
+    tree: dict[str, Any] = {}
+    for (group, name), option in options().items():
+        node = tree.setdefault(group, {})
+        *path, last = name.split(".")
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = arguments.get(group, {}).get(name, option.default)
+    args = _as_namespace(tree)
+    if args.train.agent_func_path:
+        args.reward.remote_url = "agent"
+    if args.algo.advantage.estimator != "gae":
+        args.critic.model_name_or_path = None
+    elif args.critic.model_name_or_path is None:
+        args.critic.model_name_or_path = args.actor.model_name_or_path
+    return args
+
+
+def _as_namespace(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    return SimpleNamespace(**{name: _as_namespace(value) for name, value in node.items()})

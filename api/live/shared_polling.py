@@ -1,0 +1,116 @@
+"""One look a tick on behalf of all who wait for the same kind of thing, however many wait.
+
+A `SharedLook` reads the values of all watched keys at once, in one thread, and tells each watcher when its key's value
+has changed. `Sleeper` is what one live stream sleeps on between two of those.
+
+Invariants: nothing is read while nobody watches; a value that changes after `watch` began is told; a look that fails
+ends all watchers of its kind, whose readers come back by themselves. Everything here belongs to one event loop; only
+`look` runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from anyio.to_thread import run_sync
+from sqlalchemy.exc import SQLAlchemyError
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+logger = logging.getLogger(__name__)
+
+
+class Sleeper:
+    """One stream between two looks. It begins with a look that is due."""
+
+    def __init__(self) -> None:
+        self._due = asyncio.Event()
+        self._due.set()
+        self._over = False
+
+    def wake(self) -> None:
+        """Have the stream look again."""
+        self._due.set()
+
+    def end(self) -> None:
+        """Have the stream end."""
+        self._over = True
+        self._due.set()
+
+    async def look_due(self) -> bool:
+        """Wait until a look is due; False when the stream is over."""
+        await self._due.wait()
+        # Cleared before the look: what is stored during the look makes the next one due.
+        self._due.clear()
+        return not self._over
+
+
+@dataclass(eq=False, frozen=True)
+class _Watcher(Generic[V]):
+    changed: Callable[[V], object]
+    failed: Callable[[], object]
+
+
+class SharedLook(Generic[K, V]):
+    """The values of all watched keys, read again after every `seconds`."""
+
+    def __init__(self, look: Callable[[Set[K]], Mapping[K, V]], seconds: float) -> None:
+        """`look` gives the value of each key that has one; it runs in a thread."""
+        self.seconds = seconds
+        self._look = look
+        self._watchers: dict[K, set[_Watcher[V]]] = {}
+        self._values: dict[K, V] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def watch(self, key: K, changed: Callable[[V], object], failed: Callable[[], object]) -> Iterator[None]:
+        """Call `changed` with the key's value whenever it has become another one, `failed` when no look succeeds."""
+        watcher = _Watcher(changed, failed)
+        self._watchers.setdefault(key, set()).add(watcher)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._keep_looking())
+        try:
+            yield
+        finally:
+            self._forget(key, watcher)
+
+    def value(self, key: K) -> V | None:
+        """Return what the last look found, None before the first one."""
+        return self._values.get(key)
+
+    def _forget(self, key: K, watcher: _Watcher[V]) -> None:
+        watchers = self._watchers[key]
+        watchers.discard(watcher)
+        if not watchers:
+            del self._watchers[key]
+            self._values.pop(key, None)
+        if not self._watchers and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _keep_looking(self) -> None:
+        while True:
+            try:
+                found = await run_sync(self._look, frozenset(self._watchers))
+            except SQLAlchemyError as error:
+                logger.warning("live streams end because the database does not answer: %s", type(error).__name__)
+                for watcher in [one for watchers in self._watchers.values() for one in watchers]:
+                    watcher.failed()
+                return
+            for key, value in found.items():
+                self._tell(key, value)
+            await asyncio.sleep(self.seconds)
+
+    def _tell(self, key: K, value: V) -> None:
+        # A key whose last watcher left during the look has no value to keep.
+        if key not in self._watchers or (key in self._values and self._values[key] == value):
+            return
+        self._values[key] = value
+        for watcher in list(self._watchers[key]):
+            watcher.changed(value)

@@ -1,0 +1,161 @@
+"""A run's curves out of stretches, blocks and rows in one statement: one way to the server and back, and one snapshot.
+
+Invariants: what lies below a run's `packed_stretches` is read from stretches (`store/curve_stretches.py`), what lies
+below its `packed_blocks` from blocks (`store/curve_blocks.py`), and the rest from rows; because one statement sees all
+three and the borders between them, it sees no step twice and leaves none out, whatever is written meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    CompoundSelect,
+    Float,
+    Integer,
+    LargeBinary,
+    Select,
+    String,
+    bindparam,
+    cast,
+    literal,
+    null,
+    select,
+    union_all,
+)
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.store import curve_blocks, curve_stretches
+from rhyme_openrlhf.api.store.curve_blocks import NO_POINTS, Points
+from rhyme_openrlhf.api.store.curve_stretches import BLOCK_OFFSET, STRETCH_OFFSET, VALUE
+from rhyme_openrlhf.api.store.database import AS_BINARY
+from rhyme_openrlhf.api.store.lookup import NotFoundError
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.record import CurveBlock, CurveStretch, Metric, Step
+from rhyme_openrlhf.api.store.step_figures import STEP_CURVES
+
+# The parts of the answer, in their order: the run itself (so that one that is not there is told from one without
+# steps), stretches, blocks, rows of `metrics`, rows of `steps`.
+_RUN, _STRETCHES, _BLOCKS, _METRICS, _STEPS = range(5)
+# Part, name, stretch or block or step, offsets, values; then the values of a row.
+_KEYS = 5
+# Statements kept: the pages ask for some thirty combinations of names.
+_KEPT = 256
+_NOTHING = null()
+
+
+def read_points(session: Session, uid: str, names: Collection[str], first: int, last: int) -> dict[str, Points]:
+    """The curves of these names, from step `first` to `last`; an unknown name has no points.
+
+    Columns and figures of a step come before metrics of the same name. Raises NotFoundError.
+    """
+    of_steps = tuple(dict.fromkeys(name for name in names if name in STEP_CURVES))
+    of_metrics = [name for name in dict.fromkeys(names) if name not in STEP_CURVES]
+    size, joined = curve_blocks.BLOCK_STEPS, curve_stretches.STRETCH_BLOCKS
+    values = {"uid": uid, "names": [*of_steps, *of_metrics], "low": first, "high": last, "size": size, "joined": joined}
+    values |= {"first_block": first // size, "last_block": last // size}
+    values |= {"first_stretch": first // (size * joined), "last_stretch": last // (size * joined)}
+    if of_metrics:
+        values["metrics"] = of_metrics
+    # What the session has changed is part of the answer; a connection alone does not see to that.
+    session.flush()
+    statement = _statement(of_steps, bool(of_metrics))
+    result = session.connection().execute(statement, values, execution_options=AS_BINARY)
+    # As the driver gives them: rows of objects take six times as long.
+    rows = result.cursor.fetchall() if result.cursor is not None else []
+    parts: dict[int, list[Sequence[Any]]] = {part: list(of) for part, of in itertools.groupby(rows, lambda row: row[0])}
+    if _RUN not in parts:
+        raise NotFoundError("run", uid)
+    stretches = _packed(parts.get(_STRETCHES, []), size * joined, STRETCH_OFFSET)
+    blocks = _packed(parts.get(_BLOCKS, []), size, BLOCK_OFFSET)
+    rest = _of_metrics(parts.get(_METRICS, [])) | _of_steps(parts.get(_STEPS, []), of_steps)
+    found = {}
+    for name in names:
+        packed = stretches.get(name, NO_POINTS) + blocks.get(name, NO_POINTS)
+        found[name] = packed.between(first, last) + rest.get(name, NO_POINTS)
+    return found
+
+
+def _packed(rows: Sequence[Sequence[Any]], size: int, offset: np.dtype[Any]) -> dict[str, Points]:
+    """Of blocks or stretches of so many steps, whose offsets are of this type."""
+    found = {}
+    for name, of in itertools.groupby(rows, lambda row: row[1]):
+        _, _, numbers, offsets, values, *_ = zip(*of, strict=True)
+        counts = [len(of_one) // offset.itemsize for of_one in offsets]
+        begins = np.repeat(np.array(numbers, dtype=np.int64) * size, counts)
+        steps = begins + np.frombuffer(b"".join(offsets), offset)
+        found[name] = Points(steps, np.frombuffer(b"".join(values), VALUE))
+    return found
+
+
+def _of_metrics(rows: Sequence[Sequence[Any]]) -> dict[str, Points]:
+    found = {}
+    for name, of in itertools.groupby(rows, lambda row: row[1]):
+        columns = list(zip(*of, strict=True))
+        found[name] = Points.of(columns[2], columns[_KEYS])
+    return found
+
+
+def _of_steps(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, Points]:
+    if not rows:
+        return {}
+    columns = list(zip(*rows, strict=True))
+    return {name: Points.of(columns[2], values) for name, values in zip(names, columns[_KEYS:], strict=False)}
+
+
+@lru_cache(maxsize=_KEPT)
+def _statement(of_steps: tuple[str, ...], with_metrics: bool) -> CompoundSelect[Any]:
+    """For these curves of steps; made once, because to put many columns together takes longer than to read them."""
+    run = select(Run.id, Run.packed_blocks, Run.packed_stretches).where(Run.uid == bindparam("uid")).cte("run")
+    run_id = select(run.c.id).scalar_subquery()
+    packed = select(run.c.packed_blocks).scalar_subquery()
+    joined = select(run.c.packed_stretches).scalar_subquery()
+    width = max(len(of_steps), 1)
+
+    def part(
+        number: int, name: Any, at: Any, offsets: Any = _NOTHING, values: Any = _NOTHING, row: Sequence[Any] = ()
+    ) -> Select[Any]:
+        # Every part says its types: of a NULL alone PostgreSQL makes text.
+        cells: list[ColumnElement[Any]] = [cast(one, Float) for one in (*row, *[_NOTHING] * (width - len(row)))]
+        keys = (literal(number), cast(name, String), cast(at, Integer))
+        blobs = (cast(offsets, LargeBinary), cast(values, LargeBinary))
+        columns: list[ColumnElement[Any]] = [*keys, *blobs, *cells]
+        return select(*(one.label(f"c{i}") for i, one in enumerate(columns)))
+
+    def behind(table: Any) -> tuple[ColumnElement[bool], ...]:
+        return (
+            table.run_id == run_id,
+            table.step.between(bindparam("low"), bindparam("high")),
+            table.step >= packed * bindparam("size"),
+        )
+
+    wanted: BindParameter[Any] = bindparam("names", expanding=True)
+    stretches = part(
+        _STRETCHES, CurveStretch.name, CurveStretch.stretch, CurveStretch.offsets, CurveStretch.values
+    ).where(
+        CurveStretch.run_id == run_id,
+        CurveStretch.name.in_(wanted),
+        CurveStretch.stretch.between(bindparam("first_stretch"), bindparam("last_stretch")),
+    )
+    blocks = part(_BLOCKS, CurveBlock.name, CurveBlock.block, CurveBlock.offsets, CurveBlock.values).where(
+        CurveBlock.run_id == run_id,
+        CurveBlock.name.in_(wanted),
+        CurveBlock.block.between(bindparam("first_block"), bindparam("last_block")),
+        CurveBlock.block >= joined * bindparam("joined"),
+    )
+    parts = [part(_RUN, _NOTHING, run.c.packed_blocks), stretches, blocks]
+    if of_steps:
+        figures = [STEP_CURVES[name] for name in of_steps]
+        parts.append(part(_STEPS, _NOTHING, Step.step, row=figures).where(*behind(Step)))
+    if with_metrics:
+        named = Metric.name.in_(bindparam("metrics", expanding=True))
+        parts.append(part(_METRICS, Metric.name, Metric.step, row=[Metric.value]).where(named, *behind(Metric)))
+    both = union_all(*parts)
+    columns = list(both.selected_columns)
+    return both.order_by(columns[0], columns[1], columns[2])

@@ -1,0 +1,187 @@
+"""Reading a run's log files, and no other file.
+
+Invariants: a file that is read is a regular file below `<run directory>/logs`, and that directory is below one of the
+configured roots, all resolved through symbolic links; no more than `MAX_CHUNK` bytes are read at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
+
+# What a page can show at once; more is fetched in pieces.
+MAX_CHUNK = 1024 * 1024
+# A run has a log a process: far more files than a cluster has processes are not listed.
+MAX_FILES = 5000
+# The longest UTF-8 character.
+UTF8_BYTES = 4
+# Ray writes the name before the actor says anything; imports may have said something before.
+NAME_BYTES = 4096
+_ACTOR_NAME = re.compile(rb"^:actor_name:([\x21-\x7e]{1,100})\s*$", re.MULTILINE)
+
+
+class LogError(Exception):
+    """The file cannot be read; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """`name` is the path below logs/; bytes; unix seconds. `process`: the Ray actor that writes it, or ""."""
+
+    name: str
+    size: int
+    modified_at: float
+    process: str = ""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Bytes `start` to `end` (exclusive) of a file of `size` bytes, as text; what is no UTF-8 is replaced."""
+
+    text: str
+    start: int
+    end: int
+    size: int
+
+
+def folder_of(run_directory: str, roots: Sequence[Path], name: str) -> Path:
+    """The resolved folder `name` of a run directory. Raises LogError if it is not there or not below a root."""
+    if not run_directory or "\0" in run_directory:
+        raise LogError("the run reported no run directory")
+    try:
+        run = Path(run_directory).resolve()
+        folder = (run / name).resolve()
+    except (OSError, RuntimeError) as error:
+        raise LogError("the run directory cannot be resolved") from error
+    if not any(run.is_relative_to(root) for root in roots) or not folder.is_relative_to(run):
+        raise LogError("the run directory is not below the service's roots (--serve.roots)")
+    if not folder.is_dir():
+        raise LogError(f"the run directory has no {name} on this machine")
+    return folder
+
+
+def logs_of(run_directory: str, roots: Sequence[Path]) -> Path:
+    """The resolved logs directory of a run. Raises LogError if it is not there or not below a root."""
+    return folder_of(run_directory, roots, "logs")
+
+
+def list_logs(logs: Path) -> list[LogFile]:
+    """The regular files below `logs` (as `logs_of` gave it), by name."""
+    found: list[LogFile] = []
+    for directory, _, names in os.walk(logs):
+        for name in names:
+            path = Path(directory) / name
+            try:
+                about = path.lstat()
+            except OSError:  # gone since it was listed
+                continue
+            if stat.S_ISREG(about.st_mode) and name.isprintable():
+                found.append(LogFile(path.relative_to(logs).as_posix(), about.st_size, about.st_mtime))
+        if len(found) >= MAX_FILES:
+            break
+    return sorted(found, key=lambda file: file.name)[:MAX_FILES]
+
+
+def logs_of_attempt(session: Session, uid: str, number: int, roots: Sequence[Path]) -> Path:
+    """Return the resolved logs directory of an attempt of the run `uid`. Raises NotFoundError, LogError."""
+    return logs_of(find_attempt(session, find_run(session, uid), number).run_directory or "", roots)
+
+
+def list_processes(logs: Path) -> list[LogFile]:
+    """Return what `list_logs` returns, with the processes that write the files."""
+    return [dataclasses.replace(file, process=_process(logs, file.name)) for file in list_logs(logs)]
+
+
+def _process(logs: Path, name: str) -> str:
+    try:
+        with open_log(logs, name) as file:
+            return process_name(file)
+    except LogError:  # gone since it was listed
+        return ""
+
+
+@contextmanager
+def open_log(logs: Path, name: str) -> Iterator[BinaryIO]:
+    """Open one file below `logs`. Raises LogError for everything that is not a regular file there."""
+    if not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
+        raise LogError("there is no such log")
+    try:
+        path = (logs / name).resolve()
+        if not path.is_relative_to(logs):
+            raise LogError("there is no such log")
+        # The path is resolved: a link here now was put there since. A pipe must not block before it is refused.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise LogError("there is no such log") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise LogError("there is no such log")
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def read_range(file: BinaryIO, start: int, length: int) -> Chunk:
+    """At most `length` bytes from `start` on; a character that is cut at the end is left for the next piece."""
+    size = os.fstat(file.fileno()).st_size
+    start = min(start, size)
+    file.seek(start)
+    data = file.read(min(length, MAX_CHUNK))
+    data = _whole_characters(data)
+    return Chunk(data.decode("utf-8", "replace"), start, start + len(data), size)
+
+
+def read_tail(file: BinaryIO, lines: int, before: int | None = None) -> Chunk:
+    """The last `lines` lines, or those that end before byte `before`; at most MAX_CHUNK bytes of them."""
+    size = os.fstat(file.fileno()).st_size
+    end = size if before is None else min(before, size)
+    start = max(0, end - MAX_CHUNK)
+    file.seek(start)
+    data = file.read(end - start)
+    # The newline that ends the last line begins no line.
+    position = len(data) - 1 if data.endswith(b"\n") else len(data)
+    for _ in range(lines):
+        position = data.rfind(b"\n", 0, position)
+        if position < 0:
+            break
+    first = position + 1
+    data = _whole_characters(data[first:])
+    return Chunk(data.decode("utf-8", "replace"), start + first, start + first + len(data), size)
+
+
+def process_name(file: BinaryIO) -> str:
+    """What Ray calls the actor that writes this log, or "": it says so within the first lines."""
+    file.seek(0)
+    found = _ACTOR_NAME.findall(file.read(NAME_BYTES))
+    return found[-1].decode("utf-8", "replace") if found else ""
+
+
+def read_blocks(file: BinaryIO) -> Iterator[bytes]:
+    """The whole file, as it is now."""
+    left = os.fstat(file.fileno()).st_size
+    file.seek(0)
+    while left > 0 and (block := file.read(min(left, MAX_CHUNK))):
+        left -= len(block)
+        yield block
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """`data` without a last character that is cut."""
+    for back in range(1, min(UTF8_BYTES, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0b1100_0000 == 0b1000_0000:  # within a character
+            continue
+        needs = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        # A character alone is given as it is: no file of invalid bytes may stop its reader for ever.
+        return data[:-back] if needs > back and len(data) > back else data
+    return data

@@ -1,0 +1,103 @@
+"""Keyset pages: complete and without repeats, however many rows are added meanwhile.
+
+A page is ordered by one column and then by a unique one; the cursor is the last row's two values. Rows without a value
+come last in both directions. Invariant: a cursor only continues the order that it came from.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy.orm import InstrumentedAttribute
+
+Direction = Literal["asc", "desc"]
+Value = str | int | float | None
+Column = InstrumentedAttribute[Any]
+# Far above the longest name twice over; a cursor is never a way to send much.
+CURSOR_LENGTH = 4000
+INT64 = 2**63
+
+
+class CursorError(ValueError):
+    """A cursor that does not continue the list in its order."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """`name` is what the client calls the order; `key` must be unique and never null."""
+
+    name: str
+    column: Column
+    key: Column
+    direction: Direction = "asc"
+
+    def by(self) -> tuple[ColumnElement[Any], ...]:
+        """For `order_by`."""
+        column = self.column.desc() if self.direction == "desc" else self.column.asc()
+        key = self.key.desc() if self.direction == "desc" else self.key.asc()
+        if self.column is self.key:
+            return (key,)
+        if not self._nullable:
+            return column, key
+        # Databases disagree on where nulls go.
+        return self.column.is_(None).asc(), column, key
+
+    @property
+    def _nullable(self) -> bool:
+        return bool(self.column.property.columns[0].nullable)
+
+    def cursor(self, row: Any) -> str:
+        """The cursor behind this row."""
+        values = [self.name, self.direction, getattr(row, self.column.key), getattr(row, self.key.key)]
+        return base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("=")
+
+    def after(self, cursor: str) -> ColumnElement[bool]:
+        """For `where`: what comes behind the cursor. Raises CursorError for one that is not of this order."""
+        value, key = self._read(cursor)
+        descending = self.direction == "desc"
+        key_after = self.key < key if descending else self.key > key
+        if self.column is self.key:
+            return key_after
+        if value is None:
+            return and_(self.column.is_(None), key_after)
+        column_after = self.column < value if descending else self.column > value
+        after = or_(column_after, and_(self.column == value, key_after))
+        return or_(after, self.column.is_(None)) if self._nullable else after
+
+    def _read(self, cursor: str) -> tuple[Value, Value]:
+        try:
+            padded = cursor + "=" * (-len(cursor) % 4)
+            values = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        except (ValueError, binascii.Error, RecursionError) as error:
+            raise CursorError("is not a cursor of this list in this order") from error
+        if not isinstance(values, list) or len(values) != 4 or values[:2] != [self.name, self.direction]:
+            raise CursorError("is not a cursor of this list in this order")
+        value, key = values[2:]
+        if not (value is None or _fits(value, self.column)) or not _fits(key, self.key):
+            raise CursorError("is not a cursor of this list in this order")
+        return value, key
+
+
+def _fits(value: Any, column: Column) -> bool:
+    """Whether a database can compare this value with the column."""
+    kind = column.type.python_type
+    if isinstance(value, bool):
+        return False
+    if kind is str:
+        return isinstance(value, str) and "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
+    if isinstance(value, int):
+        return -INT64 <= value < INT64
+    return kind is float and isinstance(value, float) and math.isfinite(value)
+
+
+def cut(rows: Sequence[Any], limit: int, order: Order) -> tuple[list[Any], str | None]:
+    """From `limit` + 1 rows asked for: the page, and the cursor of the next one if there is one."""
+    page = list(rows[:limit])
+    return page, order.cursor(page[-1]) if len(rows) > limit else None

@@ -1,0 +1,146 @@
+"""What the API shows of runs and what belongs to them: the answers' models, and how rows become them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from rhyme_openrlhf.api.store.bounds import View
+from rhyme_openrlhf.api.store.models import Artifact, Attempt, Run
+
+RUN_EXAMPLE: dict[str, Any] = {
+    "uid": "0f3a5b7c9d1e2f40",
+    "name": "math-7b",
+    "experiment": "ablation",
+    "parent": None,
+    "origin": "launched",
+    "status": "running",
+    "message": "",
+    "tags": ["baseline"],
+    "created_at": 1760000000.0,
+    "started_at": 1760000012.5,
+    "finished_at": None,
+    "archived_at": None,
+    "step": 42,
+    "epoch": 1,
+    "steps_total": 500,
+    "reward": 0.61,
+    "tokens_per_second": 5210.0,
+    "speculation_rate": 0.57,
+    "bubble_fraction": 0.08,
+    "dropped_events": 0,
+    "last_event_at": 1760000912.0,
+}
+
+
+class RunSummary(View):
+    """A run as a row of the table of runs. Times are unix seconds."""
+
+    model_config = ConfigDict(from_attributes=True, json_schema_extra={"examples": [RUN_EXAMPLE]})
+
+    uid: str
+    name: str
+    experiment: str | None = None
+    parent: str | None = Field(default=None, description="The run that it was cloned from.")
+    origin: str = Field(description="launched, reported or imported.")
+    status: str
+    message: str
+    tags: list[str] = []
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    archived_at: float | None
+    engines: int | None = None
+    tensor_parallel_size: int | None = None
+    epochs: int | None = None
+    steps_total: int | None
+    step: int
+    epoch: int
+    reward: float | None
+    tokens_per_second: float | None
+    speculation_rate: float | None
+    bubble_fraction: float | None
+    dropped_events: int
+    last_event_at: float | None
+
+
+class AttemptView(View):
+    """One start or resume of a run."""
+
+    uid: str
+    number: int
+    resumes: bool
+    status: str
+    message: str
+    submission_id: str | None
+    run_directory: str | None
+    checkpoint_path: str | None
+    queued_at: float
+    started_at: float | None
+    finished_at: float | None
+    heartbeat_at: float | None
+    stop_requested_at: float | None
+
+
+class RunDetail(RunSummary):
+    """A run with everything that it was started with."""
+
+    notes: str
+    spec: dict[str, Any] | None
+    command: list[str]
+    config: dict[str, Any]
+    versions: dict[str, Any]
+    created_by: str
+    attempts: list[AttemptView]
+
+
+class ArtifactView(View):
+    """A file or directory that an attempt left."""
+
+    kind: str
+    step: int
+    path: str
+    created_at: float
+    attempt: int = Field(description="Number of the attempt.")
+
+
+def run_summary(run: Run, experiment: str | None, parent: str | None) -> RunSummary:
+    """A row of the table; `run.tags` is loaded."""
+    return RunSummary(**_columns(run), experiment=experiment, parent=parent, tags=[tag.tag for tag in run.tags])
+
+
+def run_detail(run: Run, experiment: str | None, parent: str | None) -> RunDetail:
+    """A whole run; `run.tags` and `run.attempts` are loaded."""
+    return RunDetail(
+        **_columns(run),
+        experiment=experiment,
+        parent=parent,
+        tags=[tag.tag for tag in run.tags],
+        notes=run.notes,
+        spec=run.spec,
+        command=run.command,
+        config=run.config,
+        versions=run.versions,
+        created_by=run.created_by,
+        attempts=[attempt_view(attempt) for attempt in run.attempts],
+    )
+
+
+def attempt_view(attempt: Attempt) -> AttemptView:
+    """An attempt as it is shown."""
+    return AttemptView.model_validate(attempt)
+
+
+def artifact_view(artifact: Artifact, attempt: int) -> ArtifactView:
+    """`attempt`: its number."""
+    return ArtifactView(
+        kind=artifact.kind, step=artifact.step, path=artifact.path, created_at=artifact.created_at, attempt=attempt
+    )
+
+
+_MADE_APART = {"experiment", "parent", "tags"}
+
+
+def _columns(run: Run) -> dict[str, Any]:
+    return {name: getattr(run, name) for name in RunSummary.model_fields if name not in _MADE_APART}

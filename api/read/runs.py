@@ -1,0 +1,133 @@
+"""What the pages ask about runs. Only reads; the session is the caller's.
+
+`RunFilter` is what a list of runs can be narrowed by: all conditions hold at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from sqlalchemy import ColumnElement, or_, select
+from sqlalchemy.orm import Session, aliased, defer, selectinload
+
+from rhyme_openrlhf.api.read.pagination import Direction, Order, cut
+from rhyme_openrlhf.api.read.run_json import RunSummary, run_summary
+from rhyme_openrlhf.api.store.models import Experiment, Run, RunTag
+
+RunSort = Literal[
+    "created_at",
+    "started_at",
+    "finished_at",
+    "last_event_at",
+    "name",
+    "status",
+    "origin",
+    "step",
+    "epoch",
+    "reward",
+    "tokens_per_second",
+    "speculation_rate",
+    "bubble_fraction",
+]
+RUN_SORTS: tuple[str, ...] = get_args(RunSort)
+Archived = Literal["no", "yes", "all"]
+Origin = Literal["launched", "reported", "imported"]
+# LIKE gives these a meaning that somebody who searches does not.
+_LIKE_ESCAPE = "\\"
+# Columns of a run that only the pages of that run show: a list does not read and decode them.
+_LONG_COLUMNS = (Run.spec, Run.command, Run.config, Run.versions, Run.notes)
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """`tags`: all of them; `statuses` and `origins`: any; `text`: in name, notes or uid, without regard to case."""
+
+    statuses: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    experiment: str | None = None
+    text: str | None = None
+    archived: Archived = "no"
+    created_from: float | None = None
+    created_to: float | None = None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """For `where`, with `Experiment` joined."""
+        found: list[ColumnElement[bool]] = []
+        if self.statuses:
+            found.append(Run.status.in_(self.statuses))
+        if self.origins:
+            found.append(Run.origin.in_(self.origins))
+        for tag in self.tags:
+            found.append(select(RunTag.tag).where(RunTag.run_id == Run.id, RunTag.tag == tag).exists())
+        if self.experiment is not None:
+            found.append(Experiment.name == self.experiment)
+        if self.text:
+            pattern = f"%{escape_like(self.text)}%"
+            columns = (Run.name, Run.notes, Run.uid)
+            found.append(or_(*(column.ilike(pattern, escape=_LIKE_ESCAPE) for column in columns)))
+        if self.archived != "all":
+            found.append(Run.archived_at.is_(None) if self.archived == "no" else Run.archived_at.is_not(None))
+        if self.created_from is not None:
+            found.append(Run.created_at >= self.created_from)
+        if self.created_to is not None:
+            found.append(Run.created_at <= self.created_to)
+        return found
+
+
+def escape_like(text: str) -> str:
+    """`text` as LIKE takes it by the letter."""
+    for special in (_LIKE_ESCAPE, "%", "_"):
+        text = text.replace(special, _LIKE_ESCAPE + special)
+    return text
+
+
+def list_runs(
+    session: Session, wanted: RunFilter, sort: RunSort, direction: Direction, limit: int, cursor: str | None
+) -> tuple[list[RunSummary], str | None]:
+    """One page of runs, and the next page's cursor."""
+    order = Order(sort, getattr(Run, sort), Run.id, direction)
+    parent = aliased(Run)
+    query = (
+        select(Run, Experiment.name, parent.uid)
+        .outerjoin(Experiment, Experiment.id == Run.experiment_id)
+        .outerjoin(parent, parent.id == Run.parent_id)
+        .where(*wanted.conditions())
+        .options(selectinload(Run.tags), *map(defer, _LONG_COLUMNS))
+        .order_by(*order.by())
+        .limit(limit + 1)
+    )
+    if cursor is not None:
+        query = query.where(order.after(cursor))
+    rows = session.execute(query).all()
+    names = {row[0].id: (row[1], row[2]) for row in rows}
+    page, following = cut([row[0] for row in rows], limit, order)
+    return [run_summary(run, *names[run.id]) for run in page], following
+
+
+def names_around(session: Session, run: Run) -> tuple[str | None, str | None]:
+    """Name of its experiment, uid of its parent."""
+    # Most runs have neither: nothing is asked then.
+    experiment, parent = None, None
+    if run.experiment_id is not None:
+        experiment = session.scalar(select(Experiment.name).where(Experiment.id == run.experiment_id))
+    if run.parent_id is not None:
+        parent = session.scalar(select(Run.uid).where(Run.id == run.parent_id))
+    return experiment, parent
+
+
+def page_of(
+    session: Session,
+    table: type[Any],
+    conditions: Sequence[ColumnElement[bool]],
+    order: Order,
+    limit: int,
+    cursor: str | None,
+) -> tuple[list[Any], str | None]:
+    """One page of rows of any table."""
+    query = select(table).where(*conditions).order_by(*order.by()).limit(limit + 1)
+    if cursor is not None:
+        query = query.where(order.after(cursor))
+    return cut(session.scalars(query).all(), limit, order)

@@ -1,0 +1,203 @@
+"""Reading a run's kept responses (telemetry/sample_records.py), and no other file.
+
+Invariants: what is read is a regular file below `<run directory>/samples`, checked as logs are (`log_files.py`); no
+line, file or answer is larger than is said here; a line that is torn or is no record is counted and left out.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.read.log_files import LogError, folder_of, open_log
+from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.json_values import COUNT_MAX, storable
+from rhyme_openrlhf.api.store.lookup import find_run
+from rhyme_openrlhf.api.store.models import Attempt
+from rhyme_openrlhf.telemetry.run_files import SAMPLES_FOLDER
+from rhyme_openrlhf.telemetry.sample_files import file_name, step_of
+
+# The longest text that is kept (sample_records.MOST_CHARACTERS), four bytes a character, and as much again for pieces.
+MAX_LINE = 2 * 1024 * 1024
+# 64 prompts of 64 samples (--telemetry.sample_groups).
+MAX_RECORDS = 4096
+# Of a file that nobody of us wrote, no more is read for one request.
+MAX_BYTES = 256 * 1024 * 1024
+MAX_FILES = 100_000
+# A prompt's first words find it; nobody types more.
+SEARCH_LENGTH = 500
+NONE_KEPT = "no responses are kept: they are with --telemetry.sample_groups above 0, in a run directory on this machine"
+
+# As the events' numbers are bounded: every reader of JSON can hold them.
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+Sort = Literal["number", "reward", "tokens", "accepted"]
+
+
+class SampleRecord(msgspec.Struct):
+    """One line of a file, as telemetry/sample_records.py describes it; `number` is its line's, from 0."""
+
+    step: Count
+    group: str
+    prompt: str
+    pieces: list[tuple[str, str]]
+    tokens: Count
+    drafted: Count | None
+    accepted: Count | None
+    reward: float | None
+    engines: list[Count]
+    weight_versions: list[Count]
+    finish_reason: str
+    cut: bool = False
+    number: int = 0
+
+    def text(self) -> str:
+        """The whole response."""
+        return "".join(text for _, text in self.pieces)
+
+
+@dataclass(frozen=True)
+class KeptStep:
+    """A step with records: the attempt that has them, and their bytes."""
+
+    step: int
+    attempt: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which records: `text` in prompt or response (in any case), reward bounds (included), one prompt's group."""
+
+    text: str = ""
+    group: str = ""
+    min_reward: float | None = None
+    max_reward: float | None = None
+
+    def takes(self, record: SampleRecord) -> bool:
+        """Whether the record is wanted; one without a reward is within no bounds."""
+        if self.group and record.group != self.group:
+            return False
+        for bound, sign in ((self.min_reward, 1), (self.max_reward, -1)):
+            if bound is not None and (record.reward is None or sign * record.reward < sign * bound):
+                return False
+        wanted = self.text.casefold()
+        return not wanted or wanted in record.prompt.casefold() or wanted in record.text().casefold()
+
+
+def samples_of(run_directory: str, roots: Sequence[Path]) -> Path:
+    """The resolved folder of a run's records. Raises LogError if it is not there or not below a root."""
+    return folder_of(run_directory, roots, SAMPLES_FOLDER)
+
+
+def sample_folders(session: Session, uid: str, roots: Sequence[Path]) -> list[tuple[int, Path]]:
+    """Return number and folder of each attempt that has records here, the newest first. Raises NotFoundError."""
+    run = find_run(session, uid)
+    query = select(Attempt.number, Attempt.run_directory).where(Attempt.run_id == run.id)
+    found = []
+    for number, directory in session.execute(query.order_by(Attempt.number.desc())):
+        try:
+            found.append((number, samples_of(directory or "", roots)))
+        except LogError:
+            continue
+    return found
+
+
+def recorded_steps(folders: Sequence[tuple[int, Path]]) -> list[KeptStep]:
+    """Return the steps with records, the newest first; a step that two attempts have is the newer one's."""
+    found: dict[int, KeptStep] = {}
+    for number, folder in folders:
+        for step, size in list_steps(folder).items():
+            found.setdefault(step, KeptStep(step, number, size))
+    return sorted(found.values(), key=lambda one: -one.step)
+
+
+def records_of_step(
+    folders: Sequence[tuple[int, Path]], step: int, wanted: Wanted, sort: Sort, descending: bool
+) -> tuple[list[SampleRecord], int]:
+    """Return what `read_records` finds in the newest attempt that has the step. Raises LogError: no attempt has it."""
+    for _, folder in folders:
+        try:
+            return read_records(folder, step, wanted, sort, descending)
+        except LogError:
+            continue
+    raise LogError(f"no responses of step {min(step, INT32)} are kept")
+
+
+def list_steps(samples: Path) -> dict[int, int]:
+    """Bytes of the records of each step that has some."""
+    found: dict[int, int] = {}
+    with os.scandir(samples) as entries:
+        for entry in entries:
+            step = step_of(entry.name)
+            if step is None or len(found) >= MAX_FILES:
+                continue
+            try:
+                about = entry.stat(follow_symlinks=False)
+            except OSError:  # deleted since: the oldest ones go
+                continue
+            if stat.S_ISREG(about.st_mode):
+                found[step] = about.st_size
+    return found
+
+
+def read_records(
+    samples: Path, step: int, wanted: Wanted, sort: Sort, descending: bool
+) -> tuple[list[SampleRecord], int]:
+    """The wanted records of a step in order, and how many lines are no records. Raises LogError: there are none.
+
+    Those without a value in the sorted field come last in both directions.
+    """
+    try:
+        with open_log(samples, file_name(step)) as file:
+            lines = [(number, _record(line, number)) for number, line in _lines(file)]
+    except LogError as error:
+        raise LogError(f"no responses of step {step} are kept") from error
+    records = [record for _, record in lines if record is not None]
+    unreadable = len(lines) - len(records)
+    records = [record for record in records if wanted.takes(record)]
+    key: Callable[[SampleRecord], float | None] = lambda record: getattr(record, sort)  # noqa: E731
+    known = [record for record in records if key(record) is not None]
+    known.sort(key=lambda record: key(record) or 0, reverse=descending)
+    return known + [record for record in records if key(record) is None], unreadable
+
+
+_decode = msgspec.json.Decoder(SampleRecord).decode
+
+
+def _record(line: bytes | None, number: int) -> SampleRecord | None:
+    if line is None:
+        return None
+    try:
+        record = _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    # Text that is no UTF-8 could not be answered with.
+    if not all(
+        map(storable, (record.prompt, record.group, record.finish_reason, *(t for p in record.pieces for t in p)))
+    ):
+        return None
+    record.number = number
+    return record
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Lines by number; None for one that is too long or was left torn."""
+    read = 0
+    for number in range(MAX_RECORDS):
+        line = file.readline(MAX_LINE)
+        read += len(line)
+        if not line or read > MAX_BYTES:
+            return
+        whole = line.endswith(b"\n")
+        while line and not line.endswith(b"\n") and read <= MAX_BYTES:
+            line = file.readline(MAX_LINE)
+            read += len(line)
+        yield number, line if whole else None

@@ -1,0 +1,124 @@
+"""The bubble timeline: what engines did in a window of steps, some engines at a time.
+
+Invariants: no answer has more than `MAX_LANES` engines and the asked number of intervals, whatever the cluster's size;
+what was left out is said. It is one statement: one way to the server and back, and one snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Float, Integer, Select, String, cast, func, literal, null, select, union_all
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.store.lookup import NotFoundError
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.record import Interval
+
+# Lanes that a page can draw and a person can read at once.
+MAX_LANES = 256
+
+# The parts of the answer: the run itself, with the number of engines; lanes; intervals.
+_RUN, _LANE, _INTERVAL = range(3)
+
+
+class LaneInterval(NamedTuple):
+    """A segment of a lane; start and end in unix seconds."""
+
+    engine: int
+    start: float
+    end: float
+    step: int
+    state: str
+    cause: str
+    weight_version: int | None
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One engine in the window: its intervals in the order of time, and its seconds with nothing to run."""
+
+    engine: int
+    bubble_seconds: float
+    intervals: list[LaneInterval]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """`engines`: how many have intervals in the window; `truncated`: more intervals were there than asked for."""
+
+    lanes: list[Lane]
+    engines: int
+    truncated: bool
+
+
+def timeline(
+    session: Session,
+    uid: str,
+    from_step: int,
+    to_step: int,
+    chosen: Sequence[int] | None,
+    worst: int,
+    limit: int,
+) -> Timeline:
+    """Lanes of the `chosen` engines, else of the `worst` ones (most bubble time first); at most `limit` intervals.
+
+    `uid`: the run's. Raises NotFoundError.
+    """
+    found: dict[int, list[Any]] = {_RUN: [], _LANE: [], _INTERVAL: []}
+    for part, *row in session.execute(_statement(uid, from_step, to_step, chosen, worst, limit)):
+        found[part].append(row)
+    if not found[_RUN]:
+        raise NotFoundError("run", uid)
+    ranked = [(engine, seconds) for engine, seconds, *_ in found[_LANE]]
+    ranked.sort(key=lambda lane: lane[0] if chosen is not None else (-lane[1], lane[0]))
+    lanes = {engine: Lane(engine, seconds, []) for engine, seconds in ranked}
+    # The place among the intervals comes last; a UNION keeps no order.
+    rows = sorted(found[_INTERVAL], key=lambda row: row[-1])
+    for *values, _ in rows[:limit]:
+        lanes[values[0]].intervals.append(LaneInterval(*values))
+    return Timeline(list(lanes.values()), found[_RUN][0][0], len(rows) > limit)
+
+
+def _statement(
+    uid: str, from_step: int, to_step: int, chosen: Sequence[int] | None, worst: int, limit: int
+) -> Select[Any] | Any:
+    of_run = select(Run.id).where(Run.uid == uid).scalar_subquery()
+    window = (Interval.run_id == of_run, Interval.step >= from_step, Interval.step <= to_step)
+    length = cast(Interval.end - Interval.start, Float)
+    bubble = func.coalesce(func.sum(length).filter(Interval.state != "generate"), 0.0)
+    # Every engine of the window: few, and read once for their number and for the lanes.
+    every = select(Interval.engine, bubble.label("bubble")).where(*window).group_by(Interval.engine).cte("every")
+    lanes = select(every.c.engine, every.c.bubble).limit(worst)
+    if chosen is not None:
+        lanes = lanes.where(every.c.engine.in_(chosen)).order_by(every.c.engine)
+    else:
+        lanes = lanes.order_by(every.c.bubble.desc(), every.c.engine)
+    ranked = lanes.cte("ranked")
+    place = func.row_number().over(order_by=(Interval.start, Interval.id)).label("place")
+    shown = (
+        select(
+            Interval.engine, Interval.start, Interval.end, Interval.step, Interval.state, Interval.cause,
+            Interval.weight_version, place,
+        )
+        .where(*window, Interval.engine.in_(select(ranked.c.engine)))
+        .order_by(Interval.start, Interval.id)
+        .limit(limit + 1)
+        .subquery()
+    )  # fmt: skip
+    engines = select(func.count()).select_from(every).scalar_subquery()
+    return union_all(
+        _part(_RUN, engines).where(Run.uid == uid).select_from(Run),
+        _part(_LANE, ranked.c.engine, ranked.c.bubble),
+        _part(_INTERVAL, *shown.columns),
+    )
+
+
+def _part(number: int, *columns: Any) -> Select[Any]:
+    """One part of the answer, as wide as an interval. Every part says its types: of NULL PostgreSQL makes text."""
+    types = (Integer, Float, Float, Integer, String, String, Integer, Integer)
+    cells: list[ColumnElement[Any]] = [cast(one, kind) for one, kind in zip(columns, types, strict=False)]
+    cells += [cast(null(), kind) for kind in types[len(columns) :]]
+    return select(literal(number), *(cell.label(f"c{i}") for i, cell in enumerate(cells)))

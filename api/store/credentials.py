@@ -1,0 +1,201 @@
+"""Access tokens for scripts, sessions for browsers, and one-time codes for sign-in links, as rows.
+
+Invariants: the secret of a token, session or code is kept only as its SHA-256, is shown once, and is never part of a
+URL that reaches a server (a link carries its code in the fragment); a revoked token, an expired session and a code that
+was taken or is too old open nothing.
+
+Roles: a viewer reads; an operator does everything; a reporter only reports, and only its own run if it has one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.store.models import BrowserSession, SignInCode, Token
+
+Role = Literal["viewer", "operator", "reporter"]
+# A token's id, and the digest of the session that was opened with it, None for a Bearer token.
+Caller = tuple[int, str | None]
+# 256 random bits: not to be guessed, however many are tried.
+SECRET_BYTES = 32
+TOKEN_START = "rhyme_"
+# No token begins so.
+CODE_START = "once_"
+# Nobody gets in yet, and a service manager's log may be read the next day.
+FIRST_CODE_SECONDS = 24 * 3600.0
+# Whoever starts a service again, or asks for a link, is there to follow it, and can have another one.
+CODE_SECONDS = 600.0
+# The token behind the sessions of links. Nobody has its secret; the prefix, which no other token has, finds it.
+LINK_TOKEN, LINK_PREFIX = "sign-in link", "link"
+# What of a token people may see: enough to recognise it, and far too little to use it.
+PREFIX_LENGTH = len(TOKEN_START) + 4
+_ROLES: dict[str, Role] = {"viewer": "viewer", "operator": "operator", "reporter": "reporter"}
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who a request comes from. `session` is the session's digest, None for a Bearer token."""
+
+    token_id: int
+    name: str
+    role: Role
+    run_id: int | None
+    session: str | None
+    csrf: str | None
+    last_used_at: float | None
+
+    @property
+    def caller(self) -> Caller:
+        """What its right to read hangs on."""
+        return self.token_id, self.session
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A new token: `secret` is never to be had again."""
+
+    row: Token
+    secret: str
+
+
+def digest(secret: str) -> str:
+    """What is kept of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def issue_token(session: Session, name: str, role: Role, now: float, run_id: int | None = None) -> Issued:
+    """Make a token; the caller commits."""
+    secret = TOKEN_START + secrets.token_urlsafe(SECRET_BYTES)
+    row = Token(
+        name=name, role=role, prefix=secret[:PREFIX_LENGTH], digest=digest(secret), run_id=run_id, created_at=now
+    )
+    session.add(row)
+    session.flush()
+    return Issued(row, secret)
+
+
+def nobody_gets_in(session: Session) -> bool:
+    """Whether no operator's token opens anything."""
+    usable = select(Token.id).where(Token.role == "operator", Token.revoked_at.is_(None)).limit(1)
+    return session.scalar(usable) is None
+
+
+def issue_code(session: Session, now: float, seconds: float) -> str:
+    """Return a new code, good for one sign-in as an operator within `seconds`; the caller commits and shows it once."""
+    session.execute(delete(SignInCode).where(SignInCode.expires_at <= now))
+    code = CODE_START + secrets.token_urlsafe(SECRET_BYTES)
+    session.add(SignInCode(digest=digest(code), created_at=now, expires_at=now + seconds))
+    return code
+
+
+def take_code(session: Session, code: str, now: float) -> bool:
+    """Whether this code is good. It opens nothing more after the caller has committed; of two callers one gets it."""
+    good = SignInCode.digest == digest(code), SignInCode.expires_at > now
+    return session.scalar(delete(SignInCode).where(*good).returning(SignInCode.digest)) is not None
+
+
+def sign_in_link(base_url: str, code: str) -> str:
+    """Return a link for the browser. Fragments stay in the browser: the page posts the code to /api/v1/session."""
+    return f"{base_url}/#code={code}"
+
+
+def revoke_token(session: Session, token: Token, now: float) -> None:
+    """Close a token and the sessions that were opened with it; the caller commits."""
+    token.revoked_at = token.revoked_at or now
+    session.execute(delete(BrowserSession).where(BrowserSession.token_id == token.id))
+
+
+def open_session(session: Session, secret: str, now: float, hours: float) -> tuple[str, BrowserSession, Token] | None:
+    """Sign a browser in with a token or a code: the cookie's value and the session, or None if it opens nothing.
+
+    The caller commits. Reporters have no pages to see.
+    """
+    if secret.startswith(CODE_START):
+        token = _link_token(session, now) if take_code(session, secret, now) else None
+    else:
+        token = session.scalar(select(Token).where(Token.digest == digest(secret), Token.revoked_at.is_(None)))
+    if token is None or token.role == "reporter":
+        return None
+    session.execute(delete(BrowserSession).where(BrowserSession.expires_at <= now))
+    value = secrets.token_urlsafe(SECRET_BYTES)
+    row = BrowserSession(
+        digest=digest(value),
+        token_id=token.id,
+        csrf=secrets.token_urlsafe(SECRET_BYTES),
+        created_at=now,
+        expires_at=now + hours * 3600,
+    )
+    session.add(row)
+    session.flush()
+    return value, row, token
+
+
+def _link_token(session: Session, now: float) -> Token:
+    """Return the operator's token that all sessions of links belong to: to revoke it closes them."""
+    query = select(Token).where(Token.prefix == LINK_PREFIX, Token.revoked_at.is_(None)).order_by(Token.id).limit(1)
+    token = session.scalar(query)
+    if token is None:
+        token = issue_token(session, LINK_TOKEN, "operator", now).row
+        token.prefix = LINK_PREFIX
+    return token
+
+
+def may_open(session: Session, secret: str, now: float) -> bool:
+    """Whether a token or code is known, so that only those who know one make the store's writers wait."""
+    if secret.startswith(CODE_START):
+        code = select(SignInCode.digest).where(SignInCode.digest == digest(secret), SignInCode.expires_at > now)
+        return session.scalar(code) is not None
+    return find_by_token(session, secret) is not None
+
+
+def find_by_token(session: Session, secret: str) -> Principal | None:
+    """Who has this token, if it opens anything."""
+    row = session.scalar(select(Token).where(Token.digest == digest(secret), Token.revoked_at.is_(None)))
+    return None if row is None else _principal(row, None)
+
+
+def find_by_session(session: Session, value: str, now: float) -> Principal | None:
+    """Who has this cookie, if its session and the token behind it still hold."""
+    found = session.execute(
+        select(BrowserSession, Token)
+        .join(Token, Token.id == BrowserSession.token_id)
+        .where(BrowserSession.digest == digest(value), BrowserSession.expires_at > now, Token.revoked_at.is_(None))
+    ).first()
+    return None if found is None else _principal(found[1], found[0])
+
+
+def still_hold(session: Session, callers: Collection[Caller], now: float) -> dict[Caller, bool]:
+    """Return for each caller whether it may go on reading; two questions, however many callers there are."""
+    ids = {token_id for token_id, _ in callers}
+    tokens = set(session.scalars(select(Token.id).where(Token.id.in_(ids), Token.revoked_at.is_(None))))
+    digests = {value for _, value in callers if value is not None}
+    alive = select(BrowserSession.digest).where(BrowserSession.digest.in_(digests), BrowserSession.expires_at > now)
+    sessions = set(session.scalars(alive)) if digests else set()
+    return {
+        (token_id, value): token_id in tokens and (value is None or value in sessions) for token_id, value in callers
+    }
+
+
+def _principal(row: Token, browser: BrowserSession | None) -> Principal:
+    return Principal(
+        token_id=row.id,
+        name=row.name,
+        role=role_of(row),
+        run_id=row.run_id,
+        session=browser.digest if browser else None,
+        csrf=browser.csrf if browser else None,
+        last_used_at=row.last_used_at,
+    )
+
+
+def role_of(token: Token) -> Role:
+    """The role of a token."""
+    # The table's own rule lets no other value in.
+    return _ROLES[token.role]

@@ -1,0 +1,222 @@
+"""The tables of what people handle: experiments, runs, attempts, artifacts, tokens. What runs report is in `record.py`.
+
+A run is what somebody asked for; an attempt is one time it was started or resumed, with one Ray job and one run
+directory. Invariants: a run's status is that of its newest attempt; attempts are numbered from 1, and a number is
+missing only where an attempt was removed; `uid`s, never row numbers, are what people and URLs name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+)
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from rhyme_openrlhf.api.store.base import Base, Json, RedactedJson
+from rhyme_openrlhf.api.store.status import RUN_STATUSES
+from rhyme_openrlhf.config import UID_DIGITS
+from rhyme_openrlhf.redaction import redact_command, redact_config
+
+# Public ids, as `config.new_uid` makes them.
+UID_LENGTH = UID_DIGITS
+NAME_LENGTH = 200
+STATUS_LENGTH = 16
+
+
+class Experiment(Base):
+    """A named set of runs that belong together."""
+
+    __tablename__ = "experiments"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH), unique=True)
+    description: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class Run(Base):
+    """One run as people see it. `spec` (`api/launch/spec.py`): what it was started with, None if not started here.
+
+    The second half is a roll-up of what its attempts reported, kept by the ingestion, so that a table of runs needs
+    no other table.
+    """
+
+    __tablename__ = "runs"
+    __table_args__ = (
+        CheckConstraint(f"status IN ({', '.join(map(repr, RUN_STATUSES))})", name="status"),
+        Index("ix_runs_archived_created", "archived_at", "created_at"),
+        Index("ix_runs_status", "status"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    uid: Mapped[str] = mapped_column(String(UID_LENGTH), unique=True)
+    experiment_id: Mapped[int | None] = mapped_column(ForeignKey("experiments.id", ondelete="SET NULL"), index=True)
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", ondelete="SET NULL"), index=True)
+    # "launched" by this service, "reported" by `rhyme train --control.url`, or "imported" from a run directory.
+    origin: Mapped[str] = mapped_column(String(STATUS_LENGTH))
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    notes: Mapped[str] = mapped_column(Text, default="")
+    status: Mapped[str] = mapped_column(String(STATUS_LENGTH))
+    message: Mapped[str] = mapped_column(Text, default="")
+    spec: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    command: Mapped[list[str]] = mapped_column(RedactedJson(redact_command), default=list)
+    config: Mapped[dict[str, Any]] = mapped_column(RedactedJson(redact_config), default=dict)
+    versions: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    created_by: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
+    # The token that announced the run, and so may report for it (`announce.admit`). None: launched, imported, or
+    # stored before this column was there. No foreign key, because tokens refer to runs; a general token stays for good.
+    reporter_id: Mapped[int | None] = mapped_column(Integer)
+    idempotency_key: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
+    # SHA-256 of the request that made it: the same key with another body is a conflict.
+    request_digest: Mapped[str | None] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(Float)
+    started_at: Mapped[float | None] = mapped_column(Float)
+    finished_at: Mapped[float | None] = mapped_column(Float)
+    archived_at: Mapped[float | None] = mapped_column(Float)
+
+    # Roll-up: `engines` to `steps_total` as the newest attempt's RunStarted says; `step` is the last one trained;
+    # rates over all steps and `reward` over the last epoch that has one, as `telemetry/summary.py` defines them.
+    engines: Mapped[int | None] = mapped_column(Integer)
+    tensor_parallel_size: Mapped[int | None] = mapped_column(Integer)
+    epochs: Mapped[int | None] = mapped_column(Integer)
+    steps_total: Mapped[int | None] = mapped_column(Integer)
+    step: Mapped[int] = mapped_column(Integer, default=0)
+    epoch: Mapped[int] = mapped_column(Integer, default=0)
+    reward: Mapped[float | None] = mapped_column(Float)
+    tokens_per_second: Mapped[float | None] = mapped_column(Float)
+    speculation_rate: Mapped[float | None] = mapped_column(Float)
+    bubble_fraction: Mapped[float | None] = mapped_column(Float)
+    dropped_events: Mapped[int] = mapped_column(BigInteger, default=0)
+    # Blocks of its curves that are there (`api/store/curve_blocks.py`): those of the lowest steps.
+    packed_blocks: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    # Stretches that its blocks are joined to (`api/store/curve_stretches.py`): those of the lowest steps.
+    packed_stretches: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    last_event_at: Mapped[float | None] = mapped_column(Float)
+
+    attempts: Mapped[list[Attempt]] = relationship(back_populates="run", order_by="Attempt.number")
+    tags: Mapped[list[RunTag]] = relationship(cascade="all, delete-orphan", order_by="RunTag.tag")
+
+
+class RunTag(Base):
+    """A word somebody put on a run."""
+
+    __tablename__ = "run_tags"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    tag: Mapped[str] = mapped_column(String(100), primary_key=True, index=True)
+
+
+class Attempt(Base):
+    """One start or resume of a run."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (UniqueConstraint("run_id", "number"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    number: Mapped[int] = mapped_column(Integer)
+    # What the reporter calls the attempt: made by whoever started it, unique over all machines.
+    uid: Mapped[str] = mapped_column(String(UID_LENGTH), unique=True)
+    resumes: Mapped[bool] = mapped_column(default=False)
+    # The service started it, its run directory was imported, or a token of its run announced it. An import removes
+    # newer attempts that are not vouched for.
+    vouched: Mapped[bool] = mapped_column(default=False, server_default=false())
+    submission_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
+    # The cluster it is started on (`Launching.cluster`), from when it is "starting"; no other one may start it.
+    cluster: Mapped[str | None] = mapped_column(Text)
+    run_directory: Mapped[str | None] = mapped_column(Text)
+    checkpoint_path: Mapped[str | None] = mapped_column(Text)
+    # The lowest step it reported: from there on, its derived rows replace those of older attempts.
+    first_step: Mapped[int | None] = mapped_column(Integer)
+    status: Mapped[str] = mapped_column(String(STATUS_LENGTH), index=True)
+    message: Mapped[str] = mapped_column(Text, default="")
+    queued_at: Mapped[float] = mapped_column(Float)
+    started_at: Mapped[float | None] = mapped_column(Float)
+    finished_at: Mapped[float | None] = mapped_column(Float)
+    # When the server last heard of its reporter, on the server's own clock.
+    heartbeat_at: Mapped[float | None] = mapped_column(Float)
+    stop_requested_at: Mapped[float | None] = mapped_column(Float)
+
+    run: Mapped[Run] = relationship(back_populates="attempts")
+
+
+class Artifact(Base):
+    """A file or directory an attempt left: a checkpoint, a summary, a log."""
+
+    __tablename__ = "artifacts"
+    __table_args__ = (UniqueConstraint("attempt_id", "kind", "step", "path"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String(STATUS_LENGTH))
+    step: Mapped[int] = mapped_column(Integer, default=0)
+    path: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class Token(Base):
+    """An access token. Only its SHA-256 is kept; `prefix` is what people recognise it by."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (CheckConstraint("role IN ('viewer', 'operator', 'reporter')", name="role"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    role: Mapped[str] = mapped_column(String(STATUS_LENGTH))
+    prefix: Mapped[str] = mapped_column(String(STATUS_LENGTH))
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    # A reporter's token for one run may report for no other.
+    run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
+    created_at: Mapped[float] = mapped_column(Float)
+    last_used_at: Mapped[float | None] = mapped_column(Float)
+    revoked_at: Mapped[float | None] = mapped_column(Float)
+
+
+class SignInCode(Base):
+    """The code of a sign-in link, which is taken once. The code is kept only as its SHA-256."""
+
+    __tablename__ = "sign_in_codes"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[float] = mapped_column(Float)
+    expires_at: Mapped[float] = mapped_column(Float)
+
+
+class BrowserSession(Base):
+    """A browser that signed in with a token. The cookie's value is kept only as its SHA-256."""
+
+    __tablename__ = "browser_sessions"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    token_id: Mapped[int] = mapped_column(ForeignKey("tokens.id", ondelete="CASCADE"), index=True)
+    csrf: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(Float)
+    expires_at: Mapped[float] = mapped_column(Float)
+
+
+class DispatchLease(Base):
+    """The row that says which service dispatches (`api/launch/lease.py`). `since` is for people and decides nothing."""
+
+    __tablename__ = "dispatch_lease"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    term: Mapped[int] = mapped_column(BigInteger)
+    beats: Mapped[int] = mapped_column(BigInteger)
+    # Empty when the last holder has given it up.
+    service: Mapped[str] = mapped_column(String(UID_LENGTH))
+    host: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int] = mapped_column(Integer)
+    launches: Mapped[bool]
+    since: Mapped[float] = mapped_column(Float)

@@ -1,0 +1,74 @@
+"""What an attempt's events and its reporter say about its life, written into attempt and run.
+
+Invariants: only what `status.py` allows is done, and what it does not allow is ignored here, because events may come
+late: a run that was ended by another witness stays ended. A run has the status of its newest attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, load_only
+
+from rhyme_openrlhf.api.store.models import Attempt, Run
+from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, TRANSITIONS
+
+SILENT_END = "the run's process ended without saying why"
+
+
+def lock_run(session: Session, run_id: int) -> tuple[Run, list[Attempt]]:
+    """The run and its attempts in their order, locked until the transaction ends.
+
+    Whoever changes a run or an attempt calls this first, so that two writers never wait for each other in a circle.
+    Without the columns that nobody needs for a batch (they load when used).
+    """
+    columns = load_only(
+        Run.status, Run.message, Run.started_at, Run.finished_at, Run.engines, Run.last_event_at, Run.dropped_events,
+        Run.origin, Run.reporter_id,
+    )  # fmt: skip
+    run = session.execute(select(Run).where(Run.id == run_id).options(columns).with_for_update()).scalar_one()
+    attempts = session.execute(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.number)).scalars()
+    return run, list(attempts)
+
+
+def move(run: Run, attempts: Sequence[Attempt], attempt: Attempt, status: str, message: str, time: float) -> bool:
+    """Give the attempt a status, if it may have it, and the run that of its newest attempt.
+
+    `time` (unix seconds) is when it ended, for a status that is an end. Returns whether it may have it.
+    """
+    if status != attempt.status and status not in TRANSITIONS[attempt.status]:
+        return False
+    attempt.status = status
+    attempt.message = message
+    attempt.finished_at = time if status in ENDED else None
+    follow(run, attempts)
+    return True
+
+
+def follow(run: Run, attempts: Sequence[Attempt]) -> None:
+    """Make the run's status and times those of its attempts."""
+    newest = attempts[-1]
+    run.status, run.message, run.finished_at = newest.status, newest.message, newest.finished_at
+    starts = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
+    run.started_at = min(starts, default=None)
+
+
+def began(run: Run, attempts: Sequence[Attempt], attempt: Attempt, time: float) -> None:
+    """Its RunStarted came, of this time."""
+    attempt.started_at = time
+    if attempt.status == "queued":  # the one who started it has not come to say so
+        move(run, attempts, attempt, "starting", "", time)
+    if attempt.status == "starting":
+        move(run, attempts, attempt, "running", "", time)
+    follow(run, attempts)
+
+
+def heard(run: Run, attempts: Sequence[Attempt], attempt: Attempt, alive: bool | None, now: float) -> None:
+    """Its reporter spoke. `alive`: whether the driver's process is there; False comes with the last events only."""
+    attempt.heartbeat_at = now
+    if alive is False and attempt.status in ACTIVE - {"queued"}:
+        move(run, attempts, attempt, "crashed", SILENT_END, now)
+    elif attempt.status == "lost":
+        again = "running" if attempt.stop_requested_at is None else "stopping"
+        move(run, attempts, attempt, again if alive is not False else "crashed", "", now)

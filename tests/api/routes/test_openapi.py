@@ -1,0 +1,177 @@
+"""The description of the API is true: Schemathesis calls every operation with what the schema allows, and what not.
+
+Each request goes to a service on SQLite and to one on PostgreSQL: most of the time is making requests up.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.core.failures import AcceptedNegativeData, Failure, FailureGroup
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from tests.api.routes.wire_values import reads_right, valid
+
+# About a minute for all operations together, on both stores.
+SECONDS = 60.0
+EXAMPLES = 12
+# What may be refused for more than its form: an event's fields, a directory that is not there, a viewer's token for one
+# run, a configuration's command (and, everywhere, a cursor that was made up).
+BY_MEANING = {
+    "PUT /api/v1/ingest/attempts/{uid}",
+    "POST /api/v1/ingest/attempts/{uid}/batches",
+    "POST /api/v1/imports",
+    # Arguments in the right form may still name no option, or lack one.
+    "POST /api/v1/specs/command",
+    "POST /api/v1/tokens",
+}
+# Streams do not end by themselves; their tests read them over a socket.
+STREAMS = r"stream|/live/"
+
+
+@pytest.fixture
+def services(make_api: Any, record: Any, request: pytest.FixtureRequest, starts_postgresql: None) -> list[Any]:
+    """Services with something in them, one a store, under the name that Schemathesis' in-process client uses."""
+    stores = [""]
+    try:
+        stores.append(request.getfixturevalue("postgresql_url"))
+    except pytest.skip.Exception as skipped:
+        warnings.warn(f"on SQLite alone: {skipped}", stacklevel=1)
+    found = []
+    for store in stores:
+        api = make_api(allowed_hosts="testserver", database=store)
+        api.announce()
+        api.send(record())
+        api.operator.post("/api/v1/experiments", json={"name": "ablation"})
+        found.append(api)
+    return found
+
+
+@pytest.fixture
+def described(services: list[Any]) -> Any:
+    """The schema as the service serves it."""
+    return schemathesis.openapi.from_asgi("/api/v1/openapi.json", services[0].app, headers=signed_in(services[0]))
+
+
+def signed_in(api: Any) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api.tokens['operator']}"}
+
+
+def accepted_rightly(failed: Failure | FailureGroup, case: Any, api: Any) -> bool:
+    """Whether all that failed is that a query was accepted which is wrong no more when it has arrived."""
+    found = failed.exceptions if isinstance(failed, FailureGroup) else [failed]
+    if not all(isinstance(one, AcceptedNegativeData) for one in found) or case.path_parameters or case.operation.body:
+        return False
+    document = api.app.openapi()
+    operation = document["paths"][case.operation.path][case.operation.method.lower()]
+    sent = case.call(app=api.app, headers=signed_in(api))
+    return reads_right(str(sent.request.url), operation.get("parameters", []), document)
+
+
+def test_what_arrives_is_judged_as_the_service_judges_it(api: Any) -> None:
+    document = api.app.openapi()
+    parameters = document["paths"]["/api/v1/runs"]["get"]["parameters"]
+    right = [
+        "",
+        "limit=5&text=5&created_from=1.5&sort=name",
+        "limit=%205&status=running&tag=1&tag=x",
+        "experiment=&x=y",
+    ]
+    wrong = ["limit=0", "limit=many", "limit=5&limit=0", "status=running&status=walking", "tag=", "archived=7"]
+    for query in [*right, *wrong, "created_from=-1"]:
+        assert reads_right(f"http://x/?{query}", parameters, document) == (query in right), query
+        assert (api.operator.get(f"/api/v1/runs?{query}").status_code == 200) == (query in right), query
+
+
+@pytest.mark.parametrize(
+    "names", ["reward", ",reward,,loss,", "a\n", "", ",", ",,", "a\x00", ",".join(map(str, range(32))), "a,b," * 40]
+)
+def test_names_of_curves_are_taken_as_described(api: Any, record: Any, names: str) -> None:
+    """The test below made up "," once, and was refused what the description allowed.
+
+    Hypothesis takes a part of its texts from the constants of the modules that are loaded, so what the test makes up
+    depends on the tests before it, in spite of its fixed seed.
+    """
+    api.announce()
+    api.send(record())
+    uid = "a" * 16
+    parameters = api.app.openapi()["paths"]["/api/v1/runs/{uid}/series"]["get"]["parameters"]
+    (schema,) = (one["schema"] for one in parameters if one["name"] == "names")
+    answer = api.viewer.get(f"/api/v1/runs/{uid}/series", params={"names": names})
+    assert (answer.status_code == 200) == valid(names, schema), answer.text
+    assert answer.status_code in (200, 422)
+
+
+@pytest.mark.timeout(400)
+def test_every_operation_answers_as_described(described: Any, services: list[Any]) -> None:
+    operations = [result.ok() for result in described.exclude(path_regex=STREAMS).get_all_operations()]
+    # What ends the others' world comes last.
+    operations.sort(key=lambda operation: operation.method.upper() == "DELETE")
+    assert len(operations) > 35
+    assert {"POST /api/v1/specs/validate", "POST /api/v1/specs/command"} <= {one.label for one in operations}
+    began = time.monotonic()
+    called = 0
+    store = ""
+    failures: list[str] = []
+    for operation in operations:
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or operation.path_parameters):
+                continue
+
+            @settings(
+                max_examples=EXAMPLES,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def check(case: Any) -> None:
+                nonlocal called, store
+                called += 1
+                # The operator's own token must outlive the test.
+                if case.path_parameters and case.path_parameters.get("token_id") in range(4):
+                    return
+                meant = "cursor" in case.query or case.operation.label in BY_MEANING
+                excluded = [positive_data_acceptance] if meant else []
+                for api in services:
+                    store = api.service.database.engine.dialect.name
+                    try:
+                        case.call_and_validate(app=api.app, headers=signed_in(api), excluded_checks=excluded)
+                    except (Failure, FailureGroup) as failed:
+                        if not accepted_rightly(failed, case, api):
+                            raise
+
+            # All that is wrong is told at once.
+            try:
+                check()
+            except FailureGroup as group:
+                failures += [f"{operation.label}, {mode.value}, {store}: {failure}" for failure in group.exceptions]
+            except Failure as failure:
+                failures.append(f"{operation.label}, {mode.value}, {store}: {failure}")
+    assert not failures, "\n\n".join(failures)
+    assert called > 5 * len(operations)
+    assert time.monotonic() - began < 5 * SECONDS
+
+
+def test_every_operation_says_what_it_needs_and_gives_an_example(described: Any) -> None:
+    schema = described.raw_schema
+    assert set(schema["components"]["securitySchemes"]) == {"HTTPBearer", "APIKeyCookie"}
+    # Signing in, and its counterpart for scripts.
+    exchange = ("POST", "/api/v1/tokens/exchange")
+    open_to_all = set()
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            assert operation["summary"] and operation["description"], (method, path)
+            if "security" not in operation:
+                open_to_all.add((method.upper(), path))
+            for status, response in operation["responses"].items():
+                if int(status) >= 400:
+                    assert list(response["content"]) == ["application/problem+json"], (method, path, status)
+    assert open_to_all == {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/api/v1/session"), exchange}

@@ -1,0 +1,49 @@
+"""A figure as JSON: nothing that a run wrote is markup there, wherever plotly.js reads some."""
+
+from __future__ import annotations
+
+import json
+
+import plotly.graph_objects as go
+import pytest
+
+from rhyme_openrlhf.api.read.system import MachineSample
+from rhyme_openrlhf.webui.figures.drawing import system
+from rhyme_openrlhf.webui.figures.drawing.base import blank, figure_json, plain
+
+LINK = '<a href="https://example.org">x</a> %{y}'
+SHOWN = '&lt;a href="https://example.org"&gt;x&lt;/a&gt; &#37;{y}'
+
+
+@pytest.mark.parametrize("make", [list, lambda words: words[0]])
+def test_no_name_label_or_hover_is_markup(make: object) -> None:
+    figure = blank(f"A description with {LINK}.")
+    texts = make([f"{LINK}<br>line"])  # type: ignore[operator]
+    figure.add_trace(
+        go.Bar(x=[LINK], y=[1.5], name=LINK, text=texts, hovertext=texts, hovertemplate="%{text}<extra></extra>")
+    )
+    figure.update_layout(
+        title={"text": LINK},
+        legend={"title": {"text": LINK}},
+        xaxis={"title": {"text": LINK}, "tickvals": [0], "ticktext": [LINK]},
+        annotations=[{"text": LINK, "hovertext": LINK}],
+    )
+    found = json.loads(figure_json(figure))
+    meta = found["layout"].pop("meta")
+    (trace,) = found["data"]
+    assert "<a" not in json.dumps(found) and meta["description"] == f"A description with {LINK}."
+    assert (trace["name"], trace["x"]) == (SHOWN, [SHOWN])
+    assert trace["text"] == trace["hovertext"] == make([f"{SHOWN}<br>line"])  # type: ignore[operator]
+    # Our own stays.
+    assert trace["hovertemplate"] == "%{text}<extra></extra>"
+
+
+def test_what_is_plain_already_stays() -> None:
+    figure = blank("A figure.")
+    figure.add_trace(go.Scatter(x=[1, 2], y=[0.5, None], name=plain("a & <b> %{x}")))
+    assert json.loads(figure_json(figure)) == json.loads(figure.to_json())
+
+
+def test_names_of_machines_read_as_they_were_written() -> None:
+    row = MachineSample(node="<b>&lt;", cpu=0.5, memory_used=1.0, memory_total=2.0, time=60.0)
+    assert system.cpu([row], None).data[0].name == "&lt;b&gt;&amp;lt;"

@@ -1,0 +1,37 @@
+"""Engines once a second."""
+
+import pytest
+
+from rhyme_openrlhf.webui.figures.drawing import engines
+from rhyme_openrlhf.webui.figures.drawing.engines import Look, Looks
+from tests.webui.figure_rows import MIDNIGHT, traces
+
+
+def look(engine: int, at: float, running: int = 4, drafted: int = 10, accepted: int = 5) -> Look:
+    return Look(engine, MIDNIGHT + at, running, 100.0 * running, drafted, accepted)
+
+
+def test_a_line_an_engine_with_gaps_between_rollouts() -> None:
+    figure = engines.running(Looks(1, 2, [look(0, 0), look(0, 1), look(1, 1, 7), look(0, 60)], False), None)
+    drawn = traces(figure)
+    assert list(drawn["Engine 0"].x) == [0, 1, None, 60] and list(drawn["Engine 1"].y) == [7]
+    assert figure.layout.meta["description"] == "Samples running on each engine, steps 1 to 2."
+
+
+def test_acceptance_is_of_what_was_drafted() -> None:
+    looks = [look(0, 0, drafted=0, accepted=0), look(0, 1)]
+    (line,) = engines.acceptance(Looks(1, 1, looks, False), None).data
+    assert list(line.y) == [0.5]
+
+
+def test_many_engines_are_their_mean_between_the_extremes() -> None:
+    figure = engines.speed(Looks(1, 1, [look(engine, 0.2, running=engine) for engine in range(11)], True), None)
+    drawn = traces(figure)
+    assert list(drawn["Largest"].y) == [1000.0] and list(drawn["Smallest"].y) == [0.0]
+    (mean,) = [trace for name, trace in drawn.items() if name.startswith("Mean of 11 engines")]
+    assert list(mean.y) == pytest.approx([500.0])
+    assert "Only the latest samples" in figure.layout.meta["description"]
+
+
+def test_without_looks_there_is_a_sentence() -> None:
+    assert "once a second" in engines.running(Looks(1, 1, [], False), None).layout.meta["empty"]

@@ -1,0 +1,61 @@
+"""Groups, moves, switches."""
+
+import pytest
+
+from rhyme_openrlhf.webui.figures.drawing import scheduling
+from rhyme_openrlhf.webui.figures.drawing.scheduling import MoveBucket, RankGroups, Reallocation
+from tests.webui.figure_rows import switch, traces
+
+GROUPS = [
+    RankGroups(1, [8, 8], [2, 2], [100.0, 400.0], [100.0, 500.0]),
+    RankGroups(2, [8, 8], [1, 3], [150.0, 400.0], [100.0, 400.0]),
+]
+
+
+def test_predicted_against_real_has_a_diagonal_and_a_trace_a_group() -> None:
+    figure = scheduling.predicted_length(GROUPS, None)
+    drawn = traces(figure)
+    assert list(drawn["Equal"].x) == [0, 500]
+    assert list(drawn["Group 2"].x) == [400, 400] and list(drawn["Group 2"].y) == [500, 400]
+    assert "off by 17.5% on average" in figure.layout.meta["description"]
+
+
+def test_the_error_is_a_mean_over_groups() -> None:
+    (line,) = scheduling.prediction_error(GROUPS, None).data
+    assert list(line.y) == pytest.approx([0.1, 0.25])
+
+
+def test_engines_of_groups_are_stacked() -> None:
+    drawn = traces(scheduling.group_engines(GROUPS, None))
+    assert list(drawn["Group 1"].y) == [2, 1] and list(drawn["Group 2"].y) == [2, 3]
+    assert drawn["Group 2"].text[1] == "step 2, group 2: 3 engines, 8 prompts"
+
+
+def test_moves_are_stacked_by_cause() -> None:
+    buckets = [MoveBucket(1, 2, "outlier_intra", 3), MoveBucket(1, 2, "reallocation", 1), MoveBucket(3, 4, "new", 2)]
+    drawn = traces(scheduling.moves(buckets, None))
+    assert list(drawn["Outlier, within a machine"].y) == [3] and list(drawn["Outlier, within a machine"].x) == [1.5]
+    assert set(drawn) == {"Outlier, within a machine", "Reallocation", "New"}
+
+
+def test_switches_are_told_apart_by_layout() -> None:
+    (shown,) = scheduling.switches([switch(1), switch(2)], None).data
+    assert shown.name == "TP 1 to 2" and list(shown.y) == [0.8, 0.8]
+
+
+def test_reallocation_is_before_and_after() -> None:
+    figure = scheduling.reallocation(Reallocation(7, {0: 12, 1: 2}, {0: 8, 1: 6}), None)
+    assert "had 10 more than the emptiest before, 2 after" in figure.layout.meta["description"]
+    assert list(traces(figure)["After"].y) == [8, 6]
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        scheduling.predicted_length([], None), scheduling.prediction_error([], None),
+        scheduling.group_engines([], None), scheduling.moves([], None), scheduling.switches([], None),
+        scheduling.reallocation(None, None),
+    ],
+)  # fmt: skip
+def test_what_was_not_recorded_is_said(figure: object) -> None:
+    assert figure.layout.meta["empty"].startswith("Not recorded by this run")  # type: ignore[attr-defined]

@@ -1,0 +1,246 @@
+"""The form of a new run: filled, judged, started."""
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.latency.profile import Subject, write
+from rhyme_openrlhf.profiling.subject import folder
+from rhyme_openrlhf.training.model_shape import read_shape
+from rhyme_openrlhf.webui.new_run.templates import templates
+from tests import nvml
+from tests.latency import formula
+
+COMMAND = (
+    "rhyme demo --run.name pasted --histospec.window_max 8 --no-histospec.own_output --actor.eps_clip_low_high 0.1 0.3"
+)
+
+
+def signed_in(dashboard: Any, role: str = "operator") -> httpx.Client:
+    client = httpx.Client(base_url=dashboard.url)
+    opened = client.post("/api/v1/session", json={"token": dashboard.tokens[role]}).json()
+    client.headers["X-CSRF-Token"] = opened["csrf"]
+    return client
+
+
+def faults(text: str) -> set[str]:
+    return set(re.findall(r'data-fault="([^"]*)"', text))
+
+
+def test_the_demo_is_ready_to_start(launching_dashboard: Any) -> None:
+    page = signed_in(launching_dashboard).get("/runs/new").text
+    assert "<h2>Ready</h2>" in page and faults(page) == set()
+    assert "rhyme train --run.name demo" in page and "3 GPUs" in page
+    assert len(set(re.findall(r'data-key="([^"]*)"', page))) == len(re.findall(r'data-key="([^"]*)"', page))
+
+
+@pytest.mark.parametrize("template", ["grpo", "async"])
+def test_a_cluster_template_says_what_it_needs(launching_dashboard: Any, template: str) -> None:
+    page = signed_in(launching_dashboard).get("/runs/new", params={"template": template}).text
+    assert faults(page) == {"data.prompt_dataset", "reward.remote_url"}
+
+
+def test_a_viewer_starts_nothing(launching_dashboard: Any) -> None:
+    viewer = signed_in(launching_dashboard, "viewer")
+    assert viewer.get("/runs/new").status_code == 403 and "/runs/new" not in viewer.get("/").text
+    assert viewer.post("/ui/new-run/panel", json={"name": "a", "arguments": {}}).status_code == 403
+    assert viewer.post("/ui/new-run/form", json={"command": "rhyme demo"}).status_code == 403
+
+
+def test_unknown_templates_and_runs_are_not_found(launching_dashboard: Any) -> None:
+    client = signed_in(launching_dashboard)
+    assert client.get("/runs/new", params={"template": "nothing"}).status_code == 404
+    assert client.get("/runs/new", params={"clone": "0" * 16}).status_code == 404
+    assert client.get("/runs/new", params={"clone": "x"}).status_code == 422
+
+
+def test_every_fault_is_named_with_its_field(launching_dashboard: Any) -> None:
+    client = signed_in(launching_dashboard)
+    given = {"vllm": {"num_engines": "many"}, "histospec": {"window_max": 999}, "no": {"such": 1}}
+    panel = client.post("/ui/new-run/panel", json={"name": "a b", "arguments": given}).text
+    assert faults(panel) == {"name", "vllm.num_engines", "histospec.window_max", ""}
+    assert "must be a whole number from 1 to 128" in panel
+
+
+def test_a_command_fills_the_form(launching_dashboard: Any) -> None:
+    client = signed_in(launching_dashboard)
+    form = html.unescape(client.post("/ui/new-run/form", json={"command": f"{COMMAND} --logger.wandb.key secret"}).text)
+    assert re.search(r'id="f-histospec.window_max"[^>]*value="8"', form)
+    assert re.search(r'id="f-actor.eps_clip_low_high"[^>]*value="0.1 0.3"', form)
+    assert re.search(r'id="f-name"[^>]*value="pasted"', form)
+    assert "--logger.wandb.key" in form and "secret" not in form
+    refused = client.post("/ui/new-run/form", json={"command": "rhyme demo --nonsense 3"})
+    assert refused.status_code == 422 and "--nonsense" in refused.json()["errors"][0]["message"]
+
+
+def test_a_clone_has_the_runs_settings_but_its_own_checkpoints(launching_dashboard: Any) -> None:
+    client = signed_in(launching_dashboard)
+    root = launching_dashboard.app.state.launching.roots[0]
+    body = {"command": COMMAND, "experiment": "ablation", "arguments": {"ckpt": {"path": str(root / "mine")}}}
+    uid = client.post("/api/v1/runs", json=body).json()["uid"]
+    page = html.unescape(client.get("/runs/new", params={"clone": uid}).text)
+    assert re.search(r'id="f-histospec.window_max"[^>]*value="8"', page) and 'value="ablation"' in page
+    assert "folder of its own" in page and str(root / "mine") not in page
+    # What the form's script sends back to its default has to be known to it.
+    assert "ckpt.path" in re.findall(r'data-base="([^"]*)"', page)[0].split()
+    assert f'href="/runs/new?clone={uid}"' in client.get(f"/runs/{uid}").text
+
+
+def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
+    launching_dashboard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    client = signed_in(launching_dashboard)
+    page = client.get("/runs/new").text
+    assert "1.0M parameters" in page and "KV cache of one sample at full length" in page
+    for part in ("Each GPU: policy", "weights", "gradients", "optimizer", "rows of the sampler", "/dev/shm"):
+        assert f"<dt>{part}" in page
+    given = {"arguments": templates(launching_dashboard.app.state.launching.roots)["demo"].arguments}
+    assert "No profile of this model" in client.post("/ui/new-run/estimate", json=given).text
+    shape = read_shape(str(embedded.MODEL))
+    assert shape is not None
+    folder().mkdir(parents=True)
+    (folder() / "broken.json").write_text("{")
+    profile = formula.profile(subject=Subject(shape.name, "a machine of a test", "float32", 1))
+    write(profile, folder() / "mine.json")
+    found = html.unescape(client.post("/ui/new-run/estimate", json=given).text)
+    assert "Simulated, not measured" in found and "a machine of a test, float32 (measured)" in found
+    assert "Response lengths" in found and "assumed: half up to" in found
+    cloned = client.post("/ui/new-run/estimate", json={**given, "clone": launching_dashboard.run_uid}).text
+    assert "as the run demo had them" in cloned
+    off = {**given["arguments"], "histospec": {"enable": False}}
+    assert "switched off" in client.post("/ui/new-run/estimate", json={"arguments": off}).text
+    wrong = {"vllm": {"num_engines": "many"}}
+    assert client.post("/ui/new-run/estimate", json={"arguments": wrong}).status_code == 422
+    elsewhere = {**given["arguments"], "latency": {"profile": "/etc/passwd"}}
+    assert "must lie below" in client.post("/ui/new-run/estimate", json={"arguments": elsewhere}).text
+    assert signed_in(launching_dashboard, "viewer").post("/ui/new-run/estimate", json=given).status_code == 403
+
+
+def test_a_plan_that_does_not_fit_the_gpus_here_names_the_flag(
+    launching_dashboard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.install(monkeypatch, tmp_path, gpus=2, memory=12 * 2**20)
+    client = signed_in(launching_dashboard)
+    given = templates(launching_dashboard.app.state.launching.roots)["demo"].arguments
+    arguments = {**given, "ds": {**given.get("ds", {}), "zero_stage": 1}}
+    panel = html.unescape(client.post("/ui/new-run/panel", json={"name": "small", "arguments": arguments}).text)
+    assert (
+        "<dt>memory of the GPUs here</dt><dd>12.0 MiB</dd>" in panel and "A GPU of the policy needs at least" in panel
+    )
+    assert "--ds.adam_offload" in panel
+
+
+def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:
+    page = signed_in(dashboard).get("/runs/new").text
+    assert "starts no runs" in page and "data-start>" not in page
+
+
+def test_a_run_is_pasted_corrected_and_started_once(launching_dashboard: Any, browser_page: Any) -> None:
+    page = browser_page
+    page.goto(launching_dashboard.link())
+    expect(page).to_have_url(f"{launching_dashboard.url}/")
+    page.goto(f"{launching_dashboard.url}/runs/new")
+    page.get_by_text("Paste a command").click()
+    page.locator("#pasted").fill(COMMAND)
+    page.get_by_role("button", name="Fill the form from it").click()
+    expect(page.locator("[id='f-histospec.window_max']")).to_have_value("8")
+    expect(page.locator("#f-name")).to_be_focused()
+
+    engines = page.locator("[id='f-vllm.num_engines']")
+    engines.fill("many")
+    problem = page.locator("[id='e-vllm.num_engines']")
+    expect(problem).to_have_text("must be a whole number at least 1")
+    expect(engines).to_have_attribute("aria-invalid", "true")
+    start = page.get_by_role("button", name="Start run")
+    expect(start).to_be_disabled()
+    engines.fill("3")
+    expect(problem).to_be_hidden()
+    expect(page.locator("[data-command]")).to_contain_text("--vllm.num_engines=3")
+    expect(page.locator("[data-command]")).to_contain_text("--no-histospec.own_output")
+
+    page.get_by_role("searchbox", name="Search all options").fill("gradient check")
+    expect(page.locator("[id='f-actor.gradient_checkpointing_enable']")).to_be_visible()
+    expect(engines).to_be_hidden()
+    page.get_by_role("searchbox", name="Search all options").fill("")
+
+    start.dblclick()
+    expect(page).to_have_url(re.compile(r"/runs/[0-9a-f]{16}$"))
+    uid = page.url.rpartition("/")[2]
+    client = signed_in(launching_dashboard)
+    run = client.get(f"/api/v1/runs/{uid}").json()
+    assert run["spec"]["arguments"]["vllm"]["num_engines"] == 3 and run["name"] == "pasted"
+    assert run["spec"]["arguments"]["actor"]["eps_clip_low_high"] == [0.1, 0.3]
+    assert len(client.get("/api/v1/runs", params={"origin": "launched"}).json()["items"]) == 1
+
+    page.get_by_role("link", name="Clone").click()
+    expect(page.locator("[id='f-vllm.num_engines']")).to_have_value("3")
+    page.locator("[id='f-histospec.window_max']").evaluate("input => { input.closest('details').open = true; }")
+    page.locator("[id='f-histospec.window_max']").fill("")
+    page.get_by_role("button", name="Start run").click()
+    expect(page).to_have_url(re.compile(r"/runs/(?!new)[0-9a-f]{16}$"))
+    clone = client.get(f"/api/v1/runs/{page.url.rpartition('/')[2]}").json()
+    assert clone["parent"] == uid and clone["spec"]["arguments"]["vllm"]["num_engines"] == 3
+    assert clone["spec"]["arguments"]["histospec"] == {"own_output": False}
+
+
+# The upper edges of the inputs side by side with this field's, and those of its name and its default.
+EDGES = """
+(key) => {
+  const top = (element) => Math.round(element.getBoundingClientRect().top);
+  const field = document.querySelector(`[data-field][data-key="${key}"]`);
+  const row = [...field.parentElement.querySelectorAll("[data-field]")].filter((one) => top(one) === top(field));
+  return [row.map((one) => top(one.querySelector("[data-input]"))), field.querySelector(".field-head").clientHeight];
+}
+"""
+
+
+def test_fields_side_by_side_stand_in_one_line(launching_dashboard: Any, browser_page: Any) -> None:
+    page = browser_page
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(launching_dashboard.link(path="/runs/new"))
+    expect(page.get_by_label("rollout.n_samples_per_prompt", exact=True)).to_be_visible()
+    line = page.locator("[data-reset]:visible").first.bounding_box()["height"]
+    # Its name and its default fill the line; those of the other take two.
+    for key, lines in (("rollout.n_samples_per_prompt", 1), ("algo.advantage.is_correction_threshold", 2)):
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        edges, height = page.evaluate(EDGES, key)
+        assert len(edges) > 1 and len(set(edges)) == 1
+        assert lines == (1 if height < 1.5 * line else 2)
+
+
+# What lies over something else within a visible field: label, input and help below each other do not.
+OVERLAPS = """
+() => {
+  document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  const found = [];
+  const fields = [...document.querySelectorAll(".field")].filter((one) => one.getClientRects().length);
+  for (const field of fields) {
+    const names = ".field-head, input:not([type=checkbox]), select, textarea, .help, .problem";
+    const parts = [...field.querySelectorAll(names)]
+      .concat([...field.children].filter((one) => one.matches("label")))
+      .map((one) => one.getBoundingClientRect()).filter((box) => box.height > 0)
+      .sort((one, other) => one.top - other.top);
+    if (parts.some((box, index) => index > 0 && box.top < parts[index - 1].bottom - 1)) {
+      found.push(field.querySelector("input, select, textarea").id);
+    }
+  }
+  return [fields.length, found];
+}
+"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_no_help_lies_over_its_field(launching_dashboard: Any, browser_page: Any, width: int) -> None:
+    page = browser_page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(launching_dashboard.link(path="/runs/new"))
+    expect(page.get_by_label("Experiment", exact=True)).to_be_visible()
+    fields, overlapping = page.evaluate(OVERLAPS)
+    assert fields > 50 and overlapping == []

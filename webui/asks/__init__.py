@@ -1,5 +1,0 @@
-"""What figures ask of the store, one module a subject; each ends with the `FIGURES` that it answers.
-
-Invariant: a figure asks a bounded number of queries and gets a bounded number of rows, however long the run and however
-large the cluster; what was left out is said.
-"""

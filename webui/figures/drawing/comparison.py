@@ -1,0 +1,49 @@
+"""Several runs in one figure: a run keeps its colour and dash in every figure of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from rhyme_openrlhf.api.read.curves import Axis, Curve
+from rhyme_openrlhf.webui.figures.drawing import palette
+from rhyme_openrlhf.webui.figures.drawing.base import AXIS_TITLES, blank, has_values, plain, y_axis
+from rhyme_openrlhf.webui.site import text
+
+
+def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str, share: bool = False) -> go.Figure:
+    """One line a run, (name, curve) in the order of the page. `share`: values are 0 to 1, written as percentages."""
+    drawn = [(index, name, curve) for index, (name, curve) in enumerate(runs) if has_values(curve)]
+    if not drawn:
+        return blank(f"{y_title} of several runs: no values.", "None of these runs has reported this.")
+    write = text.percent if share else text.number
+    last = [f"{name} ends at {write(_last(curve))}" for _, name, curve in drawn]
+    missing = [name for name, curve in runs if not has_values(curve)]
+    description = f"{y_title} of {text.counted(len(drawn), 'run')}: {', '.join(last)}."
+    if missing:
+        description += f" Without values: {', '.join(missing)}."
+    figure = blank(description)
+    for index, name, curve in drawn:
+        figure.add_trace(
+            go.Scatter(
+                x=curve.x,
+                y=curve.values,
+                name=plain(name),
+                # A single point is no line.
+                mode="lines+markers" if len(curve.x) == 1 else "lines",
+                line={"color": palette.series_color(index), "dash": palette.series_dash(index), "width": 2},
+                connectgaps=False,
+            )
+        )
+    figure.update_layout(
+        xaxis={"title": {"text": AXIS_TITLES[axis]}},
+        yaxis=y_axis(plain(y_title), "linear", [value for _, _, curve in drawn for value in curve.values], share),
+        showlegend=True,
+        hovermode="x unified",
+    )
+    return figure
+
+
+def _last(curve: Curve) -> float | None:
+    return next((value for value in reversed(curve.values) if value is not None), None)

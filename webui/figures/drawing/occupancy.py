@@ -1,0 +1,165 @@
+"""Many engines at once: how much of each stretch of time each one waited, and how many engines did what.
+
+Pure; of the same rows as the lanes of `timeline.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from rhyme_openrlhf.api.read.timeline import Lane
+from rhyme_openrlhf.webui.figures.drawing import palette
+from rhyme_openrlhf.webui.figures.drawing.base import blank
+from rhyme_openrlhf.webui.figures.drawing.bubbles import NAMES
+from rhyme_openrlhf.webui.figures.drawing.engine_waits import GENERATE, answer, lane_state, waits
+from rhyme_openrlhf.webui.figures.drawing.timeline import MANY_LANES, NOTHING, TimelineRows, reported
+from rhyme_openrlhf.webui.site import text
+
+# Columns of the picture: about four pixels each on a laptop.
+BINS = 240
+# Name, largest share, colour. Bright where engines wait: what is looked for. The colours are of matplotlib's "cividis",
+# which reads the same with every kind of colour blindness.
+LEVELS: tuple[tuple[str, float, str], ...] = (
+    ("Waits up to 5%", 0.05, "#1f3a6e"),
+    ("5 to 35%", 0.35, "#575c6d"),
+    ("35 to 65%", 0.65, "#8a8678"),
+    ("65 to 95%", 0.95, "#c4b56c"),
+    ("More than 95%", math.inf, "#fee838"),
+)
+
+
+def heat(rows: TimelineRows, options: object) -> go.Figure:
+    """A row an engine, a column a stretch of time, coloured by the share of it with nothing to run.
+
+    Drawn as bars, neighbours of one level joined: plotly.js gives the picture of a heat map an inline style, which the
+    Content-Security-Policy refuses.
+    """
+    found = [lane for lane in rows.lanes if lane.intervals]
+    title = "How much of each stretch of time each engine had nothing to run."
+    if not found:
+        return blank(title, NOTHING)
+    begin, width = _grid(found)
+    figure = blank(" ".join([title, *answer(waits(found), rows.first, rows.last, rows.engines)]))
+    runs: list[list[tuple[int, int, int]]] = [[] for _ in LEVELS]
+    for place, lane in enumerate(found):
+        for level, first, last in _runs(waiting_shares(lane, begin, width)):
+            runs[level].append((place, first, last))
+    for (name, _, color), of_level in zip(LEVELS, runs, strict=True):
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                y=[place for place, *_ in of_level],
+                base=[round(first * width, 3) for _, first, _ in of_level],
+                x=[round((last - first + 1) * width, 3) for _, first, last in of_level],
+                width=1.0,
+                name=name,
+                text=[
+                    f"Engine {found[place].engine}: {name.lower()}<br>"
+                    f"{text.duration((last - first + 1) * width)} from {text.clock(begin + first * width)}"
+                    for place, first, last in of_level
+                ],
+                textposition="none",
+                hovertemplate="%{text}<extra></extra>",
+                marker={"color": color, "line": {"width": 0}},
+            )
+        )
+    figure.update_layout(
+        barmode="overlay",
+        bargap=0,
+        xaxis={"title": {"text": f"Seconds since {text.moment(begin)}"}, "range": [0, round(BINS * width, 3)]},
+        yaxis={
+            "title": {"text": ""},
+            "range": [len(found) - 0.5, -0.5],
+            "tickvals": list(range(len(found))),
+            "ticktext": [f"Engine {lane.engine}" for lane in found],
+            "tickfont": {"size": 9 if len(found) > MANY_LANES else 11},
+            "showgrid": False,
+        },
+        legend={"traceorder": "normal"},
+        showlegend=True,
+        hovermode="closest",
+    )
+    return figure
+
+
+def waiting_shares(lane: Lane, begin: float, width: float) -> list[float | None]:
+    """The share of each column in which the engine waited; None where it reported nothing."""
+    known = [0.0] * BINS
+    waited = [0.0] * BINS
+    for one in lane.intervals:
+        waits_now = lane_state(one) != GENERATE
+        for index, seconds in _parts(one.start, one.end, begin, width):
+            known[index] += seconds
+            waited[index] += seconds if waits_now else 0.0
+    return [part / whole if whole > 0 else None for part, whole in zip(waited, known, strict=True)]
+
+
+def _runs(shares: Sequence[float | None]) -> list[tuple[int, int, int]]:
+    """Neighbours of one level: (level, first column, last column)."""
+    found: list[tuple[int, int, int]] = []
+    for index, share in enumerate(shares):
+        if share is None:
+            continue
+        level = next(i for i, (_, most, _) in enumerate(LEVELS) if share <= most)
+        if found and found[-1][0] == level and found[-1][2] == index - 1:
+            found[-1] = (level, found[-1][1], index)
+        else:
+            found.append((level, index, index))
+    return found
+
+
+def states(rows: TimelineRows, options: object) -> go.Figure:
+    """How many engines did what, over time."""
+    found = [lane for lane in rows.lanes if lane.intervals]
+    title = "How many of the engines shown ran or waited for what, over time."
+    if not found:
+        return blank(title, NOTHING)
+    begin, width = _grid(found)
+    figure = blank(" ".join([title, *answer(waits(found), rows.first, rows.last, rows.engines)]))
+    seconds: dict[str, list[float]] = {}
+    for lane in found:
+        for one in lane.intervals:
+            of_state = seconds.setdefault(lane_state(one), [0.0] * BINS)
+            for index, part in _parts(one.start, one.end, begin, width):
+                of_state[index] += part
+    for state, color in palette.LANES.items():
+        if state in seconds:
+            figure.add_trace(
+                go.Scatter(
+                    x=[round(i * width, 3) for i in range(BINS)],
+                    y=[round(value / width, 3) for value in seconds[state]],
+                    name=NAMES[state],
+                    stackgroup="engines",
+                    line={"width": 0, "color": color, "shape": "hv"},
+                    fillcolor=color,
+                    mode="lines",
+                    hovertemplate="%{y:.1f}",
+                )
+            )
+    figure.update_layout(
+        xaxis={"title": {"text": f"Seconds since {text.moment(begin)}"}},
+        yaxis={"title": {"text": "Engines"}, "rangemode": "tozero"},
+        showlegend=True,
+        hovermode="x unified",
+    )
+    return figure
+
+
+def _grid(found: Sequence[Lane]) -> tuple[float, float]:
+    """The moment at which the columns begin (unix seconds), and a column's seconds."""
+    begin, end = reported(found)
+    return begin, max(end - begin, 1e-6) / BINS
+
+
+def _parts(start: float, end: float, begin: float, width: float) -> list[tuple[int, float]]:
+    """The columns that a stretch lies in, and its seconds in each."""
+    first = max(0, min(BINS - 1, int((start - begin) / width)))
+    last = max(0, min(BINS - 1, int((end - begin) / width)))
+    return [
+        (index, seconds)
+        for index in range(first, last + 1)
+        if (seconds := min(end, begin + (index + 1) * width) - max(start, begin + index * width)) > 0
+    ]

@@ -1,0 +1,191 @@
+"""What the bubble timeline and the bubble fraction ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+from pydantic import Field, field_validator
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.read.step_buckets import bubble_buckets
+from rhyme_openrlhf.api.read.timeline import MAX_LANES, Lane, timeline
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.api.store.record import Move, RawEvent, Step, Switch, of_kinds
+from rhyme_openrlhf.webui.figures.drawing import bubbles, occupancy
+from rhyme_openrlhf.webui.figures.drawing import timeline as drawing
+from rhyme_openrlhf.webui.figures.drawing.bubbles import StepBucket
+from rhyme_openrlhf.webui.figures.drawing.timeline import StageSpan, StepMark, TimelineRows
+from rhyme_openrlhf.webui.figures.queries.steps_shown import shown_steps
+from rhyme_openrlhf.webui.figures.run_figure import RunFigure, StepsShown, Window
+
+# Rectangles that a browser draws at once without being felt; views of many engines sum them up and take more.
+LANE_INTERVALS = 5000
+GRID_INTERVALS = 20_000
+MOST_ARROWS = 300
+MOST_STAGES = 1000
+LANES = 16
+# Bars of a chart that can still be pointed at.
+MOST_BARS = 160
+RANGES = r"^\s*(\d{1,7}(\s*-\s*\d{1,7})?\s*(,\s*|$))*$"
+RANGES_LENGTH = 200
+
+
+def checked_ranges(ranges: str) -> str:
+    """Raises ValueError: more engines than can be drawn."""
+    if len(engine_numbers(ranges)) > MAX_LANES:
+        raise ValueError(f"must name at most {MAX_LANES} engines")
+    return ranges
+
+
+class TimelineOptions(StepsShown):
+    """`engines`: which ones, as "0, 3, 8-15"; without it the `lanes` that waited most, in this `order`."""
+
+    engines: str = Field(default="", max_length=RANGES_LENGTH, pattern=RANGES)
+    lanes: int = Field(default=LANES, ge=1, le=MAX_LANES)
+    order: Literal["worst", "number"] = "worst"
+
+    _check = field_validator("engines")(checked_ranges)
+
+
+def engine_numbers(ranges: str) -> list[int]:
+    """The engines that "0, 3, 8-15" names, in order; at most one more than can be drawn."""
+    found: set[int] = set()
+    for part in ranges.split(","):
+        low, _, high = part.partition("-")
+        if low.strip():
+            first = int(low)
+            found.update(range(first, min(int(high) if high.strip() else first, first + MAX_LANES) + 1))
+    return sorted(found)
+
+
+def timeline_rows(session: Session, run: Run, options: TimelineOptions, most: int = LANE_INTERVALS) -> TimelineRows:
+    """The shown steps with at most `most` intervals."""
+    first, last = shown_steps(session, run, options)
+    chosen = engine_numbers(options.engines) or None
+    lanes = len(chosen) if chosen else options.lanes
+    found = timeline(session, run.uid, first, last, chosen, lanes, most)
+    ordered = found.lanes
+    if options.order == "number":
+        ordered = sorted(found.lanes, key=lambda lane: lane.engine)
+    window = (Step.run_id == run.id, Step.step >= first, Step.step <= last)
+    steps = session.execute(
+        select(
+            Step.step, Step.started_at, Step.finished_at, Step.experience_seconds, Step.train_seconds, Step.sync_seconds
+        )
+        .where(*window)
+        .order_by(Step.step)
+    ).all()
+    marks = [StepMark(row[0], row[1], row[2]) for row in steps]
+    stages = _stages(session, run, [lane for lane in ordered if lane.intervals], marks)
+    if not stages:
+        stages = [span for row in steps for span in parts_backwards(row[0], row[2], row[3:6])]
+    moves = session.scalars(
+        select(Move)
+        .where(Move.run_id == run.id, Move.step >= first, Move.step <= last)
+        .order_by(Move.time, Move.id)
+        .limit(MOST_ARROWS)
+    ).all()
+    switches = session.scalars(
+        select(Switch)
+        .where(Switch.run_id == run.id, Switch.step >= first, Switch.step <= last)
+        .order_by(Switch.time, Switch.id)
+        .limit(MOST_ARROWS)
+    ).all()
+    return TimelineRows(first, last, ordered, found.engines, found.truncated, marks, stages, moves, switches)
+
+
+class _StageStarted(msgspec.Struct):
+    step: int
+    stage: str
+
+
+def _stages(session: Session, run: Run, lanes: Sequence[Lane], marks: Sequence[StepMark]) -> list[StageSpan]:
+    """What the trainer did from the lanes' first moment to the end of the last step, whichever steps it was about.
+
+    The trainer writes its stages between its ends of steps, and one writer's events are stored in its order: so they
+    lie between two events that an index finds, and no more than these steps' events are read.
+    """
+    if not lanes or not marks:
+        return []
+    begin, _ = drawing.reported(lanes)
+    after = _train_step_id(session, run, begin)
+    until = _train_step_id(session, run, marks[-1].finished_at)
+    query = select(RawEvent.time, RawEvent.body).where(
+        RawEvent.run_id == run.id, RawEvent.kind == "stage_started", RawEvent.id > (after or 0)
+    )
+    # A step that is still trained has no end yet: what began until now is its.
+    if until is not None:
+        query = query.where(RawEvent.id < until)
+    rows = session.execute(query.order_by(RawEvent.id).limit(MOST_STAGES)).all()
+    found = [(at, msgspec.json.decode(body, type=_StageStarted)) for at, body in rows]
+    starts = [(at, one.step, one.stage) for at, one in found]
+    about = (Step.run_id == run.id, Step.step.in_({step for _, step, _ in starts}))
+    done = session.execute(select(Step.step, Step.finished_at).where(*about)).all()
+    spans = stage_spans(starts, {step: finished for step, finished in done})
+    return [StageSpan(one.step, one.stage, max(one.start, begin), one.end) for one in spans if one.end > begin]
+
+
+def _train_step_id(session: Session, run: Run, finished_at: float | None) -> int | None:
+    """Row number of the event that ended a step at this moment."""
+    if finished_at is None:
+        return None
+    conditions = (RawEvent.run_id == run.id, *of_kinds(["train_step"]), RawEvent.time <= finished_at)
+    return session.scalar(select(func.max(RawEvent.id)).where(*conditions))
+
+
+def stage_spans(starts: Sequence[tuple[float, int, str]], finished: Mapping[int, float | None]) -> list[StageSpan]:
+    """A stage (unix seconds, step, name) ends when the next one begins or its step is `finished`.
+
+    One that nothing ends yet is left out.
+    """
+    spans = []
+    for i, (at, step, stage) in enumerate(starts):
+        ends = [starts[i + 1][0]] if i + 1 < len(starts) else []
+        done = finished.get(step)
+        if done is not None and done >= at:
+            ends.append(done)
+        if ends:
+            spans.append(StageSpan(step, stage, at, min(ends)))
+    return spans
+
+
+def parts_backwards(step: int, finished_at: float | None, parts: Sequence[float | None]) -> list[StageSpan]:
+    """The parts of a step (experience, train, sync) laid end to end before its end: for records without stages."""
+    if finished_at is None:
+        return []
+    spans, end = [], finished_at
+    for stage, seconds in reversed(list(zip(("experience", "train", "sync"), parts, strict=True))):
+        if seconds:
+            spans.append(StageSpan(step, stage, end - seconds, end))
+            end -= seconds
+    return spans[::-1]
+
+
+def _grid_rows(session: Session, run: Run, options: TimelineOptions) -> TimelineRows:
+    return timeline_rows(session, run, options, GRID_INTERVALS)
+
+
+def _buckets(session: Session, run: Run, window: Window) -> list[StepBucket]:
+    found = bubble_buckets(session, run, window.from_step, window.to_step, MOST_BARS)
+    begin = session.scalar(select(func.min(Step.started_at)).where(Step.run_id == run.id))
+    return [
+        StepBucket(
+            one.first,
+            one.last,
+            None if one.ended_at is None or begin is None else one.ended_at - begin,
+            one.engine_seconds,
+            {name.removeprefix("bubble_"): seconds for name, seconds in one.bubbles.items()},
+        )
+        for one in found
+    ]
+
+
+FIGURES: tuple[RunFigure, ...] = (
+    RunFigure("timeline", "Engines over time", timeline_rows, drawing.lanes, TimelineOptions),
+    RunFigure("timeline_heat", "Where engines wait", _grid_rows, occupancy.heat, TimelineOptions),
+    RunFigure("timeline_states", "Engines by what they do", _grid_rows, occupancy.states, TimelineOptions),
+    RunFigure("bubbles", "Bubble fraction by cause", _buckets, bubbles.fraction),
+)

@@ -1,0 +1,64 @@
+"""What a figure of a run is: what it asks, and the pure function that draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from plotly.graph_objects import Figure
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, Curve, curves
+from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.models import Run
+
+# Steps of a window whose single intervals and samples are shown: beyond it nobody tells them apart.
+STEPS_SHOWN = 3
+MOST_STEPS_SHOWN = 60
+
+
+class Window(BaseModel):
+    """The query parameters of a figure; one that takes more has a subclass of it as `options`.
+
+    `scale`: of the y axis, where a figure has values that a logarithm helps to compare.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    from_step: int = Field(default=0, ge=0, le=INT32)
+    to_step: int = Field(default=INT32, ge=0, le=INT32)
+    axis: Axis = "step"
+    scale: Literal["linear", "log"] = "linear"
+    points: int = Field(default=POINTS, ge=4, le=MOST_POINTS)
+
+
+class StepsShown(BaseModel):
+    """A few steps in full: `steps` of them, the last one is `step`, or the run's latest (which follows a live run)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int | None = Field(default=None, ge=1, le=INT32)
+    steps: int = Field(default=STEPS_SHOWN, ge=1, le=MOST_STEPS_SHOWN)
+
+
+@dataclass(frozen=True)
+class RunFigure:
+    """`ask(session, run, options)` gives the rows; `draw(rows, options)` is pure."""
+
+    name: str
+    title: str
+    ask: Callable[[Session, Run, Any], Any]
+    draw: Callable[[Any, Any], Figure]
+    options: type[BaseModel] = Window
+
+
+def curves_of(*names: str) -> Callable[[Session, Run, Window], dict[str, Curve]]:
+    """Asks for curves by their names in `api/read/curves.py`."""
+
+    def ask(session: Session, run: Run, window: Window) -> dict[str, Curve]:
+        found = curves(session, run.uid, names, window.from_step, window.to_step, window.points, window.axis)
+        return {curve.name: curve for curve in found}
+
+    return ask

@@ -1,0 +1,179 @@
+"""The new run's estimates, put together from its checked arguments: memory, and the simulated gain of drafts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.launch import gain_estimate
+from rhyme_openrlhf.api.launch.gain_estimate import Estimate, Lengths, Rollout
+from rhyme_openrlhf.api.launch.schema import options
+from rhyme_openrlhf.api.launch.spec import Arguments, upstream_arguments
+from rhyme_openrlhf.api.launch.spec_paths import PathRefused, profile_file
+from rhyme_openrlhf.api.read.curves import curves
+from rhyme_openrlhf.api.store.bounds import INT32
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency.profile import Profile, ProfileError
+from rhyme_openrlhf.latency.settings import AUTO, NONE
+from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.profiling.subject import folder
+from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.training.memory_plan import GpuPlan
+from rhyme_openrlhf.training.model_shape import ModelShape, read_shape
+from rhyme_openrlhf.webui.site import text
+
+NO_SHAPE = (
+    "Memory is planned where the model's config.json can be read here: in a folder below --serve.roots, or downloaded "
+    "from the hub before. This one cannot, or is of a kind that the plan does not know."
+)
+NO_PROFILE = (
+    "No profile of this model with this tensor-parallel size is known here: `rhyme profile` measures one, and a run's "
+    "first start a quick one (--latency.profile)."
+)
+NO_DRAFTS = "Drafts are switched off (--histospec.enable): there is no gain to simulate."
+# The last steps of a cloned run: what its lengths are now.
+RECENT_STEPS = 50
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """A kind of GPU of the run in words: who shares it, the memory it needs, its parts, and what does not fit."""
+
+    name: str
+    least: str
+    parts: tuple[tuple[str, str], ...]
+    problem: str
+
+
+@dataclass(frozen=True)
+class MemoryView:
+    """A memory plan in words."""
+
+    parameters: int
+    gpus: tuple[GpuView, ...]
+    nodes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class GainView:
+    """A simulated gain in words, or `problem`: why there is none."""
+
+    problem: str = ""
+    ratio: str = ""
+    without_drafts: str = ""
+    with_drafts: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+def _value(arguments: Arguments, group: str, name: str) -> Any:
+    return arguments.get(group, {}).get(name, options()[group, name].default)
+
+
+def shape_of(arguments: Arguments) -> ModelShape | None:
+    """The policy's; `arguments` are checked."""
+    model = _value(arguments, "actor", "model_name_or_path")
+    return read_shape(model) if model else None
+
+
+def memory(arguments: Arguments, shape: ModelShape) -> MemoryView:
+    """Return the plan of checked arguments, against the GPUs of the service's machine where it has any."""
+    layout = memory_plan.layout_of(upstream_arguments(arguments))
+    found = memory_plan.plan(shape, layout, nvidia.smallest_memory(nvidia.read()))
+    return MemoryView(
+        parameters=shape.parameters,
+        gpus=tuple(_gpu(gpu) for gpu in found.gpus),
+        nodes=tuple((f"{need.what}, each {need.where}", text.memory(need.size)) for need in found.nodes),
+    )
+
+
+def _gpu(gpu: GpuPlan) -> GpuView:
+    several = len(gpu.share.models) > 1
+    parts = [(f"{part.owner}: {part.what}" if several else part.what, text.memory(part.size)) for part in gpu.parts]
+    if gpu.samples is not None:
+        parts.append(("samples of full length that fit the KV cache", text.number(gpu.samples, 0)))
+    if gpu.size is not None:
+        parts.append(("memory of the GPUs here", text.memory(gpu.size)))
+    least = "none is large enough" if math.isinf(gpu.least) else f"{text.memory(gpu.least)} or more"
+    return GpuView(gpu.name, least, tuple(parts), gpu.problem[:1].upper() + gpu.problem[1:])
+
+
+def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainView:
+    """Simulated within a second; `arguments` are checked."""
+    if not _value(arguments, "histospec", "enable"):
+        return GainView(NO_DRAFTS)
+    shape, parallel = shape_of(arguments), _value(arguments, "vllm", "tensor_parallel_size")
+    try:
+        profile = _profile(arguments, shape, parallel, roots)
+        if profile is None:
+            return GainView(NO_PROFILE)
+        planned = _value(arguments, "latency", "profile") != NONE and not _value(arguments, "run", "reproducible")
+        rollout = Rollout(
+            engines=_value(arguments, "vllm", "num_engines"),
+            tensor_parallel=parallel,
+            prompts=_value(arguments, "rollout", "batch_size"),
+            samples=_value(arguments, "rollout", "n_samples_per_prompt"),
+            speculation="budget" if planned else "window",
+        )
+        found = gain_estimate.estimate(rollout, lengths, profile)
+    except (ProfileError, PathRefused, ValueError) as error:
+        return GainView(f"It cannot be simulated: {error}.")
+    return _view(found, rollout, lengths, profile)
+
+
+def lengths_for(arguments: Arguments, session: Session, clone_of: Run | None) -> Lengths:
+    """As the cloned run's latest steps have them, else assumed."""
+    longest = _value(arguments, "rollout", "max_new_tokens") or _value(arguments, "data", "max_len")
+    if clone_of is not None:
+        first = max(0, clone_of.step - RECENT_STEPS + 1)
+        found = curves(session, clone_of.uid, ["length_median", "length_p95"], first, INT32, RECENT_STEPS)
+        medians, p95s = ([value for value in curve.values if value is not None] for curve in found)
+        if medians and p95s:
+            of = (sum(medians) / len(medians), sum(p95s) / len(p95s))
+            return Lengths(*of, longest, f"as the run {clone_of.name} had them")
+    return gain_estimate.assumed_lengths(longest)
+
+
+def _profile(arguments: Arguments, shape: ModelShape | None, parallel: int, roots: Sequence[Path]) -> Profile | None:
+    """The profile that the run names, else the newest one of this model in the cache of the service's user."""
+    named = _value(arguments, "emulate", "profile") or _value(arguments, "latency", "profile")
+    if named not in (AUTO, NONE):
+        return profiles.read(profile_file(named, roots))
+    if shape is None:
+        return None
+    newest: tuple[float, Profile] | None = None
+    for path in folder().glob("*.json"):
+        try:
+            known = profiles.read(path)
+        except ProfileError:
+            continue  # an unfinished or older one: the run will measure its own
+        if (known.subject.model, known.subject.tensor_parallel_size) == (shape.name, parallel):
+            newest = max(newest or (0.0, known), (path.stat().st_mtime, known), key=lambda one: one[0])
+    return newest[1] if newest else None
+
+
+def _view(found: Estimate, rollout: Rollout, lengths: Lengths, profile: Profile) -> GainView:
+    subject = profile.subject
+    part = f"{text.counted(found.engines, 'engine')}, {text.counted(found.prompts, 'prompt')} a step"
+    whole = (found.engines, found.prompts) == (rollout.engines, rollout.prompts)
+    return GainView(
+        ratio=text.ratio(found.ratio),
+        without_drafts=text.duration(found.without_seconds),
+        with_drafts=text.duration(found.with_seconds),
+        facts=(
+            ("Step times", f"{subject.hardware}, {subject.dtype} ({profile.origin})"),
+            (
+                "Response lengths",
+                f"{lengths.source}: half up to {text.number(lengths.median, 0)} tokens, 95 % up to "
+                f"{text.number(lengths.p95, 0)}",
+            ),
+            ("Acceptance", "as RhymeRL reports it"),
+            ("Tokens per sample and step", text.number(found.tokens_per_step)),
+            ("Simulated", part if whole else f"{part}: a part of the run"),
+        ),
+    )

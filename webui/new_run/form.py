@@ -1,0 +1,271 @@
+"""The form of a new run: every option of `api/launch/schema.py`, grouped, with what it is set to. Pure.
+
+Invariants: every option that a spec may set is in the form exactly once, so one that a later version brings appears by
+itself; a field that says nothing leaves its option at the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rhyme_openrlhf.api.launch.schema import TypedOption, by_flag, options
+from rhyme_openrlhf.api.launch.spec import Arguments
+from rhyme_openrlhf.config import SETTINGS_CLASSES
+from rhyme_openrlhf.webui.new_run.option_words import explained
+
+Kind = Literal["switch", "choice", "line", "block"]
+
+# What most runs set, in the order in which people think of it.
+ESSENTIALS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "Model, data and reward",
+        (
+            "--actor.model_name_or_path",
+            "--data.prompt_dataset",
+            "--data.input_key",
+            "--data.label_key",
+            "--data.apply_chat_template",
+            "--reward.remote_url",
+            "--reward.model_name_or_path",
+            "--train.agent_func_path",
+        ),
+    ),
+    (
+        "Rollout",
+        (
+            "--rollout.batch_size",
+            "--rollout.n_samples_per_prompt",
+            "--rollout.max_new_tokens",
+            "--data.max_len",
+            "--rollout.temperature",
+        ),
+    ),
+    (
+        "Training",
+        (
+            "--algo.advantage.estimator",
+            "--algo.kl.init_coef",
+            "--actor.adam.lr",
+            "--train.batch_size",
+            "--train.num_episodes",
+            "--train.seed",
+        ),
+    ),
+    (
+        "Machines",
+        (
+            "--actor.num_nodes",
+            "--actor.num_gpus_per_node",
+            "--vllm.num_engines",
+            "--vllm.tensor_parallel_size",
+            "--vllm.gpu_memory_utilization",
+            "--train.colocate_all",
+        ),
+    ),
+)
+_TITLES = {
+    "rollout": "Rollout",
+    "vllm": "Engines (vLLM)",
+    "data": "Data",
+    "train": "Training",
+    "algo": "Algorithm",
+    "actor": "Policy model",
+    "critic": "Critic",
+    "ref": "Reference model",
+    "reward": "Reward",
+    "ds": "Memory and speed of the trainer (DeepSpeed)",
+    "eval": "Evaluation",
+    "ckpt": "Checkpoints",
+    "logger": "Logging",
+    "limits": "Limits",
+    "telemetry": "Telemetry",
+    "run": "Run record",
+    "weights": "Weights from trainer to engines",
+    "cpu": "Without a GPU",
+}
+# A line break means something in these.
+_BLOCKS = ("--data.input_template",)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature with its switch: the flag, and the groups and flags folded under it."""
+
+    title: str
+    sentence: str
+    flag: str
+    groups: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+FEATURES: tuple[Feature, ...] = (
+    Feature(
+        "Drafts from history",
+        "Engines guess the next tokens from what the same prompt was answered before, and check several at once. "
+        "Faster from the second episode on; what is sampled stays the same.",
+        "--histospec.enable",
+        groups=("histospec", "history"),
+    ),
+    Feature(
+        "Asynchronous training",
+        "Engines generate the next batches while the trainer learns from the last ones. Needs GPUs for both at once, "
+        "and the samples are a little older than the weights.",
+        "--train.async_enable",
+        flags=("--train.async_queue_size", "--rollout.vllm_generate_batch_size"),
+    ),
+    Feature(
+        "Partial rollout",
+        "New weights reach answers that are under way, instead of waiting for the longest one. Needs asynchronous "
+        "training.",
+        "--train.partial_rollout_enable",
+    ),
+    Feature(
+        "Reproducible sampling",
+        "Two runs with the same settings on the same machine sample the same tokens. Costs a little waiting.",
+        "--run.reproducible",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One option as a field. `text`: what it is set to, "" for the default; `on`, `off`, `is_on` are of switches."""
+
+    option: TypedOption
+    kind: Kind
+    text: str
+    default: str
+    help: str
+    changed: bool
+    on: Any = True
+    off: Any = False
+    is_on: bool = False
+
+    @property
+    def key(self) -> str:
+        """What errors of the API call it, without their beginning; unique in the form."""
+        return f"{self.option.group}.{self.option.name}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Fields that stand together; `name` is unique in the form."""
+
+    name: str
+    title: str
+    fields: tuple[Field, ...]
+
+    @property
+    def changed(self) -> int:
+        """How many are not at their default."""
+        return sum(field.changed for field in self.fields)
+
+
+@dataclass(frozen=True)
+class FeatureView:
+    """A feature as it stands in the form."""
+
+    name: str
+    title: str
+    sentence: str
+    switch: Field
+    settings: tuple[Field, ...]
+
+
+@dataclass(frozen=True)
+class RunForm:
+    """The whole form."""
+
+    essentials: tuple[Section, ...]
+    features: tuple[FeatureView, ...]
+    more: tuple[Section, ...]
+
+    def fields(self) -> Iterator[Field]:
+        """Every field, in the order of the page."""
+        for section in self.essentials:
+            yield from section.fields
+        for feature in self.features:
+            yield feature.switch
+            yield from feature.settings
+        for section in self.more:
+            yield from section.fields
+
+
+def run_form(arguments: Arguments) -> RunForm:
+    """The form with these values. What stands in no option's place is not shown (the caller has checked them)."""
+    left = {option.flag: option for option in options().values() if not option.refused}
+
+    def take(flags: Sequence[str]) -> tuple[Field, ...]:
+        return tuple(_field(left.pop(flag), arguments) for flag in flags if flag in left)
+
+    def switch(feature: Feature) -> Field:
+        return _switch(left.pop(feature.flag), arguments)
+
+    features = (*FEATURES, *_later_features())
+    switches = [switch(feature) for feature in features]
+    shown = [
+        FeatureView(
+            feature.flag.removeprefix("--").replace(".", "-"),
+            feature.title,
+            feature.sentence,
+            switched,
+            take([*feature.flags, *(flag for flag, option in list(left.items()) if option.group in feature.groups)]),
+        )
+        for feature, switched in zip(features, switches, strict=True)
+    ]
+    essentials = [Section(f"essential-{i}", title, take(flags)) for i, (title, flags) in enumerate(ESSENTIALS)]
+    known = list(_TITLES)
+    groups = sorted({option.group for option in left.values()}, key=lambda name: _place(known, name))
+    more = [
+        Section(name, _TITLES.get(name, name.capitalize()), take([f for f, o in list(left.items()) if o.group == name]))
+        for name in groups
+    ]
+    return RunForm(tuple(essentials), tuple(shown), tuple(more))
+
+
+def _place(known: Sequence[str], name: str) -> tuple[int, str]:
+    return (known.index(name) if name in known else len(known)), name
+
+
+def _later_features() -> list[Feature]:
+    """Groups of ours with a switch `enable` that nobody has described above: their own sentence says what they do."""
+    described = {feature.flag for feature in FEATURES}
+    found = []
+    for cls in SETTINGS_CLASSES:
+        flag = f"--{cls.group}.enable"
+        if flag in by_flag() and flag not in described:
+            found.append(Feature(cls.group.capitalize(), cls.title, flag, groups=(cls.group,)))
+    return found
+
+
+def _field(option: TypedOption, arguments: Mapping[str, Mapping[str, Any]]) -> Field:
+    if option.type == "bool":
+        return _switch(option, arguments)
+    value = arguments.get(option.group, {}).get(option.name, option.default)
+    changed = value != option.default
+    kind: Kind = "choice" if option.choices and option.items is None else "line"
+    if option.flag in _BLOCKS:
+        kind = "block"
+    text = written(value) if changed else ""
+    return Field(option, kind, text, written(option.default), explained(option), changed)
+
+
+def _switch(option: TypedOption, arguments: Mapping[str, Mapping[str, Any]]) -> Field:
+    value = arguments.get(option.group, {}).get(option.name, option.default)
+    default = "on" if option.default else "off"
+    return Field(option, "switch", "", default, explained(option), value != option.default, is_on=bool(value))
+
+
+def written(value: Any) -> str:
+    """A value as people type it: lists with spaces between, and "" for none."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, (list, tuple)):
+        return " ".join(written(item) for item in value)
+    return str(value)

@@ -1,0 +1,64 @@
+"""Figures as JSON: `/ui/runs/<uid>/figures/<name>` of one run, `/ui/figures/<name>?run=...` of several.
+
+The query parameters are the figure's options.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_origin
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import ServiceDep
+from rhyme_openrlhf.api.http.fields import RunUid
+from rhyme_openrlhf.api.store.lookup import NotFoundError, find_run
+from rhyme_openrlhf.webui.figures.drawing.base import figure_json
+from rhyme_openrlhf.webui.figures.one_run import RUN_FIGURES
+from rhyme_openrlhf.webui.figures.several_runs import RUNS_FIGURES, RunsWindow
+from rhyme_openrlhf.webui.pages.rendering import HEADERS
+
+router = APIRouter(prefix="/ui", include_in_schema=False)
+FigureName = Annotated[str, Path(max_length=64)]
+
+
+@router.get("/runs/{uid}/figures/{name}")
+def run_figure(uid: RunUid, name: FigureName, request: Request, who: auth.Viewer, service: ServiceDep) -> Response:
+    """One figure of a run, without a theme."""
+    figure = RUN_FIGURES.get(name)
+    if figure is None:
+        raise NotFoundError("figure", name)
+    options = read_options(figure.options, request)
+    with service.database.reading() as session:
+        rows = figure.ask(session, find_run(session, uid), options)
+        drawn = figure.draw(rows, options)
+    return Response(figure_json(drawn), media_type="application/json", headers=HEADERS)
+
+
+@router.get("/figures/{name}")
+def runs_figure(name: FigureName, request: Request, who: auth.Viewer, service: ServiceDep) -> Response:
+    """One figure of several runs, without a theme."""
+    figure = RUNS_FIGURES.get(name)
+    if figure is None:
+        raise NotFoundError("figure", name)
+    options = read_options(RunsWindow, request)
+    with service.database.reading() as session:
+        drawn = figure.draw(session, options)
+    return Response(figure_json(drawn), media_type="application/json", headers=HEADERS)
+
+
+def read_options(kind: type[BaseModel], request: Request) -> Any:
+    """The query as a figure's options; a list field takes a parameter that is repeated. Raises 422."""
+    query = request.query_params
+    values: dict[str, Any] = {}
+    for name in query:
+        field = kind.model_fields.get(name)
+        is_list = field is not None and get_origin(field.annotation) in (list, tuple)
+        values[name] = query.getlist(name) if is_list else query[name]
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        faults = [{**fault, "loc": ("query", *fault["loc"])} for fault in error.errors()]
+        raise RequestValidationError(faults) from error

@@ -1,0 +1,113 @@
+"""What every page and piece is made with: who asks, the store, and the templates.
+
+A route takes `page: PageDep` and ends with `return page.render("run.html", ...)`. Invariants: whoever is not signed in
+sees no page (`install.py` sends them to /sign-in); templates escape everything; no page is kept by a cache, because
+it shows what its reader may see and carries the session's CSRF token.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import Depends, Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from rhyme_openrlhf.api.access import auth
+from rhyme_openrlhf.api.access.service import Service, ServiceDep
+from rhyme_openrlhf.api.store import credentials
+from rhyme_openrlhf.webui.figures.one_run import FIGURE_TITLES
+from rhyme_openrlhf.webui.site import assets, navigation, text
+from rhyme_openrlhf.webui.site.markup import breakable, whole_options
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+HEADERS = {"Cache-Control": "no-store"}
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        # A name that a template gets wrong is an error, not an empty place.
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(
+        static=assets.static_url,
+        page_modules=assets.modules("js/page.js"),
+        plotly_url=assets.plotly_url,
+        plotly_style_ids=assets.plotly_style_ids(),
+        figure_titles=FIGURE_TITLES,
+    )
+    filters = (
+        text.ago, text.change, text.clock, text.compact, text.counted, text.duration, text.iso, text.label, text.memory,
+        text.moment, text.number, text.percent, text.ratio, text.span,
+    )  # fmt: skip
+    environment.filters.update({one.__name__: one for one in (*filters, breakable, whole_options)})
+    return environment
+
+
+ENVIRONMENT = _environment()
+
+
+@dataclass(frozen=True)
+class Page:
+    """One request for a page or a piece. `now`: unix seconds, one moment for the whole page."""
+
+    request: Request
+    service: Service
+    who: credentials.Principal
+    now: float
+
+    @property
+    def may_act(self) -> bool:
+        """Whether actions are shown."""
+        return self.who.role == "operator"
+
+    def url_with(self, **changes: Any) -> str:
+        """This page's address with these query parameters instead of those it has; None or empty takes one away."""
+        return url_with(self.request.url.path, self.request.query_params.multi_items(), changes)
+
+    def render(self, template: str, *, uid: str = "", status: int = 200, **context: Any) -> HTMLResponse:
+        """`uid`: the run, for its tabs. Besides `context`, templates have `page`, `menu` and `tabs`."""
+        current = self.request.app.state.templates.get(self.request.scope.get("endpoint"), "")
+        menu = navigation.links(navigation.MENU, current, self.may_act)
+        tabs = navigation.links(navigation.RUN_TABS, current, self.may_act, uid) if uid else []
+        values = {"page": self, "menu": menu, "tabs": tabs, "uid": uid, **context}
+        return HTMLResponse(ENVIRONMENT.get_template(template).render(values), status, HEADERS)
+
+
+def url_with(path: str, given: list[tuple[str, str]], changes: dict[str, Any]) -> str:
+    """`path` with the query `given` after `changes` (name -> value or list of values)."""
+    query = [(name, value) for name, value in given if name not in changes and value != ""]
+    for name, value in changes.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        query += [(name, str(one)) for one in values if one not in (None, "")]
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def whole_number(given: str) -> int | None:
+    """Return the number that `given` writes in decimal digits alone, 0 or more; None for anything else.
+
+    A form sends what is not chosen as an empty text, and that is no error.
+    """
+    # isdigit() takes every script's digits, and superscripts, which int() refuses.
+    return int(given) if given.isascii() and given.isdigit() else None
+
+
+def _page(request: Request, who: auth.Viewer, service: ServiceDep) -> Page:
+    return Page(request, service, who, time.time())
+
+
+PageDep = Annotated[Page, Depends(_page)]
+
+
+def render_public(template: str, status: int = 200, **context: Any) -> HTMLResponse:
+    """A page for those who are not signed in, or an error: without menu, run and role."""
+    values = {"page": None, "menu": [], "tabs": [], "uid": "", **context}
+    return HTMLResponse(ENVIRONMENT.get_template(template).render(values), status, HEADERS)

@@ -1,0 +1,27 @@
+"""A run's attempts, for pages that show one of them or all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from rhyme_openrlhf.api.store.models import Attempt, Run
+
+
+@dataclass(frozen=True)
+class AttemptChoice:
+    """`title` says which one it is: its number, when it counts, and how it ended."""
+
+    number: int
+    title: str
+
+
+def attempts_of(session: Session, run: Run) -> list[AttemptChoice]:
+    """The newest first."""
+    query = select(Attempt).where(Attempt.run_id == run.id).order_by(Attempt.number.desc())
+    return [
+        AttemptChoice(one.number, f"Attempt {one.number}{' (resumed)' if one.resumes else ''}: {one.status}")
+        for one in session.scalars(query)
+    ]

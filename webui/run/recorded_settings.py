@@ -1,0 +1,103 @@
+"""A run's settings by the names that the form and the command line have, whatever recorded them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rhyme_openrlhf.api.launch.schema import options
+from rhyme_openrlhf.api.launch.spec import SpecError
+from rhyme_openrlhf.api.launch.spec_command import from_argv
+from rhyme_openrlhf.api.read.comparison import GIT, settings_of
+from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.webui.new_run.form import written
+from rhyme_openrlhf.webui.new_run.option_words import explained
+
+# What every run has of its own: two runs always differ in it.
+_OWN = ("run.dir", "run.name", "ckpt.path", "ckpt.output_dir", "logger.wandb.run_name")
+_OWN_GROUPS = ("control.",)
+# What has a commit of its own (telemetry/source_code.py).
+_CHECKOUTS = (("package", "rhyme-openrlhf"), ("directory", "folder it was started in"))
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The commit of `what` that a run was made with; `dirty`: with changes besides, None where that is not known."""
+
+    what: str
+    commit: str
+    dirty: bool | None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting as shown. `given`: it stood on the command line; `other`: another run's value, if they differ."""
+
+    key: str
+    value: str
+    default: str
+    help: str
+    given: bool
+    differs: bool = False
+    other: str = ""
+
+
+def commits_of(run: Run) -> list[Commit]:
+    """What a run has recorded of its code; anything that has not this form is left out."""
+    recorded = run.config.get(GIT)
+    found = []
+    for name, what in _CHECKOUTS:
+        one = recorded.get(name) if isinstance(recorded, Mapping) else None
+        if isinstance(one, Mapping) and isinstance(one.get("commit"), str):
+            dirty = one.get("dirty")
+            found.append(Commit(what, one["commit"], dirty if isinstance(dirty, bool) else None))
+    return found
+
+
+def is_own(key: str) -> bool:
+    """Whether it is a name or place that no two runs share."""
+    return key in _OWN or key.startswith(_OWN_GROUPS)
+
+
+def given_keys(run: Run) -> set[str]:
+    """Keys that stood on the command line; empty where that cannot be read."""
+    try:
+        _, arguments = from_argv(run.command[2:])
+    except SpecError:
+        return set()
+    return {f"{group}.{name}" for group, values in arguments.items() for name in values}
+
+
+def sections(run: Run, other: Run | None) -> list[tuple[str, list[Setting]]]:
+    """Settings by group, in the order of the record; with `other`, those of it that this run has not, too."""
+    mine = settings_of(run)
+    theirs = settings_of(other) if other is not None else {}
+    given = given_keys(run)
+    found: dict[str, list[Setting]] = {}
+    for key in (*mine, *(key for key in theirs if key not in mine)):
+        group, _, name = key.partition(".")
+        option = options().get((group, name))
+        differs = other is not None and (key not in mine or key not in theirs or mine[key] != theirs[key])
+        found.setdefault(group, []).append(
+            Setting(
+                key=key,
+                value=shown(mine.get(key)),
+                default=shown(option.default) if option else "",
+                help=explained(option) if option else "",
+                given=key in given,
+                differs=differs,
+                other=shown(theirs.get(key)),
+            )
+        )
+    return list(found.items())
+
+
+def shown(value: Any) -> str:
+    """A value for a table: "–" for none, on and off for switches."""
+    return written(value) or "–"
+
+
+def rows_of(names: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """(name, each run's value) for a table; what a run has not recorded is said so."""
+    return [(name, [shown(run[name]) if name in run else "not recorded" for run in runs]) for name in names]
