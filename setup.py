@@ -2,7 +2,7 @@
 
 Everything else stands in pyproject.toml.
 Where there is no C++ compiler the package is built without the cores, and features that need one say so
-(rhyme_openrlhf/history/core.py). RHYME_SANITIZE=address,undefined or thread builds the core that
+(rhyme_openrlhf/drafting_core.py). RHYME_SANITIZE=address,undefined or thread builds the core that
 tests/history/test_sanitized.py loads.
 """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from rhyme_openrlhf.options import Settings, SettingsError, option
+from rhyme_openrlhf.settings.options import Settings, SettingsError, option
 
 MEGABYTE = 1024 * 1024
 # What a browser on the same machine may call the service.

@@ -14,14 +14,14 @@ import types
 from typing import Any
 
 MODEL_LENGTH = 4096
-ENGINE = "rhyme_openrlhf.rollout.engine.RhymeRolloutActor"
-MOVABLE = "rhyme_openrlhf.rollout.moves.movable_engine.MovableEngine"
+ENGINE = "rhyme_openrlhf.engine.actor.RhymeRolloutActor"
+MOVABLE = "rhyme_openrlhf.engine.actor_parts.moves.MovableEngine"
 
 
 def install() -> None:
     """From now on vLLM, and this package, take this machine for one with an H100."""
     os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"})
-    import rhyme_openrlhf.rollout.moves.movable_engine  # noqa: F401  (first: installs the shims)
+    import rhyme_openrlhf.engine.actor_parts.moves  # noqa: F401  (first: installs the shims)
 
     # The compiled kernels of vLLM's CUDA build.
     sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")

@@ -37,9 +37,9 @@ from engine_in_process import RunningEngine
 from turns import Ratio, Turn, mean_speed, ratio, usual_speed
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.config import HistoSpecSettings, RhymeSettings
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.latency.profile import read_text
+from rhyme_openrlhf.settings.config import HistoSpecSettings, RhymeSettings
 
 RUNNING = (1, 2, 4, 8, 16, 32, 64)
 FIXED = (0, 2, 4, 8, 16, 32, 48)
@@ -80,7 +80,7 @@ def parameters_of(number: int, temperature: float) -> Any:
     """Of one more sample of prompt `number`."""
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
+    from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
 
     extra = {PROMPT_KEY: f"p{number % PROMPTS}"}
     return SamplingParams(

@@ -4,7 +4,7 @@
 
 Measured. Every sample repeats one of its prompt's 16 responses of 8192 tokens from a place of its own, and gains
 TOKENS_A_STEP tokens a step. Ours is all that vLLM's real scheduler with our plug-in does for real requests
-(rollout/scheduler.py): noting what was written, finding those that decode, drafting, making the lists, and giving each
+(engine/scheduler.py): noting what was written, finding those that decode, drafting, making the lists, and giving each
 request its own; drafts by the fixed rules. vLLM's proposers are asked as its model runner asks them,
 without making their input batch, and without what the scheduler does with their lists.
 
@@ -39,11 +39,11 @@ from drafting_texts import CONTEXT, RESPONSES, recorded, synthetic
 from replay import TRACE, read_trace
 from step_overhead import scheduler_of
 
-from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.drafting.drafter import Verified
+from rhyme_openrlhf.drafting.gain import GainMeter
+from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
 from rhyme_openrlhf.history.index import Piece, build_index
-from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
-from rhyme_openrlhf.speculation.drafter import Verified
-from rhyme_openrlhf.speculation.gain import GainMeter
+from rhyme_openrlhf.settings.config import HistoSpecSettings
 
 STEP_SAMPLES = 512
 TOKENS_A_STEP = 8
@@ -95,7 +95,7 @@ class Ours:
         if self._told:
             self._time(self._scheduler.drafter, "propose")
         else:
-            from rhyme_openrlhf.speculation import live_texts
+            from rhyme_openrlhf.drafting import live_texts
 
             self._time(live_texts.step, "append_and_draft")
 

@@ -36,9 +36,9 @@ from draft_step_time import step_text, whole_step
 from drafting_texts import CONTEXT, VOCABULARY, recorded, synthetic
 from replay import ENGINES, TRACE, Drafter, Ours, read_trace, replay
 
-from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.history.record import Record
+from rhyme_openrlhf.settings.config import HistoSpecSettings
 
 SHORTEST = HistoSpecSettings().prefix_min
 LOOKUPS = 4000

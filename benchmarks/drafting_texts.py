@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from rhyme_openrlhf.config import HistoSpecSettings
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.record import Record
+from rhyme_openrlhf.settings.config import HistoSpecSettings
 
 RESPONSES = 16
 RESPONSE_TOKENS = 8192

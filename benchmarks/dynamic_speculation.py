@@ -25,9 +25,9 @@ from draft_budget import BUDGET, DRAIN, ROWS, RUNNING, Measured, kept, measure, 
 from engine_in_process import RunningEngine
 from turns import Ratio, Turn, mean_speed, quickest_speed, ratio, usual_speed
 
-from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.latency.profile import read_text
-from rhyme_openrlhf.speculation.settings import DraftingSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings
 
 LENGTHS = (0, 2, 4, 8, 16)
 LONGEST = max(LENGTHS)

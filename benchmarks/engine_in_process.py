@@ -20,11 +20,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from rhyme_openrlhf import embedded, platform
-from rhyme_openrlhf.config import CpuSettings, RhymeSettings
-from rhyme_openrlhf.rollout.proposal_scheduler import ProposalScheduler
-from rhyme_openrlhf.rollout.scheduler import HistoryScheduler
-from rhyme_openrlhf.speculation.drafter import HistoryDrafter
-from rhyme_openrlhf.speculation.gain import GainMeter
+from rhyme_openrlhf.drafting.drafter import HistoryDrafter
+from rhyme_openrlhf.drafting.gain import GainMeter
+from rhyme_openrlhf.engine.scheduler import HistoryScheduler
+from rhyme_openrlhf.engine.scheduler_parts.vllm_methods import ProposalScheduler
+from rhyme_openrlhf.settings.config import CpuSettings, RhymeSettings
 
 TIMEOUT_S = 300
 # vLLM's own limit is 128; the fixed lengths of the benchmark end below this.
@@ -174,8 +174,8 @@ class RunningEngine:
     async def _start(self, settings: RhymeSettings, scheduler: str) -> Any:
         import vllm
 
-        from rhyme_openrlhf.rollout.engine import speculation_arguments
-        from rhyme_openrlhf.rollout.seeded_engine import WORKER_EXTENSION
+        from rhyme_openrlhf.engine.actor import speculation_arguments
+        from rhyme_openrlhf.engine.seeded_actor import WORKER_EXTENSION
 
         plugins = speculation_arguments(settings)
         if settings.drafts_from_history:
@@ -207,7 +207,7 @@ class RunningEngine:
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """`scheduler`, within the event loop."""
-        from rhyme_openrlhf.rollout.engine_core_channel import call_scheduler
+        from rhyme_openrlhf.engine.patches.core_channel import call_scheduler
 
         return await call_scheduler(self.llm, method, *arguments)
 

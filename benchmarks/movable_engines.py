@@ -15,16 +15,16 @@ from collections import defaultdict
 from typing import Any
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.platform import gpu_present, shims
+from rhyme_openrlhf.settings.config import RhymeSettings
 
 if not gpu_present():
     shims.install()
 
 from engine_in_process import engine_environment, gpu_arguments
 
-from rhyme_openrlhf.rollout.moves.movable_engine import MovableEngine
-from rhyme_openrlhf.rollout.moves.moving_scheduler import MovingHistoryScheduler
+from rhyme_openrlhf.engine.actor_parts.moves import MovableEngine
+from rhyme_openrlhf.engine.scheduler_parts.moves import MovingHistoryScheduler
 
 TIMEOUT_S = 300
 # Calls that hold the engine up between two steps.

@@ -12,20 +12,20 @@ from typing import Any
 
 from movable_engines import LocalEngine
 
-from rhyme_openrlhf.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.engine.messages import SampleRequest
+from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint
-from rhyme_openrlhf.latency.settings import EmulateSettings
-from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
-from rhyme_openrlhf.rollout.moves.home import ASK_AFTER_SECONDS
-from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
-from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
-from rhyme_openrlhf.rollout.moves.move_record import Choice, MoveRecord
-from rhyme_openrlhf.rollout.moves.mover import Mover
-from rhyme_openrlhf.rollout.moves.reallocator import Reallocator
-from rhyme_openrlhf.rollout.moves.travel import SampleRequest
+from rhyme_openrlhf.moves.engine_reports import EngineReports
+from rhyme_openrlhf.moves.home import ASK_AFTER_SECONDS
+from rhyme_openrlhf.moves.keeper import SampleKeeper
+from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
+from rhyme_openrlhf.moves.mover import Mover
+from rhyme_openrlhf.moves.reallocator import Reallocator
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
-from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
+from rhyme_openrlhf.settings.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.latency import EmulateSettings
+from rhyme_openrlhf.settings.reallocation import ReallocationSettings
 
 LIMIT_S = 60.0
 

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import replay
 
-from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES, HistoryDrafter, Verified
+from rhyme_openrlhf.drafting.planner import DraftPlanner
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES, HistoryDrafter, Verified
-from rhyme_openrlhf.speculation.planner import DraftPlanner
+from rhyme_openrlhf.settings.config import HistoSpecSettings
 
 # Of the random cases these, as shares: large batches, long texts in which memory grows, and a planner.
 LARGE, LONG, PLANNED = 0.01, 0.03, 0.5

@@ -30,8 +30,8 @@ from draft_budget import histories
 from engine_in_process import RunningEngine
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.config import HistoSpecSettings, RhymeSettings
 from rhyme_openrlhf.embedded.reward import END, score
+from rhyme_openrlhf.settings.config import HistoSpecSettings, RhymeSettings
 
 SAMPLES = 8
 MOST_TOKENS = 512
@@ -106,7 +106,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
+    from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)

@@ -2,7 +2,7 @@
 
     python benchmarks/selection.py --profile PROFILE
 
-The choice is what `speculation/planner.py` does with a step's proposals: how likely each token is, the table of step
+The choice is what `drafting/planner.py` does with a step's proposals: how likely each token is, the table of step
 times with its correction, and the cut; beside it the lists for vLLM, which whoever drafts has to make. Its context
 grows as in a run, so that some of the tables are made anew. Beside each figure the profile's own time of a step of that
 size, with as many draft tokens as were taken.
@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES
+from rhyme_openrlhf.drafting.planner import DraftPlanner, Drafts
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import read
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.speculation.drafter import SOURCE_NAMES
-from rhyme_openrlhf.speculation.planner import DraftPlanner, Drafts
 
 SAMPLES = (1, 8, 64, 512)
 SOURCES = len(SOURCE_NAMES)

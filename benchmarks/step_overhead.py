@@ -2,7 +2,7 @@
 
     python benchmarks/step_overhead.py --running 16 64 256 --against CHECKOUT --out step_overhead.json
 
-Measured: vLLM's real scheduler with our plug-ins (rollout/scheduler.py), fed what a model runner would return: the
+Measured: vLLM's real scheduler with our plug-ins (engine/scheduler.py), fed what a model runner would return: the
 recorded run of benchmarks/data says what each sample answers, so drafts are accepted as there, but no model computes.
 So a step is what the engine core does besides the forward pass, in microseconds: `schedule`, `update_from_output` and
 `update_draft_token_ids`. Between two of these calls MODEL_BYTES of memory are read, as a forward pass does, so that the
@@ -80,8 +80,8 @@ def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: A
     from vllm.v1.structured_output import StructuredOutputManager
 
     from rhyme_openrlhf import embedded, platform
-    from rhyme_openrlhf.config import DraftingSettings, HistoSpecSettings, RhymeSettings
-    from rhyme_openrlhf.rollout.engine import speculation_arguments
+    from rhyme_openrlhf.engine.actor import speculation_arguments
+    from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings, RhymeSettings
 
     settings = RhymeSettings(
         histospec=HistoSpecSettings(enable=arm in ("rules", "planned")), drafting=drafting or DraftingSettings()
@@ -182,7 +182,7 @@ class Run:
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        from rhyme_openrlhf.rollout.request_keys import PROMPT_KEY
+        from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
 
         key, prompt, response = self.load.sample()
         self.number += 1

@@ -12,19 +12,19 @@ from typing import Any
 
 from movable_engines import LocalEngine
 
+from rhyme_openrlhf.engine.messages import SampleRequest
+from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.rollout.moves.convoy import Convoy
-from rhyme_openrlhf.rollout.moves.engine_reports import EngineReports
-from rhyme_openrlhf.rollout.moves.home import ASK_AFTER_SECONDS
-from rhyme_openrlhf.rollout.moves.keeper import SampleKeeper
-from rhyme_openrlhf.rollout.moves.kv_buffer import KvBufferStore
-from rhyme_openrlhf.rollout.moves.layout_switcher import LayoutSwitcher
-from rhyme_openrlhf.rollout.moves.move_record import Choice, MoveRecord
-from rhyme_openrlhf.rollout.moves.mover import Mover
-from rhyme_openrlhf.rollout.moves.travel import SampleRequest
+from rhyme_openrlhf.moves.convoy import Convoy
+from rhyme_openrlhf.moves.engine_reports import EngineReports
+from rhyme_openrlhf.moves.home import ASK_AFTER_SECONDS
+from rhyme_openrlhf.moves.keeper import SampleKeeper
+from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
+from rhyme_openrlhf.moves.mover import Mover
+from rhyme_openrlhf.moves.tp_switcher import LayoutSwitcher
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER
-from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
+from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 
 LIMIT_S = 60.0
 

@@ -29,12 +29,12 @@ from replay import read_trace
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.rollout.moves.layout_switcher import EACH_SECONDS
+from rhyme_openrlhf.moves.tp_switcher import EACH_SECONDS
 from rhyme_openrlhf.scheduling.dispatch import assign
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.scheduling.stage_course import Layout
 from rhyme_openrlhf.scheduling.tp_switch import decide
-from rhyme_openrlhf.scheduling.tp_switch_settings import BY_HISTORY, BY_MAXIMUM, TpSwitchSettings
+from rhyme_openrlhf.settings.tp_switch import BY_HISTORY, BY_MAXIMUM, TpSwitchSettings
 from rhyme_openrlhf.simulation.shipped import load
 from rhyme_openrlhf.simulation.trace import read_trace as read_lengths
 

@@ -34,15 +34,15 @@ from switch_bench import Stage
 from switch_decisions import Replay, Response
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import StepShape
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
-from rhyme_openrlhf.latency.settings import EmulateSettings
-from rhyme_openrlhf.rollout.moves.layout_switcher import EACH_SECONDS
-from rhyme_openrlhf.rollout.moves.travel import SampleRequest
+from rhyme_openrlhf.moves.tp_switcher import EACH_SECONDS
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
-from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
+from rhyme_openrlhf.settings.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.latency import EmulateSettings
+from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 from rhyme_openrlhf.simulation.presets import PRESETS
 from rhyme_openrlhf.simulation.shipped import load
 

@@ -51,7 +51,7 @@ class Worker:
     """An engine's worker: parameters of its own, which versions are copied into."""
 
     def __init__(self, nbytes: int) -> None:
-        from rhyme_openrlhf.rollout.segment_file import SegmentFiles
+        from rhyme_openrlhf.weights.segment_file import SegmentFiles
 
         torch.set_num_threads(1)
         self.parameters = dict(layers(nbytes).named_parameters())
@@ -59,7 +59,7 @@ class Worker:
 
     def load(self, segment: Any) -> float:
         """Copy a segment's parameters as they arrive; return when that ended."""
-        from rhyme_openrlhf.rollout.segment_file import tensors
+        from rhyme_openrlhf.weights.segment_file import tensors
 
         file = self.files.open(segment)
         with torch.no_grad():
@@ -95,8 +95,8 @@ class Bench:
     """Both ways, with one model. Each arm is a method that returns seconds."""
 
     def __init__(self, nbytes: int) -> None:
-        from rhyme_openrlhf.rollout.node_weights import NodeWeights
-        from rhyme_openrlhf.training.weight_publisher import WeightPublisher
+        from rhyme_openrlhf.weights.node import NodeWeights
+        from rhyme_openrlhf.weights.publisher import WeightPublisher
 
         torch.set_num_threads(1)
         self.publisher = WeightPublisher(layers(nbytes), 2, 1, BUCKET_MB)
@@ -110,13 +110,13 @@ class Bench:
         self.buffers = torch.ones(bucket, dtype=torch.uint8), torch.ones(bucket, dtype=torch.uint8)
 
     def _begin(self, node: Any) -> Any:
-        from rhyme_openrlhf.training.weight_buckets import WeightVersion
+        from rhyme_openrlhf.weights.buckets import WeightVersion
 
         return ray.get(node.begin.remote(WeightVersion(self.version, self.publisher.buckets)))
 
     def round(self) -> dict[str, float]:
         """Seconds of each arm, in turn."""
-        from rhyme_openrlhf.training.weight_buckets import lay_out
+        from rhyme_openrlhf.weights.buckets import lay_out
 
         took: dict[str, float] = {}
 

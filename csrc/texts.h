@@ -21,7 +21,7 @@
 
 namespace drafting {
 
-// Where a draft came from; rhyme_openrlhf/speculation/drafter.py has the same numbers.
+// Where a draft came from; rhyme_openrlhf/drafting/drafter.py has the same numbers.
 enum class Source : std::int64_t { NONE, HISTORY, SIBLINGS, OWN };
 inline constexpr std::size_t SOURCES = 4;
 // A sample's number if the sample never drafts.

@@ -25,7 +25,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("scheduling", "latency", "speculation")
+ROOMS = ("scheduling", "latency", "drafting")
 # `int | None` stands in annotations, which nothing evaluates.
 LEFT_OUT = "core/ReplaceBinaryOperator_BitOr_"
 # A change can make a loop endless.

@@ -1,4 +1,5 @@
-"""Writes `rhyme_openrlhf/upstream_options.json`: OpenRLHF's options as a JSON schema, made from its own parser.
+"""Writes `rhyme_openrlhf/settings/upstream_options.json`: OpenRLHF's options as a JSON schema, made from its own
+parser.
 
     python scripts/write_upstream_schema.py
 
@@ -18,7 +19,7 @@ from typing import Any
 import rhyme_openrlhf
 from rhyme_openrlhf.cli import upstream
 
-TARGET = Path(rhyme_openrlhf.__file__).parent / "upstream_options.json"
+TARGET = Path(rhyme_openrlhf.__file__).parent / "settings/upstream_options.json"
 # Options that stand in no group on upstream's command line.
 NO_GROUP = "openrlhf"
 JSON_TYPES = {int: "integer", float: "number", str: "string", None: "string"}

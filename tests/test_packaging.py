@@ -32,7 +32,7 @@ def test_the_embedded_model_and_data_travel_along(names: list[str]) -> None:
 
 
 def test_upstreams_options_travel_along(names: list[str]) -> None:
-    assert "rhyme_openrlhf/upstream_options.json" in names
+    assert "rhyme_openrlhf/settings/upstream_options.json" in names
 
 
 def test_the_drafting_core_is_compiled_into_it_with_its_types_and_without_its_sources(names: list[str]) -> None:
@@ -57,7 +57,7 @@ def test_without_a_compiler_all_but_the_core_is_installed(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     (built,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(built).namelist()
-    assert "rhyme_openrlhf/history/core.py" in names and not [name for name in names if name.endswith(".so")]
+    assert "rhyme_openrlhf/drafting_core.py" in names and not [name for name in names if name.endswith(".so")]
 
 
 def test_the_control_plane_and_its_migrations_are_real_packages_in_it(names: list[str]) -> None:

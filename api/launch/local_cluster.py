@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable, RayLauncher
-from rhyme_openrlhf.training.resources import SPARE_CPUS
+from rhyme_openrlhf.run.resources import SPARE_CPUS
 
 HOST = "127.0.0.1"
 # Pretended GPUs are slots, each with a CPU slot beside it: as many as a small machine may want to try a layout with.

@@ -1,8 +1,8 @@
 """Every option of a run, typed, in one view: OpenRLHF's and ours. API and web form are made of it.
 
-OpenRLHF's come from `upstream_options.json` (written by scripts/write_upstream_schema.py, because upstream's parser
-needs torch to import), ours from the settings dataclasses. Invariant: an option has exactly one (group, name), and its
-flag is `--<group>.<name>` (but for two of upstream's that stand in no group, and may not be set).
+OpenRLHF's come from `settings/upstream_options.json` (written by scripts/write_upstream_schema.py, because upstream's
+parser needs torch to import), ours from the settings dataclasses. Invariant: an option has exactly one (group, name),
+and its flag is `--<group>.<name>` (but for two of upstream's that stand in no group, and may not be set).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import rhyme_openrlhf
-from rhyme_openrlhf.config import SETTINGS_CLASSES
-from rhyme_openrlhf.options import OPTION, Option, PathKind, TextKind
-from rhyme_openrlhf.upstream_kinds import UPSTREAM_KINDS
+from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
+from rhyme_openrlhf.settings.options import OPTION, Option, PathKind, TextKind
+from rhyme_openrlhf.settings.upstream_kinds import UPSTREAM_KINDS
 
-UPSTREAM_FILE = Path(rhyme_openrlhf.__file__).parent / "upstream_options.json"
+UPSTREAM_FILE = Path(rhyme_openrlhf.__file__).parent / "settings/upstream_options.json"
 
 ValueType = Literal["bool", "int", "float", "str"]
 _PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rhyme_openrlhf.api.launch import spec_paths
 from rhyme_openrlhf.api.launch.schema import TypedOption, options
-from rhyme_openrlhf.config import SETTINGS_CLASSES
-from rhyme_openrlhf.options import SettingsError, did_you_mean, from_mapping
-from rhyme_openrlhf.training.resources import Share, required_gpus, shares
+from rhyme_openrlhf.run.resources import Share, required_gpus, shares
+from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
+from rhyme_openrlhf.settings.options import SettingsError, did_you_mean, from_mapping
 
 Arguments = dict[str, dict[str, Any]]
 

@@ -20,8 +20,8 @@ from rhyme_openrlhf.api.launch.schema import TypedOption, by_flag, options
 from rhyme_openrlhf.api.launch.spec import MAX_FAULTS, NAME_PATTERN, Arguments, Fault, SpecError
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.embedded.demo import demo_arguments
-from rhyme_openrlhf.options import did_you_mean
 from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.settings.options import did_you_mean
 
 TRAIN_MODULES = ("openrlhf.cli.train_ppo_ray", "rhyme_openrlhf.cli.train_ppo_ray")
 # Far above any real command; shlex takes time in proportion.

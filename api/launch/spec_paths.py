@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.api.launch.schema import TypedOption
-from rhyme_openrlhf.latency.settings import AUTO, NONE
-from rhyme_openrlhf.options import PathKind
-from rhyme_openrlhf.redaction import redact_text
+from rhyme_openrlhf.settings.latency import AUTO, NONE
+from rhyme_openrlhf.settings.options import PathKind
+from rhyme_openrlhf.settings.redaction import redact_text
 
 # NAME or OWNER/NAME, as the hub allows them; a job's working directory is empty, so these are no relative paths there.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)

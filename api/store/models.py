@@ -25,8 +25,8 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from rhyme_openrlhf.api.store.base import Base, Json, RedactedJson
 from rhyme_openrlhf.api.store.status import RUN_STATUSES
-from rhyme_openrlhf.config import UID_DIGITS
-from rhyme_openrlhf.redaction import redact_command, redact_config
+from rhyme_openrlhf.settings.config import UID_DIGITS
+from rhyme_openrlhf.settings.redaction import redact_command, redact_config
 
 # Public ids, as `config.new_uid` makes them.
 UID_LENGTH = UID_DIGITS

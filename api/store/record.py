@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from rhyme_openrlhf.api.store.base import Base, BigId
-from rhyme_openrlhf.redaction import redact_config
+from rhyme_openrlhf.settings.redaction import redact_config
 
 KIND_LENGTH = 32
 SOURCE_LENGTH = 64

@@ -15,10 +15,10 @@ from rhyme_openrlhf import __version__
 from rhyme_openrlhf.cli import preflight, upstream
 from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import gather
-from rhyme_openrlhf.options import BAD_INPUT, Parser
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.training import memory_plan, model_shape
-from rhyme_openrlhf.training.memory_plan import MemoryPlan
+from rhyme_openrlhf.run import memory_plan, model_shape
+from rhyme_openrlhf.run.memory_plan import MemoryPlan
+from rhyme_openrlhf.settings.options import BAD_INPUT, Parser
 
 HEADER = ("component", "found", "wanted", "state", "to mend it, run")
 

@@ -16,10 +16,10 @@ from packaging.utils import canonicalize_name
 
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.training import memory_plan
-from rhyme_openrlhf.training.memory_plan import MemoryPlan
-from rhyme_openrlhf.training.model_shape import ModelShape
-from rhyme_openrlhf.training.resources import required_gpus, shortage
+from rhyme_openrlhf.run import memory_plan
+from rhyme_openrlhf.run.memory_plan import MemoryPlan
+from rhyme_openrlhf.run.model_shape import ModelShape
+from rhyme_openrlhf.run.resources import required_gpus, shortage
 from rhyme_openrlhf.verify import record
 
 OK = "ok"

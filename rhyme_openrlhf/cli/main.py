@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from rhyme_openrlhf import __version__
-from rhyme_openrlhf.options import Parser
+from rhyme_openrlhf.settings.options import Parser
 
 BROKEN_PIPE_CODE = 141
 # A lack of one of these means "not installed", which has a command that mends it. Any other module that is missing is

@@ -24,9 +24,9 @@ from rhyme_openrlhf.cli.preflight_models import (
     check_tensor_parallel,
     drafting_of,
 )
-from rhyme_openrlhf.config import OPENRLHF, RhymeSettings
-from rhyme_openrlhf.latency.settings import AUTO, NONE
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.settings.config import OPENRLHF, RhymeSettings
+from rhyme_openrlhf.settings.latency import AUTO, NONE
 
 # Importing a reward file may import torch or a tokenizer; more than this means it does not come back.
 IMPORT_TIMEOUT_SECONDS = 180

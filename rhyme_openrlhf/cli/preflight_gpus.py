@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.cli.preflight_nodes import check_nodes
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.training import memory_plan, model_shape
-from rhyme_openrlhf.training.resources import ENGINES, Share, shortage
+from rhyme_openrlhf.run import memory_plan, model_shape
+from rhyme_openrlhf.run.resources import ENGINES, Share, shortage
 
 
 def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:

@@ -13,13 +13,13 @@ from typing import Any
 
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import ProfileError
-from rhyme_openrlhf.latency.settings import AUTO, NONE
-from rhyme_openrlhf.options import from_mapping
+from rhyme_openrlhf.latency.subject import model_name
 from rhyme_openrlhf.platform import gpu_present
-from rhyme_openrlhf.profiling.subject import model_name
-from rhyme_openrlhf.speculation.settings import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
-from rhyme_openrlhf.training import model_shape
-from rhyme_openrlhf.training.memory_plan import MOST_HYBRID_DRAFTS
+from rhyme_openrlhf.run import model_shape
+from rhyme_openrlhf.run.memory_plan import MOST_HYBRID_DRAFTS
+from rhyme_openrlhf.settings.drafting import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
+from rhyme_openrlhf.settings.latency import AUTO, NONE
+from rhyme_openrlhf.settings.options import from_mapping
 
 
 class PreflightError(Exception):
@@ -71,7 +71,7 @@ def check_profile(args: SimpleNamespace, config: Any, drafting: DraftingSettings
         return
     try:
         profile = profiles.read(Path(args.latency.profile))
-        # Hardware and number format are the engines' to tell (training/step_times.py).
+        # Hardware and number format are the engines' to tell (training/engine_profiles.py).
         wanted = dataclasses.replace(
             profile.subject, model=model_name(config, drafting), tensor_parallel_size=args.vllm.tensor_parallel_size
         )

@@ -13,12 +13,12 @@ from typing import Any
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.training import memory_plan, model_shape
-from rhyme_openrlhf.training.resources import required_gpus
+from rhyme_openrlhf.run import memory_plan, model_shape
+from rhyme_openrlhf.run.resources import required_gpus
 
 # A worker starts and imports torch from a shared disk.
 ANSWER_SECONDS = 120
-# Ray hides all GPUs from a task that asks for none, unless this says otherwise (as rollout/engine_factory.py).
+# Ray hides all GPUs from a task that asks for none, unless this says otherwise (as engine/factory.py).
 SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 

@@ -15,7 +15,7 @@ from rhyme_openrlhf.latency.predictor import SpeculationOverhead
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.quality import Quality, assess
 from rhyme_openrlhf.latency.transfer_model import carrying_words
-from rhyme_openrlhf.options import Parser
+from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.telemetry.run_directory import versions
 
 BAD_INPUT = 2
@@ -89,9 +89,9 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: bool) -> int:
     import ray
 
-    from rhyme_openrlhf.profiling import subject as subjects
-    from rhyme_openrlhf.profiling.engine_actor import ProfileEngine
-    from rhyme_openrlhf.profiling.measure import (
+    from rhyme_openrlhf.engine.measured_engine import EngineCallError, RemoteEngine
+    from rhyme_openrlhf.latency import subject as subjects
+    from rhyme_openrlhf.latency.measure import (
         SPARSE,
         THOROUGH,
         UNSPECULATED,
@@ -100,9 +100,9 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
         measure,
         with_unspeculated,
     )
-    from rhyme_openrlhf.profiling.remote_engine import EngineCallError, RemoteEngine
     from rhyme_openrlhf.verify.engines import EnginePool
     from rhyme_openrlhf.verify.outcome import VerifyError
+    from rhyme_openrlhf.verify.profile_engine import ProfileEngine
 
     pool = EnginePool(checked.args, checked.settings, checked.on_gpus, ray.remote(ProfileEngine))
     try:
@@ -180,7 +180,7 @@ def _show(argv: Sequence[str]) -> int:
     _print_quality(quality)
     if options.html:
         try:
-            from rhyme_openrlhf.profiling.page import draw
+            from rhyme_openrlhf.latency.page import draw
         except ModuleNotFoundError:
             return _refuse("--html needs the package plotly: pip install 'rhyme-openrlhf[server]'")
         options.html.write_text(draw(profile, quality), encoding="utf-8")

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rhyme_openrlhf.options import Parser, SettingsError, add_options, from_mapping
+from rhyme_openrlhf.settings.options import Parser, SettingsError, add_options, from_mapping
 
 if TYPE_CHECKING:
     from rhyme_openrlhf.api.access.service import Background

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.transfer_model import NotMeasured
-from rhyme_openrlhf.options import Parser
+from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.simulation import report, shipped, study
 from rhyme_openrlhf.simulation.engine_kinds import gaps
 from rhyme_openrlhf.simulation.presets import PRESETS

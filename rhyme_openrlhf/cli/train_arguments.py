@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from rhyme_openrlhf.cli import upstream
-from rhyme_openrlhf.config import RhymeSettings
-from rhyme_openrlhf.options import SettingsError
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.options import SettingsError
 
 
 class BadInputError(Exception):

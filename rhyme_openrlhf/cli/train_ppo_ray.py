@@ -7,12 +7,12 @@ import sys
 from types import SimpleNamespace
 
 from rhyme_openrlhf.cli import upstream
-from rhyme_openrlhf.config import RhymeSettings
-from rhyme_openrlhf.options import SettingsError
 from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.run import memory_plan, model_shape
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.options import SettingsError
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
 from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
-from rhyme_openrlhf.training import memory_plan, model_shape
 
 BAD_INPUT = 2
 
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     for sentence in [*changes, *filter(None, [checked.said, slow])]:
         print(sentence)
 
-    from rhyme_openrlhf.training.launch import LaunchError, run_training
+    from rhyme_openrlhf.run.launch import LaunchError, run_training
     from rhyme_openrlhf.training.resume import ResumeError
 
     try:

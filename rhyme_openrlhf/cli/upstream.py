@@ -23,8 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from rhyme_openrlhf.config import SETTINGS_CLASSES
-from rhyme_openrlhf.options import BAD_INPUT, Parser, add_options
+from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
+from rhyme_openrlhf.settings.options import BAD_INPUT, Parser, add_options
 
 MODULE = "openrlhf.cli.train_ppo_ray"
 

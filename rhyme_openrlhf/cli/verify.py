@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from rhyme_openrlhf.cli import demo, train_arguments, verify_installs
 from rhyme_openrlhf.cli.doctor_facts import Facts, gather
 from rhyme_openrlhf.cli.train_arguments import BadInputError
-from rhyme_openrlhf.options import Parser
-from rhyme_openrlhf.speculation.settings import HISTORY
+from rhyme_openrlhf.settings.drafting import HISTORY
+from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.telemetry.run_directory import versions
 from rhyme_openrlhf.verify import record, report
 from rhyme_openrlhf.verify.outcome import Outcome, Row

@@ -41,7 +41,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.core import core
+from rhyme_openrlhf.drafting_core import core
 
 Tokens = NDArray[np.integer[Any]] | Sequence[int]
 Int32s = NDArray[np.int32]

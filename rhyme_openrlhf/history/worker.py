@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 
-from rhyme_openrlhf.config import HistorySettings
 from rhyme_openrlhf.history.cpu_share import limit_cpus
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.index_store import IndexStore
@@ -36,12 +35,13 @@ from rhyme_openrlhf.history.journal import (
     read_entries,
     write_entries,
 )
-from rhyme_openrlhf.history.keys import owner, turns
 from rhyme_openrlhf.history.ranks import rank_change, rank_correlation, together
 from rhyme_openrlhf.history.record import Earlier, Record, read_head
 from rhyme_openrlhf.history.shard import EpochLengths, HistoryShard
 from rhyme_openrlhf.history.work_queue import Urgency, WorkQueue
+from rhyme_openrlhf.prompt_keys import owner, turns
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
+from rhyme_openrlhf.settings.config import HistorySettings
 from rhyme_openrlhf.telemetry.events import Event, HistoryState, Note, RankStability
 
 SOURCE = "history"
@@ -55,7 +55,7 @@ T = TypeVar("T")
 class PromptRollout:
     """The responses of one prompt in one training step: what drafts may come from, and the samples' lengths.
 
-    `prompt_key` is that of a turn (history/keys.py); lengths are of whole samples, and given with the first turn.
+    `prompt_key` is that of a turn (prompt_keys.py); lengths are of whole samples, and given with the first turn.
     """
 
     prompt_key: str

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan, Model
-from rhyme_openrlhf.scheduling.tp_switch_settings import AUTO, SMALLEST_KV_MB, TOGETHER, TURNS
+from rhyme_openrlhf.settings.tp_switch import AUTO, SMALLEST_KV_MB, TOGETHER, TURNS
 
 MB = 1024**2
 # What a process of an engine takes beside weights and KV cache, where weights lie in the machine's own memory: an actor

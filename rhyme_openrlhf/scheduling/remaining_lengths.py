@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.core import stages
+from rhyme_openrlhf.drafting_core import stages
 
 # Enough to tell early from late; each costs one walk through the rest of the stage.
 SCENARIOS = 8

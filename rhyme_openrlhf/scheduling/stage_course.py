@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.core import stages
+from rhyme_openrlhf.drafting_core import stages
 from rhyme_openrlhf.latency.predictor import SecondsOfMany
 from rhyme_openrlhf.scheduling.group_time import StepSeconds
 

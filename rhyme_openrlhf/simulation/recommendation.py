@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rhyme_openrlhf.latency.settings import AUTO, NONE, LatencySettings
-from rhyme_openrlhf.scheduling.dispatch_settings import DispatchSettings
-from rhyme_openrlhf.scheduling.histopipe_settings import HistoPipeSettings
-from rhyme_openrlhf.scheduling.move_settings import MoveSettings
 from rhyme_openrlhf.scheduling.outliers import ALPHA, BETA_FLOOR
-from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
 from rhyme_openrlhf.scheduling.step_plan import usual_rank_groups
-from rhyme_openrlhf.scheduling.tp_switch_settings import BY_HISTORY, BY_MAXIMUM, TpSwitchSettings
+from rhyme_openrlhf.settings.dispatch import DispatchSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
+from rhyme_openrlhf.settings.latency import AUTO, NONE, LatencySettings
+from rhyme_openrlhf.settings.moves import MoveSettings
+from rhyme_openrlhf.settings.reallocation import ReallocationSettings
+from rhyme_openrlhf.settings.tp_switch import BY_HISTORY, BY_MAXIMUM, TpSwitchSettings
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.study import Variant
-from rhyme_openrlhf.speculation.settings import HistoSpecSettings
 
 # A run reports its engines at least this often (--reallocation.status_s).
 SLOWEST_STATUS = 60.0

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rhyme_openrlhf.config import HistoSpecSettings
-from rhyme_openrlhf.scheduling.histopipe_settings import HistoPipeSettings
 from rhyme_openrlhf.scheduling.outliers import ALPHA, BETA_FLOOR
-from rhyme_openrlhf.scheduling.reallocation_settings import ReallocationSettings
+from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
+from rhyme_openrlhf.settings.reallocation import ReallocationSettings
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance
 
 # What a run uses if nobody says otherwise.

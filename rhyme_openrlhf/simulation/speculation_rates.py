@@ -3,7 +3,7 @@
 The window of a sample is a Markov chain: `SpeculationWindow` itself says where it goes after a draft that was accepted
 whole and after one that was not. With each draft token accepted with the same probability, given those before it, the
 chain's stationary distribution gives tokens and draft tokens per step. Under a budget the window is not asked, as in
-the live system: every draft is proposed as far as there is room, and `speculation/budget.py` chooses from the same
+the live system: every draft is proposed as far as there is room, and `drafting/budget.py` chooses from the same
 probabilities and the step times how much of it is verified.
 
 Invariants: never less than one token a step; nothing is drafted where no history matches.
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.drafting import budget
+from rhyme_openrlhf.drafting.window import SpeculationWindow
 from rhyme_openrlhf.latency.step_model import context_bucket
+from rhyme_openrlhf.settings.config import HistoSpecSettings
 from rhyme_openrlhf.simulation.engine import Pace
 from rhyme_openrlhf.simulation.step_times import StepTimes
-from rhyme_openrlhf.speculation import budget
-from rhyme_openrlhf.speculation.window import SpeculationWindow
 
 # Draft tokens in all for which step times are looked up: beyond, no budget of a measured engine ever went.
 MOST_DRAFTS = 4096
@@ -101,7 +101,7 @@ def full_windows(running: int, context: float, drafts: float) -> Pace:
 
 
 def budgeted(times: StepTimes, rates: Rates, acceptance: Acceptance) -> Callable[[int, float, float], Pace]:
-    """The pace under `speculation/budget.py`: as many draft tokens as yield most tokens a second.
+    """The pace under `drafting/budget.py`: as many draft tokens as yield most tokens a second.
 
     `rates`: of `proposal_rates`.
     """

@@ -2,7 +2,7 @@
 
     {"step": 1, "epoch": 1, "prompt": "a1b2", "prompt_tokens": 180, "lengths": [2210, 870], "engines": [0, 0]}
 
-`prompt` is the prompt's key (history/keys.py), `lengths` the generated tokens of its samples, `engines` where each of
+`prompt` is the prompt's key (prompt_keys.py), `lengths` the generated tokens of its samples, `engines` where each of
 them began. `rhyme simulate --from-run` replays it. Invariant: some 100 bytes a prompt and 10 a sample.
 """
 
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from rhyme_openrlhf.history.keys import prompt_key
+from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.telemetry.sample_records import TurnLike
 
 

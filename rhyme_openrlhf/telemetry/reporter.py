@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.config import ControlSettings
-from rhyme_openrlhf.options import SettingsError, from_mapping
-from rhyme_openrlhf.redaction import redact_config
+from rhyme_openrlhf.settings.config import ControlSettings
+from rhyme_openrlhf.settings.options import SettingsError, from_mapping
+from rhyme_openrlhf.settings.redaction import redact_config
 from rhyme_openrlhf.telemetry.batches import (
     BATCH_BYTES,
     REFUSED_CONTENT,

@@ -2,11 +2,11 @@
 
 A record is one JSON object on one line:
 
-    {"step", "group" (history/keys.py::prompt_key of the prompt), "prompt", "pieces": [[source, text], ...],
+    {"step", "group" (prompt_keys.py::prompt_key of the prompt), "prompt", "pieces": [[source, text], ...],
      "tokens", "drafted", "accepted", "reward", "engines", "weight_versions", "finish_reason", "cut"}
 
 `pieces` joined are the text behind the prompt. Their sources: "" sampled by the model itself, "history", "siblings" and
-"own" (speculation/drafter.py) accepted drafts, as "ngram", "draft_model" and "eagle3" (--drafting.source); "context"
+"own" (drafting/drafter.py) accepted drafts, as "ngram", "draft_model" and "eagle3" (--drafting.source); "context"
 what the task put between two turns. `drafted` and `accepted` are null where nothing was noted (no speculation);
 `weight_versions` are those of the first and of the last token; `cut` says that the text was longer than is kept.
 
@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from rhyme_openrlhf.history.keys import prompt_key
+from rhyme_openrlhf.prompt_keys import prompt_key
 
 MODEL = ""
 CONTEXT = "context"
@@ -33,7 +33,7 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class TurnLike(Protocol):
-    """As much of rollout/sample_turns.py::Turn as a record needs."""
+    """As much of telemetry/sample_rounds.py::Turn as a record needs."""
 
     engine: int
     weight_version: int

@@ -27,12 +27,12 @@ from typing import Any
 import ray
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
 
-from rhyme_openrlhf.rollout.samples_generator import GeneratorState
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note, StageStarted
+from rhyme_openrlhf.telemetry.recorder import RunServices
 from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory, tag_of, write_atomically, write_json
 from rhyme_openrlhf.training.random_state import random_state, set_random_state
-from rhyme_openrlhf.training.recorder import RunServices
 from rhyme_openrlhf.training.resume import STATE_FILE, STATE_VERSION
+from rhyme_openrlhf.training.samples_generator import GeneratorState
 
 SOURCE = "trainer"
 STATES_FILE = "states.pickle"

@@ -14,13 +14,13 @@ import torch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from rhyme_openrlhf.history.index import Piece
-from rhyme_openrlhf.history.keys import owner, prompt_key, turn_key
 from rhyme_openrlhf.history.worker import PromptRollout
-from rhyme_openrlhf.rollout.sample_turns import TURNS
+from rhyme_openrlhf.prompt_keys import owner, prompt_key, turn_key
 from rhyme_openrlhf.telemetry.events import OffPolicyness
+from rhyme_openrlhf.telemetry.recorder import RunServices
 from rhyme_openrlhf.telemetry.sample_files import MEGABYTE
 from rhyme_openrlhf.telemetry.sample_records import encoded, sample_record
-from rhyme_openrlhf.training.recorder import RunServices
+from rhyme_openrlhf.telemetry.sample_rounds import TURNS
 
 SOURCE = "trainer"
 

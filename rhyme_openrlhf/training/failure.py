@@ -34,7 +34,7 @@ TERMINATED = "ended by SIGTERM"
 
 
 class Interrupted(BaseException):
-    """Raised in the main thread (training/termination.py). Not an Exception: nothing upstream may swallow it."""
+    """Raised in the main thread (run/termination.py). Not an Exception: nothing upstream may swallow it."""
 
 
 @contextmanager

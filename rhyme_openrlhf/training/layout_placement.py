@@ -22,11 +22,11 @@ import openrlhf.trainer.ray.utils as upstream
 import ray
 from ray.util.placement_group import placement_group, placement_group_table
 
-from rhyme_openrlhf.rollout.engine_factory import EngineFactory
+from rhyme_openrlhf.engine.factory import EngineFactory
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan, check_nodes
+from rhyme_openrlhf.telemetry.recorder import RunServices
 from rhyme_openrlhf.training.base_trainer import wait_for_engines
 from rhyme_openrlhf.training.layouts import engine_arguments, layout_settings
-from rhyme_openrlhf.training.recorder import RunServices
 
 
 def with_tail_layouts(create: Callable[..., list[Any]], factory: EngineFactory, services: RunServices) -> Any:

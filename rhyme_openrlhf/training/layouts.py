@@ -11,11 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rhyme_openrlhf.config import RhymeSettings
-from rhyme_openrlhf.profiling.subject import kv_bytes_per_token
+from rhyme_openrlhf.latency.subject import kv_bytes_per_token
 from rhyme_openrlhf.scheduling.layout_memory import MB, Asked, Offer, memory_sentence, plan_memory, with_caches
 from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan, Model, plan_layouts
-from rhyme_openrlhf.scheduling.tp_switch_settings import tail_sizes
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.tp_switch import tail_sizes
 from rhyme_openrlhf.telemetry.system_sample import Gpus
 
 # OpenRLHF's engines on GPUs; without GPUs it is --cpu.dtype.

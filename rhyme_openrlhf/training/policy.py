@@ -18,12 +18,12 @@ import openrlhf.trainer.ray.ppo_actor as upstream
 import ray
 import torch
 
-from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.ray_classes import plain_class
+from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.events import POLICY, ProcessReady
 from rhyme_openrlhf.training.random_state import RankRandomState
-from rhyme_openrlhf.training.weight_buckets import Bucket, Segment
-from rhyme_openrlhf.training.weight_publisher import WeightPublisher, fixed_sequence_log_probs
+from rhyme_openrlhf.weights.buckets import Bucket, Segment
+from rhyme_openrlhf.weights.publisher import WeightPublisher, fixed_sequence_log_probs
 
 SOURCE = "policy"
 

@@ -12,12 +12,12 @@ from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims 
 import openrlhf.trainer.ppo_trainer as upstream  # isort: skip
 import ray
 
+from rhyme_openrlhf.engine.seeding import seed_controller
 from rhyme_openrlhf.ray_classes import plain_class
-from rhyme_openrlhf.rollout.samples_generator import GeneratorState, RhymeSamplesGenerator
 from rhyme_openrlhf.telemetry.events import Evaluation, StageStarted
+from rhyme_openrlhf.training.engine_profiles import install_step_times
 from rhyme_openrlhf.training.failure import FAULTS, one_sentence
-from rhyme_openrlhf.training.seeding import seed_controller
-from rhyme_openrlhf.training.step_times import install_step_times
+from rhyme_openrlhf.training.samples_generator import GeneratorState, RhymeSamplesGenerator
 
 PlainPPOTrainer = plain_class(upstream.PPOTrainer, __name__, "PlainPPOTrainer")
 

@@ -19,12 +19,12 @@ import openrlhf.trainer.ppo_trainer_async as upstream  # isort: skip
 import ray
 from ray.util.queue import Full
 
+from rhyme_openrlhf.engine.seeding import seed_controller
 from rhyme_openrlhf.ray_classes import plain_class
-from rhyme_openrlhf.rollout.samples_generator import GeneratorState, RhymeSamplesGenerator
 from rhyme_openrlhf.telemetry.events import Evaluation, StageStarted
+from rhyme_openrlhf.training.engine_profiles import install_step_times
 from rhyme_openrlhf.training.failure import FAULTS, is_stop_request, one_sentence
-from rhyme_openrlhf.training.seeding import seed_controller
-from rhyme_openrlhf.training.step_times import install_step_times
+from rhyme_openrlhf.training.samples_generator import GeneratorState, RhymeSamplesGenerator
 from rhyme_openrlhf.training.trainer import with_record
 
 PlainTrainingActor = plain_class(upstream.TrainingActor, __name__, "PlainTrainingActor")

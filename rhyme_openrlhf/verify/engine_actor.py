@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from rhyme_openrlhf.history.keys import prompt_key
-from rhyme_openrlhf.rollout.engine import RhymeRolloutActor
-from rhyme_openrlhf.training.seeding import SampleIdentity, current_sample
+from rhyme_openrlhf.engine.actor import RhymeRolloutActor
+from rhyme_openrlhf.engine.seeding import SampleIdentity, current_sample
+from rhyme_openrlhf.prompt_keys import prompt_key
 
 # In fp32 vLLM takes Triton's attention, whose products are TF32 (10 bits) unless this variable says otherwise: greedy
 # choices would differ by rounding alone, and `rhyme verify` demands equality. Checked against Triton 3.7.1.

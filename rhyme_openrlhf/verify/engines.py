@@ -25,10 +25,10 @@ import openrlhf.trainer.ray.vllm_engine as upstream
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from rhyme_openrlhf.config import RhymeSettings
-from rhyme_openrlhf.rollout.engine_factory import EngineFactory
+from rhyme_openrlhf.engine.factory import EngineFactory
+from rhyme_openrlhf.run.resources import SPARE_CPUS
+from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.training.resources import SPARE_CPUS
 from rhyme_openrlhf.verify.engine_actor import Answer, Request, VerifyEngine
 from rhyme_openrlhf.verify.outcome import VerifyError
 

@@ -1,6 +1,6 @@
 """Check: is there room for what a run with these flags keeps? Fails where weight versions do not fit in /dev/shm.
 
-Two versions lie there at a time (rollout/node_weights.py), one more goes through Ray's object store where a node has
+Two versions lie there at a time (weights/node.py), one more goes through Ray's object store where a node has
 engines and no ranks of the policy, and mapped draft indexes stay until their prompt is done. Only this machine is
 looked at, not other nodes of a cluster.
 """
@@ -12,10 +12,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rhyme_openrlhf.rollout.node_weights import KEPT
-from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY
+from rhyme_openrlhf.shared_files import SHARED_MEMORY
 from rhyme_openrlhf.verify.bench import Bench
 from rhyme_openrlhf.verify.outcome import Outcome, Result
+from rhyme_openrlhf.weights.node import KEPT
 
 WHAT = "memory for weight versions, indexes and objects"
 # What a run's policy publishes: its weights in --ds.param_dtype.

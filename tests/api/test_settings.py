@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.api.settings import ServeSettings, is_loopback
-from rhyme_openrlhf.options import SettingsError, add_options
+from rhyme_openrlhf.settings.options import SettingsError, add_options
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "myhost", "127.0.0.1.evil.example"])

@@ -20,7 +20,7 @@ import step_overhead
 import vllm
 
 from rhyme_openrlhf import platform
-from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
 
 CPU_ONLY = {"kv_cache_memory_bytes", "enable_sleep_mode"}
 

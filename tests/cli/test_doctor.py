@@ -15,10 +15,10 @@ from rhyme_openrlhf.cli.doctor_checks import Check, Run, Verdict, run_checks, ve
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts, TorchFacts
 from rhyme_openrlhf.history.cpu_share import QuotaParent
 from rhyme_openrlhf.platform.nvidia import Driver, Gpu, Toolkit
-from rhyme_openrlhf.training.model_shape import is_hybrid, model_shape
+from rhyme_openrlhf.run.model_shape import is_hybrid, model_shape
 from rhyme_openrlhf.verify.record import Entry, relevant
 from tests import nvml
-from tests.training.test_model_shape import QWEN3_8B
+from tests.run.test_model_shape import QWEN3_8B
 
 # As upstream's metadata writes them, shortened.
 REQUIRES = {

@@ -67,7 +67,7 @@ def test_more_gpus_than_there_are_are_refused_before_anything_is_started(
     nvml.install(monkeypatch, tmp_path, gpus=2)
     monkeypatch.setattr(platform, "gpu_present", lambda: True)
     monkeypatch.setattr(preflight, "check", lambda args, on_gpus: preflight.Checked(1))
-    monkeypatch.setattr("rhyme_openrlhf.training.launch.run_training", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr("rhyme_openrlhf.run.launch.run_training", lambda *_: pytest.fail("a run was started"))
     assert train_ppo_ray.main(demo.arguments(str(tmp_path))) == 2
     said = capsys.readouterr().err
     assert "the run asks for 3 GPUs" in said and "but there are 2: lower --*.num_gpus_per_node" in said

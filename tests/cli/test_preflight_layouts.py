@@ -10,10 +10,10 @@ import pytest
 from rhyme_openrlhf.cli import preflight, preflight_layouts, upstream
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.cli.preflight_models import PreflightError, check_model
-from rhyme_openrlhf.config import RhymeSettings
-from rhyme_openrlhf.options import OPTION
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
-from rhyme_openrlhf.scheduling.tp_switch_settings import TpSwitchSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.options import OPTION
+from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 from rhyme_openrlhf.training import layouts
 
 pytest.importorskip("openrlhf")

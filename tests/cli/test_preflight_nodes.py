@@ -13,7 +13,7 @@ import pytest
 from rhyme_openrlhf.cli import demo, preflight_gpus, preflight_nodes, upstream
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.cli.preflight_nodes import NodeFacts
-from rhyme_openrlhf.training import memory_plan
+from rhyme_openrlhf.run import memory_plan
 from tests import nvml
 
 pytest.importorskip("openrlhf")

@@ -15,12 +15,12 @@ from transformers import AutoConfig
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import preflight, preflight_layouts, upstream
 from rhyme_openrlhf.cli.demo import arguments
-from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.profiling.subject import model_name
+from rhyme_openrlhf.latency.subject import model_name
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings
 from rhyme_openrlhf.simulation.recommendation import flags, refused
 from rhyme_openrlhf.simulation.settings import Cluster, Features, Switching, Trainer
-from rhyme_openrlhf.speculation.settings import DraftingSettings
 from tests.latency import formula
 
 CLUSTER = Cluster(devices=4)

@@ -8,7 +8,7 @@ import pytest
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import upstream
-from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
 
 pytest.importorskip("openrlhf")
 
@@ -89,7 +89,7 @@ def test_missing_options_that_upstream_trips_over_are_named() -> None:
 
 
 def test_the_names_we_replace_in_upstreams_launcher_exist() -> None:
-    """training/placement.py sets these names; if upstream drops one, our actors would silently not be used."""
+    """run/placement.py sets these names; if upstream drops one, our actors would silently not be used."""
     import inspect
 
     import openrlhf.cli.train_ppo_ray as launcher

@@ -15,7 +15,7 @@ import pytest
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli.demo import arguments
-from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, process_started
+from rhyme_openrlhf.shared_files import SHARED_MEMORY, process_started
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Event
 from tests.e2e.plane import Plane

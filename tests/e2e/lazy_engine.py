@@ -10,10 +10,10 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.rollout import seeded_engine
-from rhyme_openrlhf.rollout.engine import RhymeRolloutActor
-from rhyme_openrlhf.rollout.worker_extension import WorkerExtension
-from rhyme_openrlhf.training.weight_buckets import Segment
+from rhyme_openrlhf.engine import seeded_actor
+from rhyme_openrlhf.engine.actor import RhymeRolloutActor
+from rhyme_openrlhf.engine.worker import WorkerExtension
+from rhyme_openrlhf.weights.buckets import Segment
 
 
 class LazyExtension(WorkerExtension):
@@ -27,14 +27,14 @@ class LazyEngine(RhymeRolloutActor):
     """A rollout actor whose vLLM workers are lazy."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
-        seeded_engine.WORKER_EXTENSION = f"{LazyExtension.__module__}.{LazyExtension.__qualname__}"
+        seeded_actor.WORKER_EXTENSION = f"{LazyExtension.__module__}.{LazyExtension.__qualname__}"
         await super().__init__(*args, **kwargs)
 
 
 def main(argv: list[str]) -> int:
     """Train with lazy engines."""
     from rhyme_openrlhf.cli import train_ppo_ray
-    from rhyme_openrlhf.training import placement
+    from rhyme_openrlhf.run import placement
 
     placement.EngineFactory = functools.partial(placement.EngineFactory, actor=ray.remote(LazyEngine))  # type: ignore
     return train_ppo_ray.main(argv)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.history.keys import prompt_key
+from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note, OffPolicyness, RolloutFinished, TrainStep
 
 from .conftest import RUN_TIMEOUT_S

@@ -118,7 +118,7 @@ def test_with_our_features_off_the_run_is_openrlhfs_own(train: Train, tmp_path: 
     status = tmp_path / "status.jsonl"
     argv = [*arguments(str(tmp_path / "ckpt2")), "--data.prompt_dataset", str(small_prompts), *SMALL, *one_engine]
     done = subprocess.run(
-        [sys.executable, "-m", "rhyme_openrlhf.training.unchanged", str(status), *argv],
+        [sys.executable, "-m", "rhyme_openrlhf.run.unchanged", str(status), *argv],
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT_S,

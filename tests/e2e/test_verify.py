@@ -45,7 +45,7 @@ def options(small_prompts: Path, folder: Path) -> list[str]:
     return [*arguments(str(folder / "ckpt")), *small, "--rollout.n_samples_per_prompt", "2", "--train.batch_size", "8"]
 
 
-# Three minutes; its parts are tested in tests/verify, what it checks in tests/rollout and tests/e2e.
+# Three minutes; its parts are tested in tests/verify, what it checks in tests/engine and tests/e2e.
 @pytest.mark.slow
 def test_everything_promised_holds_on_this_machine(small_prompts: Path, tmp_path: Path, short_folder: Path) -> None:
     before = left_in_shared_memory()

@@ -11,7 +11,7 @@ from rhyme_openrlhf.embedded.demo import demo_arguments
 def test_no_more_gpus_are_asked_for_than_there_are(gpus: int, asked_for: int) -> None:
     pytest.importorskip("openrlhf")
     from rhyme_openrlhf.cli import upstream
-    from rhyme_openrlhf.training.resources import required_gpus
+    from rhyme_openrlhf.run.resources import required_gpus
 
     args = upstream.parse(demo_arguments(gpus))
     # Without a GPU, Ray only pretends to have them.

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.history.core import core
+from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from tests.examples import examples
 

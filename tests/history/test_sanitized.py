@@ -25,7 +25,7 @@ assert core.INSTRUCTION_SET.endswith("sanitized")
 sys.modules["rhyme_openrlhf._drafting"] = core
 """
 OF_CORE = [
-    "tests/history/test_core.py", "tests/history/test_index.py", "tests/history/test_cursor.py", "tests/speculation",
+    "tests/test_drafting_core.py", "tests/history/test_index.py", "tests/history/test_cursor.py", "tests/drafting",
 ]  # fmt: skip
 
 
@@ -33,7 +33,7 @@ OF_CORE = [
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("sanitizers", "library", "tests"),
-    [("address,undefined", "libasan.so", OF_CORE), ("thread", "libtsan.so", ["tests/speculation/test_threads.py"])],
+    [("address,undefined", "libasan.so", OF_CORE), ("thread", "libtsan.so", ["tests/drafting/test_threads.py"])],
 )
 def test_the_core_is_clean(
     sanitizers: str, library: str, tests: list[str], tmp_path: Path, starts_python: None

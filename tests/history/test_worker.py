@@ -15,17 +15,17 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from rhyme_openrlhf.config import HistorySettings  # noqa: E402
+from rhyme_openrlhf.engine.actor_parts.history_feed import PREFIX, HistoryFeed  # noqa: E402
 from rhyme_openrlhf.history.index import DraftIndex, Piece  # noqa: E402
-from rhyme_openrlhf.history.keys import owner, prompt_key  # noqa: E402
 from rhyme_openrlhf.history.worker import (  # noqa: E402
     PromptRollout,
     last_lengths,
     start_history_workers,
     stop_history_workers,
 )
-from rhyme_openrlhf.rollout.history_feed import PREFIX, HistoryFeed  # noqa: E402
-from rhyme_openrlhf.rollout.shared_files import SHARED_MEMORY, owned_prefix  # noqa: E402
+from rhyme_openrlhf.prompt_keys import owner, prompt_key  # noqa: E402
+from rhyme_openrlhf.settings.config import HistorySettings  # noqa: E402
+from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix  # noqa: E402
 from rhyme_openrlhf.telemetry.events import Note  # noqa: E402
 
 

@@ -18,7 +18,7 @@ from rhyme_openrlhf.scheduling.layout_memory import (
     with_caches,
 )
 from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan, Model, Tail, plan_layouts
-from rhyme_openrlhf.scheduling.tp_switch_settings import TOGETHER, TURNS
+from rhyme_openrlhf.settings.tp_switch import TOGETHER, TURNS
 
 MODEL = Model(heads=8, kv_heads=2, weight_bytes=800 * MB)
 LARGE = Model(heads=32, kv_heads=8, weight_bytes=16_000 * MB, longest_bytes=4000 * MB)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.history.core import stages
+from rhyme_openrlhf.drafting_core import stages
 
 
 @settings(deadline=None)
@@ -90,7 +90,7 @@ def test_without_a_compiler_a_tp_switch_is_refused_and_other_simulations_run() -
     program = (
         "import sys\n"
         "sys.modules['rhyme_openrlhf._stage'] = sys.modules['rhyme_openrlhf._drafting'] = None\n"
-        "from rhyme_openrlhf.history.core import CoreMissing\n"
+        "from rhyme_openrlhf.drafting_core import CoreMissing\n"
         "from rhyme_openrlhf.simulation import shipped\n"
         "from rhyme_openrlhf.simulation.presets import PRESETS\n"
         "from rhyme_openrlhf.simulation.run import Run\n"

@@ -11,8 +11,8 @@ import pytest
 SOURCES = {
     "rhyme_openrlhf/__init__.py": "",
     "rhyme_openrlhf/history/__init__.py": "",
-    "rhyme_openrlhf/history/keys.py": "",
-    "rhyme_openrlhf/history/index.py": "from .keys import owner",
+    "rhyme_openrlhf/prompt_keys.py": "",
+    "rhyme_openrlhf/history/index.py": "from ..prompt_keys import owner",
     "rhyme_openrlhf/cli/main.py": 'COMMANDS = {"serve": "rhyme_openrlhf.cli.serve"}',
     "rhyme_openrlhf/cli/serve.py": "def main():\n    from rhyme_openrlhf.api import database",
     "rhyme_openrlhf/alone.py": "",
@@ -40,7 +40,7 @@ TESTS = {path for path in SOURCES if path.rpartition("/")[2].startswith("test_")
 @pytest.mark.parametrize(
     ("changed", "tests"),
     [
-        ("rhyme_openrlhf/history/keys.py", {"tests/history/test_index.py"}),
+        ("rhyme_openrlhf/prompt_keys.py", {"tests/history/test_index.py"}),
         ("rhyme_openrlhf/history/__init__.py", {"tests/history/test_index.py"}),
         # Through a text that is started as a module, a table of commands, a deferred import, a link, and two fixtures.
         ("api/database.py", {"tests/cli/test_main.py", "tests/api/test_database.py", "tests/api/test_service.py"}),
@@ -68,10 +68,10 @@ def test_a_change_needs_the_tests_that_use_it(script: ModuleType, changed: str, 
 
 
 def test_the_reason_is_the_shortest_way_and_changes_add_up(script: ModuleType) -> None:
-    found = script.needed(["rhyme_openrlhf/history/keys.py", "scripts/one.py"], SOURCES, FILES)
+    found = script.needed(["rhyme_openrlhf/prompt_keys.py", "scripts/one.py"], SOURCES, FILES)
     assert found == {
         "tests/history/test_index.py": (
-            "rhyme_openrlhf/history/keys.py <- rhyme_openrlhf/history/index.py <- tests/history/test_index.py"
+            "rhyme_openrlhf/prompt_keys.py <- rhyme_openrlhf/history/index.py <- tests/history/test_index.py"
         ),
         "tests/scripts/test_one.py": "scripts/one.py <- tests/scripts/test_one.py",
     }
@@ -87,6 +87,6 @@ def test_it_reads_this_repository(script: ModuleType, capsys: pytest.CaptureFixt
     assert "test files" in err and all((script.ROOT / line).is_file() for line in out.splitlines())
     paths = [Path(line) for line in script.git("ls-files", "*.py") if not (script.ROOT / line).is_symlink()]
     sources = {str(path): (script.ROOT / path).read_text() for path in paths if (script.ROOT / path).is_file()}
-    found = script.needed(["rhyme_openrlhf/history/keys.py"], sources, sources)
-    assert {"tests/history/test_keys.py", "tests/history/test_worker.py"} <= set(found)
+    found = script.needed(["rhyme_openrlhf/prompt_keys.py"], sources, sources)
+    assert {"tests/test_prompt_keys.py", "tests/history/test_worker.py"} <= set(found)
     assert "tests/api/test_batch.py" not in found

@@ -69,8 +69,8 @@ def needed_gpus(options: list[str]) -> int:
     """GPUs of a command line, by OpenRLHF's parser and ours."""
     pytest.importorskip("openrlhf")
     from rhyme_openrlhf.cli import upstream
-    from rhyme_openrlhf.config import RhymeSettings
-    from rhyme_openrlhf.training.resources import required_gpus
+    from rhyme_openrlhf.run.resources import required_gpus
+    from rhyme_openrlhf.settings.config import RhymeSettings
 
     args = upstream.parse(options)
     assert RhymeSettings.from_namespace(args).control.url == GIVEN["CONTROL_URL"]

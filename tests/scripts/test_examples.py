@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rhyme_openrlhf.config import SETTINGS_CLASSES
+from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.sh"))
 

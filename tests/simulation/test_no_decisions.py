@@ -1,4 +1,4 @@
-"""A policy changed in `scheduling/` or `speculation/` changes the simulator: it has no copy of any decision."""
+"""A policy changed in `scheduling/` or `drafting/` changes the simulator: it has no copy of any decision."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import rhyme_openrlhf
+from rhyme_openrlhf.drafting import budget
+from rhyme_openrlhf.drafting.window import SpeculationWindow
 from rhyme_openrlhf.scheduling import (
     dispatch,
     engine_shares,
@@ -32,8 +34,6 @@ from rhyme_openrlhf.simulation import interventions, layout_changes, planner, re
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.workload import drawn
-from rhyme_openrlhf.speculation import budget
-from rhyme_openrlhf.speculation.window import SpeculationWindow
 from tests.simulation.test_run import CLUSTER, PROFILES, SHAPE
 
 PACKAGE = Path(rhyme_openrlhf.__file__).parent
@@ -126,7 +126,7 @@ def test_every_module_takes_its_decisions_from_the_live_systems() -> None:
             alias.name
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom)
-            and (node.module or "").startswith(("rhyme_openrlhf.scheduling", "rhyme_openrlhf.speculation"))
+            and (node.module or "").startswith(("rhyme_openrlhf.scheduling", "rhyme_openrlhf.drafting"))
             for alias in node.names
         }
         assert names <= imported, module

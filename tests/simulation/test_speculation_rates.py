@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from rhyme_openrlhf.config import HistoSpecSettings
+from rhyme_openrlhf.drafting.window import SpeculationWindow
+from rhyme_openrlhf.settings.config import HistoSpecSettings
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance, budgeted, proposal_rates, window_rates
-from rhyme_openrlhf.speculation.window import SpeculationWindow
 from tests.simulation.kinds import TIMES
 
 SETTINGS = HistoSpecSettings()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from rhyme_openrlhf.history.keys import prompt_key
-from rhyme_openrlhf.rollout.sample_turns import Turn
+from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.simulation.trace import parse_trace
 from rhyme_openrlhf.telemetry.length_records import length_records
+from rhyme_openrlhf.telemetry.sample_rounds import Turn
 
 
 def turns(engine: int, *tokens: int, context: int = 9) -> list[Turn]:

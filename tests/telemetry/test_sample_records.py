@@ -9,7 +9,6 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.rollout.sample_turns import Turn
 from rhyme_openrlhf.telemetry.sample_files import SampleFiles, file_name, step_of
 from rhyme_openrlhf.telemetry.sample_records import (
     MOST_CHARACTERS,
@@ -18,6 +17,7 @@ from rhyme_openrlhf.telemetry.sample_records import (
     sample_record,
     segments,
 )
+from rhyme_openrlhf.telemetry.sample_rounds import Turn
 
 
 def decode(tokens: list[int]) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan, Tail
+from rhyme_openrlhf.settings.config import RhymeSettings
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("openrlhf")
@@ -84,7 +84,7 @@ def cluster(starts_ray: None) -> Iterator[None]:
 
 def create(plan: LayoutPlan, monkeypatch: pytest.MonkeyPatch, shared: Any = None) -> list[Any]:
     """As a run does."""
-    from rhyme_openrlhf.rollout.engine_factory import EngineFactory  # first: installs the shims where needed
+    from rhyme_openrlhf.engine.factory import EngineFactory  # first: installs the shims where needed
     from rhyme_openrlhf.training import layout_placement
 
     import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip

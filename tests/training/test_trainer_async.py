@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from rhyme_openrlhf.rollout.samples_generator import GeneratorState
+from rhyme_openrlhf.training.samples_generator import GeneratorState
 from rhyme_openrlhf.training.trainer_async import (
     GENERATOR,
     LOADER,

@@ -19,7 +19,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
 
 upstream = pytest.importorskip("openrlhf")
 
@@ -73,7 +73,7 @@ def silent_services() -> Any:
 def generator_suite(monkeypatch: pytest.MonkeyPatch) -> tuple[types.ModuleType, Any]:
     import openrlhf.trainer.ppo_utils.samples_generator as real
 
-    from rhyme_openrlhf.rollout.samples_generator import RhymeSamplesGenerator
+    from rhyme_openrlhf.training.samples_generator import RhymeSamplesGenerator
 
     class Ours(RhymeSamplesGenerator):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -108,8 +108,8 @@ def test_samples_generator_keeps_filtered_rollouts(generator_suite: Any) -> None
 def trainer_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     import openrlhf.trainer.ppo_trainer as real
 
-    from rhyme_openrlhf.rollout.samples_generator import GeneratorState
     from rhyme_openrlhf.training import base_trainer
+    from rhyme_openrlhf.training.samples_generator import GeneratorState
     from rhyme_openrlhf.training.trainer import RhymePPOTrainer
 
     class Ours(RhymePPOTrainer):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.rollout.engine import RhymeRolloutActor
+from rhyme_openrlhf.engine.actor import RhymeRolloutActor
 from rhyme_openrlhf.verify.engine_actor import EXACT_PRODUCTS, VerifyEngine
 from rhyme_openrlhf.verify.engines import EngineFacts
 

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("vllm")
 
-from rhyme_openrlhf.config import RhymeSettings
 from rhyme_openrlhf.history.index import DraftIndex
+from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.verify import speed
 from rhyme_openrlhf.verify.bench import Prompt

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("vllm")
 
-from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.events import WeightsChecked
 from rhyme_openrlhf.verify import weights
 from rhyme_openrlhf.verify.bench import Prompt

@@ -20,12 +20,12 @@ from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
-from rhyme_openrlhf.latency.settings import AUTO, NONE
+from rhyme_openrlhf.latency.subject import folder
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.profiling.subject import folder
-from rhyme_openrlhf.training import memory_plan
-from rhyme_openrlhf.training.memory_plan import GpuPlan
-from rhyme_openrlhf.training.model_shape import ModelShape, read_shape
+from rhyme_openrlhf.run import memory_plan
+from rhyme_openrlhf.run.memory_plan import GpuPlan
+from rhyme_openrlhf.run.model_shape import ModelShape, read_shape
+from rhyme_openrlhf.settings.latency import AUTO, NONE
 from rhyme_openrlhf.webui.site import text
 
 NO_SHAPE = (

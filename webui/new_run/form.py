@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rhyme_openrlhf.api.launch.schema import TypedOption, by_flag, options
 from rhyme_openrlhf.api.launch.spec import Arguments
-from rhyme_openrlhf.config import SETTINGS_CLASSES
+from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
 from rhyme_openrlhf.webui.new_run.option_words import explained
 
 Kind = Literal["switch", "choice", "line", "block"]

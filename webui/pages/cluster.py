@@ -20,7 +20,7 @@ from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
 
-# Ray's names of actor classes (rollout/engine_factory.py, OpenRLHF's own) that are rollout engines.
+# Ray's names of actor classes (engine/factory.py, OpenRLHF's own) that are rollout engines.
 ENGINE_CLASSES = ("RhymeRolloutActor", "RolloutRayActor", "LLMRayActor")
 
 

@@ -17,7 +17,7 @@ from rhyme_openrlhf.api.launch.actions import LaunchSettings
 from rhyme_openrlhf.api.launch.schema import upstream_version
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.store.models import Run, Token
-from rhyme_openrlhf.options import OPTION, Settings
+from rhyme_openrlhf.settings.options import OPTION, Settings
 from rhyme_openrlhf.webui.new_run.form import written
 from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 

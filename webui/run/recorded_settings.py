@@ -17,7 +17,7 @@ from rhyme_openrlhf.webui.new_run.option_words import explained
 # What every run has of its own: two runs always differ in it.
 _OWN = ("run.dir", "run.name", "ckpt.path", "ckpt.output_dir", "logger.wandb.run_name")
 _OWN_GROUPS = ("control.",)
-# What has a commit of its own (telemetry/source_code.py).
+# What has a commit of its own (run/source_code.py).
 _CHECKOUTS = (("package", "rhyme-openrlhf"), ("directory", "folder it was started in"))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rhyme_openrlhf.cli.runs import access, actions
 from rhyme_openrlhf.cli.runs.actions import BAD_INPUT
 from rhyme_openrlhf.cli.runs.client import NO_ACCESS, Client, ClientError, exchange
-from rhyme_openrlhf.options import Parser
+from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.telemetry.wording import without_controls
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ def test_the_round_trip_and_what_the_run_gets(tmp_path: Path) -> None:
 def test_rhyme_train_takes_what_it_gets(tmp_path: Path) -> None:
     pytest.importorskip("openrlhf")
     from rhyme_openrlhf.cli import upstream
-    from rhyme_openrlhf.config import RhymeSettings
+    from rhyme_openrlhf.settings.config import RhymeSettings
 
     args = upstream.parse(launch_file(tmp_path, resumes=True).argv())
     settings = RhymeSettings.from_namespace(args)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rhyme_openrlhf.api.launch.schema import UPSTREAM_FILE, TypedOption, by_flag, options, upstream_version
-from rhyme_openrlhf.config import RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
 
 
 def option(flag: str) -> TypedOption:

@@ -60,8 +60,8 @@ def test_a_spec_survives_the_way_to_a_command_line_and_back(arguments: Arguments
 def test_upstreams_own_parser_reads_the_same(arguments: Arguments) -> None:
     pytest.importorskip("openrlhf")
     from rhyme_openrlhf.cli import upstream
-    from rhyme_openrlhf.config import SETTINGS_CLASSES
-    from rhyme_openrlhf.options import add_options
+    from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
+    from rhyme_openrlhf.settings.options import add_options
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for action in upstream.options():

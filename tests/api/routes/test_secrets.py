@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.api.launch.actions import Launching, LaunchSettings
-from rhyme_openrlhf.redaction import HIDDEN
+from rhyme_openrlhf.settings.redaction import HIDDEN
 from rhyme_openrlhf.telemetry.events import RunStarted
 
 SECRET = "hunter2secret"

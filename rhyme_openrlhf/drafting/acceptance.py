@@ -1,0 +1,108 @@
+"""How likely a draft token is to be accepted: learnt while the run goes (RLHFSpec 5.2's F, for drafts without logits).
+
+A history draft has no draft logit. What it has: its source, its confidence (the share of the history's continuations
+that go this way), how many tokens match before it, and how the sample's last drafts fared. Each combination of these,
+coarsely, is a cell that counts how often its tokens were accepted, given that those before them were.
+
+Invariants: probabilities never fall with confidence (isotonic regression over the cells of a row); a cell that has seen
+little answers as its source and confidence do in all, and those, before anything was seen, as PRIOR; `forget` halves
+what was seen, because a policy update changes what is accepted; tokens behind a rejected one teach nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhyme_openrlhf.drafting_core import core
+
+Ints = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+# Lower edges of the classes after the first: few, so that each is seen often. A node of a draft index with one child
+# has 0.968 where it was seen once, 0.980 to 0.986 with two and three, more with more (csrc/search.cpp).
+CONFIDENCE_EDGES = (0.3, 0.5, 0.7, 0.88, 0.972, 0.99)
+MATCH_EDGES = (5, 8, 12, 16, 24)
+# Of the sample's recent acceptance, in thousandths.
+RECENT_EDGES = (250, 500, 750, 950)
+CONFIDENCES = len(CONFIDENCE_EDGES) + 1
+MATCHES = len(MATCH_EDGES) + 1
+RECENTS = len(RECENT_EDGES) + 1
+# Acceptance by class of confidence before anything was seen: as of an untrained drafter in the first epoch of recorded
+# runs (own text and siblings), far below what history has later, so that the first drafts are short and not wasted.
+PRIOR = (0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65)
+# Tokens that the prior counts as, and the source's own figures for a cell.
+PRIOR_WEIGHT = 20.0
+CELL_WEIGHT = 20.0
+# A new sample's recent acceptance, and what a draft weighs in it: the last four or so count.
+FIRST_RECENT = 500
+RECENT_SHARE = 4
+
+
+class Judged(Protocol):
+    """The drafts of a step (planner.py, `Drafts`)."""
+
+    @property
+    def lengths(self) -> Ints: ...
+    @property
+    def confidences(self) -> Floats: ...
+    @property
+    def sources(self) -> Ints: ...
+    @property
+    def matches(self) -> Ints: ...
+    @property
+    def recents(self) -> Ints: ...
+
+
+class AcceptanceModel:
+    """Cells for some sources. One caller at a time."""
+
+    def __init__(self, sources: int) -> None:
+        """`sources`: drafts come from 0 to `sources` - 1."""
+        shape = (sources, MATCHES, RECENTS, CONFIDENCES)
+        self._offered: Doubles = np.zeros(shape)
+        self._accepted: Doubles = np.zeros(shape)
+        self.table: Floats = np.empty(shape, dtype=np.float32)
+        """float32[sources, MATCHES, RECENTS, CONFIDENCES]: acceptance probability by cell, as of the last `refit`."""
+        self.refit()
+
+    def estimate(self, drafts: Judged) -> tuple[Int32s, Floats]:
+        """Of each token of some drafts its cell (its place in the flat table), and how likely it is to be accepted if
+        those before it are."""
+        cells: Int32s = core.find_cells(
+            drafts.sources, drafts.matches, drafts.recents, drafts.lengths, drafts.confidences, MATCH_EDGES,
+            RECENT_EDGES, CONFIDENCE_EDGES, self.table.size,
+        )  # fmt: skip
+        return cells, self.table.ravel()[cells]
+
+    def learn(self, cells: Int32s, begins: Ints, numbers: Ints, verified: Ints, accepted: Ints) -> int:
+        """Drafts were verified: their `numbers`, -1 for one that teaches nothing; tokens verified and accepted.
+
+        `begins`: where each draft's tokens begin in `cells`, and where the last one's end. What was verified past a
+        draft's end (dummies) teaches nothing. Returns how many tokens were verified before it.
+        """
+        learnt: int = core.learn(self._offered, self._accepted, cells, begins, numbers, verified, accepted)
+        return learnt
+
+    def forget(self) -> None:
+        """Halve what was seen: the policy was updated."""
+        self._offered /= 2
+        self._accepted /= 2
+
+    def refit(self) -> None:
+        """Make `table` anew from what was seen."""
+        offered, accepted = self._offered.sum(axis=(1, 2)), self._accepted.sum(axis=(1, 2))
+        overall = (accepted + PRIOR_WEIGHT * np.asarray(PRIOR)) / (offered + PRIOR_WEIGHT)
+        cells = (self._accepted + CELL_WEIGHT * overall[:, None, None, :]) / (self._offered + CELL_WEIGHT)
+        weights = self._offered + CELL_WEIGHT
+        rows = (-1, CONFIDENCES)
+        core.make_isotonic(cells.reshape(rows), weights.reshape(rows), self.table.reshape(rows))
+
+
+def classes_of_recent(recents: Ints) -> Ints:
+    """Of samples' recent acceptance (thousandths), 0 to RECENTS - 1."""
+    return np.searchsorted(RECENT_EDGES, recents, side="right")

@@ -1,0 +1,199 @@
+"""What the inference engine's scheduler asks for drafts: names of requests in, lists of tokens out.
+
+Three sources: the history of the sample's prompt, its siblings (the other samples of that prompt on this engine, while
+they are generated), and its own text so far. The one that matches most of the sample's last tokens drafts; where they
+match as many, history before siblings before own text. The compiled core (csrc/drafter.h) holds the texts and drafts;
+this module keeps the names, and decides with planner and off-switch how much of the drafts is verified.
+
+Invariants:
+- A sample drafts from history as soon as its prompt's index is installed, whether that is before or after its start,
+  and no more when the index is forgotten. Indexes live until the caller forgets them.
+- A draft is never longer than the room the caller gives and the largest window; and longer than the sample's own
+  window only as far as its confidence, the estimated probability that all of it is right, is high enough.
+- Beside the lookup of the prefix and the children at a branch, a draft costs time in proportion to the window only,
+  however many samples, prompts and tokens there are.
+- With a planner a draft is as long as there is room and hope, and the planner cuts those of a step together: a sample's
+  window says how its last drafts fared, which the planner's acceptance model knows too.
+- What was verified of a draft may be less than was proposed.
+- A request without a prompt key is a request like all others; its drafts are empty.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhyme_openrlhf.drafting.off_switch import OffSwitch
+from rhyme_openrlhf.drafting.planner import Decision, DraftPlanner, Drafts
+from rhyme_openrlhf.drafting.window import SpeculationWindow
+from rhyme_openrlhf.drafting_core import core
+from rhyme_openrlhf.history.index import DraftIndex
+from rhyme_openrlhf.settings.config import HistoSpecSettings
+
+Int64s = NDArray[np.int64]
+
+# Sources of drafts, as the core numbers them (csrc/texts.h).
+NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)
+SOURCE_NAMES = {NO_SOURCE: "", FROM_HISTORY: "history", FROM_SIBLINGS: "siblings", FROM_OWN: "own"}
+# The sample of a request that never drafts, as the core knows it.
+NEVER = -1
+
+
+class Verified(NamedTuple):
+    """Drafts that a step verified: the requests, tokens verified of each (one at least), and tokens accepted."""
+
+    requests: list[str]
+    drafted: list[int]
+    accepted: list[int]
+
+
+class Attribution(NamedTuple):
+    """Where verified drafts came from.
+
+    Each draft's source; its number in the last step, -1 if an earlier step drafted it; and the accepted tokens by
+    source.
+    """
+
+    sources: list[int]
+    numbers: Int64s
+    accepted: list[int]
+
+
+class HistoryDrafter:
+    """Drafts for all samples of one engine (RhymeRL, sections 5.2 to 5.4). One caller at a time."""
+
+    def __init__(self, settings: HistoSpecSettings) -> None:
+        """Raises CoreMissing where the compiled core was not built."""
+        self._settings = settings
+        # Of each request, NEVER or its sample in the core.
+        self._samples: dict[str, int] = {}
+        # Those of the last step, which the next one mostly asks for again: looking up hundreds takes a twentieth of it.
+        self._last: tuple[list[str], Int64s] = [], np.empty(0, np.int64)
+        threads = min(settings.threads, len(os.sched_getaffinity(0)))
+        self._core = core.Drafter(
+            longest=settings.prefix_max, shortest=settings.prefix_min, siblings=settings.siblings,
+            own_output=settings.own_output, window_start=settings.window_start, window_step=settings.window_step,
+            window_max=settings.window_max, extend_confidence=settings.extend_confidence,
+            stop_confidence=settings.stop_confidence, helpers=threads - 1,
+        )  # fmt: skip
+        limits = settings.batch_limit_pairs()
+        self._switch = OffSwitch(limits) if limits else None
+        self._planner: DraftPlanner | None = None
+        self.decision: Decision | None = None
+        """What the planner decided for the next step; None without a planner."""
+
+    def plan_with(self, planner: DraftPlanner) -> None:
+        """From the next step on `planner` cuts the drafts, in place of the fixed rules for it."""
+        self._planner = planner
+
+    def install(self, prompt_key: str, buffer: Any) -> None:
+        """Draft for this prompt from `buffer` (made by `build_index`), which must not change from now on.
+
+        Replaces the prompt's earlier index. Raises IndexBufferError for a bad buffer, and then keeps the earlier one.
+        """
+        self._core.install(prompt_key, DraftIndex.from_buffer(buffer).compiled)
+
+    def forget(self, prompt_key: str) -> None:
+        """Drop the prompt's index, if there is one; its running samples go on without drafts from it."""
+        self._core.forget(prompt_key)
+
+    def start(
+        self, request_id: str, prompt_key: str | None, tokens: Sequence[int], prompt_tokens: int, most_tokens: int,
+        window: int | None = None,
+    ) -> None:  # fmt: skip
+        """A sample begins with the text `tokens`, of which the first `prompt_tokens` are its prompt.
+
+        `prompt_key` None: it never drafts. `most_tokens`: prompt and response together have no more in the end;
+        `window`: its window if it ran elsewhere before. Raises ValueError if the request has started already, or for an
+        impossible `window`.
+        """
+        if request_id in self._samples:
+            raise ValueError(f"request {request_id} has started already")
+        first = SpeculationWindow(self._settings, window).size
+        sample = NEVER
+        if prompt_key is not None:
+            sample = self._core.start(prompt_key, np.array(tokens, np.int32), prompt_tokens, most_tokens, first)
+        self._samples[request_id] = sample
+
+    def append(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Each of these requests has written these tokens more. Requests that have finished are passed by."""
+        names, samples = self._last
+        if requests != names:
+            known = self._samples
+            samples = np.array([known.get(request, NEVER) for request in requests], np.int64)
+        self._core.append(samples, *core.flatten(tokens))
+
+    def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
+        """Draft tokens to verify in the next decode step, for each request; empty where nothing matches or fits.
+
+        All are empty while the off-switch says so. A planner is told `context`, the tokens of all requests, and `most`,
+        the draft tokens that fit into the step. Raises KeyError for a request that has not started.
+        """
+        self.leave_out()
+        samples = self._samples_of(requests)
+        if self._planner is None:
+            if self._switch is not None and not self._switch.allows(len(samples)):
+                return [[] for _ in samples]
+            return self.propose(samples, whole=False).tokens()
+        drafts = self.propose(samples, whole=True)
+        cut, self.decision = self._planner.cut(
+            drafts, len(samples), context, drafts.flat.size if most is None else most
+        )
+        return cut.tokens()
+
+    def propose(self, samples: Int64s, whole: bool) -> Drafts:
+        """Draft for these samples of the core by the fixed rules, or, `whole`, as far as there is any hope."""
+        return Drafts(*self._core.draft(samples, whole))
+
+    def leave_out(self) -> None:
+        """The next decode step has no drafts."""
+        self.decision = None
+
+    def verified(self, drafts: Verified) -> Attribution:
+        """The engine verified so many tokens of the last draft of each request, and accepted the first of them.
+
+        Raises KeyError for a request that has not started, ValueError unless 0 <= accepted <= drafted and 1 <= drafted.
+        """
+        drafted, accepted = np.array(drafts.drafted, np.int64), np.array(drafts.accepted, np.int64)
+        sources, numbers, by_source = self._core.verified(self._samples_of(drafts.requests), drafted, accepted)
+        found = Attribution(sources.tolist(), numbers, by_source.tolist())
+        if self._switch is not None:
+            for tokens, hits in zip(drafts.drafted, drafts.accepted, strict=True):
+                self._switch.record(tokens, hits)
+        if self._planner is not None:
+            self._planner.learn(found.numbers, drafted, accepted)
+        return found
+
+    def window(self, request_id: str) -> int:
+        """The size of a sample's window, which goes with it when it moves. Raises KeyError as `finish`."""
+        sample = self._sample_of(request_id)
+        return self._settings.window_start if sample == NEVER else self._core.window(sample)
+
+    def finish(self, request_id: str) -> None:
+        """A sample ended, was aborted or moves away. Raises KeyError for a request that has not started."""
+        sample = self._sample_of(request_id)
+        del self._samples[request_id]
+        self._last = [], self._last[1][:0]
+        if sample != NEVER:
+            self._core.finish(sample)
+
+    def memory_bytes(self) -> int:
+        """Bytes of all texts and tables (indexes not counted: they are mapped)."""
+        return self._core.memory_bytes
+
+    def _samples_of(self, requests: Sequence[str]) -> Int64s:
+        names, samples = self._last
+        if requests != names:
+            samples = np.array([self._sample_of(request) for request in requests], np.int64)
+            self._last = list(requests), samples
+        return samples
+
+    def _sample_of(self, request: str) -> int:
+        try:
+            return self._samples[request]
+        except KeyError:
+            raise KeyError(f"request {request} has not started, or has finished") from None

@@ -1,0 +1,137 @@
+"""How much of what the drafter proposes is verified in the next step, and what is learnt from what became of it.
+
+Puts three things together for one engine: the acceptance model (how likely is each proposed token), the latency model
+(what does a step with so many draft tokens take, with so much context), and the budget (which tokens are worth it).
+
+Where no draft is believed to be worth it, now and then the beginning of one is verified all the same
+(`drafting/budget.py`), and learnt from at once.
+
+Invariants: a draft is only ever cut, never lengthened or changed; every decision can be told (`Decision`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhyme_openrlhf.drafting.acceptance import AcceptanceModel
+from rhyme_openrlhf.drafting.budget import Tries, choose
+from rhyme_openrlhf.drafting_core import core
+from rhyme_openrlhf.latency.predictor import Predictor
+
+Ints = NDArray[np.int64]
+
+# Draft tokens between two looks at what was learnt: some steps of a few samples, a part of one of many.
+REFIT_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is verified of the drafts of one step: tokens of each, and all of them one draft after the other."""
+
+    lengths: Ints
+    flat: NDArray[np.int32]
+
+    def tokens(self) -> list[list[int]]:
+        """The tokens of each draft."""
+        found: list[list[int]] = core.split(self.flat, self.lengths)
+        return found
+
+
+@dataclass(frozen=True)
+class Drafts(Cut):
+    """The drafts of one step, and each token's estimated probability that it is right if those before it are.
+
+    Of each draft also its source, tokens matched before it, and its sample's recent acceptance in thousandths.
+    """
+
+    confidences: NDArray[np.float32]
+    sources: Ints
+    matches: Ints
+    recents: Ints
+
+
+class Decision(NamedTuple):
+    """Draft tokens of a step of `running` samples with `context` tokens in all, and what was expected of it."""
+
+    running: int
+    context: int
+    drafts: int
+    expected_accepted: float
+    seconds: float
+
+
+class Forgetting(Protocol):
+    """What learns how likely drafts are accepted, and doubts it when the policy changes."""
+
+    def forget(self) -> None: ...
+
+    def refit(self) -> None: ...
+
+
+A = TypeVar("A", bound=Forgetting)
+
+
+class Planner(Generic[A]):
+    """What the planners of all sources of drafts learn in the same way, of one engine."""
+
+    def __init__(self, predictor: Predictor, acceptance: A) -> None:
+        """`predictor`: of this engine's steps; `acceptance`: of its drafts."""
+        self.predictor = predictor
+        self._acceptance = acceptance
+        self._tries = Tries()
+        self._learnt = 0
+
+    def took(self, running: int, context: int, drafts: int, seconds: float) -> None:
+        """A decode step of so many samples, tokens of context and draft tokens took `seconds`."""
+        self.predictor.observe(running, context, drafts, seconds)
+
+    def policy_updated(self) -> None:
+        """The engine has new weights, and a drafter of its own has not: what was accepted before counts less."""
+        self._acceptance.forget()
+        self._acceptance.refit()
+
+    def _refit_after(self, tokens: int) -> None:
+        """So many tokens of the last step's drafts were learnt from."""
+        self._learnt += tokens
+        # Of a beginning that was tried there are few tokens, and the next is some steps away.
+        if self._learnt >= REFIT_TOKENS or (tokens and self._tries.trying):
+            self._learnt = 0
+            self._acceptance.refit()
+
+
+class DraftPlanner(Planner[AcceptanceModel]):
+    """The decisions of one engine."""
+
+    def __init__(self, predictor: Predictor, sources: int) -> None:
+        """`predictor`: of this engine's steps; `sources`: drafts come from 0 to `sources` - 1."""
+        super().__init__(predictor, AcceptanceModel(sources))
+        # Of the drafts of the last step: each token's cell, and where each draft begins among them, and the last ends.
+        self._cells = np.empty(0, dtype=np.int32)
+        self._begins: Ints = np.zeros(1, dtype=np.int64)
+
+    def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[Cut, Decision]:
+        """What of each draft to verify in a step of `running` samples, and why.
+
+        `drafts` are of some of the running samples, `context` is the tokens of all of them, `most` the draft tokens
+        that the engine can take in one step.
+        """
+        proposed = drafts.flat.size
+        seconds = self.predictor.step_table(running, context, max(min(proposed, most), 0))
+        tried = self._tries.tokens(running, seconds.size - 1)
+        self._cells, acceptance = self._acceptance.estimate(drafts)
+        self._begins = np.concatenate(([0], np.cumsum(drafts.lengths)))
+        lengths, total, expected = choose(acceptance, drafts.lengths, seconds, running, tried)
+        self._tries.decided(proposed, total)
+        decision = Decision(running, context, total, expected, float(seconds[total]))
+        return Cut(lengths, core.cut(drafts.flat, drafts.lengths, lengths)), decision
+
+    def learn(self, numbers: Ints, verified: Ints, accepted: Ints) -> None:
+        """So many tokens were verified and accepted of the drafts of these numbers that the last `cut` saw.
+
+        -1: it did not see the draft.
+        """
+        self._refit_after(self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted))

@@ -1,0 +1,95 @@
+"""Brings a prompt's draft index from its history worker into the engine-core process.
+
+The engine core is not a Ray worker, so the index goes through a file on tmpfs that it maps; the file is removed as
+soon as it is mapped, and by the next engine on the node where a kill came in between. Invariants: no failure here
+reaches the sample, the prompt has no drafts then; a worker that fails is noted when it begins to, not with every
+prompt, and again only after it has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray.exceptions
+
+from rhyme_openrlhf.prompt_keys import owner
+from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
+
+PREFIX = "rhyme-index"
+# More would say the same again.
+KEPT_PROBLEMS = 20
+
+
+class HistoryFeed:
+    """Installs and forgets draft indexes of one engine."""
+
+    def __init__(self, workers: list[Any], call_scheduler: Callable[..., Awaitable[Any]], timeout_s: float) -> None:
+        self._workers = workers
+        self._call_scheduler = call_scheduler
+        self._timeout_s = timeout_s
+        self._installed: set[str] = set()
+        self._problems: list[str] = []
+        self._failing: set[int] = set()
+        remove_stale(PREFIX)
+
+    async def install(self, key: str) -> None:
+        """Fetch the index of `key` (a prompt's or turn's) and hand it to the scheduler, if there is one."""
+        if not self._workers or key in self._installed:
+            return
+        number = owner(key, len(self._workers))
+        try:
+            buffer = await asyncio.wait_for(self._ask(number, key), self._timeout_s)
+        except TimeoutError:
+            self._fails(number, f"did not answer within {self._timeout_s:g} s")
+            return
+        except ray.exceptions.RayError as error:
+            self._fails(number, f"failed: {str(error).splitlines()[0]}")
+            return
+        self._failing.discard(number)
+        if buffer is not None:
+            # Marked first: if this call is cancelled half-way, `forget` still drops what the scheduler may have got.
+            self._installed.add(key)
+            refused = await self.hand_over(key, buffer)
+            if refused:
+                self._note(refused)
+
+    def _fails(self, number: int, how: str) -> None:
+        if number not in self._failing:
+            self._failing.add(number)
+            self._note(f"history worker {number} {how}: its prompts go on without drafts from history")
+
+    async def _ask(self, number: int, key: str) -> np.ndarray | None:
+        return await self._workers[number].index.remote(key)
+
+    async def hand_over(self, key: str, buffer: np.ndarray) -> str:
+        """Give the scheduler the draft index of prompt `key`; returns "" or one sentence that says why it has none."""
+        descriptor, path = tempfile.mkstemp(prefix=owned_prefix(PREFIX), dir=SHARED_MEMORY)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                buffer.tofile(file)
+            return await self._call_scheduler("install_history", key, path)
+        except OSError as error:
+            return f"draft index of {buffer.nbytes} bytes could not be written to {SHARED_MEMORY}: {error.strerror}"
+        finally:
+            Path(path).unlink(missing_ok=True)
+
+    async def forget(self, key: str) -> None:
+        """Drop the index of a prompt that has no sample left on this engine."""
+        if key in self._installed:
+            self._installed.discard(key)
+            await self._call_scheduler("forget_history", key)
+
+    def _note(self, problem: str) -> None:
+        if len(self._problems) < KEPT_PROBLEMS:
+            self._problems.append(problem)
+
+    def take_problems(self) -> list[str]:
+        """What went wrong since the last call, as sentences."""
+        problems, self._problems = self._problems, []
+        return problems

@@ -1,0 +1,95 @@
+"""Decode steps of an engine without speculation, measured before a run's first engine starts, in that engine's process.
+
+On a GPU vLLM 0.29.0 runs an engine without drafts otherwise: second model runner, asynchronous scheduling, FULL CUDA
+graphs. "Gain now" is against such an engine (drafting/gain.py), which no engine can become once it has started.
+Measuring takes one engine start more. The steps are kept in the profile, so only the first run of a model pays.
+
+Invariants: without a GPU nothing is measured, because vLLM runs both engines alike there; a failure costs the steps and
+never the run; the other engine has ended when `measured` returns. Nothing here has run on a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from vllm.transformers_utils.config import get_config
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rhyme_openrlhf.latency import profile as profiles
+from rhyme_openrlhf.latency import subject as subjects
+from rhyme_openrlhf.latency.measure import UNSPECULATED_QUICKLY, Plan, measure
+from rhyme_openrlhf.latency.profile import ProfileError, StepPoint, Subject
+from rhyme_openrlhf.platform import gpu_present, nvidia
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.latency import AUTO
+from rhyme_openrlhf.telemetry.run_directory import versions
+
+# A burst of decode steps.
+CALL_SECONDS = 60.0
+# Ranks are actors of another Ray job: when their GPUs' memory is free again cannot be awaited here.
+SEVERAL_RANKS = "an engine of several ranks does not start another one before itself"
+# What a start or a call of an engine raises.
+_FAILURES = (RuntimeError, ValueError, OSError, EngineDeadError)
+
+
+class Unspeculated(NamedTuple):
+    """The decode steps, none where they were not measured; `problem` says why a measurement failed."""
+
+    steps: tuple[StepPoint, ...] = ()
+    problem: str = ""
+
+
+def are_wanted(rhyme: RhymeSettings, index: int, arguments: Mapping[str, Any]) -> bool:
+    """Return whether engine `index`, with these arguments of vLLM's, is to measure them before it starts."""
+    gain_is_measured = rhyme.drafts_planned and rhyme.drafting.probe_share > 0
+    measures_itself = rhyme.latency.profile == AUTO and not rhyme.emulate.profile
+    if index or not gain_is_measured or not measures_itself or not gpu_present():
+        return False
+    subject = Subject(
+        subjects.model_name(get_config(arguments["model"], trust_remote_code=True), rhyme.drafting),
+        subjects.hardware_name(tuple(gpu.name for gpu in nvidia.read().gpus)),
+        arguments["dtype"],
+        arguments["tensor_parallel_size"],
+    )
+    try:
+        return not profiles.read(subjects.folder() / subjects.file_name(subject)).unspeculated
+    except ProfileError:
+        return True
+
+
+async def measured(engine: Any, start: Callable[[], Awaitable[None]], ranks: int) -> Unspeculated:
+    """Return the steps of `engine`, an actor that does not speculate once `start` is done, and end its vLLM."""
+    if ranks > 1:
+        return Unspeculated(problem=SEVERAL_RANKS)
+    try:
+        await start()
+        waiting: Any = _Waiting(engine)
+        plan = await asyncio.to_thread(Plan.of, waiting, versions(), UNSPECULATED_QUICKLY)
+        return Unspeculated((await asyncio.to_thread(measure, plan, waiting)).steps)
+    except _FAILURES as error:
+        return Unspeculated(problem=(str(error).strip().splitlines() or [type(error).__name__])[-1])
+    finally:
+        if (llm := getattr(engine, "llm", None)) is not None:
+            llm.shutdown()
+
+
+class _Waiting:
+    """An engine of this process, as calls that wait, for threads beside its event loop."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+
+    def __getattr__(self, method: str) -> Any:
+        return partial(self._wait, method)
+
+    def _wait(self, method: str, *arguments: Any) -> Any:
+        asked = asyncio.run_coroutine_threadsafe(getattr(self._engine, method)(*arguments), self._loop)
+        try:
+            return asked.result(CALL_SECONDS)
+        except TimeoutError:
+            asked.cancel()
+            raise RuntimeError(f"waited {CALL_SECONDS:g} s for an engine: {method.replace('_', ' ')}") from None

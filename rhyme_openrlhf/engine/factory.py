@@ -1,0 +1,73 @@
+"""Stands where OpenRLHF creates its engine actors, and adds our keyword arguments to each.
+
+Upstream's `create_vllm_engines` writes `RolloutRayActor.options(...).remote(**arguments)` and leaves no way to pass
+more. So its own function decides every engine argument, for training runs and for `rhyme verify` alike. Checked
+against OpenRLHF 0.11.2 `trainer/ray/vllm_engine.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rhyme_openrlhf.engine.actor import RhymeRolloutActor  # first: installs the shims where needed
+from rhyme_openrlhf.settings.config import RhymeSettings
+
+import ray  # isort: skip
+
+RolloutActor = ray.remote(RhymeRolloutActor)
+# An engine of several GPUs has none itself: its ranks are other actors. Ray 2.55 hides all GPUs from such an actor
+# (_private/utils.py, set_visible_accelerator_ids) unless told not to, and it would take its machine for one without.
+SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+class EngineFactory:
+    """Makes a run's engines, numbered from 0.
+
+    `actor` is the Ray actor class to make them of; `started` is told each engine's number and handle; `on_gpus`: the
+    run has GPUs (never run on one).
+    """
+
+    def __init__(
+        self,
+        settings: RhymeSettings,
+        history_workers: Sequence[Any],
+        seed: int,
+        actor: Any = RolloutActor,
+        started: Callable[[int, Any], None] = lambda index, engine: None,
+        on_gpus: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._history_workers = list(history_workers)
+        self._seed = seed
+        self._actor = actor
+        self._started = started
+        self._on_gpus = on_gpus
+        self._made = 0
+        self._options: dict[str, Any] = {}
+        self._more: dict[str, Any] = {}
+
+    def use(self, settings: RhymeSettings, arguments: dict[str, Any] | None = None) -> None:
+        """The next engines are made with these settings, and these arguments of vLLM's in place of upstream's."""
+        self._settings, self._more = settings, arguments or {}
+
+    def options(self, **options: Any) -> EngineFactory:
+        """Remember Ray's options for the next engine."""
+        self._options = options
+        return self
+
+    def remote(self, **arguments: Any) -> Any:
+        """Start the next engine."""
+        index, self._made = self._made, self._made + 1
+        options = self._options
+        if self._on_gpus and not options.get("num_gpus"):
+            options = {**options, "runtime_env": {"env_vars": SEES_GPUS}}
+        engine = self._actor.options(**options).remote(
+            rhyme=self._settings,
+            run_seed=self._seed,
+            index=index,
+            history_workers=self._history_workers,
+            **{**arguments, **self._more},
+        )
+        self._started(index, engine)
+        return engine

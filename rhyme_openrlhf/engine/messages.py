@@ -1,0 +1,147 @@
+"""What travels with a sample, and what its requests tell an engine about it. Plain objects: no vLLM is imported.
+
+Invariant: `SampleRequest` never changes while a sample lives, wherever it goes; everything that grew since is in
+`Progress`. So an engine needs these two and nothing of the engine before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+# Key of vLLM's `SamplingParams.extra_args` under which a request brings what it has generated elsewhere: `Arrival`.
+ARRIVED = "rhyme_arrived"
+# Where an output keeps the weights that were loaded below its sample, as `sample_turns.Turn.loads`.
+LOADS = "rhyme_loads"
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """What was asked for: the whole response, with vLLM's sampling parameters as its caller gave them.
+
+    `history`: the prompt whose draft index it may draft from (prompt_keys.py::prompt_key), None: none; `turn`: which
+    answer of a conversation it is. `multi_modal`: as OpenRLHF passes it. `group`: in a pipelined run, the number of its
+    step's turn and its prompt's place in the step.
+    """
+
+    prompt: tuple[int, ...]
+    parameters: Any
+    history: str | None = None
+    turn: int = 0
+    multi_modal: Any = None
+    group: tuple[int, int] | None = None
+
+    @property
+    def longest(self) -> int:
+        """The most tokens the sample can come to have, prompt included."""
+        return len(self.prompt) + (self.parameters.max_tokens or 0)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a sample has generated: its response tokens, and vLLM's log-probabilities of them (None: not asked for).
+
+    `generator`: the state of its seeded random number generator after them, None if it has none; `window`: the size of
+    its speculation window; `weight_version`: the only one that may go on with it, None: any.
+    """
+
+    tokens: tuple[int, ...] = ()
+    log_probs: Any = None
+    generator: bytes | None = None
+    window: int | None = None
+    weight_version: int | None = None
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What an engine's scheduler and worker are told of a sample that ran elsewhere.
+
+    `room`: the reservation it takes up ("": none); `computed`: of how many tokens the KV cache is in it. `buffer`: it
+    is to come by a handover in this buffer, whose rows from `first` on are then to be copied in; None: it has come.
+    `convoy`: it goes on together with all that are expected under this name, "": by itself.
+    """
+
+    tokens: tuple[int, ...]
+    room: str = ""
+    computed: int = 0
+    generator: bytes | None = None
+    buffer: dict[str, Any] | None = None
+    first: int = 0
+    convoy: str = ""
+
+    def to_plain(self) -> dict[str, Any]:
+        """For `extra_args`, which travel as msgpack."""
+        return {**dataclasses.asdict(self), "tokens": list(self.tokens)}
+
+    @classmethod
+    def of(cls, parameters: Any) -> Arrival | None:
+        """What a request's sampling parameters (or None) say; None for a sample that begins here."""
+        plain = ((parameters.extra_args if parameters else None) or {}).get(ARRIVED)
+        return None if plain is None else cls(**{**plain, "tokens": tuple(plain["tokens"])})
+
+
+@dataclass(frozen=True)
+class Exported:
+    """How many blocks of a running sample were copied: those that were full and final. `problem`: why not, or ""."""
+
+    blocks: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A sample that its engine keeps, stopped: what it has generated, and its KV cache as far as it is computed.
+
+    `blocks`: how many hold its first `computed` tokens, the last of which may be partly filled. `problem`: why what was
+    to be carried of them was not copied, "" if it was. `at`: unix seconds of the stop.
+    """
+
+    progress: Progress
+    computed: int
+    blocks: int
+    problem: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What a sample's engine has still to copy in when it starts there: rows `first` to `end` of a buffer."""
+
+    buffer: Any
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """What an engine answers that was told to go on with a sample. `refused`: why it does not, "" if it does.
+
+    `not_carried`: why it computes the KV cache again that was to be carried; "" if it need not.
+    """
+
+    refused: str = ""
+    not_carried: str = ""
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Response tokens of a sample from number `first` on, with vLLM's log-probabilities (None: not asked for)."""
+
+    first: int
+    tokens: tuple[int, ...]
+    log_probs: Any = None
+
+
+@dataclass(frozen=True)
+class News:
+    """What an engine tells of its samples, by place.
+
+    `finished`: vLLM's output, or the exception that ended it; `grown`: what came since the last news; then the
+    engine's weight version, and whether it takes part in moves now.
+    """
+
+    finished: dict[str, Any]
+    grown: dict[str, Grown]
+    weight_version: int
+    open: bool

@@ -1,0 +1,129 @@
+"""What is added to vLLM's worker processes: loading a weight version from shared memory; what they run on.
+
+vLLM mixes this class into its Worker (`worker_extension_cls`) and calls its methods by `collective_rpc`. OpenRLHF's
+own extension is the base, so its NCCL and CUDA IPC paths stay available. Checked against vLLM 0.29.0.
+
+Invariants: a version is loaded whole or the call raises; the worker maps the file, so engines of one node share one
+copy in memory (weights/segment_file.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from rhyme_openrlhf.platform import gpu_present, shims
+
+if not gpu_present():
+    shims.install()
+
+import ray
+import torch
+from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
+
+from rhyme_openrlhf.engine.patches import rejection_sampling, resumed_requests
+from rhyme_openrlhf.engine.worker_parts.moves import MovingWorker
+from rhyme_openrlhf.engine.worker_parts.ngram import NgramWorker
+from rhyme_openrlhf.engine.worker_parts.sleep import SleepingWorker
+from rhyme_openrlhf.latency.subject import hardware_name
+from rhyme_openrlhf.weights.buckets import Segment
+from rhyme_openrlhf.weights.segment_file import SegmentFiles, tensors
+
+resumed_requests.apply()
+rejection_sampling.apply()
+
+if gpu_present():
+    _Base: Any = WorkerWrap
+else:
+    from rhyme_openrlhf.platform import cpu_sampling, cpu_seeds, cpu_shapes
+    from rhyme_openrlhf.platform.gloo_broadcast import GlooWorkerWrap
+
+    _Base = GlooWorkerWrap
+    cpu_sampling.apply()
+    cpu_seeds.apply()
+    cpu_shapes.apply()
+
+
+# Kernels for experts that compute with the checkpoint's layout (vLLM 0.29.0, fused_moe/oracle/unquantized.py).
+UNCONVERTED_EXPERTS = frozenset({"TRITON", "BATCHED_TRITON"})
+
+
+class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
+    """OpenRLHF's worker extension plus the weight buffer, moves and n-grams."""
+
+    def rhyme_load_weights(self, plain_segment: list[Any]) -> int:
+        """Load a weight version (`Segment.to_plain()`) into this worker's shard of the model; returns the version.
+
+        Loads each parameter as soon as it has arrived. Raises RuntimeError when the segment lacks a parameter that the
+        model has, and SegmentGoneError when the version is removed or overwritten meanwhile.
+        """
+        segment = Segment.from_plain(plain_segment)
+        runner = self.model_runner
+        file = self._segment_files.open(segment, self.rhyme_node() if segment.paths else "")
+        expected = {name for name, _ in runner.get_model().named_parameters()}
+        if gpu_present() and not self._converted():
+            loaded = runner.model.load_weights(tensors(file, segment))
+            missing = expected - set(loaded) if loaded is not None else set()
+            if missing:
+                raise RuntimeError(f"weight version {segment.version} lacks {len(missing)} parameters: {min(missing)}")
+        else:
+            # vLLM's CPU linear layers repack their weight at load and drop the original; only a reload restores it.
+            self.reload_weights(weights_iterator=tensors(file, segment))
+        if gpu_present():
+            torch.cuda.synchronize()
+        file.check(segment.version)
+        return segment.version
+
+    @functools.cached_property
+    def _segment_files(self) -> SegmentFiles:
+        return SegmentFiles()
+
+    def rhyme_node(self) -> str:
+        """Return Ray's id of the node this worker runs on, or "" in a process that its engine's actor started."""
+        return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
+
+    def rhyme_check_broadcast(self) -> None:
+        """Raise RuntimeError if OpenRLHF's own transport, which reloads nothing, would load wrong weights here."""
+        if gpu_present() and (what := self._converted()):
+            raise RuntimeError(
+                f"vLLM converts {what} after it loads weights, which OpenRLHF's own transport does not repeat: use "
+                "--weights.transport buffer"
+            )
+
+    def _converted(self) -> str:
+        return converted_weights(self.model_runner.get_model(), self.model_config)
+
+    def rhyme_padded_rows(self) -> list[int]:
+        """Return the token counts to which this worker pads a step: sizes of CUDA graphs, or the CPU's shapes.
+
+        The model runner changes the sizes in its own copy of vLLM's configuration; nobody else has them.
+        """
+        if not gpu_present():
+            return list(cpu_shapes.all_sizes())
+        return sorted(self.vllm_config.compilation_config.cudagraph_capture_sizes or [])
+
+    def rhyme_hardware(self) -> str:
+        """The name of what this worker computes on."""
+        return hardware_name((torch.cuda.get_device_name(),) if gpu_present() else ())
+
+
+def converted_weights(model: torch.nn.Module, config: Any) -> str:
+    """Return which weights of a model on GPUs vLLM converts after it loads a checkpoint, or "" for none.
+
+    `config` is vLLM's ModelConfig. Converted weights need `reload_weights`, which converts them again.
+    """
+    if config.quantization is not None:
+        return f"weights to {config.quantization}"
+    if config.use_mla:
+        return "the key-value projection of multi-head latent attention"
+    for layer in model.modules():
+        backend = getattr(getattr(layer, "quant_method", None), "unquantized_backend", None)
+        if backend is not None and backend.name not in UNCONVERTED_EXPERTS:
+            return f"the experts' weights for {backend.value}"
+    return ""
+
+
+def segment_tensors(segment: Segment) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter of a segment of this node, in a process that keeps no file open."""
+    yield from tensors(SegmentFiles().open(segment), segment)

@@ -1,0 +1,77 @@
+"""vLLM's n-gram proposals, looked up by one thread: the same tokens at a fraction of the time.
+
+vLLM's own proposer starts a parallel loop in every step and hands it a Python list, whatever the batch: 0.1 to 0.3 ms
+of each step where one sample runs (docs/benchmarks.md), for a search that takes microseconds. Its parallel loop has a
+single thread in vLLM 0.29.0 in any case.
+
+Invariants: each search is vLLM's own compiled function, so what is proposed is what vLLM would have proposed; drafts
+of any other method stay as they are. Checked against vLLM 0.29.0 `v1/spec_decode/ngram_proposer.py`; contract test:
+`tests/engine/worker_parts/test_ngram.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from vllm.v1.spec_decode.ngram_proposer import NgramProposer, _find_longest_matched_ngram_and_propose_tokens
+
+# CRC-32 of vLLM's module whose compiled function is called here. Numba's cache notices a change of this file only, so a
+# change of that one has to change this one too (tests/engine/worker_parts/test_ngram.py says the number).
+CALLED_SOURCES = 893937449
+
+_search = _find_longest_matched_ngram_and_propose_tokens
+
+
+class SerialNgramProposer(NgramProposer):
+    """vLLM's proposer with its loop over samples replaced."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        super().__init__(vllm_config)
+        # vLLM means to have its loop compiled here, but gives it no sample, so that the first decode step waits for it.
+        self.batch_propose(1, [0], np.ones(1, np.int32), np.zeros((1, self.max_model_len), np.int32), self.k)
+
+    def batch_propose(
+        self,
+        num_requests: int,
+        valid_ngram_requests: list[int],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        k: int,
+    ) -> list[list[int]]:
+        """Up to `k` tokens for each of `valid_ngram_requests`, none for the others of `num_requests`.
+
+        `num_tokens_no_spec`: int32[most samples], tokens of each sample; `token_ids_cpu`: int32[most samples, length].
+        """
+        proposed: list[list[int]] = [[] for _ in range(num_requests)]
+        if k and valid_ngram_requests:
+            drafts, lengths = self.valid_ngram_draft, self.valid_ngram_num_drafts
+            _propose(
+                np.array(valid_ngram_requests), num_tokens_no_spec, token_ids_cpu, self.min_n, self.max_n,
+                self.max_model_len, k, drafts, lengths,
+            )  # fmt: skip
+            for sample in valid_ngram_requests:
+                proposed[sample] = drafts[sample, : lengths[sample]].tolist()
+        return proposed
+
+
+@njit(cache=True)
+def _propose(samples, counts, tokens, least, most, max_model_len, k, drafts, lengths):  # type: ignore[no-untyped-def]
+    for sample in samples:
+        found = _search(tokens[sample, : counts[sample]], least, most, max_model_len, k)
+        lengths[sample] = found.size
+        drafts[sample, : found.size] = found
+
+
+class NgramWorker:
+    """Mixed into the worker extension (`model_runner` and `vllm_config` are vLLM's)."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def rhyme_look_up_serially(self, serially: bool = True) -> None:
+        """From now on n-grams are looked up by one thread, or, for comparison, in vLLM's own way."""
+        proposer = SerialNgramProposer if serially else NgramProposer
+        if isinstance(self.model_runner.drafter, NgramProposer):
+            self.model_runner.drafter = proposer(self.vllm_config)

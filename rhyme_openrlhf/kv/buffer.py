@@ -1,0 +1,163 @@
+"""Where KV blocks lie between two engines: one contiguous buffer in (layer, block) order (RLHFSpec, section 6).
+
+A buffer is for one sample, and has room for its handover behind the blocks. It holds all KV heads, so engines of any
+tensor-parallel size write and read their own (`heads.py`): resharding is which heads a rank copies. A worker opens it
+by its plain description. It is a file on tmpfs, for engines of one node; between two nodes each has one, and rows go
+from one to the other (engine/actor_parts/node_buffers.py). One that is `on_device` has only the handover: its blocks
+are in pieces on the devices (device_rows.py).
+
+Invariants: a buffer's owner makes and removes it, workers only open it; no room on the tmpfs is an OSError of the
+worker that writes, not a bus error; a buffer whose owner is gone is removed when the next store starts.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rhyme_openrlhf.kv import handover
+from rhyme_openrlhf.kv.handover import Handover
+from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
+
+PREFIX = "rhyme-move"
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """What a KV cache is made of: per layer and block [heads, block_size, width], keys and values side by side.
+
+    `heads`: of all ranks together. Two engines can hand blocks over if theirs are equal.
+    """
+
+    layers: int
+    heads: int
+    block_size: int
+    width: int
+    dtype: str
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one number."""
+        return int(torch.empty((), dtype=getattr(torch, self.dtype)).element_size())
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in one layer, all heads."""
+        return self.heads * self.block_size * self.width * self.item_bytes
+
+
+@dataclass(frozen=True)
+class KvBuffer:
+    """A buffer's description: all that a worker needs to open it. `rows`: blocks it has room for."""
+
+    path: str
+    rows: int
+    layout: KvLayout
+    on_device: bool = False
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a call to vLLM's workers."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> KvBuffer:
+        return cls(**{**plain, "layout": KvLayout(**plain["layout"])})
+
+    @property
+    def handover_offset(self) -> int:
+        """Where in the file the sample is handed over (handover.py): behind the blocks."""
+        return 0 if self.on_device else self.layout.layers * self.rows * self.layout.block_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.handover_offset + handover.room_bytes(self.rows * self.layout.block_size)
+
+    def open(self) -> torch.Tensor:
+        """The buffer, [layers, rows, heads, block_size, width]. Raises OSError if it is not there (any more)."""
+        layout = self.layout
+        shape = (layout.layers, self.rows, layout.heads, layout.block_size, layout.width)
+        size = self.handover_offset
+        if os.stat(self.path).st_size != self.file_bytes:
+            raise OSError(f"the buffer {self.path} is not of {self.file_bytes} bytes")
+        flat = torch.from_file(
+            self.path, shared=True, size=size // layout.item_bytes, dtype=getattr(torch, layout.dtype)
+        )
+        return flat.view(shape)
+
+    def allocate(self, first: int, end: int) -> None:
+        """Have room for blocks `first` to `end` of every layer. Raises OSError if there is none."""
+        block, descriptor = self.layout.block_bytes, os.open(self.path, os.O_RDWR)
+        try:
+            for layer in range(self.layout.layers):
+                os.posix_fallocate(descriptor, (layer * self.rows + first) * block, (end - first) * block)
+        finally:
+            os.close(descriptor)
+
+
+class KvBufferStore:
+    """Makes and removes the buffers of one process."""
+
+    def __init__(self, folder: Path = SHARED_MEMORY) -> None:
+        self._folder = folder
+        self._name = owned_prefix(PREFIX)
+        remove_stale(PREFIX, folder)
+
+    def make(self, layout: KvLayout, rows: int, on_device: bool = False) -> KvBuffer:
+        """A new buffer for `rows` blocks; it takes up memory only as it is written. Raises OSError."""
+        buffer = KvBuffer(str(self._folder / f"{self._name}{uuid.uuid4().hex}"), rows, layout, on_device)
+        with open(buffer.path, "xb") as file:
+            file.truncate(buffer.file_bytes)
+        return buffer
+
+    def remove(self, buffer: KvBuffer) -> None:
+        """Remove a buffer; who has it open may go on reading. Safe to do twice."""
+        Path(buffer.path).unlink(missing_ok=True)
+        if buffer.on_device:
+            for piece in self._folder.glob(f"{Path(buffer.path).name}.*"):
+                piece.unlink(missing_ok=True)
+
+
+def read_rows(buffer: KvBuffer, first: int, end: int) -> np.ndarray:
+    """Blocks `first` to `end` of every layer, bytes [layers, (end - first) * block_bytes]. Raises OSError."""
+    layout = buffer.layout
+    rows = np.empty((layout.layers, (end - first) * layout.block_bytes), np.uint8)
+    descriptor = os.open(buffer.path, os.O_RDONLY)
+    try:
+        for layer, row in enumerate(rows):
+            if os.preadv(descriptor, [row.data], (layer * buffer.rows + first) * layout.block_bytes) != row.nbytes:
+                raise OSError(f"{buffer.path} ends before block {end} of layer {layer}")
+    finally:
+        os.close(descriptor)
+    return rows
+
+
+def write_rows(buffer: KvBuffer, first: int, rows: np.ndarray) -> None:
+    """The inverse, from block `first` on. Raises OSError if the buffer is gone or there is no room."""
+    descriptor = os.open(buffer.path, os.O_WRONLY)
+    try:
+        for layer, row in enumerate(rows):
+            if os.pwrite(descriptor, row, (layer * buffer.rows + first) * buffer.layout.block_bytes) != row.nbytes:
+                raise OSError(f"{buffer.path} has no room for the blocks of layer {layer}")
+    finally:
+        os.close(descriptor)
+
+
+def write_handover(buffer: KvBuffer, handed: Handover) -> str:
+    """Hand a buffer's sample over; "" or why not."""
+    try:
+        handover.write(buffer.path, buffer.handover_offset, handed)
+    except OSError as error:
+        return f"the sample was not handed over: {error}"
+    return ""
+
+
+def read_handover(buffer: KvBuffer) -> Handover | None:
+    """What was handed over with a buffer's sample; None if nothing is, or the buffer is gone."""
+    return handover.read(buffer.path, buffer.handover_offset)

@@ -1,0 +1,275 @@
+"""Walks the grid and makes the profile; goes on where an earlier, interrupted walk stopped.
+
+The walk goes over the grid several times, a few steps of each point at a time: what disturbs the machine for a while is
+then a small part of many points instead of all of a few.
+
+Invariants: every burst that was measured is in the journal, where there is one, before the next one begins; a journal
+of another subject, other versions or another grid is not used; a point that does not come about (a KV cache too small
+for it after all) is left out and named in the profile's notes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rhyme_openrlhf.latency.grid import FULL, QUICK, Grid, Limits, PrefillShape, StepShape, prefill_shapes, step_shapes
+from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
+
+# The first point of all compiles and allocates what all others use.
+WARM_UP = StepShape(1, 16, 1)
+WARM_UP_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How thoroughly: `rounds` times over the grid, each time `steps` decode steps a point, for `limit_s` at most.
+
+    `carrying`: KV transfer and weight load too.
+    """
+
+    grid: Grid
+    rounds: int
+    steps: int
+    limit_s: float | None = None
+    carrying: bool = False
+
+
+# Eighteen steps a point: enough for a median and quartiles, few enough for hundreds of points in minutes.
+THOROUGH = Walk(FULL, rounds=3, steps=6, carrying=True)
+# For a run that has no profile and waits for its start: half a minute.
+QUICKLY = Walk(QUICK, rounds=2, steps=4, limit_s=30.0)
+# For who asks for a quick one: the same few points, all of them.
+SPARSE = Walk(QUICK, rounds=2, steps=6, carrying=True)
+# Of an engine without speculation, whose contexts are computed: its decode steps alone, which say how much slower an
+# engine that speculates makes a step without drafts.
+UNSPECULATED = Walk(dataclasses.replace(QUICK, sequences=()), rounds=3, steps=6)
+# The same for a run that waits for its start, and pays the engine's start besides.
+UNSPECULATED_QUICKLY = dataclasses.replace(UNSPECULATED, rounds=2, steps=4, limit_s=15.0)
+
+
+# Where other engines do the same beside it, the measured engine makes so many times as many steps, of which the last
+# count, and the others so many times as many: calls reach engines some steps apart, and a burst would else be measured
+# in part before the others begin and after they have ended.
+OWN_STEPS, BESIDE_STEPS = 2, 4
+
+
+class Engine(Protocol):
+    """What is measured (`engine/actor_parts/measuring.py`, behind Ray)."""
+
+    def subject(self) -> Subject: ...
+
+    def limits(self) -> Limits: ...
+
+    def padded_rows(self) -> tuple[int, ...]: ...
+
+    def kv_bytes_per_token(self) -> int: ...
+
+    def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]: ...
+
+    def prefill(self, shape: PrefillShape) -> float: ...
+
+    def kv_bandwidth(self) -> tuple[float, str]: ...
+
+    def weight_load(self) -> tuple[float, str]: ...
+
+
+class MeasureError(RuntimeError):
+    """The engine gives no profile; the message says why."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and with what. `kv_bytes_per_token` as in `Profile`."""
+
+    subject: Subject
+    limits: Limits
+    versions: dict[str, str]
+    padded_rows: tuple[int, ...]
+    kv_bytes_per_token: int
+    walk: Walk = THOROUGH
+    beside: int = 0
+
+    @classmethod
+    def of(cls, engine: Engine, versions: dict[str, str], walk: Walk = THOROUGH, beside: int = 0) -> Plan:
+        """What there is to measure of an engine, with so many others that do the same beside it."""
+        return cls(
+            subject=engine.subject(),
+            limits=engine.limits(),
+            versions=versions,
+            padded_rows=engine.padded_rows(),
+            kv_bytes_per_token=engine.kv_bytes_per_token(),
+            walk=walk,
+            beside=beside,
+        )
+
+    def steps(self) -> list[StepShape]:
+        """The decode steps."""
+        steps = self.walk.steps * (BESIDE_STEPS if self.beside else 1)
+        return step_shapes(self.limits, steps + 2, self.walk.grid)
+
+    def prefills(self) -> list[PrefillShape]:
+        """The prefills."""
+        return prefill_shapes(self.limits, self.walk.grid)
+
+    def bursts(self) -> int:
+        """How often `measure` says what it does next, the warming up among it."""
+        return 1 + self.walk.rounds * (len(self.steps()) + len(self.prefills())) + 2 * self.walk.carrying
+
+
+def measure(
+    plan: Plan, engine: Engine, journal: Path | None = None, on_point: Callable[[str], None] = lambda words: None
+) -> Profile:
+    """The profile of `plan`; `on_point` is told each burst in words, before it is measured. Raises MeasureError."""
+    began = time.monotonic()
+    done = _Journal(journal, plan)
+    # Short contexts first: where there is no time for all, every number of samples has been seen.
+    shapes: list[StepShape | PrefillShape] = [*sorted(plan.steps(), key=lambda s: s.context_each), *plan.prefills()]
+    if any(done.rounds(shape) < plan.walk.rounds for shape in shapes):
+        on_point("warming up")
+        engine.decode_steps(WARM_UP, WARM_UP_STEPS)
+    for round_ in range(plan.walk.rounds):
+        for shape in shapes:
+            if plan.walk.limit_s is not None and time.monotonic() - began > plan.walk.limit_s:
+                break
+            on_point(_words(shape))
+            if done.rounds(shape) <= round_:
+                done.add(shape, _burst(engine, shape, plan.walk.steps))
+    # As many as one whole burst has: else only stragglers had all samples at once.
+    points = {shape: _step_point(shape, done.rows(shape), plan.walk.steps) for shape in plan.steps()}
+    steps = [point for point in points.values() if point is not None]
+    if all(point.drafts for point in steps):
+        raise MeasureError(
+            "no decode step ran with all its samples at once: is the KV cache large enough (--cpu.kv_cache_mb, "
+            "--vllm.gpu_memory_utilization), and nothing else on this engine?"
+        )
+    carrying = _carrying(engine, on_point) if plan.walk.carrying else _Carrying()
+    left_out = [_words(shape) for shape, point in points.items() if point is None and done.rounds(shape)]
+    return Profile(
+        subject=plan.subject,
+        origin="measured",
+        steps=tuple(steps),
+        prefills=tuple(_prefill_point(shape, done.rows(shape)) for shape in plan.prefills() if done.rows(shape)),
+        padded_rows=plan.padded_rows,
+        kv_cache_tokens=plan.limits.kv_cache_tokens,
+        kv_bytes_per_token=plan.kv_bytes_per_token,
+        kv_bytes_per_second=carrying.kv_bytes_per_second,
+        weight_load_seconds=carrying.weight_load_seconds,
+        beside=plan.beside,
+        versions=plan.versions,
+        notes=(
+            f"{plan.walk.rounds} x {plan.walk.steps} steps a point",
+            *carrying.notes,
+            *(f"left out, because it did not run with all samples at once: {words}" for words in left_out),
+        ),
+    )
+
+
+def with_unspeculated(
+    profile: Profile, engine: Engine, journal: Path | None = None, on_point: Callable[[str], None] = lambda words: None
+) -> Profile:
+    """Return `profile` with the decode steps of `engine`, which does not speculate. Raises MeasureError."""
+    plan = Plan.of(engine, profile.versions, UNSPECULATED, profile.beside)
+    if plan.subject != profile.subject or plan.limits.drafts_each:
+        raise MeasureError(f"an engine of {plan.subject} is not the one of the profile without speculation")
+    found = measure(plan, engine, journal, lambda words: on_point(f"without speculation: {words}"))
+    return dataclasses.replace(profile, unspeculated=found.steps)
+
+
+@dataclass(frozen=True)
+class _Carrying:
+    """As `Profile` has them; `notes` say what was not measured, and why."""
+
+    kv_bytes_per_second: float = 0.0
+    weight_load_seconds: float = 0.0
+    notes: tuple[str, ...] = ("KV transfer and weight load were not measured",)
+
+
+def _carrying(engine: Engine, on_point: Callable[[str], None]) -> _Carrying:
+    on_point("KV transfer")
+    bandwidth, no_bandwidth = engine.kv_bandwidth()
+    on_point("weight load")
+    load, no_load = engine.weight_load()
+    missing = (("KV transfer", no_bandwidth), ("weight load", no_load))
+    notes = tuple(f"{what} was not measured: {reason}" for what, reason in missing if reason)
+    return _Carrying(bandwidth, load, notes)
+
+
+def _words(shape: StepShape | PrefillShape) -> str:
+    if isinstance(shape, PrefillShape):
+        return f"prefill of {shape.sequences} x {shape.length} tokens"
+    return f"{shape.running} samples x {shape.context_each} tokens, {shape.drafts_each} drafts each"
+
+
+def _burst(engine: Engine, shape: StepShape | PrefillShape, steps: int) -> list[tuple[float, float]]:
+    """Tokens of context and seconds, of each step or prefill of the burst."""
+    if isinstance(shape, PrefillShape):
+        return [(shape.sequences * shape.length, engine.prefill(shape))]
+    return [(step[1], step[3]) for step in engine.decode_steps(shape, steps)]
+
+
+def _step_point(shape: StepShape, rows: Sequence[tuple[float, float]], least: int) -> StepPoint | None:
+    """None where fewer than `least` steps came about."""
+    if len(rows) < least:
+        return None
+    seconds, spread = _median(row[1] for row in rows)
+    context = round(statistics.median(row[0] for row in rows))
+    return StepPoint(shape.running, context, shape.running * shape.drafts_each, seconds, spread, len(rows))
+
+
+def _prefill_point(shape: PrefillShape, rows: Sequence[tuple[float, float]]) -> PrefillPoint:
+    seconds, spread = _median(row[1] for row in rows) if len(rows) > 1 else (rows[0][1], 0.0)
+    return PrefillPoint(shape.sequences, shape.length, seconds, spread, len(rows))
+
+
+def _median(values: Iterable[float]) -> tuple[float, float]:
+    """Median, and half the distance of the quartiles."""
+    ordered = sorted(values)
+    low, middle, high = statistics.quantiles(ordered, n=4, method="inclusive")
+    return middle, (high - low) / 2
+
+
+class _Journal:
+    """Bursts that were measured: a first line that says of what, then a line each. `path` None: in memory alone."""
+
+    def __init__(self, path: Path | None, plan: Plan) -> None:
+        self._path = path
+        self._bursts: dict[str, list[list[tuple[float, float]]]] = {}
+        if path is None:
+            return
+        head = json.dumps(
+            {"subject": asdict(plan.subject), "versions": plan.versions, "limits": asdict(plan.limits)}
+            | {"walk": asdict(plan.walk), "beside": plan.beside}
+        )
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [head]
+        for line in lines[1:] if lines and lines[0] == head else ():
+            try:
+                name, rows = json.loads(line)
+            except ValueError:
+                # The line during which the last walk was killed.
+                break
+            self._bursts.setdefault(name, []).append([tuple(row) for row in rows])
+            kept.append(line)
+        path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+
+    def rounds(self, shape: StepShape | PrefillShape) -> int:
+        """Bursts of it so far."""
+        return len(self._bursts.get(_words(shape), []))
+
+    def rows(self, shape: StepShape | PrefillShape) -> list[tuple[float, float]]:
+        """All that was measured of it."""
+        return [row for burst in self._bursts.get(_words(shape), []) for row in burst]
+
+    def add(self, shape: StepShape | PrefillShape, burst: list[tuple[float, float]]) -> None:
+        """Note it, on disk too."""
+        self._bursts.setdefault(_words(shape), []).append(burst)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([_words(shape), burst]) + "\n")

@@ -1,0 +1,152 @@
+"""What engines report while they generate, kept for whoever decides on moves: their newest status, what it predicts.
+
+Invariants: no engine is waited for longer than the interval (one that does not answer is left out until it does, and
+asked nothing more); a report is heard once, whoever asks; step times are of engines of one tensor-parallel size, and
+corrected by the steps that those report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rhyme_openrlhf.engine.port import EngineLost, OrderFailed
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.profile import Profile, ProfileError, parse
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.latency.transfer_model import TransferModel
+from rhyme_openrlhf.moves.keeper import SampleKeeper
+from rhyme_openrlhf.scheduling.engine_status import EngineStatus, learn
+from rhyme_openrlhf.scheduling.move_costs import Destination, MoveCosts
+
+# A report that is older is of no engine as it is now.
+STALE_REPORTS = 4
+
+
+class EngineReports:
+    """Those of one home. `layouts`: the layout of each engine, by number, 0 where none is named; `say` tells a person a
+    sentence.
+    """
+
+    def __init__(
+        self,
+        keeper: SampleKeeper,
+        interval_s: float,
+        say: Callable[[str], None],
+        layouts: Mapping[int, int] | None = None,
+    ) -> None:
+        self._keeper = keeper
+        self._interval_s = interval_s
+        self._say = say
+        self._said: set[str] = set()
+        self._layouts = dict(layouts or {})
+        self.costs = MoveCosts()
+        self.statuses: dict[int, EngineStatus] = {}
+        """The newest report of each engine."""
+        self.predictors: dict[int, Predictor] = {}
+        """Step times by layout."""
+        self._heard: dict[int, float] = {}
+        self._asked: dict[int, asyncio.Task[EngineStatus | None]] = {}
+        self._profiled: set[int] = set()
+        self.lent: frozenset[int] = frozenset()
+        """Engines whose devices another layout has: they look idle, and are none to send samples to."""
+
+    def stop(self) -> None:
+        """Ask nothing more."""
+        for task in self._asked.values():
+            task.cancel()
+
+    def layout(self, engine: int) -> int:
+        """The layout an engine belongs to."""
+        return self._layouts.get(engine, 0)
+
+    def fresh(self, layout: int = 0) -> list[EngineStatus]:
+        """The newest reports of a layout's engines: one that loads weights answers late, one that is lost never."""
+        now = asyncio.get_running_loop().time()
+        return [
+            status
+            for number, status in self.statuses.items()
+            if self.layout(number) == layout
+            and number not in self.lent
+            and self._keeper.engines[number].alive
+            and now - self._heard[number] < STALE_REPORTS * self._interval_s
+        ]
+
+    async def hear(self) -> None:
+        """Ask all engines once, and learn from what they answer within the interval."""
+        for number, known in self._keeper.engines.items():
+            if not known.alive and number in self._asked:
+                # It may never answer: nobody waits for it again.
+                self._asked.pop(number).cancel()
+            if known.alive and number not in self._asked:
+                self._asked[number] = asyncio.create_task(self._ask(number))
+        if self._asked:
+            await asyncio.wait(self._asked.values(), timeout=self._interval_s)
+        for number in [number for number, task in self._asked.items() if task.done()]:
+            status = self._asked.pop(number).result()
+            if status is not None:
+                self.statuses[status.engine] = status
+                self._heard[status.engine] = asyncio.get_running_loop().time()
+                if (predictor := self.predictors.get(self.layout(status.engine))) is not None:
+                    learn(predictor, status)
+
+    async def _ask(self, number: int) -> EngineStatus | None:
+        port = self._keeper.engines[number].port
+        try:
+            if self.layout(number) not in self._profiled:
+                await self._take_profile(port, self.layout(number))
+            status: EngineStatus = await port.call("status")
+        except (EngineLost, OrderFailed, TimeoutError) as error:
+            # A lost engine is its keeper's matter.
+            if not isinstance(error, EngineLost):
+                self.tell(f"engine {number} does not report for reallocation: {error}")
+            return None
+        return status
+
+    async def _take_profile(self, port: Any, layout: int) -> None:
+        """The step times that engines were given before the first rollout, once they are there."""
+        text = await port.call("step_times")
+        if not text:
+            return
+        self._profiled.add(layout)
+        try:
+            profile = parse(text, "the profile")
+        except ProfileError as error:
+            self.tell(str(error))
+            return
+        self.install(profile, layout)
+
+    def install(self, profile: Profile, layout: int = 0) -> None:
+        """Predict the steps of a layout's engines by this profile; prefills by that of the first one."""
+        self._profiled.add(layout)
+        self.predictors[layout] = Predictor(StepModel(profile), self.tell)
+        if self.costs.transfer is None or layout == 0:
+            self.costs.transfer = TransferModel(profile)
+
+    def destination(self, number: int, context: int, near: bool = True) -> Destination | None:
+        """What its last report says an engine's next steps take, with one sample more; None before there is one.
+
+        `near`: it is on the node that the sample is to leave.
+        """
+        status = self.statuses.get(number)
+        if status is None:
+            return None
+        running = sum(not sample.waiting for sample in status.samples)
+        mean, predictor = status.decode, self.predictors.get(self.layout(number))
+        if predictor is not None:
+            there = sum(sample.context for sample in status.samples)
+            each = mean.drafts / mean.running if mean is not None and mean.running else 0.0
+            now = predictor.step_seconds(running, there, round(running * each)) if running else 0.0
+            after = predictor.step_seconds(running + 1, there + context, round((running + 1) * each))
+            return Destination(now, after, status.step_tokens, near)
+        if mean is None:
+            return None
+        return Destination(mean.seconds if running else 0.0, mean.seconds, status.step_tokens, near)
+
+    def tell(self, sentence: str) -> None:
+        """Tell a person once a sentence of its kind: of refused moves, each names its sample."""
+        kind = "".join(letter for letter in sentence if not letter.isdigit())
+        if kind not in self._said:
+            self._said.add(kind)
+            self._say(sentence)

@@ -1,0 +1,282 @@
+"""Keeps the samples of a run: who awaits each, where it is, and what it has generated as far as is known.
+
+A keeper outlives engines. It hears from each engine about once a second, hands outputs to those who await them, and
+restarts what was on an engine that is gone, on the engine with the fewest samples, from the tokens it last heard of. A
+seeded sample is restarted from its beginning: the state of its random numbers was only there. (In a pipelined run it
+restarts none: whoever awaits a sample of an engine that is gone hears of that.)
+
+Invariants: each sample is answered once; an engine is heard about a sample only at its present place, or at the one it
+is being handed to, so a result of an engine that was given up is thrown away; a sample waits for ever only if its
+engine answers and generates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rhyme_openrlhf.engine.messages import Grown, News, Progress, SampleRequest
+from rhyme_openrlhf.engine.port import EngineLost, EnginePort
+
+
+@dataclass(eq=False)
+class KeptSample:
+    """One sample. `engine` and `place`: where it is; None, "": nowhere at the moment; `incoming`: where it may be soon.
+
+    `known`: what it has generated, as far as was heard; `ahead`: what was heard from where it may be soon.
+    `on_settled(sample, engine before)`: told of each stay.
+    """
+
+    name: str
+    request: SampleRequest
+    answer: asyncio.Future[Any]
+    known: Progress = field(default_factory=Progress)
+    engine: int | None = None
+    place: str = ""
+    incoming: str = ""
+    ahead: list[Grown] = field(default_factory=list)
+    moving: bool = False
+    stays: itertools.count[int] = field(default_factory=itertools.count)
+    on_settled: Callable[[KeptSample, int | None], None] = lambda sample, before: None
+
+    def new_place(self) -> str:
+        """A name for its next stay at an engine, never used before."""
+        return f"{self.name}.{next(self.stays)}"
+
+    def settle(self, engine: int | None, place: str) -> None:
+        """It is there now, and nowhere else."""
+        # News is told once: what its new engine told before its move was known to be over is not told again.
+        grown = self.ahead if place and place == self.incoming else ()
+        before, self.engine, self.place, self.incoming, self.ahead = self.engine, engine, place, "", []
+        self.on_settled(self, before)
+        for news in grown:
+            self.known = longer(self.known, news)
+
+
+@dataclass
+class KnownEngine:
+    """What a keeper knows of an engine, as of its last news. `gone`: set when it is alive no more."""
+
+    port: EnginePort
+    alive: bool = True
+    weight_version: int = 0
+    open: bool = True
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SampleKeeper:
+    """All samples of some engines. Used from one event loop; `start` before the first sample.
+
+    `hear_s`: seconds between two news of an engine in which nothing finished. `on_restart(sample, lost engine, new
+    engine)`: told of each sample that an engine's death has sent elsewhere. `spare`: engines that samples are restarted
+    on only if there are no others.
+    """
+
+    def __init__(
+        self,
+        ports: Mapping[int, EnginePort],
+        hear_s: float,
+        on_restart: Callable[[KeptSample, int, int], None] = lambda sample, lost, new: None,
+        restarts: bool = True,
+        spare: Collection[int] = (),
+    ) -> None:
+        self.engines = {number: KnownEngine(port) for number, port in ports.items()}
+        self._hear_s = hear_s
+        self._on_restart = on_restart
+        self._restarting = restarts
+        self._spare = frozenset(spare)
+        self._samples: dict[str, KeptSample] = {}
+        # The same by engine: with thousands of engines nobody can look through all samples for those of each.
+        self._at: dict[int, dict[str, KeptSample]] = {number: {} for number in ports}
+        self._numbers = itertools.count()
+        self._ears: list[asyncio.Task[None]] = []
+        self._restarts: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to listen to the engines."""
+        for number in self.engines:
+            ear = asyncio.create_task(self._listen(number))
+            ear.add_done_callback(functools.partial(self._deaf, number))
+            self._ears.append(ear)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        for task in (*self._ears, *self._restarts):
+            task.cancel()
+
+    def samples(self, engine: int) -> list[KeptSample]:
+        """The unfinished samples that are at an engine."""
+        return list(self._at[engine].values())
+
+    def _settled(self, sample: KeptSample, before: int | None) -> None:
+        if before is not None:
+            self._at[before].pop(sample.name, None)
+        # A move may be over later than its sample.
+        if sample.engine is not None and sample.name in self._samples:
+            self._at[sample.engine][sample.name] = sample
+
+    def sample(self, name: str) -> KeptSample:
+        """An unfinished sample. Raises KeyError."""
+        return self._samples[name]
+
+    async def generate(self, request: SampleRequest, engine: int) -> tuple[Any, int]:
+        """vLLM's output for a sample that begins at `engine`, and the engine at which it ended.
+
+        Raises what the engine raised for this request, and EngineLost when no engine is left.
+        """
+        answer = asyncio.get_running_loop().create_future()
+        sample = KeptSample(str(next(self._numbers)), request, answer, on_settled=self._settled)
+        self._samples[sample.name] = sample
+        try:
+            await self.begin(sample, engine)
+            output = await sample.answer
+            return output, engine if sample.engine is None else sample.engine
+        finally:
+            del self._samples[sample.name]
+            if sample.engine is not None:
+                del self._at[sample.engine][sample.name]
+            if sample.place and not (sample.answer.done() and not sample.answer.cancelled()):
+                await self._abort(sample)
+
+    async def begin(self, sample: KeptSample, engine: int) -> None:
+        """Begin a sample, or go on with what is known of it, at `engine` or else at the next best that lives."""
+        sample.moving = True
+        try:
+            while not sample.answer.done() and not await self._begin(sample, engine):
+                sample.settle(None, "")
+                if not self._restarting and not self.engines[engine].alive:
+                    self._give_up(sample, engine)
+                    return
+                lives = [number for number, other in self.engines.items() if other.alive]
+                if not lives:
+                    sample.answer.set_exception(EngineLost("no engine is left to go on with samples"))
+                    return
+                if self.engines[engine].alive:
+                    # It loads weights.
+                    await asyncio.sleep(self._hear_s)
+                engine = min(lives, key=self._load)
+        finally:
+            sample.moving = False
+
+    def _load(self, engine: int) -> tuple[bool, int]:
+        return engine in self._spare, len(self.samples(engine))
+
+    async def _begin(self, sample: KeptSample, engine: int) -> bool:
+        known = self.engines[engine]
+        sample.settle(engine, sample.new_place())
+        sample.known = self.restartable(sample)
+        try:
+            # Nothing to go on from: it may wait there for new weights.
+            progress = sample.known if sample.known.tokens else None
+            if known.alive:
+                started = await known.port.call("start_sample", sample.place, sample.request, progress)
+                return known.alive and not started.refused
+        except EngineLost:
+            self._lost(engine)
+        return False
+
+    @staticmethod
+    def restartable(sample: KeptSample) -> Progress:
+        """What a sample can go on from without its engine: what was heard of it, or its beginning."""
+        if sample.request.parameters.seed is not None:
+            return Progress()
+        # On whatever weights the engine has that is left.
+        return dataclasses.replace(sample.known, weight_version=None)
+
+    async def _abort(self, sample: KeptSample) -> None:
+        if sample.engine is not None and self.engines[sample.engine].alive:
+            try:
+                await self.engines[sample.engine].port.call("discard_sample", sample.place)
+            except EngineLost:
+                self._lost(sample.engine)
+
+    async def _listen(self, number: int) -> None:
+        known = self.engines[number]
+        while known.alive:
+            try:
+                self._hear(await known.port.call("collect", self._hear_s), known)
+            except EngineLost:
+                self._lost(number)
+
+    def _deaf(self, number: int, ear: asyncio.Task[None]) -> None:
+        """Listening to an engine ended: its samples must not wait for what nobody will hear."""
+        error = None if ear.cancelled() else ear.exception()
+        if error is not None:
+            for sample in self.samples(number):
+                if not sample.answer.done():
+                    sample.answer.set_exception(error)
+
+    def _hear(self, news: News, known: KnownEngine) -> None:
+        known.weight_version, known.open = news.weight_version, news.open
+        for place, grown in news.grown.items():
+            sample = self._at_place(place)
+            if sample is None:
+                continue
+            if place == sample.place:
+                sample.known = longer(sample.known, grown)
+            else:
+                sample.ahead.append(grown)
+        for place, outcome in news.finished.items():
+            sample = self._at_place(place)
+            if sample is None or sample.answer.done():
+                continue
+            if isinstance(outcome, BaseException):
+                sample.answer.set_exception(outcome)
+            else:
+                sample.answer.set_result(outcome)
+
+    def _at_place(self, place: str) -> KeptSample | None:
+        sample = self._samples.get(sample_of(place))
+        return sample if sample is not None and place in (sample.place, sample.incoming) else None
+
+    def _lost(self, number: int) -> None:
+        """An engine is gone: what was there goes on elsewhere; what is just moving is its move's matter."""
+        if not self.engines[number].alive:
+            return
+        self.engines[number].alive = False
+        self.engines[number].gone.set()
+        for sample in self.samples(number):
+            if not sample.moving:
+                self.restart(sample)
+
+    def restart(self, sample: KeptSample) -> None:
+        """Go on elsewhere with a sample whose engine is gone."""
+        lost = sample.engine
+        if not self._restarting:
+            self._give_up(sample, lost)
+            return
+        sample.settle(None, "")
+        task = asyncio.create_task(self._restart(sample, lost))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+
+    @staticmethod
+    def _give_up(sample: KeptSample, engine: int | None) -> None:
+        sample.settle(None, "")
+        if not sample.answer.done():
+            sample.answer.set_exception(EngineLost(f"engine {engine} is gone, and sample {sample.name} with it"))
+
+    async def _restart(self, sample: KeptSample, lost: int | None) -> None:
+        first = min(self.engines, key=lambda number: (not self.engines[number].alive, self._load(number)))
+        await self.begin(sample, first)
+        if sample.engine is not None and lost is not None:
+            self._on_restart(sample, lost, sample.engine)
+
+
+def sample_of(place: str) -> str:
+    """The name of the sample whose stay at an engine this is."""
+    return place.rpartition(".")[0]
+
+
+def longer(known: Progress, grown: Grown) -> Progress:
+    """What is known, with what it has grown by; unchanged if that is known, or begins later than what is known ends."""
+    have, first = len(known.tokens), grown.first
+    if not first <= have < first + len(grown.tokens):
+        return known
+    log_probs = None if grown.log_probs is None else [*(known.log_probs or ()), *grown.log_probs[have - first :]]
+    return Progress((*known.tokens, *grown.tokens[have - first :]), log_probs)

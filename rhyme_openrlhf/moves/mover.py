@@ -1,0 +1,384 @@
+"""Carries moves out: takes the steps that the state machine (scheduling/move.py) orders, at engines behind ports.
+
+Invariants: every call has a limit, and ends when its engine is known to be gone; a move leaves neither reservation nor
+buffer nor stopped sample at an engine that answers, however it ends; a sample is moved by one move at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from rhyme_openrlhf.engine.messages import Rest, Stopped
+from rhyme_openrlhf.engine.port import EngineLost, OrderFailed
+from rhyme_openrlhf.kv.buffer import KvBuffer, KvBufferStore, KvLayout
+from rhyme_openrlhf.moves.convoy import Convoy
+from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
+from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
+from rhyme_openrlhf.scheduling.move import (
+    KV_TRANSFER,
+    MOVED,
+    Cleanup,
+    Move,
+    MoveRefused,
+    Phase,
+    Place,
+    Reply,
+    Step,
+    ask,
+)
+
+
+@dataclass
+class _Way:
+    """What one move has in hand: `left` is the sample's place at the source, `room` the one at the destination.
+
+    `buffers`: by engine, what the source writes and the destination reads; of one node they have one together.
+    `staged`: blocks that were copied out while it ran, `arrived`: those of them that are at the destination already;
+    `computed`: tokens whose KV cache has arrived. `near`: both engines are on one node; `in_turns`: they never have
+    their KV caches at once.
+    """
+
+    sample: KeptSample
+    left: str
+    room: str
+    near: bool
+    in_turns: bool
+    buffers: dict[int, KvBuffer] = field(default_factory=dict)
+    staged: int = 0
+    arrived: int = 0
+    stopped: Stopped | None = None
+    computed: int = 0
+    downtime: float | None = None
+    across_versions: bool = False
+    convoy: Convoy | None = None
+
+
+class Mover:
+    """Moves the samples of a keeper. `choose(context, source, destination)` says how a sample of that many tokens
+    is carried.
+
+    `limit_s`: seconds that one call to an engine may take. `record`: told of each move that is over. `ask_after_s`:
+    seconds after which an engine is asked whether it has gone on with what was handed over to it. `nodes`: where
+    engines are, as far as that is known, and `here`, where the store is; who is not among them is here. `on_device`:
+    within a node KV blocks stay on the devices.
+    """
+
+    def __init__(
+        self,
+        keeper: SampleKeeper,
+        store: KvBufferStore,
+        choose: Callable[[int, int, int], Choice],
+        limit_s: float,
+        record: Callable[[MoveRecord], None] = lambda record: None,
+        ask_after_s: float = 0.0,
+        nodes: Mapping[int, str] = MappingProxyType({}),
+        here: str = "",
+        on_device: bool = False,
+    ) -> None:
+        self._keeper = keeper
+        self._store = store
+        self._choose = choose
+        self._limit_s = limit_s
+        self._record = record
+        self._ask_after_s = ask_after_s
+        self._nodes = nodes
+        self._here = here
+        self._on_device = on_device
+        self._layouts: dict[int, KvLayout | str] = {}
+
+    async def open(self) -> None:
+        """Ask engines beforehand what their KV caches are made of: in its first move that would cost a step of each."""
+
+        async def ask(engine: int) -> None:
+            # One that does not answer is asked again when a sample moves.
+            with contextlib.suppress(TimeoutError, OrderFailed, _Lost):
+                async with asyncio.timeout(self._limit_s):
+                    await self._layout(engine)
+
+        await asyncio.gather(*(ask(engine) for engine in self._keeper.engines))
+
+    async def move(
+        self,
+        sample: KeptSample,
+        destination: int,
+        cause: str,
+        *,
+        across_versions: bool = False,
+        convoy: Convoy | None = None,
+    ) -> MoveRecord:
+        """Move a sample, with a `convoy` together with others; returns when that is over, well or not.
+
+        Raises MoveRefused when it must not begin.
+        """
+        engine = sample.engine
+        if engine is None:
+            raise MoveRefused(f"sample {sample.name} is on no engine")
+        source = self._place(engine)
+        context = len(sample.request.prompt) + len(sample.known.tokens)
+        choice = self._choose(context, engine, destination)
+        near = self._node(engine) == self._node(destination)
+        in_turns = convoy is not None and convoy.in_turns
+        move = ask(
+            sample.name,
+            source,
+            self._place(destination),
+            choice.carrier,
+            moving=sample.moving,
+            across_versions=across_versions,
+            # Where both engines never have their KV caches at once nothing can wait for it.
+            hands_over=near and not in_turns,
+        )
+        sample.moving, sample.incoming = True, sample.new_place()
+        way = _Way(
+            sample, sample.place, sample.incoming, near, in_turns, across_versions=across_versions, convoy=convoy
+        )
+        began = time.monotonic()
+        try:
+            while not move.over:
+                refused = "" if convoy is None else await convoy.before(move)
+                move = move.after(*((Reply.REFUSED, refused) if refused else await self._take(move, way)))
+        finally:
+            if convoy is not None:
+                convoy.leave(sample.name)
+            for where, buffer in way.buffers.items():
+                if self._node(where) == self._here:
+                    self._store.remove(buffer)
+            if not move.over:
+                # Cancelled with whoever asked for it.
+                move = move.after(Reply.ENDED, "the mover was stopped")
+            sample.moving = False
+            self._settle(move, way)
+        await self._clean_up(move, way)
+        if move.phase in MOVED and way.stopped is not None:
+            way.downtime = await self._until_first_token(move, way, way.stopped.at)
+        tokens = len(sample.request.prompt) + len(sample.known.tokens)
+        done = MoveRecord(move, cause, time.monotonic() - began, way.downtime, tokens, choice, sample.request.group)
+        self._record(done)
+        return done
+
+    def _node(self, engine: int) -> str:
+        return self._nodes.get(engine, self._here)
+
+    def _place(self, engine: int) -> Place:
+        known = self._keeper.engines[engine]
+        return Place(engine, known.weight_version, known.alive and known.open)
+
+    def _settle(self, move: Move, way: _Way) -> None:
+        """Where the sample is now, for its keeper."""
+        sample = way.sample
+        if move.phase in MOVED:
+            sample.settle(move.destination, way.room)
+        else:
+            sample.settle(sample.engine, sample.place)
+        if sample.answer.done():
+            return
+        here = sample.engine
+        if move.phase is Phase.LOST or (here is not None and not self._keeper.engines[here].alive):
+            self._keeper.restart(sample)
+
+    async def _take(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        """Take the next step: the reply, and why if it is not DONE."""
+        if way.sample.answer.done():
+            return Reply.ENDED, "the sample ended"
+        step: Any = {
+            Step.RESERVE: self._reserve,
+            Step.STAGE: self._stage,
+            Step.EXPECT: self._expect,
+            Step.STOP: self._stop,
+            Step.TRANSFER: self._transfer,
+            Step.START: self._start,
+            Step.WITHDRAW: self._withdraw,
+            Step.RESUME: self._resume,
+        }[move.step]  # type: ignore[index]
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await step(move, way)
+        except TimeoutError:
+            return Reply.LATE, f"{move.step} was not answered within {self._limit_s:g} s"
+        except (OSError, OrderFailed) as error:
+            return Reply.FAILED, str(error)
+        except _Lost as lost:
+            reply = Reply.SOURCE_LOST if lost.engine == move.source else Reply.DESTINATION_LOST
+            return reply, f"engine {lost.engine} was lost"
+
+    async def _call(self, engine: int, method: str, *arguments: Any) -> Any:
+        known = self._keeper.engines[engine]
+        if not known.alive:
+            raise _Lost(engine)
+        answer = asyncio.ensure_future(known.port.call(method, *arguments))
+        # vLLM leaves an order unanswered whose engine core dies with it; its keeper hears of that.
+        gone = asyncio.ensure_future(known.gone.wait())
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise _Lost(engine)
+            return answer.result()
+        except EngineLost:
+            raise _Lost(engine) from None
+        finally:
+            answer.cancel()
+            gone.cancel()
+
+    # --- steps
+
+    async def _reserve(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        # What it grows by on the way is added when it is stopped.
+        tokens = len(way.sample.request.prompt) + len(way.sample.known.tokens) + 1
+        refused = await self._call(move.destination, "hold_room", way.room, tokens)
+        return (Reply.REFUSED if refused else Reply.DONE), refused
+
+    async def _stage(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        layouts = [await self._layout(engine) for engine in (move.source, move.destination)]
+        for layout in layouts:
+            if isinstance(layout, str):
+                return Reply.FAILED, layout
+        layout = layouts[0]
+        assert isinstance(layout, KvLayout)
+        if layout != layouts[1]:
+            return Reply.FAILED, f"the KV caches differ: {layout} and {layouts[1]}"
+        rows = -(-way.sample.request.longest // layout.block_size)
+        # Devices that take turns have no memory to spare for it.
+        on_device = self._on_device and way.near and not way.in_turns
+        way.buffers[move.source] = await self._make_buffer(move.source, layout, rows, on_device)
+        if way.near:
+            way.buffers[move.destination] = way.buffers[move.source]
+        else:
+            way.buffers[move.destination] = await self._make_buffer(move.destination, layout, rows, on_device)
+        # Those that are full and final, while the source generates on.
+        exported = await self._call(move.source, "export_kv", way.left, way.buffers[move.source])
+        if exported is None:
+            return Reply.GONE, "the sample ended"
+        problem = exported.problem or await self._bring(move, way, 0, exported.blocks)
+        if exported.blocks and not problem and not way.in_turns:
+            there = way.buffers[move.destination]
+            problem = await self._call(move.destination, "import_kv", way.room, there, 0, exported.blocks)
+            way.arrived = exported.blocks
+        if problem:
+            return Reply.FAILED, problem
+        way.staged = exported.blocks
+        return Reply.DONE, ""
+
+    async def _layout(self, engine: int) -> KvLayout | str:
+        if engine not in self._layouts:
+            self._layouts[engine] = await self._call(engine, "kv_layout")
+        return self._layouts[engine]
+
+    async def _make_buffer(self, engine: int, layout: KvLayout, rows: int, on_device: bool) -> KvBuffer:
+        if self._node(engine) == self._here:
+            return self._store.make(layout, rows, on_device)
+        return await self._call(engine, "make_kv_buffer", layout, rows, on_device)
+
+    async def _bring(self, move: Move, way: _Way, first: int, end: int) -> str:
+        """Between nodes: what the source has written of blocks `first` to `end` to the destination; "" or why not."""
+        if way.near or end <= first:
+            return ""
+        source, buffers = self._keeper.engines[move.source].port, way.buffers
+        theirs, ours = buffers[move.source], buffers[move.destination]
+        return await self._call(move.destination, "fetch_kv_rows", source, theirs, ours, first, end)
+
+    async def _expect(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        version = self._keeper.engines[move.source].weight_version
+        request, buffer = way.sample.request, way.buffers[move.source]
+        convoy = "" if way.convoy is None else way.convoy.name
+        refused = await self._call(
+            move.destination, "expect_sample", way.room, request, buffer, way.staged, version, convoy
+        )
+        return (Reply.REFUSED if refused else Reply.DONE), refused
+
+    async def _stop(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        carried = (way.buffers[move.source], way.staged, move.expected) if move.carrier == KV_TRANSFER else ()
+        way.stopped = await self._call(move.source, "stop_sample", way.left, *carried)
+        if way.stopped is None:
+            return Reply.GONE, "the sample ended"
+        way.sample.known = way.stopped.progress
+        return Reply.DONE, ""
+
+    async def _transfer(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        stopped = way.stopped
+        assert stopped is not None
+        if stopped.computed <= 0:
+            return Reply.FAILED, "nothing of its KV cache is computed"
+        if stopped.problem:
+            return Reply.FAILED, stopped.problem
+        if problem := await self._bring(move, way, way.staged, stopped.blocks):
+            return Reply.FAILED, problem
+        way.computed = stopped.computed
+        return Reply.DONE, ""
+
+    async def _start(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        sample = way.sample
+        if move.expected and move.phase is Phase.TRANSFERRED:
+            await asyncio.sleep(self._ask_after_s)
+        computed = way.computed if move.carrier == KV_TRANSFER else 0
+        if way.stopped is None:
+            sample.known = self._keeper.restartable(sample)
+        progress = sample.known
+        if way.across_versions:
+            progress = dataclasses.replace(progress, weight_version=None)
+        rest = None
+        if computed and way.stopped is not None and way.stopped.blocks > way.arrived:
+            rest = Rest(way.buffers[move.destination], way.arrived, way.stopped.blocks)
+        started = await self._call(
+            move.destination, "start_sample", way.room, sample.request, progress, way.room, computed, rest
+        )
+        if started.refused:
+            return Reply.REFUSED, started.refused
+        return (Reply.RECOMPUTING if started.not_carried else Reply.DONE), started.not_carried
+
+    async def _withdraw(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        withdrawn = await self._call(move.destination, "withdraw_sample", way.room)
+        if withdrawn:
+            way.sample.ahead.clear()
+        return (Reply.DONE, "") if withdrawn else (Reply.REFUSED, "it has finished there")
+
+    async def _resume(self, move: Move, way: _Way) -> tuple[Reply, str]:
+        resumed = await self._call(move.source, "resume_sample", way.left)
+        if way.stopped is not None:
+            way.downtime = max(time.time() - way.stopped.at, 0.0)
+        return (Reply.DONE, "") if resumed else (Reply.GONE, "the sample ended")
+
+    async def _until_first_token(self, move: Move, way: _Way, stopped: float) -> float | None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                at = await self._call(move.destination, "first_token_at", way.room, self._limit_s / 2)
+        except (TimeoutError, OrderFailed, _Lost):
+            return None
+        # Between nodes: as well as their clocks agree.
+        return None if at is None else max(at - stopped, 0.0)
+
+    async def _clean_up(self, move: Move, way: _Way) -> None:
+        orders = {
+            Cleanup.RELEASE: (move.destination, "release_room", way.room),
+            Cleanup.DISCARD: (move.source, "discard_sample", way.left),
+        }
+        todo: list[tuple[int, str, Any]] = [orders[cleanup] for cleanup in move.cleanup]
+        for engine, buffer in way.buffers.items():
+            if self._node(engine) != self._here:
+                todo.append((engine, "remove_kv_buffer", buffer))
+            if buffer.on_device and engine == move.source:
+                todo.append((engine, "drop_kv", buffer))
+        if way.sample.answer.cancelled() and move.may_generate == move.destination:
+            # Aborted with the last order on its way: whoever aborted it looked for it at the source.
+            todo.append((move.destination, "discard_sample", way.room))
+        for engine, method, argument in todo:
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    await self._call(engine, method, argument)
+            except (TimeoutError, OrderFailed, _Lost):
+                # It is gone, or counts as that: nothing of what it says of this place is heard.
+                continue
+
+
+class _Lost(RuntimeError):
+    """An engine of a move is gone."""
+
+    def __init__(self, engine: int) -> None:
+        super().__init__(f"engine {engine} is gone")
+        self.engine = engine

@@ -1,0 +1,311 @@
+"""Adaptive tensor parallelism while a run generates: asks the policy, and moves a node's samples to a tail layout.
+
+Beside the samples' home. Nodes are independent; one may switch more than once in a step, to larger engines every time.
+Invariants: nothing switches while prompts of the step are still to come, or while other moves of the node are under way
+(so an outlier and a reallocation come first: they decide on single samples, a switch on all that they left); samples go
+only if the tail engines have room for all of them; one that could not be moved goes on where it is and is not asked
+again; the aligned engines stay as they are, so the next step's prompts go there without anything being moved back (in a
+pipelined run not before the tail engines are done, turn_holds.py).
+
+Where devices hold the KV cache of one layout at a time (awake_layout.py), all samples of the node go or none, and the
+devices go to whichever layout has samples when that which has them has none; with none anywhere, to the aligned one. So
+no sample waits for ever at an engine without its KV cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+
+from rhyme_openrlhf.engine.port import EngineLost, OrderFailed
+from rhyme_openrlhf.moves.awake_layout import DeviceTurns
+from rhyme_openrlhf.moves.convoy import Convoy
+from rhyme_openrlhf.moves.engine_reports import EngineReports
+from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
+from rhyme_openrlhf.moves.layout_reports import LayoutReports
+from rhyme_openrlhf.moves.move_record import MoveRecord
+from rhyme_openrlhf.moves.turn_holds import TurnHolds, turn_of
+from rhyme_openrlhf.scheduling.engine_status import EngineStatus
+from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
+from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused, NotYet
+from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
+from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.tp_switch import decide
+from rhyme_openrlhf.scheduling.turns import step_of
+from rhyme_openrlhf.settings.tp_switch import BY_HISTORY, TpSwitchSettings
+from rhyme_openrlhf.telemetry.events import LayoutSwitched
+
+CAUSE = "tp_switch"
+# Before a switch was made: about what a move takes from a sample with steps of some milliseconds (docs/benchmarks.md).
+EACH_SECONDS = 0.02
+# Weight of one switch in what a sample's move is taken to cost.
+RATE = 0.5
+
+
+class LayoutSwitcher:
+    """That of one home. `move(sample, destination, cause, convoy)` orders a move and says how it ended;
+    `record(event)`; `step()`: the training step; `admitted()`: whether all prompts of it have come; `limit_s`: seconds
+    that an engine may take to give its KV cache's memory up, or to take it; `holds`: of a pipelined run, whose engines
+    have a next turn.
+    """
+
+    def __init__(
+        self,
+        settings: TpSwitchSettings,
+        plan: LayoutPlan,
+        keeper: SampleKeeper,
+        reports: EngineReports,
+        move: Callable[[int, int, str, Convoy], Awaitable[MoveRecord]],
+        record: Callable[[LayoutSwitched], None],
+        step: Callable[[], int],
+        admitted: Callable[[], bool],
+        limit_s: float = 30.0,
+        holds: TurnHolds | None = None,
+    ) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._keeper = keeper
+        self._reports = reports
+        self._move = move
+        self._record = record
+        self._step = step
+        self._admitted = admitted
+        self._holds = holds
+        # Of each node the engines of its layouts.
+        self._nodes: dict[str, dict[int, list[int]]] = {}
+        self._node_of: dict[int, str] = {}
+        self._turns = None if plan.both_awake else DeviceTurns(keeper, self._nodes, limit_s)
+        self._lengths: dict[str, tuple[int, ...]] = {}
+        self._each_s = EACH_SECONDS
+        self._stuck: set[str] = set()
+        # Of the look that is going on, by layout.
+        self._newest: dict[int, LayoutReports] = {}
+        self._switching: dict[str, asyncio.Task[None]] = {}
+
+    def place(self, nodes: Mapping[int, str]) -> None:
+        """On which node each engine is."""
+        self._node_of.update(nodes)
+        for number, node in sorted(nodes.items()):
+            self._nodes.setdefault(node, {}).setdefault(self._reports.layout(number), []).append(number)
+
+    def know_lengths(self, lengths: Mapping[str, Sequence[int]]) -> None:
+        """How long prompts (`prompt_key`) were answered before; replaces what was known."""
+        self._lengths = {key: tuple(of_prompt) for key, of_prompt in lengths.items()}
+
+    def begins_at(self, engine: int) -> int:
+        """Where what was to begin at `engine` begins: its devices may be those of another layout, which has samples."""
+        node = self._node_of.get(engine)
+        if self._turns is None or node is None or self._turns.awake(node) == self._reports.layout(engine):
+            return engine
+        busy = {number: len(self._keeper.samples(number)) for number in self._nodes[node][self._turns.awake(node)]}
+        lives = [number for number in busy if self._keeper.engines[number].alive]
+        # Otherwise the devices are about to come back.
+        return min(lives, key=lambda number: busy[number]) if lives and any(busy.values()) else engine
+
+    def stop(self) -> None:
+        """Order nothing more."""
+        for task in self._switching.values():
+            task.cancel()
+        if self._holds is not None:
+            self._holds.stop()
+
+    def look(self) -> None:
+        """Begin the switches that the newest reports make worth it, and give devices to who waits for them."""
+        self._reports.lent = frozenset(number for node in self._nodes for number in self._lent(node))
+        self._newest.clear()
+        for node in self._nodes:
+            if node in self._switching:
+                continue
+            if (layout := self._next_turn(node)) is not None:
+                self._begin(node, self._hand(node, layout))
+            elif self._admitted() and (order := self._worth_it(node)) is not None:
+                source, target, samples = order
+                self._begin(node, self._switch(node, source, target, samples))
+
+    def _begin(self, node: str, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._switching[node] = task
+        task.add_done_callback(functools.partial(self._over, node))
+
+    def _over(self, node: str, task: asyncio.Task[None]) -> None:
+        del self._switching[node]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._reports.tell(f"adaptive tensor parallelism: {type(error).__name__}: {error}")
+
+    def _samples(self, node: str, layout: int) -> list[KeptSample]:
+        return [sample for engine in self._nodes[node].get(layout, ()) for sample in self._keeper.samples(engine)]
+
+    def _lent(self, node: str) -> list[int]:
+        """Engines without samples, on devices on which a layout of larger engines has some."""
+        last = max((layout for layout in self._nodes[node] if self._samples(node, layout)), default=ALIGNED)
+        smaller = [engine for layout, of_layout in self._nodes[node].items() if layout < last for engine in of_layout]
+        return [engine for engine in smaller if not self._keeper.samples(engine)]
+
+    # --- one KV cache on each device
+
+    def _next_turn(self, node: str) -> int | None:
+        """The layout that is to have the devices now; None: that which has them."""
+        if self._turns is None:
+            return None
+        awake = self._turns.awake(node)
+        waiting = [layout for layout in self._nodes[node] if self._samples(node, layout)]
+        wanted = awake if awake in waiting else min(waiting, default=ALIGNED)
+        return None if wanted == awake and not self._turns.partly(node) else wanted
+
+    async def _hand(self, node: str, layout: int) -> None:
+        assert self._turns is not None
+        if problem := await self._turns.hand(node, layout):
+            self._reports.tell(f"adaptive tensor parallelism: the devices of node {node} were not handed on: {problem}")
+
+    async def _hand_with(self, node: str, source: int, target: int) -> str:
+        """In a switch, when its samples are stopped; "" or why the devices stay where they are."""
+        assert self._turns is not None
+        if any(not sample.moving for sample in self._samples(node, source)):
+            return "a sample of the node cannot go along, and would wait without KV cache"
+        if problem := await self._turns.hand(node, target):
+            self._reports.tell(f"adaptive tensor parallelism: node {node} was not switched: {problem}")
+        return problem
+
+    # --- the policy
+
+    def _worth_it(self, node: str) -> tuple[int, int, list[KeptSample]] | None:
+        """A switch that pays now: from which layout to which, and of which samples."""
+        for source in sorted(self._nodes[node]):
+            samples = self._samples(node, source)
+            going = [sample for sample in samples if sample.name not in self._stuck]
+            if not going or any(sample.moving for sample in samples):
+                continue
+            if self._turns is not None and (source != self._turns.awake(node) or len(going) < len(samples)):
+                continue
+            target = self._target(node, source, going)
+            if target is not None:
+                return source, target, going
+        return None
+
+    def _target(self, node: str, source: int, samples: Sequence[KeptSample]) -> int | None:
+        here = self._reported(source)
+        unfinished = [self._unfinished(sample, here.contexts) for sample in samples]
+        targets = [
+            layout
+            for layout in sorted(self._nodes[node])
+            if layout > source
+            and (self._holds is None or self._holds.may_go(samples, self._nodes[node][layout]))
+            and self._is_open(node, layout, [sample.context for sample in unfinished])
+        ]
+        if self._settings.samples:
+            return max(targets, default=None) if len(samples) <= self._settings.samples else None
+        predictors = self._reports.predictors
+        targets = [layout for layout in targets if layout in predictors]
+        if not targets or source not in predictors:
+            return None
+        gained, drafts = here.speculation
+        compared = [source, *targets]
+        engines = self._nodes[node]
+        layouts = [
+            Layout(
+                self._plan.sizes[at],
+                len(engines[at]),
+                predictors[at].step_seconds,
+                gained,
+                drafts,
+                predictors[at].seconds_of,
+            )
+            for at in compared
+        ]
+        longest = self.longest_allowed(samples)
+        # All are on one: that is how they were found.
+        on = [sample.engine for sample in samples if sample.engine is not None]
+        by_history = self._settings.rule == BY_HISTORY
+        order = decide(0, layouts, unfinished, longest, self._switch_seconds, by_history, on)
+        return None if order is None else compared[order.target]
+
+    def _reported(self, layout: int) -> LayoutReports:
+        """Made once in a look, for all nodes."""
+        if layout not in self._newest:
+            self._newest[layout] = LayoutReports(self._reports.fresh(layout))
+        return self._newest[layout]
+
+    def _is_open(self, node: str, layout: int, contexts: Sequence[int]) -> bool:
+        """Whether all engines of a layout are there, and have room."""
+        numbers = self._nodes[node][layout]
+        there = self._reported(layout).of(numbers)
+        return len(there) == len(numbers) and all(status.open for status in there) and has_room(contexts, there)
+
+    def longest_allowed(self, samples: Sequence[KeptSample]) -> int:
+        """Tokens of the longest response that is allowed to any of these samples."""
+        return max(sample.request.parameters.max_tokens or 0 for sample in samples)
+
+    def _unfinished(self, sample: KeptSample, contexts: Mapping[str, int]) -> Unfinished:
+        prompt = len(sample.request.prompt)
+        context = max(contexts.get(sample.place, 0), prompt + len(sample.known.tokens))
+        return Unfinished(context - prompt, context, self._lengths.get(sample.request.history or "", ()))
+
+    def _switch_seconds(self, _: int, __: int, contexts: Sequence[int]) -> float:
+        return self._each_s * len(contexts)
+
+    # --- the switch
+
+    async def _switch(self, node: str, source: int, target: int, samples: Sequence[KeptSample]) -> None:
+        if self._holds is not None and not await self._holds.hold(node, samples, self._nodes[node][ALIGNED]):
+            return
+        began = time.monotonic()
+        hand = None if self._turns is None else functools.partial(self._hand_with, node, source, target)
+        convoy = Convoy(uuid.uuid4().hex, [sample.name for sample in samples], hand)
+        engines = self._nodes[node][target]
+        ways = [
+            self._carry(sample, engines[turn % len(engines)], convoy)
+            for turn, sample in enumerate(sorted(samples, key=lambda sample: -len(sample.known.tokens)))
+        ]
+        _, *records = await asyncio.gather(self._tell(engines, "begin_switch"), *ways)
+        moved = [record for record in records if record is not None and record.move.phase in MOVED]
+        took = time.monotonic() - began
+        await self._tell(engines, "end_switch")
+        if not moved:
+            if self._holds is not None and source == ALIGNED:
+                self._holds.let_go(node)
+            return
+        # Others ran on while the first of them were prepared: what is lost is the time without a token.
+        lost = max((record.downtime for record in moved if record.downtime is not None), default=None)
+        if lost is not None:
+            self._each_s += RATE * (lost / len(moved) - self._each_s)
+        emptied = [engine for engine in self._nodes[node][source] if not self._keeper.samples(engine)]
+        await self._tell(emptied, "lend_devices")
+        sizes = self._plan.sizes
+        step = self._step() if self._holds is None else step_of(turn_of(samples[0]))
+        self._record(LayoutSwitched(step, node, sizes[source], sizes[target], len(moved), took))
+
+    async def _carry(self, sample: KeptSample, destination: int, convoy: Convoy) -> MoveRecord | None:
+        record = None
+        try:
+            record = await self._move(int(sample.name), destination, CAUSE, convoy)
+        except (KeyError, NotYet):
+            # It has ended since; or its engine has other weights since it reported, and a later look asks again.
+            return None
+        except MoveRefused as refused:
+            self._reports.tell(f"adaptive tensor parallelism: {refused}")
+        finally:
+            convoy.leave(sample.name)
+        if record is None or record.move.phase not in MOVED:
+            self._stuck.add(sample.name)
+        return record
+
+    async def _tell(self, engines: Sequence[int], method: str) -> None:
+        for engine in engines:
+            # Its timeline only: one that is gone has none.
+            with contextlib.suppress(EngineLost, OrderFailed):
+                await self._keeper.engines[engine].port.call(method)
+
+
+def has_room(contexts: Sequence[int], engines: Sequence[EngineStatus]) -> bool:
+    """Whether engines have seats and KV cache for samples of these contexts, dealt out in turn, longest first."""
+    ordered = sorted(contexts, reverse=True)
+    for turn, engine in enumerate(engines):
+        dealt = ordered[turn :: len(engines)]
+        if len(dealt) > engine.free_seats or sum(dealt) > engine.free_tokens:
+            return False
+    return True

@@ -1,0 +1,283 @@
+"""The samples generator of the streaming pipeline: draws steps ahead, and hands each engine its part as a turn.
+
+Checked against OpenRLHF 0.11.2 `trainer/ppo_utils/samples_generator.py`; how prompts are drawn, with which sampling
+parameters they are sent and what becomes of a response is upstream's.
+
+Invariants: prompts are drawn in upstream's order, a step's never beyond an epoch; with each step travels the data
+loader's and the generator's state right after its prompts were drawn, so that a checkpoint of that step goes on with
+the next prompt whatever was drawn or generated since.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+
+from rhyme_openrlhf.engine.lost_engines import prompt_engines_left
+from rhyme_openrlhf.history.worker import ask_last_lengths
+from rhyme_openrlhf.pipeline.prompt_stream import Prompts, PromptStream
+from rhyme_openrlhf.prompt_keys import prompt_key
+from rhyme_openrlhf.scheduling.turns import Turn, evaluation_turn
+from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
+from rhyme_openrlhf.training.samples_generator import (
+    REPORT_TIMEOUT_SECONDS,
+    GeneratorState,
+    RhymeSamplesGenerator,
+    Swapped,
+    announce,
+    leave_out,
+)
+
+# Why a sample that is too long for its rank group moves within the step (an event's cause).
+MOVED_WITHIN = "outlier_intra"
+
+
+@dataclass(frozen=True)
+class DrawnStep:
+    """The prompts of training step `step`, and the states (OpenRLHF's and ours) right after drawing them.
+
+    `stream`: where they are from; None where nothing more can be drawn for the step. `places`: of the prompts in it;
+    `drawn`: how far it had been read when the step was drawn.
+    """
+
+    step: int
+    epoch: int
+    prompts: list[str]
+    labels: list[Any]
+    images: list[Any]
+    client_states: dict[str, Any]
+    generator: GeneratorState
+    stream: PromptStream | None = None
+    places: list[int] = field(default_factory=list)
+    drawn: int = 0
+
+    def with_replacement(self) -> DrawnStep | None:
+        """The step with one prompt more, drawn behind all that were drawn so far; None at its epoch's end."""
+        more = self.stream.take(1) if self.stream else Prompts()
+        if self.stream is None or not more.prompts:
+            return None
+        self.stream.use(self.step, more.places)
+        all_of = Prompts(self.prompts, self.labels, self.images, self.places) + more
+        return replace(self, **vars(all_of))
+
+    def generator_after(self, swapped: Swapped) -> GeneratorState:
+        """The state after the step is trained on; `swapped`: as in that state."""
+        used = self.stream.used(self.step, self.drawn) if self.stream else ()
+        return replace(self.generator, swapped=swapped, used=used)
+
+
+@dataclass(frozen=True)
+class HandedStep:
+    """A step that engines have: `calls` gives each call's place in the step, `reports` each report's engine.
+
+    `engine_of`: the engine that has the prompt of each place now. `unreached`: engines that could not be given theirs,
+    and why.
+    """
+
+    turn: Turn
+    calls: dict[Any, int]
+    reports: dict[Any, int]
+    engine_of: dict[int, int] = field(default_factory=dict)
+    unreached: dict[int, ray.exceptions.RayActorError] = field(default_factory=dict)
+
+
+def turn_door(engine: Any, number: int, places: Iterable[int] = (), begin: Any = None) -> Any:
+    """As much of an engine's handle as OpenRLHF's dispatch uses; what is sent to it waits for turn `number`.
+
+    `places`: of the prompts that will be sent, in that order; -1 where none is given. `begin`: what a call is sent to
+    instead of the engine's own method.
+    """
+    following = iter(places)
+
+    def generate_responses(**arguments: Any) -> Any:
+        return (begin or engine.generate_in_turn.remote)(number, next(following, -1), **arguments)
+
+    return SimpleNamespace(
+        generate_responses=SimpleNamespace(remote=generate_responses),
+        get_num_unfinished_requests=engine.get_num_unfinished_requests,
+    )
+
+
+class PipelineSamplesGenerator(RhymeSamplesGenerator):
+    """`step` is the last training step that prompts were drawn for."""
+
+    # Of a resumed run's first step.
+    _swapped: Swapped = ()
+    _used: tuple[int, ...] = ()
+
+    def restore(self, state: GeneratorState) -> None:
+        """As its base; the next step's prompts that were trained on give way to those that were deferred to it, and
+        what was drawn as a replacement is left out."""
+        super().restore(state)
+        self._swapped, self._used = state.swapped, state.used
+
+    def draw(self, episode: int, consumed: int) -> Iterator[DrawnStep]:
+        """The steps of the rest of the run, from `episode` (from 0) on; `consumed` prompts were drawn before."""
+        for number in range(episode, self.args.train.num_episodes):
+            # A resumed run may have prompts to generate first.
+            begun: Iterator[Any] | None = self.__dict__.pop("_dataloader_iter", None)
+            stream = PromptStream(iter(self.prompts_dataloader) if begun is None else begun, self._used)
+            self._used = ()
+            while not stream.exhausted:
+                taken = stream.take(self.args.rollout.batch_size)
+                if not taken.prompts:
+                    break
+                for place, deferred in self._swapped:
+                    taken.prompts[place], taken.labels[place], taken.images[place] = deferred
+                self._swapped = ()
+                self.step += 1
+                consumed += len(taken.prompts)
+                states = {
+                    "episode": number,
+                    "total_consumed_prompts": consumed,
+                    # It may hold what the loader goes on changing.
+                    "data_loader_state_dict": copy.deepcopy(self.prompts_dataloader.state_dict()),
+                }
+                yield DrawnStep(
+                    self.step,
+                    number + 1,
+                    client_states=states,
+                    generator=self.state(),
+                    stream=stream,
+                    drawn=stream.place,
+                    **vars(taken),
+                )
+
+    def hand(
+        self,
+        drawn: DrawnStep,
+        turn: Turn,
+        engine_of: Sequence[int],
+        lengths: Mapping[str, Sequence[int]] | None = None,
+        **generate_kwargs: Any,
+    ) -> HandedStep:
+        """Give every engine its prompts of a step; engines without any have no turn of this step.
+
+        `lengths`: how long prompts (`prompt_key`) were answered before, where somebody asks.
+        """
+        by_engine: dict[int, list[int]] = defaultdict(list)
+        for place, engine in enumerate(engine_of):
+            by_engine[engine].append(place)
+        if self.services.settings.histospec.enable:
+            announce(drawn.prompts, self.services.history_workers)
+        if self._home is not None:
+            self._acknowledged([self._home.open.remote()])
+            self._home.begin_step.remote(drawn.step, 0, lengths)
+        handed = HandedStep(turn, {}, {})
+        samples, traced = self.args.rollout.n_samples_per_prompt, self._traced(drawn)
+        # Waited for: calls with large arguments can be overtaken by others.
+        answers = {
+            e: self.vllm_engines[e].hand_turn.remote(turn, len(by_engine[e]) * samples, traced) for e in by_engine
+        }
+        for engine, places in sorted(by_engine.items()):
+            handed.engine_of.update(dict.fromkeys(places, engine))
+            try:
+                self._acknowledged([answers[engine]])
+                self._send(drawn, handed, engine, places, turn.number, **generate_kwargs)
+            except ray.exceptions.RayActorError as error:
+                handed.unreached[engine] = error
+                continue
+            handed.reports[self.vllm_engines[engine].turn_report.remote(turn.number)] = engine
+        return handed
+
+    def hand_again(
+        self, drawn: DrawnStep, handed: HandedStep, places: Sequence[int], engine: int, **generate_kwargs: Any
+    ) -> None:
+        """Have whole prompt groups of a step that engines have generated again, or for the first time, at `engine`."""
+        if self.services.settings.histospec.enable:
+            announce([drawn.prompts[place] for place in places], self.services.history_workers)
+        samples = len(places) * self.args.rollout.n_samples_per_prompt
+        ((number, new),) = self._acknowledged(
+            [self.vllm_engines[engine].extend_turn.remote(handed.turn, samples, self._traced(drawn))]
+        )
+        self._send(drawn, handed, engine, places, number, **generate_kwargs)
+        if new:
+            handed.reports[self.vllm_engines[engine].turn_report.remote(number)] = engine
+
+    def _traced(self, drawn: DrawnStep) -> list[str]:
+        groups = self.services.settings.telemetry.sample_groups
+        return chosen_prompts(drawn.prompts, drawn.step, groups) if groups else []
+
+    def _send(
+        self,
+        drawn: DrawnStep,
+        handed: HandedStep,
+        number: int,
+        places: Sequence[int],
+        turn_number: int,
+        **generate_kwargs: Any,
+    ) -> None:
+        begin = None if self._home is None else partial(self._home.generate_in_turn.remote, number)
+        with self._doors([turn_door(self.vllm_engines[number], turn_number, places, begin)]):
+            calls = SamplesGenerator._dispatch_prompts_to_vllm(
+                self,
+                [drawn.prompts[place] for place in places],
+                [drawn.labels[place] for place in places],
+                images=[drawn.images[place] for place in places],
+                **generate_kwargs,
+            )
+        handed.calls.update(zip(calls, places, strict=True))
+        handed.engine_of.update(dict.fromkeys(places, number))
+
+    def move(self, sample: int, engine: int) -> None:
+        """Have a running sample go on at another engine, if it still runs; not waited for."""
+        self._home.move.remote(sample, engine, MOVED_WITHIN)
+
+    def experiences(self, responses: Sequence[dict[str, Any]], **generate_kwargs: Any) -> list[Any]:
+        """One prompt's responses as upstream's experiences."""
+        return [self._process_response_into_experience(response, **generate_kwargs) for response in responses]
+
+    @contextmanager
+    def evaluation(self, version: int) -> Iterator[None]:
+        """Within it, prompts that are sent wait for the turn of the evaluation of weight version `version`."""
+        turn = evaluation_turn(version)
+        leave_out(self.vllm_engines, self.services)
+        left = prompt_engines_left(self.vllm_engines, self.services.layouts)
+        engines = [self.vllm_engines[number] for number in left]
+        self._acknowledged([engine.hand_turn.remote(turn, None, []) for engine in engines])
+        try:
+            with self._doors([turn_door(engine, turn.number) for engine in engines]):
+                yield
+        finally:
+            for engine in engines:
+                engine.close_turn.remote(turn.number)
+
+    @staticmethod
+    def _acknowledged(calls: list[Any]) -> list[Any]:
+        answers: list[Any] = ray.get(calls, timeout=REPORT_TIMEOUT_SECONDS)
+        return answers
+
+    def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
+        # Only evaluations come this way; a step's prompts go through `hand`.
+        return SamplesGenerator._dispatch_prompts_to_vllm(self, prompts, labels, **kwargs)
+
+    @contextmanager
+    def _doors(self, doors: list[Any]) -> Iterator[None]:
+        engines, self.vllm_engines = self.vllm_engines, doors
+        try:
+            yield
+        finally:
+            self.vllm_engines = engines
+
+
+def last_lengths(prompts: Sequence[str], workers: Sequence[Any], timeout_s: float) -> list[tuple[int, ...]]:
+    """Response lengths of each prompt's last rollout, as the history workers have them; empty where none is known.
+
+    Raises Ray's errors for a worker that is gone or does not answer in time.
+    """
+    found: list[tuple[int, ...]] = [()] * len(prompts)
+    asked = ask_last_lengths(workers, [prompt_key(prompt) for prompt in prompts])
+    answers = ray.get([answer for answer, _ in asked], timeout=timeout_s)
+    for (_, of), lengths in zip(asked, answers, strict=True):
+        for place, one in zip(of, lengths, strict=True):
+            found[place] = one
+    return found

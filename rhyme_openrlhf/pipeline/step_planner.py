@@ -1,0 +1,171 @@
+"""Asks the policies of `scheduling/` where the prompts of a step go, with what the run knows.
+
+Thin: which lengths are known, what a profile says and how long training took are put into the policies' words; there is
+no decision here. Invariant: a history worker that does not answer, or a run without a profile, costs the plan (a Note
+says so once), never the step.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.pipeline.generator import DrawnStep, last_lengths
+from rhyme_openrlhf.prompt_keys import prompt_key
+from rhyme_openrlhf.scheduling.engine_shares import plan_shares
+from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
+from rhyme_openrlhf.scheduling.outliers import beta
+from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
+from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank, usual_rank_groups
+from rhyme_openrlhf.telemetry.events import Note, RankGroups
+from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
+from rhyme_openrlhf.telemetry.recorder import RunServices
+
+SOURCE = "rollout"
+# Steps whose lengths are kept here: a step is planned when the one before the last has ended, and the history workers
+# hear of that one when it is trained on, later than its plan.
+KEPT_STEPS = 3
+# The step that is being completed and the next.
+STEPS_WITH_ENGINES = 2
+
+
+class StepPlanner:
+    """Plans the steps of one run. `most_running`: samples that an engine runs at once."""
+
+    def __init__(
+        self, services: RunServices, samples_per_prompt: int, profile: Profile | None, most_running: int
+    ) -> None:
+        self._services = services
+        self._settings = services.settings.histopipe
+        self._engines = 0
+        self._samples = samples_per_prompt
+        self._predictor = None if profile is None else Predictor(StepModel(profile))
+        self._most_running = most_running
+        self._speculation = Speculation()
+        self._prompt_tokens = 0.0
+        self._training_seconds = 0.0
+        self._told = False
+        # By step and prompt: lengths of what has ended, and the median that was known before.
+        self._ended: dict[int, dict[str, list[int]]] = {}
+        self._known: dict[int, dict[str, float]] = {}
+        # By epoch and prompt: the median length before and then.
+        self._growth: dict[int, dict[str, tuple[float, float]]] = {}
+        # By step and prompt: lengths of the last responses, as far as they were asked for.
+        self._last: dict[int, dict[str, tuple[int, ...]]] = {}
+
+    def observe(self, counters: EngineCounters, prompt_tokens: float) -> None:
+        """What engines did in a step, and the mean length of its prompts."""
+        self._prompt_tokens = prompt_tokens
+        rate = tokens_per_step(counters)
+        if rate is not None:
+            self._speculation = Speculation(rate, counters.drafted / counters.sample_steps)
+
+    def trained(self, seconds: float) -> None:
+        """The last training step took `seconds`."""
+        self._training_seconds = seconds
+
+    def ended(self, drawn: DrawnStep, place: int, lengths: list[int]) -> None:
+        """A prompt group of a step has ended, with responses of these lengths."""
+        prompt = drawn.prompts[place]
+        self._ended.setdefault(drawn.step, {})[prompt] = lengths
+        last = self._known.get(drawn.step, {}).get(prompt)
+        if last is not None:
+            self._growth.setdefault(drawn.epoch, {})[prompt] = (last, statistics.median(lengths))
+        _forget(self._ended, drawn.step - KEPT_STEPS)
+        _forget(self._known, drawn.step - KEPT_STEPS)
+        self._growth.pop(drawn.epoch - 2, None)
+
+    def beta(self) -> float:
+        """How much longer than a rank group's longest response ever a response may become (RhymeRL 6.3)."""
+        newest = {prompt: pair for _, epoch in sorted(self._growth.items()) for prompt, pair in epoch.items()}
+        return beta(list(newest.values()))
+
+    def last_lengths(self) -> dict[str, Sequence[int]]:
+        """How long the prompts (`prompt_key`) of the steps that engines have were answered before, as far as known;
+        nothing where layouts are not switched, because nobody else asks."""
+        return {prompt_key(prompt): of for step in self._last.values() for prompt, of in step.items() if of}
+
+    def place(self, drawn: DrawnStep, engines: int) -> StepPlacement:
+        """The engine of each of the step's prompts, of `engines` that are there."""
+        self._engines = engines
+        groups = self._settings.rank_groups or usual_rank_groups(engines)
+        grouped = groups > 1 and engines > 1
+        if grouped or self._services.settings.tp_switch.enable:
+            histories = self._histories(drawn)
+        if grouped:
+            known = zip(drawn.prompts, histories, strict=True)
+            self._known[drawn.step] = {prompt: one.median for prompt, one in known if one is not None}
+            placement = by_rank(drawn.step, histories, engines, groups, self._shares)
+            if placement is not None:
+                return placement
+        return by_load([None] * len(drawn.prompts), engines)
+
+    def _histories(self, drawn: DrawnStep) -> list[LengthHistory | None]:
+        prompts = drawn.prompts
+        timeout = self._services.settings.history.fetch_timeout_s
+        try:
+            lengths = last_lengths(prompts, self._services.history_workers, timeout)
+        except ray.exceptions.RayError as error:
+            self._say_once(f"prompts go to engines by load, because a history worker did not tell lengths: {error}")
+            lengths = [()] * len(prompts)
+        newer: dict[str, tuple[int, ...]] = {
+            prompt: tuple(of) for _, step in sorted(self._ended.items()) for prompt, of in step.items()
+        }
+        lengths = [newer.get(prompt, known) for prompt, known in zip(prompts, lengths, strict=True)]
+        if self._services.settings.tp_switch.enable:
+            self._last[drawn.step] = dict(zip(prompts, lengths, strict=True))
+            _forget(self._last, drawn.step - STEPS_WITH_ENGINES)
+        return [LengthHistory(statistics.median(one), max(one)) if one else None for one in lengths]
+
+    def _shares(self, groups: Sequence[RankGroup]) -> Sequence[int] | None:
+        if not self._settings.two_tier or len(groups) == self._engines:
+            return None
+        if self._predictor is None:
+            self._say_once("rank groups have equal numbers of engines, because the run has no profile of step times")
+            return None
+        samples = sum(len(group.prompts) for group in groups) * self._samples
+        time_of = GroupTime(
+            self._predictor.step_seconds,
+            samples=round(samples / len(groups)),
+            prompt_tokens=self._prompt_tokens,
+            most_running=self._most_running,
+            speculation=self._speculation,
+        )
+        lengths = [group.mean_length for group in groups]
+        return plan_shares(lengths, self._engines, time_of, self._training_seconds).engines
+
+    def _say_once(self, text: str) -> None:
+        if not self._told:
+            self._told = True
+            self._services.record(Note("warning", text.splitlines()[0]), SOURCE)
+
+
+def _forget(by_step: dict[int, Any], oldest: int) -> None:
+    """Drop the steps up to `oldest`."""
+    for step in [step for step in by_step if step <= oldest]:
+        del by_step[step]
+
+
+def rank_groups_event(step: int, placement: StepPlacement, lengths: Mapping[int, Sequence[int]]) -> RankGroups | None:
+    """What became of a step's rank groups; `lengths`: of each prompt's responses, as far as they have ended.
+
+    None if it had none, or one of which nothing has ended.
+    """
+    if not all(lengths.keys() & set(group.prompts) for group in placement.rank_groups) or not placement.rank_groups:
+        return None
+    return RankGroups(
+        step=step,
+        prompts=[len(group.prompts) for group in placement.rank_groups],
+        engines=list(placement.shares),
+        predicted=[group.mean_length for group in placement.rank_groups],
+        real=[
+            statistics.fmean(length for prompt in group.prompts for length in lengths.get(prompt, ()))
+            for group in placement.rank_groups
+        ],
+    )

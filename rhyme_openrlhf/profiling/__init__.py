@@ -1,1 +1,0 @@
-"""`rhyme profile`: measures decode steps and prefills of a run's own engine; the pure part is in `latency/`."""

@@ -1,0 +1,156 @@
+"""What decides how much memory a model takes, read from its `config.json`: pure but for reading that file.
+
+Known are decoders with gated feed-forward layers: dense ones, with experts (Mixtral, Qwen, DeepSeek, GLM), and with
+multi-head latent attention (DeepSeek V2 and V3), whose KV cache has one compressed row a token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Weights, keys and values: 16 bits a number.
+WEIGHT_BYTES = 2
+# What configurations call the number of experts of a layer.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Layers with experts that are neither all, nor all after the first, nor every so many of them (Llama 4, Jamba).
+_OTHER_PLACES = ("interleave_moe_layer_step", "expert_layer_period")
+# A configuration is some kilobytes.
+_LARGEST_CONFIG = 1_000_000
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+# Words in the kinds of layers (Transformers 5) that keep a state of the whole text in place of keys and values.
+_RECURRENT_LAYERS = ("linear", "mamba", "hybrid", "recurrent")
+# What configurations of such models have beside, where they do not list their layers' kinds.
+_RECURRENT_SIZES = ("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cache", "linear_conv_kernel_dim")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder as far as memory goes. `name` as profiles call it (`latency/subject.py`).
+
+    `layers`: those whose KV cache grows with the whole sequence. `latent`: numbers of a token's compressed keys and
+    values in a layer (multi-head latent attention); 0 where each head has its own.
+    """
+
+    name: str
+    parameters: int
+    layers: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    latent: int = 0
+
+    def kv_bytes(self, tensor_parallel: int, number_bytes: int = WEIGHT_BYTES) -> int:
+        """Keys and values of one token in all layers, on one GPU."""
+        if self.latent:
+            # Every rank has all of it: no head has a part of its own.
+            return self.layers * self.latent * number_bytes
+        return 2 * self.layers * max(self.kv_heads // tensor_parallel, 1) * self.head_size * number_bytes
+
+
+def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
+    """Return the shape of a Hugging Face configuration; None for a kind of decoder that is not known here."""
+    try:
+        hidden, layers, heads = (
+            int(config[name]) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+        )
+        vocabulary, kv_heads = int(config["vocab_size"]), int(config.get("num_key_value_heads") or heads)
+        size = int(config.get("head_dim") or hidden // heads)
+        architecture = str(config["architectures"][0])
+        attention = latent = 0
+        if config.get("kv_lora_rank"):
+            attention, latent = _latent_attention(config, hidden, heads)
+        else:
+            attention = 2 * hidden * heads * size + 2 * hidden * kv_heads * size
+        inner = _inner_parameters(config, hidden, layers)
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    if inner is None:
+        return None
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    parameters = layers * (attention + 2 * hidden) + inner + embeddings + hidden
+    # A layer with a sliding window keeps few tokens: it counts as none.
+    whole = layers - sum(kind == "sliding_attention" for kind in config.get("layer_types") or ())
+    name = f"{architecture} {layers}x{hidden} heads {heads}/{kv_heads} vocabulary {vocabulary}"
+    return ModelShape(name, parameters, whole, kv_heads, size, vocabulary, latent)
+
+
+def _latent_attention(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
+    """Return parameters of a layer's attention and numbers of a token in its cache, as DeepSeek V2 and V3 have them."""
+    if config.get("index_topk"):
+        raise ValueError("an indexer keeps a cache beside that of the attention")
+    latent, plain, rotated, value = (
+        int(config[name]) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    rank, each = int(config.get("q_lora_rank") or 0), heads * (plain + rotated)
+    queries = rank * (hidden + 1 + each) if rank else hidden * each
+    keys = hidden * (latent + rotated) + latent + latent * heads * (plain + value)
+    return queries + keys + heads * value * hidden, latent + rotated
+
+
+def _inner_parameters(config: Mapping[str, Any], hidden: int, layers: int) -> int | None:
+    """Return parameters of all layers' gated feed-forward parts; None for experts that are placed by other rules.
+
+    All experts count, because each is in memory although a token meets few.
+    """
+    dense = 3 * hidden * int(config["intermediate_size"])
+    experts = next((int(config[name]) for name in _EXPERTS if config.get(name)), 0)
+    if not experts:
+        # A count by another name.
+        return None if any("expert" in name and value for name, value in config.items()) else layers * dense
+    if any(name in config for name in _OTHER_PLACES) or config.get("moe_layer_freq", 1) != 1:
+        return None
+    each = 3 * hidden * int(config.get("moe_intermediate_size") or config["intermediate_size"])
+    shared = 3 * hidden * int(config.get("shared_expert_intermediate_size") or 0)
+    shared += each * int(config.get("n_shared_experts") or 0)
+    every = int(config.get("decoder_sparse_step") or 1)
+    first, without = int(config.get("first_k_dense_replace") or 0), config.get("mlp_only_layers") or ()
+    sparse = sum(at >= first and at not in without and (at + 1) % every == 0 for at in range(layers))
+    return sparse * (experts * (each + hidden) + shared) + (layers - sparse) * dense
+
+
+def read_shape(model: str) -> ModelShape | None:
+    """The shape of a model directory, or of a model of the hub that this user has downloaded before; None: not known.
+
+    `model` is checked (`spec_paths`): a directory below the roots, or a name.
+    """
+    return model_shape(read_config(model))
+
+
+def read_config(model: str) -> Mapping[str, Any]:
+    """Return a model's `config.json`, found as `read_shape` does; empty where it cannot be read."""
+    folder = _downloaded(model) if _HUB_NAME.fullmatch(model) else Path(model)
+    if folder is None or not folder.is_absolute():
+        return {}
+    try:
+        with (folder / "config.json").open("rb") as file:
+            config = json.loads(file.read(_LARGEST_CONFIG))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def named_by_command(model: str | None) -> str:
+    """Return the model that an option of a command names, whose directory may be relative to the working directory."""
+    return os.path.abspath(model) if model and os.path.isdir(model) else model or ""
+
+
+def is_hybrid(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration has layers with a state in place of a KV cache (Mamba, linear attention)."""
+    text = config.get("text_config") or config
+    kinds = [*(text.get("layer_types") or ()), *(text.get("layers_block_type") or ())]
+    listed = any(word in kind for kind in kinds for word in _RECURRENT_LAYERS)
+    return listed or any(name in text for name in _RECURRENT_SIZES)
+
+
+def _downloaded(name: str) -> Path | None:
+    """The newest snapshot in the hub's cache (huggingface_hub's layout: models--OWNER--NAME/snapshots/REVISION)."""
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    found = cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json")
+    return max((one.parent for one in found), key=lambda one: one.stat().st_mtime, default=None)

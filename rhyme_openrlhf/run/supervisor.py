@@ -1,0 +1,224 @@
+"""Watches a run from its driver: processes that die, engines that cannot generate, stages that get nowhere.
+
+Two threads beside the driver's main thread, which waits inside OpenRLHF: one reads the run's events, one looks at
+Ray's actors and at the engines. When the run cannot go on, the supervisor keeps the sentence that says why and has the
+main thread interrupted.
+
+Where samples are kept apart from the engines, an engine's death is told and ends nothing while another engine is left.
+
+Invariants: a death is noticed within two polls; the trainer gets GRACE_SECONDS to end the run itself, with a checkpoint
+where it can; a history worker that died was restarted by Ray and ends nothing; watching changes nothing of the run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rhyme_openrlhf.run.actor_table import ActorRow, read_actors
+from rhyme_openrlhf.run.process_log import last_lines
+from rhyme_openrlhf.run.stage_watch import StageWatch
+from rhyme_openrlhf.settings.config import LimitSettings
+from rhyme_openrlhf.telemetry.event_log import follow
+from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady
+from rhyme_openrlhf.training.failure import one_sentence
+
+POLL_SECONDS = 2.0
+# A trainer that meets a dead engine writes a checkpoint and ends; this is how long it may take until it has met it.
+GRACE_SECONDS = 40.0
+# Without these nothing can be saved any more.
+INDISPENSABLE = ("policy actor", "critic actor", "trainer", "trainer coordinator")
+# Losing these costs the record, or drafts, and not the run.
+DISPENSABLE = ("recorder", "system probe")
+# An engine answers between two decode steps; one that is quiet for this long is worth a warning, no more.
+QUIET_SECONDS = 60.0
+
+
+class Supervisor:
+    """Watches one run until `stop`. `fault` is the sentence that says why the run cannot go on, once it cannot."""
+
+    def __init__(
+        self,
+        events: Path,
+        logs: Path,
+        limits: LimitSettings,
+        record: Callable[[Event], None],
+        interrupt: Any,
+        outlives_engines: bool = False,
+    ) -> None:
+        """`events` is the run's event log, `logs` Ray's log directory on this machine.
+
+        `record` writes an event to the run's record; `interrupt()` is called once, when there is a fault.
+        `outlives_engines`: the run goes on for as long as one engine is left.
+        """
+        self._outlives_engines = outlives_engines
+        self.fault = ""
+        self._events = events
+        self._logs = logs
+        self._record = record
+        self._interrupt = interrupt
+        self._stage = StageWatch(limits, time.time())
+        # What users call the run's actors, by id.
+        self.names: dict[str, str] = {}
+        self._engines: dict[str, _EngineCheck] = {}
+        self._restarts: dict[str, int] = {}
+        self._deaths: list[_Death] = []
+        self._dead: set[str] = set()
+        # Deaths of engines that the run went on without.
+        self._outlived: list[_Death] = []
+        self._unreachable_since = 0.0
+        self._look_lock = threading.Lock()
+        self._stop = threading.Event()
+
+    def name(self, actor: Any, name: str, engine: bool = False) -> None:
+        """Tell what users call an actor; an engine is also asked regularly whether it can generate."""
+        key = actor._actor_id.hex()
+        self.names[key] = name
+        if engine:
+            self._engines[key] = _EngineCheck(actor)
+
+    def start(self) -> None:
+        """Start watching."""
+        for target in (self._observe, self._watch):
+            threading.Thread(target=target, name=f"supervisor-{target.__name__}", daemon=True).start()
+
+    def stop(self) -> None:
+        """The run has ended: what dies from now on died of that."""
+        self._stop.set()
+
+    def explain(self) -> str:
+        """After the run failed: the first death, which explains it, in one sentence, or ""."""
+        self._look()
+        # What fails soon after an engine was lost failed of that; what fails later did not.
+        recent = [death for death in self._outlived if time.time() - death.at < GRACE_SECONDS]
+        return next((death.sentence for death in (*self._deaths, *recent)), "")
+
+    def _observe(self) -> None:
+        for recorded in follow(self._events, self._stop.is_set):
+            self._stage.observe(recorded.event, recorded.time)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            try:
+                self._look()
+                self._unreachable_since = 0.0
+            except (ray.exceptions.RayError, ConnectionError, TimeoutError, RuntimeError) as error:
+                self._cannot_look(error)
+            self.fault = self._judge(time.time())
+            if self.fault:
+                self._interrupt()
+                return
+
+    def _cannot_look(self, error: Exception) -> None:
+        """Ray's control store does not answer: tolerated for a while (it may be restarting), then the run's end."""
+        if not self._unreachable_since:
+            self._unreachable_since = time.time()
+        elif time.time() - self._unreachable_since > GRACE_SECONDS:
+            sentence = f"Ray's control store has not answered for {GRACE_SECONDS:.0f} s during {self._stage.doing}"
+            self._deaths.append(_Death(0.0, f"{sentence}: {one_sentence(error)}", True))
+
+    def _judge(self, now: float) -> str:
+        if self._deaths:
+            grace = POLL_SECONDS if any(death.final for death in self._deaths) else GRACE_SECONDS
+            if now - self._deaths[0].at > grace:
+                return self._deaths[0].sentence
+        return self._stage.overdue(now) or ""
+
+    def _look(self) -> None:
+        with self._look_lock:
+            for actor in read_actors(self.names):
+                if actor.restarts > self._restarts.get(actor.key, 0):
+                    self._restarts[actor.key] = actor.restarts
+                    self._healed(actor)
+                elif not actor.alive and actor.cause and actor.key not in self._dead:
+                    self._died(actor, actor.cause)
+                elif actor.alive and actor.key in self._engines and actor.key not in self._dead:
+                    self._check_engine(actor)
+
+    def _healed(self, actor: ActorRow) -> None:
+        cause = "its process ended; Ray has started it again"
+        self._record(ProcessDied(actor.name, actor.pid, actor.node, cause, True, []))
+        self._record(Note("warning", f"{actor.name} died and was started again (now process {actor.pid})"))
+
+    def _died(self, actor: ActorRow, cause: str) -> None:
+        self._dead.add(actor.key)
+        tail = last_lines(self._logs, actor.pid)
+        self._record(ProcessDied(actor.name, actor.pid, actor.node, cause, False, tail))
+        where = f"(process {actor.pid} on {actor.node})"
+        sentence = f"{actor.name} {where} died during {self._stage.doing}: {cause}"
+        self._record(Note("error", "\n".join([sentence, *(f"  its log: {line}" for line in tail)])))
+        others = any(key not in self._dead for key in self._engines)
+        if self._outlives_engines and actor.key in self._engines and others:
+            self._outlived.append(_Death(time.time(), sentence, False))
+        elif not actor.name.startswith(DISPENSABLE):
+            self._deaths.append(_Death(time.time(), sentence, actor.name.startswith(INDISPENSABLE)))
+
+    def _check_engine(self, actor: ActorRow) -> None:
+        check = self._engines[actor.key]
+        problem = check.look()
+        if problem:
+            self._died(actor, problem)
+        elif check.is_first_answer():
+            self._record(ProcessReady(actor.name))
+        elif check.quiet(QUIET_SECONDS):
+            self._record(Note("warning", f"{actor.name} has not answered for {QUIET_SECONDS:.0f} s"))
+
+
+@dataclass(frozen=True)
+class _Death:
+    """A death that the run cannot go on from; `final` if nothing can be saved any more."""
+
+    at: float
+    sentence: str
+    final: bool
+
+
+class _EngineCheck:
+    """Asks one engine again and again whether it can generate, one question at a time."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._question: Any = None
+        self._asked = 0.0
+        self._answered_once = False
+        self._told_ready = False
+        self._warned = False
+
+    def look(self) -> str:
+        """What is wrong with the engine, or "". Does not wait."""
+        if self._question is None:
+            self._question, self._asked = self._engine.alive.remote(), time.time()
+            return ""
+        ready, _ = ray.wait([self._question], timeout=0)
+        if not ready:
+            return ""
+        question, self._question = self._question, None
+        self._answered_once, self._warned = True, False
+        try:
+            ray.get(question)
+        except ray.exceptions.RayTaskError as error:
+            return str(error.cause)
+        except ray.exceptions.RayError:
+            # The actor itself is gone: Ray's table says so too, with the cause.
+            self._answered_once = self._told_ready
+        return ""
+
+    def is_first_answer(self) -> bool:
+        """True once, after the engine's first answer, which comes when its constructor has loaded the model."""
+        is_first = self._answered_once and not self._told_ready
+        self._told_ready = self._answered_once
+        return is_first
+
+    def quiet(self, seconds: float) -> bool:
+        """True once, when an engine that has answered before has not for `seconds`."""
+        late = self._question is not None and time.time() - self._asked > seconds
+        if not late or not self._answered_once or self._warned:
+            return False
+        self._warned = True
+        return True

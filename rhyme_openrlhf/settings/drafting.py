@@ -1,0 +1,164 @@
+"""Settings of speculation: where drafts come from, and how long they may be."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhyme_openrlhf.settings.options import Settings, SettingsError, option
+
+# vLLM 0.29 refuses more draft tokens than this per request and step (config/speculative.py).
+VLLM_MAX_DRAFT_TOKENS = 128
+
+HISTORY, NGRAM, DRAFT_MODEL, EAGLE3 = SOURCES = ("history", "ngram", "draft_model", "eagle3")
+# vLLM's methods that load a model beside the policy.
+WITH_MODEL = (DRAFT_MODEL, EAGLE3)
+
+
+@dataclass(frozen=True)
+class HistoSpecSettings(Settings):
+    """Speculation from history (RhymeRL, sections 5.2 and 5.4)."""
+
+    group: ClassVar[str] = "histospec"
+    title: ClassVar[str] = "Draft tokens from what the same prompt was answered before; never changes what is sampled."
+
+    enable: bool = option(True, "Speculate with drafts from each prompt's earlier responses.")
+    window_start: int = option(
+        2, "Draft tokens per decode step a sample starts with, and falls back to after a rejection.", low=1, high=128
+    )
+    window_step: int = option(
+        2, "Draft tokens by which a sample's window grows when a whole draft was accepted.", low=0, high=128
+    )
+    window_max: int = option(
+        32,
+        "Most draft tokens a sample may get in one decode step.",
+        low=1,
+        high=VLLM_MAX_DRAFT_TOKENS,
+    )
+    # By replay of recorded runs of the embedded task: a fifth fewer decode steps a sample, at equal acceptance.
+    extend_confidence: float = option(
+        0.7,
+        "A draft goes past its sample's window for as long as the estimated probability that all of it is right is at "
+        "least this. 1: never.",
+        low=0.01,
+        high=1,
+    )
+    stop_confidence: float = option(
+        0.5,
+        "A draft from history ends, inside the window too, before the token that takes that probability below this "
+        "(but has one token at least). 0: never.",
+        low=0,
+        high=1,
+    )
+    batch_limits: str = option(
+        "",
+        "When speculation is off: ACCEPTANCE:SAMPLES pairs, as '0:32,0.5:128'. At an acceptance rate of at least "
+        "ACCEPTANCE (0 in the first pair, then rising), samples are only drafted for while at most SAMPLES of them run "
+        "in the engine. If not given: always. Not in reproducible runs: how many run depends on timing.",
+        kind="plain",
+    )
+    threads: int = option(
+        2,
+        "Threads that draft for the samples of one engine between two steps, at most as many as there are cores that "
+        "its process may use.",
+        low=1,
+        high=64,
+    )
+    # RhymeRL looks up 7 down to 3. By replay of recorded runs of the embedded task, 16 give 5 to 7 % more tokens a step
+    # than 7, and 2 take a tenth of the decode steps away that 3 leave: a match that is too short to mean much costs
+    # little, because its draft is short (stop_confidence).
+    prefix_max: int = option(16, "Last tokens of a sample that are first looked up in the history.", low=1, high=64)
+    prefix_min: int = option(
+        2, "Shortest match that still drafts: the lookup shortens its prefix down to this.", low=1, high=64
+    )
+    siblings: bool = option(
+        True,
+        "Also draft from the other samples of the same prompt on the same engine, running or finished, while they are "
+        "generated. Not in reproducible runs: how far a sibling is depends on timing.",
+    )
+    own_output: bool = option(
+        True,
+        "Also draft from the sample's own prompt and response so far, where a longer match is found there than in the "
+        "other sources.",
+    )
+
+    def check(self) -> None:
+        if self.window_start > self.window_max:
+            raise SettingsError(
+                f"--histospec.window_start must be at most --histospec.window_max ({self.window_max}), "
+                f"got {self.window_start}"
+            )
+        if self.prefix_min > self.prefix_max:
+            raise SettingsError(
+                f"--histospec.prefix_min must be at most --histospec.prefix_max ({self.prefix_max}), "
+                f"got {self.prefix_min}"
+            )
+        self.batch_limit_pairs()
+
+    def batch_limit_pairs(self) -> tuple[tuple[float, int], ...]:
+        """`batch_limits` as (acceptance rate, samples) pairs; none: always. Raises SettingsError."""
+        try:
+            pairs = [pair.split(":") for pair in self.batch_limits.split(",")] if self.batch_limits else []
+            limits = tuple((float(acceptance), int(samples)) for acceptance, samples in pairs)
+        except ValueError:
+            limits = ((-1.0, 0),)
+        rates = [acceptance for acceptance, _ in limits]
+        rising = all(low < high for low, high in itertools.pairwise(rates))
+        if limits and not (rates[0] == 0 and rates[-1] <= 1 and rising and min(s for _, s in limits) >= 1):
+            raise SettingsError(
+                "--histospec.batch_limits must be ACCEPTANCE:SAMPLES pairs, with acceptance rates that begin with 0 "
+                f"and rise to at most 1, and at least 1 sample, as '0:32,0.5:128', got {self.batch_limits!r}"
+            )
+        return limits
+
+
+@dataclass(frozen=True)
+class DraftingSettings(Settings):
+    """Where draft tokens come from, and what bounds those of a whole step (RLHFSpec 5.3)."""
+
+    group: ClassVar[str] = "drafting"
+    title: ClassVar[str] = "Where draft tokens come from, and how many a step verifies for all samples of an engine."
+
+    source: str = option(
+        HISTORY,
+        "Where drafts come from: 'history' is what the prompt was answered before, its other samples and the sample's "
+        "own text; the others are vLLM's own methods: 'ngram' looks up the sample's own text, 'draft_model' and "
+        "'eagle3' ask --drafting.model.",
+        choices=SOURCES,
+    )
+    model: str = option(
+        "",
+        "Draft model, or EAGLE-3 head of the policy, for --drafting.source draft_model and eagle3: a model directory "
+        "or a model of the hub. It stays as it was loaded while the policy learns.",
+        kind="model",
+    )
+    # vLLM's examples use 3 to 5: each token more is one more pass of the draft model in every step.
+    tokens: int = option(
+        4,
+        "Draft tokens that vLLM's own methods propose for a sample and step, of which the budget takes some; from "
+        "history --histospec.window_max.",
+        low=1,
+        high=VLLM_MAX_DRAFT_TOKENS,
+    )
+    within_graphs: bool = option(
+        True,
+        "On a GPU: never more draft tokens in a step than its largest CUDA graph has room for, so that no step runs "
+        "without one.",
+    )
+    probe_share: float = option(
+        0.01,
+        "Share of the decode steps that leave drafts out, a few in a row, so that the run itself measures what drafts "
+        "gain; where they make it slower, it switches them off and says so. 0: never. Not in reproducible runs.",
+        low=0,
+        high=0.1,
+    )
+
+    def check(self) -> None:
+        needs = " or ".join(WITH_MODEL)
+        if self.model and self.source not in WITH_MODEL:
+            raise SettingsError(f"--drafting.model is only used by --drafting.source {needs}, not by {self.source}")
+        if self.source in WITH_MODEL and not self.model:
+            raise SettingsError(
+                f"--drafting.source {self.source} needs --drafting.model, a model directory or its name"
+            )

@@ -1,0 +1,45 @@
+"""Settings of HistoPipe: the streaming pipeline, and how it shares the prompts of a step among the engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhyme_openrlhf.settings.options import Settings, SettingsError, option
+
+
+@dataclass(frozen=True)
+class HistoPipeSettings(Settings):
+    """Each engine goes from its part of a step straight to its part of the next (RhymeRL 4.2 and 6)."""
+
+    group: ClassVar[str] = "histopipe"
+    title: ClassVar[str] = "HistoPipe: engines go from step to step without waiting for each other."
+
+    enable: bool = option(
+        False,
+        "Train with the streaming pipeline: each engine has its prompts of the next step before it needs them and "
+        "loads weights by itself in between, at most one step off policy. Needs --train.async_enable.",
+    )
+    rank_groups: int = option(
+        0,
+        "Rank groups (prompts of like length, by their last responses) in which a step goes over the engines: short to "
+        "long in odd steps, long to short in even ones. Never more than engines; 1: by load alone; 0: half as many as "
+        "engines, from 2 to 16.",
+        low=0,
+        high=65536,
+    )
+    two_tier: bool = option(
+        True,
+        "Give rank groups as many engines as their lengths ask for, by the run's profile (--latency.profile), where "
+        "there are more engines than rank groups; off, or without a profile: all as many.",
+    )
+    defer: bool = option(
+        False,
+        "Let a prompt group with a response that is far too long for its rank group train one step later, with one of "
+        "the next step in its place: its engine goes on to the next step meanwhile. Such prompt groups are up to two "
+        "steps off policy; off: none is more than one.",
+    )
+
+    def check(self) -> None:
+        if self.defer and not self.enable:
+            raise SettingsError("--histopipe.defer needs --histopipe.enable: only the streaming pipeline defers")

@@ -1,0 +1,199 @@
+"""How a settings dataclass becomes command-line options, and back.
+
+Invariants: an option exists exactly where a dataclass field declares it with `option()`; its flag is
+`--<group>.<field>`; its value is checked when the dataclass is built, whoever builds it (command line, API, test), and
+the error names the flag and the allowed range. Imports nothing but the standard library, so that the control plane
+can use it on a machine that has no training stack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
+
+OPTION = "option"
+BAD_INPUT = 2
+# Below this a name is another word rather than the same one with a slip.
+LIKENESS = 0.7
+# The time that a comparison takes grows with the square of the length; no name of an option is longer.
+LONGEST_NAME = 100
+# What the text of an option names, so that everybody who checks, records or shows it treats it as that:
+#   plain     words that name no file and hold no secret
+#   secret    what nobody but the running process may see (`settings/redaction.py`)
+#   url       an address; a password in it is a secret
+#   model     a model directory, or a model of the hub
+#   data      data files, directories or data sets of the hub
+#   reward    Python files or addresses of reward servers
+#   agent     a Python file
+#   output    a directory that is written
+#   file      a file that is read
+#   profile   a file that is read, or the word auto or none
+#   profiles  several of these, with commas between them
+PathKind = Literal["model", "data", "reward", "agent", "output", "file", "profile", "profiles"]
+TextKind = Literal["plain", "secret", "url"] | PathKind
+S = TypeVar("S", bound="Settings")
+
+
+class SettingsError(ValueError):
+    """A setting is out of its allowed range; the message names the flag, the range and the value."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field's flag says of itself: one teaching sentence, and the allowed values (None: any).
+
+    `kind` says what the text names; None where the value is no free text.
+    """
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] | None = None
+    kind: TextKind | None = None
+
+    def allowed(self) -> str:
+        """The allowed values in words, as errors and `--help` show them."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.low is not None and self.high is not None:
+            return f"from {self.low:g} to {self.high:g}"
+        if self.low is not None:
+            return f"at least {self.low:g}"
+        return "any value"
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    kind: TextKind | None = None,
+) -> Any:
+    """Return a dataclass field that is also a command-line option.
+
+    Raises TypeError for a free text without `kind`, and for a `kind` of anything else.
+    """
+    is_free_text = isinstance(default, str) and choices is None
+    if is_free_text and kind is None:
+        raise TypeError(f"an option that takes any text needs a kind, because it may name a path or a secret: {help}")
+    if kind is not None and not is_free_text:
+        raise TypeError(f"only an option that takes any text has a kind, not this one: {help}")
+    return dataclasses.field(default=default, metadata={OPTION: Option(help, low, high, choices, kind)})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Base of every settings dataclass: checks each field's type and range when built.
+
+    Subclasses set `group` (the flag prefix) and `title` (one line for `--help`), and may override `check` for rules
+    that tie two fields together.
+    """
+
+    group: ClassVar[str]
+    title: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            self._check_field(field, getattr(self, field.name))
+        self.check()
+
+    def check(self) -> None:
+        """Rules that tie fields together. Raises SettingsError."""
+
+    @classmethod
+    def flag(cls, field_name: str) -> str:
+        """The command-line flag of a field, e.g. `--histospec.window_max`."""
+        return f"--{cls.group}.{field_name}"
+
+    def _check_field(self, field: dataclasses.Field[Any], value: Any) -> None:
+        rule: Option = field.metadata[OPTION]
+        expected = type(field.default)
+        # An int is a fine float; a bool is never a fine int.
+        fits = isinstance(value, (int, float)) if expected is float else isinstance(value, expected)
+        if not fits or (isinstance(value, bool) and expected is not bool):
+            raise SettingsError(f"{self.flag(field.name)} must be {expected.__name__}, got {value!r}")
+        if rule.choices and value not in rule.choices:
+            raise SettingsError(f"{self.flag(field.name)} must be {rule.allowed()}, got {value!r}")
+        too_low = rule.low is not None and value < rule.low
+        too_high = rule.high is not None and value > rule.high
+        if too_low or too_high:
+            raise SettingsError(f"{self.flag(field.name)} must be {rule.allowed()}, got {value!r}")
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return " (did you mean NAME?)" with the known name that is nearest to `given`, or "" where none is near."""
+    near = difflib.get_close_matches(given[:LONGEST_NAME], list(known), n=1, cutoff=LIKENESS)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, which names the nearest option or command where one is unknown."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, or exit with BAD_INPUT."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flags = (word.partition("=")[0] for word in unknown if word.startswith("-"))
+            hint = next(filter(None, (did_you_mean(flag, _flags(self)) for flag in flags)), "")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with one sentence instead of the usage, which may have 300 options."""
+        self.exit(BAD_INPUT, f"{self.prog}: error: {message}\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            hint = did_you_mean(str(value), map(str, action.choices or ()))
+            raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
+
+
+def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Every option of a parser and of its commands."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _flags(command)
+
+
+def add_options(parser: argparse.ArgumentParser, classes: tuple[type[Settings], ...]) -> None:
+    """Add every option of `classes` to `parser`, one titled argument group per class."""
+    for cls in classes:
+        group = parser.add_argument_group(f"rhyme: --{cls.group}.*", cls.title)
+        for field in dataclasses.fields(cls):
+            rule: Option = field.metadata[OPTION]
+            keywords: dict[str, Any] = {"default": field.default, "help": _help(rule, field.default)}
+            if isinstance(field.default, bool):
+                keywords["action"] = argparse.BooleanOptionalAction
+            else:
+                keywords["type"] = type(field.default)
+                keywords["choices"] = rule.choices
+                keywords["metavar"] = None if rule.choices else field.name.rsplit("_", 1)[-1].upper()
+            group.add_argument(cls.flag(field.name), **keywords)
+
+
+def _help(rule: Option, default: Any) -> str:
+    parts = [rule.help.replace("%", "%%")]
+    if rule.low is not None:
+        parts.append(f"Allowed: {rule.allowed()}.")
+    parts.append(f"Default: {default if default != '' else 'none'}.")
+    return " ".join(parts)
+
+
+def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
+    """Build `cls` from a flat mapping of field names; unknown names raise SettingsError."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        hint = did_you_mean(unknown[0], known)
+        raise SettingsError(f"--{cls.group}.{unknown[0]} is no option{hint}; there are: {', '.join(sorted(known))}")
+    return cls(**values)

@@ -1,0 +1,134 @@
+"""Settings of adaptive tensor parallelism: which layouts a node has for the tail, and when it goes to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhyme_openrlhf.settings.options import Settings, SettingsError, option
+
+BY_HISTORY = "history"
+BY_MAXIMUM = "maximum"
+AUTO = "auto"
+TOGETHER = "together"
+TURNS = "turns"
+LOWEST, HIGHEST = 2, 64
+# As of --cpu.kv_cache_mb: some blocks of any model.
+SMALLEST_KV_MB = 16
+
+
+def tail_sizes(size: int, sizes: str) -> tuple[int, ...]:
+    """Devices of each engine of the tail layouts, smaller ones first; `sizes` ("2,4") goes before `size`.
+
+    Raises SettingsError.
+    """
+    if not sizes:
+        return (size,)
+    words = sizes.replace(",", " ").split()
+    if not words or not all(word.isdecimal() and LOWEST <= int(word) <= HIGHEST for word in words):
+        raise SettingsError(f"--tp_switch.sizes must be numbers from {LOWEST} to {HIGHEST} like 2,4, got {sizes!r}")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def tail_profiles(profile: str, layouts: int) -> tuple[str, ...]:
+    """The profile of each tail layout, smaller sizes first: one for each, or one word for all. Raises SettingsError."""
+    named = tuple(part.strip() for part in profile.split(",")) if layouts > 1 else (profile,)
+    if len(named) == 1 and (layouts == 1 or named[0] in (AUTO, "none")):
+        return named * layouts
+    if len(named) != layouts:
+        raise SettingsError(
+            f"--tp_switch.profile must name one file for each of the {layouts} sizes of --tp_switch.sizes, smaller "
+            f"sizes first, with commas between them, or be auto; got {profile!r}"
+        )
+    return named
+
+
+@dataclass(frozen=True)
+class TpSwitchSettings(Settings):
+    """A rollout's last samples go on at engines with more tensor parallelism, on the same devices (PAT)."""
+
+    group: ClassVar[str] = "tp_switch"
+    title: ClassVar[str] = (
+        "Adaptive tensor parallelism: the last samples of a rollout go on at engines of more devices each."
+    )
+
+    enable: bool = option(
+        False,
+        "Start further engines on the same devices, each over --tp_switch.size of them, and move a node's unfinished "
+        "samples there when the rest of the rollout is then predicted to be shorter; switches --move.enable on. Run on "
+        "CPUs only: never on a GPU, for which it is written from vLLM's and Ray's source.",
+    )
+    size: int = option(
+        2, "Devices of each engine of the tail layout (its tensor-parallel size).", low=LOWEST, high=HIGHEST
+    )
+    sizes: str = option(
+        "",
+        "Several tail layouts instead of the one of --tp_switch.size, as '2,4': a node may switch more than once in a "
+        "step, to more devices each time. The weights are on each device once more for each.",
+        kind="plain",
+    )
+    rule: str = option(
+        BY_HISTORY,
+        "How much longer samples are taken to be: 'history' by what their prompts were answered before, 'maximum' as "
+        "if each ran to --rollout.max_new_tokens (PAT's own rule).",
+        choices=(BY_HISTORY, BY_MAXIMUM),
+    )
+    samples: int = option(
+        0,
+        "Switch when a node has so many unfinished samples left, or fewer, whatever is predicted (to the largest "
+        "size); 0: by prediction.",
+        low=0,
+        high=100000,
+    )
+    kv_cache_mb: int = option(
+        0,
+        "KV cache of each rank of a tail engine in MB; 0: so much that its engine has what one of the others has.",
+        low=0,
+        high=1048576,
+    )
+    aligned_kv_cache_mb: int = option(
+        0,
+        "With GPUs: KV cache of each rank of the other engines in MB (without, --cpu.kv_cache_mb says it); 0: what "
+        "--vllm.gpu_memory_utilization leaves beside everything else.",
+        low=0,
+        high=1048576,
+    )
+    kv_caches: str = option(
+        AUTO,
+        "Whether the KV caches of all layouts are in memory 'together', or in 'turns': only that of the layout that "
+        "runs, so that a switch takes and gives memory; 'auto': together if they fit.",
+        choices=(AUTO, TOGETHER, TURNS),
+    )
+    reserve_mb: int = option(
+        4096,
+        "With GPUs: memory of a device that each rank takes beside weights and KV cache, in MB: CUDA context, NCCL, "
+        "CUDA graphs, activations. What vLLM prints at the start says more.",
+        low=0,
+        high=1048576,
+    )
+    device_mb: int = option(
+        0,
+        "With GPUs: memory of each in MB; 0: of the smallest in the machine that starts the run.",
+        low=0,
+        high=1048576,
+    )
+    profile: str = option(
+        AUTO,
+        "Profile of the tail layout made by `rhyme profile` with --vllm.tensor_parallel_size as --tp_switch.size (of "
+        "several sizes one each, smaller first, with commas); 'auto': what is kept, or else a quick one measured at "
+        "the start.",
+        kind="profiles",
+    )
+    status_s: float = option(0.25, "Seconds between two looks at whether to switch.", low=0.02, high=60)
+
+    def check(self) -> None:
+        """That the sizes are sizes, and have profiles; and that a KV cache is one."""
+        for name in ("kv_cache_mb", "aligned_kv_cache_mb"):
+            if 0 < (value := getattr(self, name)) < SMALLEST_KV_MB:
+                raise SettingsError(f"{self.flag(name)} must be 0 or at least {SMALLEST_KV_MB}, got {value}")
+        tail_profiles(self.profile, len(self.all_sizes))
+
+    @property
+    def all_sizes(self) -> tuple[int, ...]:
+        """Devices of each engine of the tail layouts, smaller ones first."""
+        return tail_sizes(self.size, self.sizes)

@@ -1,0 +1,345 @@
+"""OpenRLHF's samples generator, which also records each rollout stage, and can go on where a killed one stopped.
+
+Which prompts are drawn, and without history to which engine each goes, is upstream's. Checked against OpenRLHF 0.11.2
+`trainer/ppo_utils/samples_generator.py`. Invariants: recording never waits for an engine that generates longer than
+one poll, and never changes a sample; with `state` and the data loader's state, a new generator draws exactly the
+prompts that were not trained on yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+
+from rhyme_openrlhf.engine.lost_engines import engines_left, leave_out_lost, prompt_engines_left
+from rhyme_openrlhf.engine.seeding import VisitedPrompt
+from rhyme_openrlhf.history.worker import last_lengths
+from rhyme_openrlhf.prompt_keys import owner, prompt_key
+from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
+from rhyme_openrlhf.telemetry.engine_samples import EngineSampler
+from rhyme_openrlhf.telemetry.events import (
+    Note,
+    RolloutFinished,
+    RolloutProgress,
+    RolloutStarted,
+)
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
+from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.training.dispatch import choose, routed
+from rhyme_openrlhf.training.random_state import random_state, set_random_state
+
+SOURCE = "rollout"
+# How often a running rollout is looked at, and how long one look may take before it is given up.
+POLL_SECONDS = 1.0
+POLL_TIMEOUT_SECONDS = 10.0
+# A report asks an engine's scheduler for its counters, which it answers between two steps.
+REPORT_TIMEOUT_SECONDS = 120.0
+# History workers answer within milliseconds; a rollout does not wait longer to be spread a little better.
+LENGTHS_TIMEOUT_SECONDS = 2.0
+# In a data loader's state (torchdata 0.11): whether its epoch's prompts are all drawn.
+LOADER_FINISHED = "_iterator_finished"
+
+
+# Places of a step, each with the prompt (with label and image) that it has instead of its own.
+Swapped = tuple[tuple[int, tuple[str, Any, Any]], ...]
+
+
+@dataclass(frozen=True)
+class GeneratorState:
+    """Where a generator stands after it gave out the samples of training step `step`; only plain objects.
+
+    `visits`: how often each prompt was sent to an engine (counted in reproducible runs, whose seeds need it).
+    `random`: the random state of its process; None: it starts fresh. `pending`: prompts, as (prompt, label, images),
+    whose samples upstream had generated ahead but not given out; they are generated again, because the samples
+    themselves may be gigabytes. `swapped`: of the step after, the places whose prompts were trained on in this step,
+    with the prompts that were deferred in exchange. `used`: how far behind the data loader's state the prompts are that
+    were drawn in place of filtered ones, by this step or earlier ones.
+    """
+
+    step: int
+    visits: dict[str, int] = field(default_factory=dict)
+    random: dict[str, Any] | None = None
+    pending: tuple[tuple[str, Any, Any], ...] = ()
+    swapped: Swapped = ()
+    used: tuple[int, ...] = ()
+
+
+class RhymeSamplesGenerator(SamplesGenerator):
+    """Upstream's generator; `step` is the last training step it generated for."""
+
+    vllm_engines: list[Any]
+
+    def __init__(self, *args: Any, services: RunServices, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.services = services
+        self.step = 0
+        self.seconds = 0.0
+        self._stage: RolloutWatch | None = None
+        self._evaluating = False
+        self._visits: Counter[str] = Counter()
+        self._home: Any = None
+
+    def state(self) -> GeneratorState:
+        """Where this generator stands; goes with the data loader's state of the same moment."""
+        waiting = {sample.prompts[0]: sample for sample in getattr(self, "_sample_buffer", [])}
+        pending = tuple((prompt, sample.labels[0], sample.images[0]) for prompt, sample in waiting.items())
+        return GeneratorState(self.step, dict(self._visits), random_state(), pending)
+
+    def restore(self, state: GeneratorState) -> None:
+        """Go on from `state`; before the next samples, the data loader's state is loaded into the data loader."""
+        self.step = state.step
+        self._visits = Counter(state.visits)
+        if state.random is not None:
+            set_random_state(state.random)
+        if state.pending:
+            self._dataloader_iter = self._pending_first(state.pending)
+            self._sample_buffer: list[Any] = []
+
+    def _pending_first(self, pending: tuple[tuple[str, Any, Any], ...]) -> Iterator[tuple[Any, ...]]:
+        """The rest of an epoch's prompts in the form in which upstream's loader gives them, `pending` before all."""
+        for prompt, label, images in pending:
+            yield None, [prompt], [label], [images]
+        if not self.prompts_dataloader.state_dict()[LOADER_FINISHED]:
+            yield from self.prompts_dataloader
+
+    def generate_eval_samples(self, **generate_kwargs: Any) -> list[Any]:
+        """Samples of the evaluation prompts, as upstream; they are no rollout stage."""
+        self._evaluating = True
+        try:
+            return super().generate_eval_samples(**generate_kwargs)
+        finally:
+            self._evaluating = False
+
+    def generate_samples(self, **generate_kwargs: Any) -> tuple[list[Any], float | None, int, bool]:
+        """The samples of one training step, as upstream, with the stage's events.
+
+        Upstream also calls this once more when the epoch's prompts are used up; then nothing is dispatched.
+        """
+        result = super().generate_samples(**generate_kwargs)
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage.stop()
+            self.seconds = stage.ended - stage.started
+        if result[0]:
+            self.step += 1
+            if stage is not None:
+                self._record_stage(stage, result[0])
+        return result
+
+    def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **kwargs: Any) -> list[Any]:
+        leave_out(self.vllm_engines, self.services)
+        if self._stage is None and not self._evaluating:
+            step = self.step + 1
+            samples = len(prompts) * self.args.rollout.n_samples_per_prompt
+            self.services.record(RolloutStarted(step, self.services.epoch_of(step), len(prompts), samples), SOURCE)
+            for engine in self.vllm_engines:
+                # Not waited for: an engine takes this in before the prompts, which are sent after it.
+                engine.begin_rollout.remote()
+            self._stage = RolloutWatch(self.vllm_engines, self.services, step, samples)
+            # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
+            self._choose_samples(prompts)
+        announce(prompts, self.services.history_workers)
+        lengths = self._last_lengths(prompts)
+        with self._samples_at_home(prompts, lengths, **kwargs), self._by_predicted_work(lengths, **kwargs):
+            return super()._dispatch_prompts_to_vllm([self._visited(prompt) for prompt in prompts], labels, **kwargs)
+
+    def start_home(self) -> None:
+        """Have a home for samples, if they may move; it starts while the engines do."""
+        if not self.services.settings.samples_move:
+            return
+        from rhyme_openrlhf.moves.home_actor import HomeActor
+
+        args = self.args
+        self._home = HomeActor.remote(
+            self.vllm_engines, self.services.settings, args.train.seed, args.train.agent_func_path,
+            args.reward.remote_url, self.services.recorder, self.services.layouts,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _samples_at_home(
+        self, prompts: list[str], lengths: Sequence[Sequence[int]], **generate_kwargs: Any
+    ) -> Iterator[None]:
+        """Within it, upstream sends prompts to the home of samples, if there is one, instead of to the engines.
+
+        `lengths`: of the prompts' last responses, none where that was not asked.
+        """
+        if self._home is None:
+            yield
+            return
+        from rhyme_openrlhf.moves.home_actor import door
+
+        engines = self.vllm_engines
+        ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)
+        known = {prompt_key(prompt): list(of_prompt) for prompt, of_prompt in zip(prompts, lengths, strict=False)}
+        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        self._home.begin_step.remote(self.step + 1, len(prompts) * samples, known or None)
+        # Tail engines get samples from the others only, while there are others.
+        there = prompt_engines_left(engines, self.services.layouts) or engines_left(engines)
+        self.vllm_engines = [door(self._home, number) for number in there]
+        try:
+            yield
+        finally:
+            self.vllm_engines = engines
+
+    def _last_lengths(self, prompts: list[str]) -> list[Sequence[int]]:
+        """How long the prompts were answered last, where that is known; empty where nothing depends on it."""
+        workers, settings = self.services.history_workers, self.services.settings
+        if not workers:
+            return []
+        spread = len(self.vllm_engines) > 1 and settings.dispatch.by_history
+        if not spread and not settings.tp_switch.enable:
+            return []
+        return list(last_lengths(workers, [prompt_key(prompt) for prompt in prompts], LENGTHS_TIMEOUT_SECONDS))
+
+    @contextlib.contextmanager
+    def _by_predicted_work(self, lengths: Sequence[Sequence[int]], **generate_kwargs: Any) -> Iterator[None]:
+        """Within it, upstream's prompts go where there is least predicted work, if there is any history."""
+        engines = self.vllm_engines
+        if len(engines) < 2 or not lengths or not self.services.settings.dispatch.by_history:
+            yield
+            return
+        unfinished = ray.get(
+            [engine.get_num_unfinished_requests.remote() for engine in engines], timeout=REPORT_TIMEOUT_SECONDS
+        )
+        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        chosen = choose(lengths, unfinished, samples)
+        if chosen is not None:
+            self.vllm_engines = routed(engines, chosen)
+        try:
+            yield
+        finally:
+            self.vllm_engines = engines
+
+    def _choose_samples(self, prompts: list[str]) -> None:
+        """Tell the engines whose drafts to note, before the prompts reach them."""
+        groups = self.services.settings.telemetry.sample_groups
+        if groups == 0:
+            return
+        # With samples generated ahead, one dispatch has prompts for several steps.
+        steps = -(-len(prompts) // self.args.rollout.batch_size)
+        keys = chosen_prompts(prompts, self.step + 1, groups * steps)
+        for engine in (*self.vllm_engines, *([self._home] if self._home is not None else [])):
+            engine.trace_prompts.remote(keys)
+
+    def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Any:
+        """As upstream, with what was noted of the sample's requests."""
+        experience = super()._process_response_into_experience(response, **generate_kwargs)
+        setattr(experience, TURNS, response.get(TURNS, []))
+        return experience
+
+    def _visited(self, prompt: str) -> str:
+        """The prompt with its visit, where seeds need it."""
+        if not self.services.settings.run.reproducible:
+            return prompt
+        if self._evaluating:
+            # Not counted: an evaluation must not change the seeds of training, nor depend on how often one was made.
+            return VisitedPrompt(prompt, -1 - self.step)
+        self._visits[prompt] += 1
+        return VisitedPrompt(prompt, self._visits[prompt] - 1)
+
+    def _record_stage(self, stage: RolloutWatch, samples: list[Any]) -> None:
+        leave_out(self.vllm_engines, self.services)
+        step, epoch = self.step, self.services.epoch_of(self.step)
+        started, ended = stage.started, stage.ended
+        reports = ray.get(
+            [engine.rollout_report.remote(started, ended) for engine in self.vllm_engines],
+            timeout=REPORT_TIMEOUT_SECONDS,
+        )
+        for engine, report in enumerate(reports):
+            if report is None:
+                # Lost: what it did in this stage went with it.
+                continue
+            counters, version = EngineCounters.from_dict(report["counters"]), report["weight_version"]
+            intervals = interval_events(step, engine, report["intervals"])
+            told = engine_events(
+                step, engine, counters, version, report["decisions"], report["gain"], report["problems"]
+            )
+            self.services.record_all([*told, *intervals], SOURCE)
+        self.services.record_lengths(step, samples)
+        self.services.record(rollout_finished(step, epoch, ended - started, samples), SOURCE)
+
+
+def rollout_finished(step: int, epoch: int, seconds: float, samples: list[Any]) -> RolloutFinished:
+    """A step's rollout stage took so many seconds and gave these samples (OpenRLHF's experiences)."""
+    lengths = [int(sample.response_length.item()) for sample in samples]
+    rewards = [sample.rewards.item() for sample in samples if sample.rewards is not None]
+    truncated = sum(bool(sample.truncated.item()) for sample in samples)
+    return RolloutFinished.of(step, epoch, seconds, lengths, rewards, truncated)
+
+
+def announce(prompts: list[str], workers: Sequence[Any]) -> None:
+    """Tell each history worker, without waiting, which of its prompts engines will ask for."""
+    keys: dict[int, list[str]] = defaultdict(list)
+    for key in map(prompt_key, prompts if workers else ()):
+        keys[owner(key, len(workers))].append(key)
+    for number, share in keys.items():
+        workers[number].prepare.remote(share)
+
+
+def leave_out(engines: list[Any], services: RunServices) -> None:
+    """Go on without engines that are gone, in a run that can, and say so. Raises RuntimeError if none is left."""
+    if not services.settings.outlives_engines:
+        return
+    for lost in leave_out_lost(engines):
+        text = f"the run goes on without engine {lost.number}, and its samples at the others: {lost.reason}"
+        services.record(Note("warning", text), SOURCE)
+
+
+class RolloutWatch:
+    """One rollout stage: looks at the engines about once a second, from now until `stop`, and records how far it is."""
+
+    def __init__(self, engines: list[Any], services: RunServices, step: int, samples_total: int) -> None:
+        self._engines = engines
+        self._services = services
+        self._step = step
+        self._samples_total = samples_total
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
+        self.started = self.ended = time.time()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The stage is over."""
+        self.ended = time.time()
+        self._stop.set()
+        self._thread.join(POLL_TIMEOUT_SECONDS + POLL_SECONDS)
+
+    def _leave_out(self) -> None:
+        # Without any engine the rollout itself ends the run.
+        with contextlib.suppress(RuntimeError):
+            leave_out(self._engines, self._services)
+
+    def _watch(self) -> None:
+        known: dict[int, Any] = {}
+        sampler = EngineSampler(self._step, len(self._engines), time.monotonic())
+        while not self._stop.wait(POLL_SECONDS):
+            try:
+                answers = ray.get([engine.progress.remote() for engine in self._engines], timeout=POLL_TIMEOUT_SECONDS)
+            except (ray.exceptions.RayError, TimeoutError):
+                # The rollout itself meets the same engine and reports what is wrong with it, or goes on without it.
+                self._leave_out()
+                continue
+            # What an engine had done before it was lost stays done.
+            known = {**known, **{number: answer for number, answer in enumerate(answers) if answer is not None}}
+            done = sum((EngineCounters.from_dict(answer) for answer in known.values()), EngineCounters())
+            progress = RolloutProgress(
+                self._step,
+                done.finished_samples,
+                self._samples_total,
+                done.response_tokens,
+                time.time() - self.started,
+                done.drafted,
+                done.accepted,
+            )
+            samples = sampler.samples(answers, time.monotonic())
+            self._services.record_all([progress, *samples], SOURCE)

@@ -1,0 +1,102 @@
+"""Did a weight sync arrive? Compares a fixed sequence's log-probabilities in every engine with the policy's.
+
+Agreement alone does not tell: a step changes the weights little, so an engine that kept its old weights agrees too.
+Hence also how far engine and policy moved since before the step; `verify/weights.py` judges these figures.
+
+Invariants: works for every weight transport; done for the first `--weights.check_syncs` syncs and then costs nothing;
+`before_step` and `after_sync` are called while the engines are awake and not paused (a paused engine never answers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rhyme_openrlhf.telemetry.events import Note, WeightsChecked
+from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.weights.sync import wait_for
+
+SOURCE = "trainer"
+# Any tokens do, as long as every model has them: vocabularies hold at least a few dozen.
+CHECKED_TOKENS = [5, 11, 7, 23, 9, 14, 6, 19, 10, 8, 21, 12]
+# Two right implementations of a large model in bf16 differ by some hundredths; a wrong weight by whole units.
+SUSPICIOUS_DIFFERENCE = 0.5
+
+
+class WeightCheck:
+    """The checks of one run, in the order of its training steps."""
+
+    def __init__(self, policy: Any, engines: list[Any], services: RunServices) -> None:
+        self._policy = policy
+        self._engines = engines
+        self._services = services
+        self._left: int = services.settings.weights.check_syncs
+        self._policy_scores: list[float] | None = None
+        self._engine_scores: list[list[float] | None] = []
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether `before_step` has to ask the engines: a check is due and there was none before it."""
+        return self._left > 0 and self._policy_scores is None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `after_sync` will check."""
+        return self._left > 0
+
+    def before_step(self) -> None:
+        """Note where policy and engines are before a training step (known already if the last step was checked)."""
+        if self.needs_scores:
+            self._policy_scores, self._engine_scores = self._ask()
+
+    def after_sync(self, version: int) -> None:
+        """Compare, and record how far each engine is from the policy and how far both moved."""
+        if not self.is_due:
+            return
+        self._left -= 1
+        old_policy, old_engines = self._policy_scores, self._engine_scores
+        self._policy_scores, self._engine_scores = policy, engines = self._ask()
+        policy_moved = None if old_policy is None else distance(policy, old_policy)
+        for engine, scores in enumerate(engines):
+            if scores is None:
+                # Lost (engine/lost_engines.py).
+                continue
+            difference = distance(scores, policy)
+            old = old_engines[engine] if old_policy is not None else None
+            moved = None if old is None else distance(scores, old)
+            self._services.record(WeightsChecked(version, engine, difference, moved, policy_moved), SOURCE)
+            if difference > SUSPICIOUS_DIFFERENCE:
+                text = suspicion(engine, difference, version)
+                self._services.record(Note("warning", text), SOURCE)
+
+    def _ask(self) -> tuple[list[float], list[list[float] | None]]:
+        plan = self._services.layouts
+        # Of layouts that take turns only one can answer; all load the same way.
+        asked = self._engines if plan is None or plan.both_awake else self._engines[: plan.engines]
+        engines = wait_for(
+            [engine.score.remote(CHECKED_TOKENS) for engine in asked],
+            self._services.settings.weights.timeout_s,
+            "the engines' log-probabilities",
+        )
+        return self._ask_policy(), engines
+
+    def _ask_policy(self) -> list[float]:
+        trained: list[list[float]] = wait_for(
+            self._policy.async_run_method("score", CHECKED_TOKENS),
+            self._services.settings.weights.timeout_s,
+            "the policy's log-probabilities",
+        )
+        return trained[0]
+
+
+def suspicion(engine: int, difference: float, version: int) -> str:
+    """What is said of an engine that is too far from the policy."""
+    return (
+        f"engine {engine} gives log-probabilities up to {difference:.3f} away from the trained model's after loading "
+        f"weight version {version}: its rollouts may not follow the policy"
+    )
+
+
+def distance(scores: Sequence[float], others: Sequence[float]) -> float:
+    """Largest difference of two sequences of log-probabilities."""
+    return max(abs(a - b) for a, b in zip(scores, others, strict=True))

@@ -1,0 +1,162 @@
+"""The node's side of the weight buffer: one shared-memory copy of a weight version for all engines of the node.
+
+One `NodeWeights` actor runs on each node that has ranks of engines, or of a policy whose engines are elsewhere. It
+makes the file on tmpfs that the policy's ranks of its node write into and the engines' workers map. A node without
+ranks of the policy fetches the buckets from the stores that have them, through Ray's object store. RhymeRL, section
+4.2 (weight buffers on host memory).
+
+Invariants: at most KEPT versions exist at a time, each in a file with room for all of it; the file of the oldest one
+is used again, because new memory costs more than copying; which parameters of a version are whole is said by their
+marks (segment_file.py); segments that a dead run left behind are removed when a store starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
+from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
+from rhyme_openrlhf.weights.buckets import Segment, Span, WeightVersion, lay_out
+from rhyme_openrlhf.weights.segment_file import SegmentFile
+
+# The one in use and the one being fetched.
+KEPT = 2
+PREFIX = "rhyme-weights"
+
+
+class WeightSpaceError(RuntimeError):
+    """The node's shared memory cannot hold a weight version."""
+
+
+class SegmentStore:
+    """Makes files for weight versions in one folder and keeps the newest KEPT."""
+
+    def __init__(self, folder: Path = SHARED_MEMORY) -> None:
+        remove_stale(PREFIX, folder)
+        self._folder = folder
+        self._segments: dict[int, Segment] = {}
+
+    def begin(self, weights: WeightVersion) -> Segment:
+        """Make room for a version, of which nothing is there yet. Raises WeightSpaceError when there is too little."""
+        entries, _ = lay_out(weights.buckets)
+        path = str(self._folder / f"{owned_prefix(PREFIX)}{weights.version}")
+        segment = Segment(weights.version, path, weights.nbytes, entries)
+        used = self._segments.pop(weights.version, None)
+        if used is None and len(self._segments) == KEPT:
+            used = self._segments.pop(min(self._segments))
+        if used is not None and (used.nbytes, len(used.entries)) != (segment.nbytes, len(segment.entries)):
+            Path(used.path).unlink(missing_ok=True)
+            used = None
+        if used is None:
+            self._allocate(segment)
+        else:
+            with closing(_open(used)) as file:
+                file.clear()
+            os.rename(used.path, path)
+        self._segments[weights.version] = segment
+        return segment
+
+    def store(self, weights: WeightVersion, arrays: Iterable[np.ndarray]) -> Segment:
+        """Write a version from its buckets' contents (uint8 arrays, in the order of `weights.buckets`).
+
+        Raises WeightSpaceError when the folder has too little room.
+        """
+        segment = self.begin(weights)
+        with closing(_open(segment)) as file:
+            for span, array in zip(lay_out(weights.buckets)[1], arrays, strict=True):
+                file.data[span.start : span.stop] = array
+                file.mark(span.first, span.end, weights.version)
+        return segment
+
+    def _allocate(self, segment: Segment) -> None:
+        """Make a segment's file, under its name only when it has all its memory."""
+        self._check_room(segment.file_bytes)
+        partial = Path(f"{segment.path}.partial")
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            # Beyond what there is, a write to a mapping ends the process; this says so before.
+            os.posix_fallocate(descriptor, 0, segment.file_bytes)
+        except OSError as error:
+            partial.unlink()
+            if error.errno != errno.ENOSPC:
+                raise
+            raise self._no_room(segment.file_bytes) from None
+        finally:
+            os.close(descriptor)
+        partial.rename(segment.path)
+
+    def _check_room(self, nbytes: int) -> None:
+        if self._free() < nbytes:
+            raise self._no_room(nbytes)
+
+    def _free(self) -> int:
+        status = os.statvfs(self._folder)
+        return status.f_bavail * status.f_frsize
+
+    def _no_room(self, nbytes: int) -> WeightSpaceError:
+        return WeightSpaceError(
+            f"{self._folder} on node {os.uname().nodename} has {self._free() >> 20} MB free, but a weight version "
+            f"needs {-(-nbytes >> 20)} MB: enlarge it (docker: --shm-size) or use --weights.transport openrlhf"
+        )
+
+    def _remove(self, version: int) -> None:
+        Path(self._segments.pop(version).path).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove every segment of this store."""
+        for version in list(self._segments):
+            self._remove(version)
+
+
+def _open(segment: Segment) -> SegmentFile:
+    return SegmentFile(segment.path, segment.nbytes, len(segment.entries))
+
+
+class PlainNodeWeights:
+    """The Ray actor of one node: keeps the node's segments and sends and fetches buckets.
+
+    Buckets go in a thread of their own, so that `begin` and `close` wait for none that never comes.
+    """
+
+    def __init__(self) -> None:
+        self._store = SegmentStore()
+
+    def begin(self, weights: WeightVersion) -> Segment:
+        """Make room for a version on this node. Raises WeightSpaceError."""
+        return self._store.begin(weights)
+
+    @ray.method(concurrency_group="buckets")
+    def share(self, segment: Segment, span: Span) -> np.ndarray:
+        """Return a bucket of this node's segment as soon as it is there. Raises SegmentGoneError."""
+        with closing(_open(segment)) as file:
+            file.wait_for(segment.version, span.first, span.end)
+            return file.data[span.start : span.stop]
+
+    @ray.method(concurrency_group="buckets")
+    def fetch(self, segment: Segment, buckets: list[tuple[Span, Any]]) -> None:
+        """Write buckets of other nodes (references to what `share` returns) into this node's segment as they come."""
+        spans = {ref: span for span, ref in buckets}
+        coming = list(spans)
+        with closing(_open(segment)) as file:
+            while coming:
+                (come,), coming = ray.wait(coming, num_returns=1)
+                span = spans[come]
+                file.data[span.start : span.stop] = ray.get(come)
+                file.mark(span.first, span.end, segment.version)
+
+    def close(self) -> None:
+        """Remove this node's segments; the last thing a run asks of it."""
+        self._store.close()
+
+
+NodeWeights = ray.remote(num_cpus=0, runtime_env={"env_vars": WITHOUT_TORCH}, concurrency_groups={"buckets": 1})(
+    PlainNodeWeights
+)

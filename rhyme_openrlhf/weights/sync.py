@@ -1,0 +1,147 @@
+"""From the policy to every engine: publish a weight version, bring it to each node once, load it.
+
+The steps overlap: the policy's ranks write into their node's segment, other nodes fetch a bucket as soon as it is
+there, and every engine loads a parameter as soon as it is on its node. A node that has a rank of an engine has a copy.
+
+Invariants: the version that an engine reports is the one it was given; a version is loaded by all engines that are
+there or the call raises; every wait has a limit and the error names what was waited for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rhyme_openrlhf.telemetry.events import WeightsLoaded, WeightsPublished
+from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.weights.buckets import Bucket, Segment, WeightVersion, lay_out, writers
+from rhyme_openrlhf.weights.node import NodeWeights
+
+SOURCE = "trainer"
+
+
+class WeightSyncError(RuntimeError):
+    """A weight version did not reach an engine in time."""
+
+
+def wait_for(refs: list[Any], timeout_s: float, what: str) -> list[Any]:
+    """The results of `refs`; raises WeightSyncError, naming `what` was waited for, when they take too long."""
+    try:
+        return ray.get(refs, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise WeightSyncError(
+            f"waited {timeout_s:g} s for {what}; raise --weights.timeout_s if that is too short"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """A version on its way: each node's segment by the node's id, and what is waited for until all of it is there."""
+
+    weights: WeightVersion
+    started: float
+    segments: dict[str, Segment]
+    published: list[Any]
+    fetched: list[Any]
+
+
+class WeightSync:
+    """The weight buffer as the trainer sees it. One per run."""
+
+    def __init__(self, policy: Any, engines: list[Any], services: RunServices) -> None:
+        self._policy = policy
+        self._engines = engines
+        self._services = services
+        self._timeout_s = services.settings.weights.timeout_s
+        # Of each engine the nodes of its ranks, its actor's first; None of one that is lost.
+        self._nodes: list[list[str] | None] = []
+        self._buckets: tuple[Bucket, ...] = ()
+        self._writers: tuple[dict[str, int], ...] = ()
+        self._stores: dict[str, Any] = {}
+
+    def sync(self, version: int) -> None:
+        """Publish the policy's weights as `version` and load them into every engine."""
+        coming = self._begin(version)
+        loading = [
+            # A lost engine (engine/lost_engines.py) may have had no node to tell.
+            engine.load_weights.remote(self._segment_of(nodes, coming.segments))
+            for engine, nodes in zip(self._engines, self._nodes, strict=True)
+        ]
+        self._arrive(coming)
+        seconds = self._wait(loading, f"{len(self._engines)} engines to load weight version {version}")
+        for engine, took in enumerate(seconds):
+            if took is None:
+                continue
+            self._services.record(WeightsLoaded(version, engine, took), SOURCE)
+
+    def bring(self, version: int) -> list[Segment | None]:
+        """Publish the policy's weights as `version` and bring them to every node; return each engine's segment."""
+        coming = self._begin(version)
+        self._arrive(coming)
+        return [self._segment_of(nodes, coming.segments) for nodes in self._nodes]
+
+    def prepare(self) -> None:
+        """Start what brings weights to the nodes, if that is not done; engines must be there."""
+        if self._nodes:
+            return
+        nodes = self._wait([engine.node_ids.remote() for engine in self._engines], "the nodes of the engines' ranks")
+        targets = dict.fromkeys(node for of_engine in nodes for node in of_engine or ())
+        plans = self._wait(self._policy.async_run_method("weight_plan"), "the nodes of the policy's ranks")
+        self._buckets = plans[0][1]
+        self._writers = writers(self._buckets, [node for node, _ in plans], targets)
+        for node in targets | dict.fromkeys(node for ranks in self._writers for node in ranks):
+            pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+            self._stores[node] = NodeWeights.options(scheduling_strategy=pinned).remote()
+        self._nodes = nodes
+
+    def _begin(self, version: int) -> _Coming:
+        """Make room for a version on every node, and have it written there; waits for none of it to arrive."""
+        self.prepare()
+        started = time.time()
+        weights = WeightVersion(version, self._buckets)
+        made = self._wait(
+            [store.begin.remote(weights) for store in self._stores.values()],
+            f"{len(self._stores)} nodes to make room for weight version {version}",
+        )
+        segments = dict(zip(self._stores, made, strict=True))
+        published = self._policy.async_run_method("publish_weights", segments, self._writers)
+        return _Coming(weights, started, segments, published, self._fetch(segments))
+
+    def _fetch(self, segments: dict[str, Segment]) -> list[Any]:
+        """Have nodes without writers fetch the buckets; one object of Ray's store serves all of them."""
+        written = {node for ranks in self._writers for node in ranks}
+        fetching = {node: store for node, store in self._stores.items() if node not in written}
+        if not fetching:
+            return []
+        _, spans = lay_out(self._buckets)
+        shared = []
+        for number, (span, ranks) in enumerate(zip(spans, self._writers, strict=True)):
+            source = sorted(ranks)[number % len(ranks)]
+            shared.append((span, self._stores[source].share.remote(segments[source], span)))
+        return [store.fetch.remote(segments[node], shared) for node, store in fetching.items()]
+
+    def _arrive(self, coming: _Coming) -> None:
+        """Wait until a version is on every node."""
+        weights = coming.weights
+        self._wait(coming.published, "the policy to publish its weights")
+        took = time.time() - coming.started
+        self._services.record(WeightsPublished(weights.version, took, weights.nbytes, len(weights.buckets)), SOURCE)
+        self._wait(coming.fetched, f"weight version {weights.version} to reach {len(self._stores)} nodes")
+
+    def _segment_of(self, nodes: list[str] | None, segments: dict[str, Segment]) -> Segment | None:
+        """Return what an engine on these nodes loads."""
+        if nodes is None:
+            return None
+        return dataclasses.replace(segments[nodes[0]], paths=tuple((node, segments[node].path) for node in nodes[1:]))
+
+    def _wait(self, refs: list[Any], what: str) -> list[Any]:
+        return wait_for(refs, self._timeout_s, what)
+
+    def close(self) -> None:
+        """Remove the shared-memory copies."""
+        self._wait([store.close.remote() for store in self._stores.values()], "the nodes to drop their weight copies")

@@ -1,0 +1,228 @@
+"""Drafts from texts as they grow: found against a search through everything, and never a wrong match."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.drafting.drafter import FROM_OWN, FROM_SIBLINGS, NO_SOURCE
+from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
+from rhyme_openrlhf.settings.config import HistoSpecSettings
+from tests.drafting.whole_texts import WholeTexts
+from tests.examples import examples
+
+PARTS = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
+WINDOW = 5
+FAR = 10**6
+# As csrc/texts.cpp and drafter.cpp have them: tokens of a draft without a match, buckets of a prompt's first table, and
+# tokens that a sample's first table of its own text has room for.
+LIKELY_TOKENS, FIRST_BUCKETS, FIRST_TABLED = 2, 4096, 1024
+MANY = 64
+
+
+class Growing(WholeTexts):
+    """Samples by number, that are told what is new."""
+
+    def __init__(self, settings: HistoSpecSettings) -> None:
+        super().__init__(settings)
+        self.said: dict[str, list[int]] = {}
+
+
+def live(**changes: Any) -> Growing:
+    """The named sources alone; a draft is as long as its window."""
+    plain: dict[str, Any] = {
+        "prefix_min": 3, "own_output": False, "siblings": False, "extend_confidence": 1.0, "stop_confidence": 0.0
+    }  # fmt: skip
+    return Growing(HistoSpecSettings(**(plain | changes)))
+
+
+def begin(texts: Growing, key: str, prompt_tokens: int, window: int = WINDOW, most_tokens: int = FAR) -> str:
+    name = f"sample {len(texts.said)}"
+    texts.begin(name, key, prompt_tokens, most_tokens, window)
+    texts.said[name] = []
+    return name
+
+
+def grow(texts: Growing, name: str, part: list[int]) -> tuple[list[int], int]:
+    texts.said[name] += part
+    texts.tell([name], [texts.said[name]])
+    drafts = texts.propose(texts._samples_of([name]), whole=False)
+    return drafts.tokens()[0], int(drafts.sources[0])
+
+
+def continuations(text: list[int], end: list[int]) -> list[int]:
+    """The places in `text` right after an occurrence of `end`."""
+    return [at for at in range(len(end), len(text)) if text[at - len(end) : at] == end]
+
+
+def repeated(text: list[int], at: int, size: int) -> list[int]:
+    """`size` tokens from `at`, as if the text went on repeating itself from there."""
+    period = len(text) - at
+    return [text[at + i % period] for i in range(size)]
+
+
+@settings(deadline=None, derandomize=True)
+@given(PARTS, st.integers(1, 4))
+def test_own_text_is_found_when_it_repeats(parts: list[list[int]], shortest: int) -> None:
+    texts, text = live(own_output=True, prefix_min=shortest), []
+    row = begin(texts, "p", 0)
+    for part in parts:
+        found, source = grow(texts, row, part)
+        text += part
+        # Four different tokens never fill the table: nothing is taken over.
+        places = continuations(text, text[-shortest:]) if len(text) >= shortest else []
+        assert (source == FROM_OWN) == bool(places)
+        assert not places or found in [repeated(text, at, WINDOW) for at in places]
+
+
+@settings(deadline=None, derandomize=True)
+@given(PARTS, PARTS, st.integers(1, 4))
+def test_what_a_sibling_wrote_after_the_same_tokens_is_found(
+    theirs: list[list[int]], ours: list[list[int]], shortest: int
+) -> None:
+    texts = live(siblings=True, prefix_min=shortest)
+    other, row = begin(texts, "p", 1), begin(texts, "p", 1)
+    their_text, our_text = [0], [0]
+    grow(texts, other, [0])
+    grow(texts, row, [0])
+    for number in range(max(len(theirs), len(ours))):
+        for text, who, parts in ((their_text, other, theirs), (our_text, row, ours)):
+            part = parts[number] if number < len(parts) else []
+            found, source = grow(texts, who, part)
+            text += part
+        places = continuations(their_text, our_text[-shortest:]) if len(our_text) >= shortest else []
+        assert source in (FROM_SIBLINGS, NO_SOURCE)
+        # The latest place may be where the sibling is now; then there may be none although an earlier one goes on.
+        # Without a match it is what followed the last token somewhere.
+        matches = [their_text[at : at + WINDOW] for at in places]
+        pairs = {both[at : at + 2] for both in map(tuple, (their_text, our_text)) for at in range(len(both) - 1)}
+        chain = [our_text[-1], *found]
+        followers = len(found) <= LIKELY_TOKENS and all(pair in pairs for pair in itertools.pairwise(chain))
+        assert found in matches or followers
+        if places and their_text[-shortest:] != our_text[-shortest:]:
+            assert found in matches
+
+
+def test_without_a_match_siblings_say_what_mostly_follows() -> None:
+    texts = live(siblings=True)
+    first, second = begin(texts, "p", 1), begin(texts, "p", 1)
+    grow(texts, first, [9, 5, 7, 1, 5, 7, 2, 5, 8, 3])
+    assert grow(texts, second, [9, 4, 5]) == ([7, 1], FROM_SIBLINGS)
+    assert grow(texts, second, [6]) == ([], NO_SOURCE)
+    full = begin(texts, "p", 1, most_tokens=4)
+    assert grow(texts, full, [9, 4, 5]) == ([], NO_SOURCE)
+    stranger = begin(texts, "q", 1)
+    assert grow(texts, stranger, [9, 4, 5]) == ([], NO_SOURCE)
+
+
+def test_a_loop_is_drafted_on() -> None:
+    texts = live(own_output=True)
+    row = begin(texts, "p", 0, window=10, most_tokens=20)
+    assert grow(texts, row, [1, 2, 3, 4] * 2)[0] == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    assert grow(texts, row, [1, 2, 3, 4] * 2)[0] == [1, 2, 3]
+    assert grow(texts, row, [1, 2, 3, 4]) == ([], NO_SOURCE)
+
+
+def test_the_most_recent_occurrence_counts() -> None:
+    texts = live(own_output=True, prefix_min=2)
+    row = begin(texts, "p", 0, window=2)
+    assert grow(texts, row, [1, 2, 7, 1, 2, 8, 1, 2])[0] == [8, 1]
+
+
+def test_it_does_not_matter_how_the_tokens_came() -> None:
+    text = [number * number % 11 for number in range(4 * FIRST_TABLED)]
+    texts = live(own_output=True, siblings=True)
+    whole, single = begin(texts, "p", 0, window=20), begin(texts, "q", 0, window=20)
+    drafted = grow(texts, whole, text)
+    for token in text[:-1]:
+        grow(texts, single, [token])
+    assert grow(texts, single, text[-1:]) == drafted
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=10, max_size=400))
+def test_any_token_id_is_fine(text: list[int]) -> None:
+    """A slot that other tokens took over loses a match once; a text this long has more than one chance."""
+    texts = live(own_output=True)
+    row = begin(texts, "p", 0)
+    found, source = grow(texts, row, text + text)
+    assert source == FROM_OWN
+    assert found in [repeated(text + text, at, WINDOW) for at in continuations(text + text, text[-3:])]
+
+
+def test_tables_and_rows_grow_and_nothing_is_lost() -> None:
+    texts = live(siblings=True)
+    rows = [begin(texts, f"p{number % 3}", 0) for number in range(3 * MANY)]
+    # Every other token is new, so that there are more places than the first table has buckets.
+    said = {row: [(n * 7919 + i * 31 + i * i) % 100003 for i in range(400)] for n, row in enumerate(rows)}
+    assert 400 * MANY > 4 * FIRST_BUCKETS
+    for row in rows:
+        grow(texts, row, said[row])
+    missed = 0
+    for row in rows:
+        sibling = rows[(rows.index(row) + 3) % len(rows)]
+        grow(texts, row, [5, 4, 3])
+        found, source = grow(texts, row, said[sibling][50:60])
+        assert source in (FROM_SIBLINGS, NO_SOURCE)
+        missed += found != said[sibling][60:65]
+    assert missed < len(rows) / 5
+    for row in rows:
+        texts.finish(row)
+    assert texts.memory_bytes() == 0
+
+
+def test_a_prompt_with_an_index_outlives_its_samples() -> None:
+    texts = live()
+    texts.install("p", build_index([Piece([1, 2, 3], [4, 5], 1.0)]))
+    for _ in range(2):
+        row = begin(texts, "p", 3)
+        assert grow(texts, row, [1, 2, 3])[0] == [4, 5]
+        texts.finish(row)
+    texts.forget("p")
+    texts.forget("p")
+    row = begin(texts, "p", 3)
+    assert grow(texts, row, [1, 2, 3])[0] == []
+
+
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_size=4), PARTS, st.integers(0, 8))
+def test_history_drafts_as_the_index_does(history: list[list[int]], parts: list[list[int]], again: int) -> None:
+    """Whatever came since the last step, and also when the prompt gets another index in between."""
+    pieces = [Piece([], tokens, float(number % 2)) for number, tokens in enumerate(history)]
+    texts, text = live(prefix_min=1), []
+    buffer = build_index(pieces)
+    index = DraftIndex.from_buffer(buffer)
+    texts.install("p", buffer)
+    row = begin(texts, "p", 0)
+    for number, part in enumerate(parts):
+        if number == again:
+            buffer = build_index([*pieces[1:], Piece([], text, 1.0)])
+            index = DraftIndex.from_buffer(buffer)
+            texts.install("p", buffer)
+        # Half of the parts begin with what was drafted.
+        drafted = index.draft(text, 16, 1, WINDOW).tokens
+        new = [*drafted, *part[:2]] if number % 2 else part
+        text += new
+        assert grow(texts, row, new)[0] == index.draft(text, 16, 1, WINDOW).tokens
+
+
+def test_samples_that_began_together_do_not_grow_together() -> None:
+    """A step gives more memory to four samples at most; without texts that are full it would all come in two steps."""
+    samples, a_sample = 24, 4 * (3 * 2 * 1024 + 3 * 4096)
+    texts = live(own_output=True)
+    names = [begin(texts, f"p{number}", 1, most_tokens=1 << 16) for number in range(samples)]
+    sizes = [texts.memory_bytes()]
+    for step in range(2 * 4096 // 16):
+        for number, name in enumerate(names):
+            texts.said[name] += [(step * 7 + i * number) % 911 for i in range(16)]
+        texts.draft_for(names, [texts.said[name] for name in names])
+        sizes.append(texts.memory_bytes())
+    added = [after - before for before, after in itertools.pairwise(sizes)]
+    assert 0 < max(added[1:]) <= 4 * a_sample
+    assert sum(added) > samples * a_sample
+    for name in names:
+        texts.finish(name)
+    assert texts.memory_bytes() == 0

@@ -1,0 +1,69 @@
+"""The contract of our one patch of vLLM's EngineCore."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+core = pytest.importorskip("vllm.v1.engine.core")
+
+
+def test_importing_the_module_adds_one_method_and_replaces_none() -> None:
+    from rhyme_openrlhf.engine.patches import core_channel as channel
+
+    assert getattr(core.EngineCore, channel.METHOD) is channel._call_scheduler
+    assert channel.METHOD not in inspect.getsource(core)
+
+
+def test_utility_calls_still_look_methods_up_by_name() -> None:
+    source = inspect.getsource(core.EngineCoreProc._handle_client_request)
+    assert "getattr(self, method_name)" in source
+    # vLLM passes as many arguments as the method has; ours has two.
+    from rhyme_openrlhf.engine.patches.core_channel import _call_scheduler
+
+    assert list(inspect.signature(_call_scheduler).parameters) == ["self", "method", "arguments"]
+
+
+def test_only_offered_methods_are_called() -> None:
+    from rhyme_openrlhf.engine.patches.core_channel import _call_scheduler
+
+    scheduler = SimpleNamespace(CALLABLE=("double",), double=lambda x: 2 * x, secret=lambda: 1)
+    engine = SimpleNamespace(scheduler=scheduler)
+    assert _call_scheduler(engine, "double", [4]) == 8
+    with pytest.raises(ValueError, match="offers no method 'secret'"):
+        _call_scheduler(engine, "secret", [])
+
+
+def test_the_scheduler_methods_we_override_exist() -> None:
+    """engine/scheduler.py: a renamed method upstream would silently stop drafting or counting."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    for name in ("schedule", "update_from_output", "add_request", "update_draft_token_ids", "_free_request"):
+        assert callable(getattr(Scheduler, name))
+    assert "scheduled_spec_decode_tokens" in inspect.getsource(Scheduler.update_from_output)
+
+
+def test_a_scheduler_can_say_whether_the_loop_waits_for_calls() -> None:
+    """engine/scheduler_parts/arrivals.py: an engine that expects a sample must see it come."""
+    import queue
+
+    from rhyme_openrlhf.engine.patches.core_channel import _call_scheduler
+
+    source = inspect.getsource(core.EngineCoreProc._process_input_queue)
+    # Asked anew each time round, after the scheduler was asked whether it has requests.
+    loop = source[source.index("while not self.has_work()") :]
+    assert "block = self.process_input_queue_block" in loop and "self.input_queue.get(block=block)" in loop
+    assert "self.scheduler.has_requests()" in inspect.getsource(core.EngineCoreProc.has_work)
+    assert "if not self.scheduler.has_requests():\n            return {}, False" in inspect.getsource(
+        core.EngineCore.step
+    )
+
+    scheduler = SimpleNamespace(
+        CALLABLE=("ask",), ask=lambda: scheduler.is_called(), is_called=None, wait_for_calls=None
+    )
+    engine = SimpleNamespace(scheduler=scheduler, input_queue=queue.Queue(), process_input_queue_block=True)
+    assert _call_scheduler(engine, "ask", []) is False
+    scheduler.wait_for_calls(False)
+    assert engine.process_input_queue_block is False
+    engine.input_queue.put("a call")
+    assert _call_scheduler(engine, "ask", []) is True

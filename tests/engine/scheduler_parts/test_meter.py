@@ -1,0 +1,118 @@
+"""Counting an engine's steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rhyme_openrlhf.drafting.drafter import FROM_HISTORY, FROM_OWN, Verified
+from rhyme_openrlhf.engine.scheduler_parts.meter import PADDING, StepMeter
+from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, speculation_rate, tokens_per_step
+
+
+@dataclass
+class Output:
+    """As vLLM's EngineCoreOutput."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: str | None = None
+
+
+def counters(meter: StepMeter) -> EngineCounters:
+    return EngineCounters.from_dict(meter.counters())
+
+
+def running(*names: str, response_tokens: int = 1) -> StepMeter:
+    meter = StepMeter()
+    for name in names:
+        meter.start(name, response_tokens, True)
+    return meter
+
+
+def step(meter: StepMeter, scheduled: dict[str, int], outputs: list[Output], seconds: float = 0.1) -> None:
+    meter.begin_step(scheduled, scheduled)
+    meter.end_step([outputs], seconds)
+
+
+def test_a_prefill_step_emits_no_decode_token() -> None:
+    meter = running("a", response_tokens=0)
+    step(meter, {"a": 8}, [], 0.25)
+    step(meter, {"a": 4}, [Output("a", [7])], 0.25)
+    done = counters(meter)
+    assert (done.prompt_tokens, done.response_tokens, done.decode_tokens, done.decode_steps) == (12, 1, 0, 0)
+    assert done.busy_seconds == 0.5
+    step(meter, {"a": 1}, [Output("a", [7])])
+    done = counters(meter)
+    assert (done.prompt_tokens, done.response_tokens, done.decode_tokens, done.decode_steps) == (12, 2, 1, 1)
+
+
+def test_a_sample_that_ends_with_its_first_token_has_no_decode_token() -> None:
+    meter = running("a", response_tokens=0)
+    meter.begin_step({"a": 8}, {"a"})
+    meter.finish("a")
+    meter.end_step([[Output("a", [7], "stop")]], 0.1)
+    done = counters(meter)
+    assert (done.prompt_tokens, done.response_tokens, done.decode_tokens, done.finished_samples) == (8, 1, 0, 1)
+
+
+def test_plain_decoding_yields_one_token_a_step() -> None:
+    meter = running("a", "b")
+    for last in (False, False, True):
+        step(meter, {"a": 1, "b": 1}, [Output("a", [5]), Output("b", [5], "stop" if last else None)])
+    done = counters(meter)
+    assert (done.decode_steps, done.sample_steps, done.decode_tokens, done.finished_samples) == (3, 6, 6, 1)
+    assert tokens_per_step(done) == 1.0
+    assert speculation_rate(done) == 0.0
+
+
+def test_a_step_without_output_still_counts_for_its_sample_and_an_aborted_one_does_not() -> None:
+    meter = running("a", "gone")
+    meter.begin_step({"a": 1, "gone": 1}, {"a"})
+    meter.end_step([], 0.1)
+    assert counters(meter).sample_steps == 1
+
+
+def test_samples_that_are_not_to_be_counted_are_not() -> None:
+    meter = running("a")
+    meter.start("check", 0, False)
+    meter.begin_step({"a": 1, "check": 9}, {"a", "check"})
+    found = meter.verified_drafts({"check": [1]}, {"check": 2}, {"a", "check"})
+    assert found == Verified([], [], [])
+    meter.finish("check")
+    meter.end_step([[Output("a", [5]), Output("check", [5, 6], "stop")]], 0.1)
+    done = counters(meter)
+    assert (done.response_tokens, done.sample_steps, done.finished_samples, done.prompt_tokens) == (1, 1, 0, 0)
+    meter.start("check", 0, False)
+    step(meter, {"check": 9}, [Output("check", [5])])
+    assert counters(meter) == done
+
+
+def test_accepted_drafts_count_only_as_far_as_they_became_response_tokens() -> None:
+    meter = running("a", "b")
+    meter.begin_step({"a": 5, "b": 5}, {"a", "b"})
+    drafts = Verified(["a", "b"], [4, 4], [4, 1])
+    accepted = [0] * (FROM_OWN + 1)
+    accepted[FROM_OWN], accepted[FROM_HISTORY] = 4, 1
+    meter.count_drafts(drafts, [FROM_OWN, FROM_HISTORY], accepted)
+    # The response of a ended inside its accepted draft: 3 of 5 sampled tokens are left of it.
+    meter.end_step([[Output("a", [1, 2, 3], "stop")], [Output("b", [1, 2])]], 1)
+    done = counters(meter)
+    assert (done.accepted_own, done.accepted_siblings) == (3, 0)
+    assert (done.drafts, done.drafted, done.accepted, done.decode_tokens) == (2, 8, 4, 5)
+    assert acceptance_rate(done) == 0.5
+    step(meter, {"b": 1}, [Output("b", [1])])
+    assert counters(meter).drafts == 2
+
+
+def test_verified_drafts_leave_padding_out() -> None:
+    drafts = {"padded": [PADDING] * 8, "real": [5, 6, 7], "cut": [5, 6, PADDING], "lost": [1, 2], "gone": [1]}
+    found = running(*drafts).verified_drafts(
+        drafts, {"padded": 1, "real": 3, "cut": 1, "gone": 2}, set(drafts) - {"gone"}
+    )
+    assert found == Verified(["real", "cut", "lost"], [3, 2, 2], [2, 0, 0])
+
+
+def test_draft_seconds_are_busy_seconds() -> None:
+    meter = StepMeter()
+    meter.add_draft_seconds(0.25)
+    assert counters(meter).busy_seconds == counters(meter).draft_seconds == 0.25

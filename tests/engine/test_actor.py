@@ -1,0 +1,329 @@
+"""Our engine actor on a real engine: numbered weights, cache salt, pause, history. Without Ray: it is a plain class."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rhyme_openrlhf import embedded
+from rhyme_openrlhf.history.index import Piece, build_index
+from rhyme_openrlhf.prompt_keys import prompt_key, turn_key
+from rhyme_openrlhf.settings.config import CpuSettings, EngineSettings, RhymeSettings
+from rhyme_openrlhf.weights.buckets import Parameter, Segment, WeightVersion, plan_buckets
+from rhyme_openrlhf.weights.node import SegmentStore
+
+# Longer than vLLM's KV block on CPU, so that a second request for it does find cached blocks.
+PROMPT = list(range(10, 60)) * 6
+TOLERANCE = 1e-3
+# Tokens of a response that still runs when something is done to its engine: seconds.
+LONG = 700
+
+
+class Actor:
+    """RhymeRolloutActor, or one of its kinds, with its event loop in a thread."""
+
+    def __init__(self, kind: Any = None) -> None:
+        from rhyme_openrlhf.engine.actor import RhymeRolloutActor
+
+        kind = kind or RhymeRolloutActor
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self.raw = kind.__new__(kind)
+        self.call(
+            self.raw.__init__(
+                model=str(embedded.MODEL), max_model_len=768, enforce_eager=True, tensor_parallel_size=1, num_gpus=0,
+                enable_prefix_caching=True, distributed_executor_backend="uni", logprobs_mode="processed_logprobs",
+                max_logprobs=1, bundle_indices=None,
+                rhyme=RhymeSettings(cpu=CpuSettings(kv_cache_mb=64), engine=EngineSettings(100, 3000)), run_seed=1,
+                index=0, history_workers=[],
+            )
+        )  # fmt: skip
+        # Before anything is asked of it.
+        self.had_requests = self.raw.llm.output_handler is not None
+        self.counted = self.call(self.raw._totals())
+
+    def call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(240)
+
+    def start(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+
+@contextmanager
+def an_actor(kind: Any = None) -> Iterator[Actor]:
+    """An engine for some tests."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in {
+            # Upstream asks Ray, which is not there, for its address unless it is known.
+            "RAY_ADDRESS": "not-asked",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "TORCH_COMPILE_DISABLE": "1",
+            "OMP_NUM_THREADS": "1",
+        }.items():
+            environment.setenv(name, value)
+        found = Actor(kind)
+        yield found
+        found.raw.llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def actor(starts_engine: None) -> Iterator[Actor]:
+    with an_actor() as found:
+        yield found
+
+
+def test_an_engine_has_the_size_that_was_asked_for(actor: Actor) -> None:
+    scheduling = actor.raw.llm.vllm_config.scheduler_config
+    assert (scheduling.max_num_seqs, scheduling.max_num_batched_tokens) == (100, 3000)
+    # From the worker, where they are resolved.
+    padded = actor.call(actor.raw.padded_rows())
+    assert padded and list(padded) == sorted(set(padded))
+
+
+def model_with(scale: float) -> Any:
+    """The embedded model in fp32 with its last layer norm scaled: other weights, other log-probabilities."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(embedded.MODEL, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(scale)
+    return model
+
+
+def stored(model: Any, version: int, folder: Path) -> Segment:
+    import torch
+
+    tensors = dict(model.named_parameters())
+    parameters = [
+        Parameter(name, tuple(tensor.shape), "float32", tensor.numel() * tensor.element_size())
+        for name, tensor in tensors.items()
+    ]
+    arrays, buckets = [], []
+    for bucket in plan_buckets(parameters, 1 << 20, 1):
+        array = np.zeros(bucket.nbytes, dtype=np.uint8)
+        for entry in bucket.entries:
+            raw = tensors[entry.parameter.name].detach().contiguous().view(-1).view(torch.uint8).numpy()
+            array[entry.offset : entry.offset + raw.size] = raw
+        arrays.append(array)
+        buckets.append(bucket)
+    return SegmentStore(folder).store(WeightVersion(version, tuple(buckets)), arrays)
+
+
+def expected_scores(model: Any, tokens: list[int]) -> list[float]:
+    from openrlhf.models.actor import Actor
+
+    from rhyme_openrlhf.weights.publisher import fixed_sequence_log_probs
+
+    actor = Actor(model)
+    actor.packing_samples = False
+    return fixed_sequence_log_probs(actor, tokens)
+
+
+def sampling(**values: Any) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(**({"temperature": 0, "max_tokens": 8, "logprobs": 1} | values))
+
+
+def until_running(actor: Actor) -> None:
+    while not actor.raw._running:
+        time.sleep(0.001)
+
+
+def first_log_probability(output: Any) -> float:
+    answer = output.outputs[0]
+    return answer.logprobs[0][answer.token_ids[0]].logprob
+
+
+def test_first_requests_are_of_the_start_and_counted_nowhere(actor: Actor) -> None:
+    assert actor.had_requests
+    assert (actor.counted.response_tokens, actor.counted.decode_steps, actor.counted.finished_samples) == (0, 0, 0)
+
+
+def test_what_is_there_at_the_start_is_in_no_garbage_collection(actor: Actor) -> None:
+    import torch
+
+    # A collection goes through what it returns; half a second of that lay in a run's first stage.
+    assert gc.is_tracked(torch) and gc.is_tracked(actor.raw.llm)
+    assert not {id(torch), id(actor.raw.llm)} & set(map(id, gc.get_objects()))
+
+
+def test_each_version_is_loaded_and_no_cached_block_survives_it(actor: Actor, tmp_path: Path) -> None:
+    import torch
+
+    seen = []
+    for version, scale in ((1, 0.5), (2, 1.5), (3, 1.0)):
+        model = model_with(scale)
+        actor.call(actor.raw.load_weights(stored(model, version, tmp_path)))
+        assert actor.raw.get_weight_version() == version
+        scores = actor.call(actor.raw.score(PROMPT[:40]))
+        assert scores == pytest.approx(expected_scores(model, PROMPT[:40]), abs=TOLERANCE)
+        # Twice: the second request finds the first one's blocks, which must be of this version.
+        for _ in range(2):
+            output = actor.call(actor.raw.generate(list(PROMPT), sampling()))
+            with torch.no_grad():
+                best = torch.log_softmax(model(torch.tensor([PROMPT])).logits[0, -1], dim=-1).max().item()
+            assert first_log_probability(output) == pytest.approx(best, abs=TOLERANCE)
+        assert output.num_cached_tokens > 0
+        seen.append(first_log_probability(output))
+    assert len({round(value, 2) for value in seen}) == 3
+
+
+def test_loading_under_running_samples_is_refused(actor: Actor, tmp_path: Path) -> None:
+    from rhyme_openrlhf.engine.actor import WeightLoadError
+
+    segment = stored(model_with(1.0), 9, tmp_path)
+    running = actor.start(actor.raw.generate(list(PROMPT[:8]), sampling(max_tokens=LONG, ignore_eos=True)))
+    until_running(actor)
+    before = actor.raw.get_weight_version()
+    with pytest.raises(WeightLoadError, match=r"engine 0 was told to load weight version 9 while 1 samples run"):
+        actor.call(actor.raw.load_weights(segment))
+    assert len(running.result(120).outputs[0].token_ids) == LONG
+    assert actor.raw.get_weight_version() == before
+
+
+def test_partial_rollout_goes_on_with_the_new_weights(actor: Actor, tmp_path: Path) -> None:
+    """Paused, loaded, resumed: the sample's later tokens follow the new weights, on a recomputed KV cache."""
+    import torch
+
+    old, new = model_with(1.0), model_with(0.2)
+    actor.call(actor.raw.load_weights(stored(old, 20, tmp_path)))
+    parameters = sampling(temperature=1, seed=3, max_tokens=LONG, ignore_eos=True)
+    running = actor.start(actor.raw.generate(list(PROMPT[:8]), parameters))
+    until_running(actor)
+    while max(actor.call(actor.raw.call_scheduler("output_lengths")).values(), default=0) < 50:
+        pass
+    actor.call(actor.raw.pause_generation())
+    actor.call(actor.raw.load_weights(stored(new, 21, tmp_path)))
+    late = actor.start(actor.raw.generate(list(PROMPT[:8]), sampling()))
+    actor.call(actor.raw.resume_generation())
+    answer = running.result(120).outputs[0]
+    late.result(60)
+
+    tokens = PROMPT[:8] + list(answer.token_ids)
+    log_probs = []
+    for model in (old, new):
+        with torch.no_grad():
+            log_probs.append(torch.log_softmax(model(torch.tensor([tokens])).logits[0], dim=-1))
+    follows = []
+    for i, (token, at) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        position = len(tokens) - len(answer.token_ids) + i - 1
+        differences = [abs(at[token].logprob - table[position, token].item()) for table in log_probs]
+        assert min(differences) < TOLERANCE
+        follows.append(differences[0] > differences[1])
+    # Old weights up to the switch, new ones from there to the end, and each for a good part of the response.
+    assert follows == sorted(follows)
+    assert 50 <= follows.index(True) <= LONG - 50
+
+
+def test_a_request_that_comes_while_weights_load_waits_for_them(actor: Actor, tmp_path: Path) -> None:
+    actor.call(actor.raw.pause_generation())
+    waiting = actor.start(actor.raw.generate(list(PROMPT[:8]), sampling()))
+    actor.call(asyncio.sleep(0.3))
+    assert not actor.raw._running and not waiting.done()
+    model = model_with(0.7)
+    actor.call(actor.raw.load_weights(stored(model, 30, tmp_path)))
+    actor.call(actor.raw.resume_generation())
+    import torch
+
+    with torch.no_grad():
+        best = torch.log_softmax(model(torch.tensor([PROMPT[:8]])).logits[0, -1], dim=-1).max().item()
+    assert first_log_probability(waiting.result(60)) == pytest.approx(best, abs=TOLERANCE)
+
+
+def test_what_ran_between_two_rollouts_is_in_no_rollouts_counts(actor: Actor) -> None:
+    actor.call(actor.raw.generate(list(PROMPT[:8]), sampling(max_tokens=5, ignore_eos=True)))  # an evaluation's
+    actor.call(actor.raw.begin_rollout())
+    actor.call(actor.raw.generate(list(PROMPT[:8]), sampling(max_tokens=3, ignore_eos=True)))
+    progress = actor.call(actor.raw.progress())
+    report = actor.call(actor.raw.rollout_report(0.0, 0.0))
+    for counted in (progress, report["counters"]):
+        assert (counted["response_tokens"], counted["finished_samples"]) == (3, 1)
+
+
+def test_only_offered_scheduler_methods_can_be_called(actor: Actor) -> None:
+    with pytest.raises(Exception, match="offers no method 'shutdown'"):
+        actor.call(actor.raw.call_scheduler("shutdown"))
+
+
+def test_a_bad_index_is_refused_and_harms_nothing(actor: Actor, tmp_path: Path) -> None:
+    torn = tmp_path / "torn"
+    torn.write_bytes(b"RHYMEIDX" + bytes(100))
+    assert "refused" in actor.call(actor.raw.call_scheduler("install_history", "key", str(torn)))
+    assert "refused" in actor.call(actor.raw.call_scheduler("install_history", "key", str(tmp_path / "gone")))
+    assert actor.call(actor.raw.generate(list(PROMPT[:8]), sampling())).outputs[0].token_ids
+
+
+class TwoTurns:
+    """An agent with two turns: its second prompt is the first answer and a question."""
+
+    async def execute(
+        self, prompt: str, label: str, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any,
+        images: Any = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        tokens, answers = list(PROMPT[:40]), []
+        for _ in range(2):
+            output = await llm_engine.generate(tokens, sampling_params)
+            answers.append(list(output.outputs[0].token_ids))
+            tokens = tokens + answers[-1] + [7, 8, 9]
+        return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answers": answers}
+
+
+class MadeUpWorker:
+    """Stands for a history worker: has an index for each key, and notes what it is asked."""
+
+    def __init__(self, indexes: dict[str, Any]) -> None:
+        self.indexes = indexes
+        self.asked: list[str] = []
+
+    @property
+    def index(self) -> Any:
+        async def answer(key: str) -> Any:
+            self.asked.append(key)
+            return self.indexes.get(key)
+
+        return SimpleNamespace(remote=answer)
+
+
+def test_each_turn_of_a_conversation_is_drafted_from_its_own_history(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second turn's history is its answer; the first turn's, and so nothing else, says the contrary."""
+    monkeypatch.setattr(actor.raw, "executor", TwoTurns())
+    run = dataclasses.replace(actor.raw.rhyme.run, reproducible=True)  # waits for each index
+    monkeypatch.setattr(actor.raw, "rhyme", dataclasses.replace(actor.raw.rhyme, run=run))
+
+    def answers() -> list[list[int]]:
+        parameters = sampling(max_tokens=24, ignore_eos=True)
+        (response,) = actor.call(actor.raw.generate_responses("p", "", parameters, 768, None, 1))
+        return response["answers"]
+
+    def accepted() -> float:
+        return actor.call(actor.raw._totals()).accepted
+
+    without = answers()
+    key = prompt_key("p")
+    context = [*PROMPT[:40], *without[0], 7, 8, 9][-16:]
+    worker = MadeUpWorker({
+        key: build_index([Piece(context, [3] * 24, 1.0)]),
+        turn_key(key, 1): build_index([Piece(context, without[1], 1.0)]),
+    })  # fmt: skip
+    monkeypatch.setattr(actor.raw._history, "_workers", [worker])
+    before = accepted()
+    assert answers() == without
+    assert worker.asked == [key, turn_key(key, 1)]
+    assert accepted() - before >= 20
+    assert actor.raw._history.take_problems() == []
+    assert actor.raw._history._installed == set()

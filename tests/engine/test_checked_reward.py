@@ -1,0 +1,117 @@
+"""A reward that does not come, comes late or is no number ends the rollout, and says which reward it was."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardError, RewardLateError, check_finite
+
+LIMIT_S = 1.0
+
+
+class Tokenizer:
+    """One token a character."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, Any]:
+        import torch
+
+        return {"input_ids": torch.tensor([[ord(character) for character in text]])}
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return "".join(map(chr, tokens))
+
+
+class Engine:
+    """Answers every prompt with "42"."""
+
+    async def generate(self, tokens: list[int], parameters: Any, multi_modal_data: Any = None) -> Any:
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=[52, 50], finish_reason="stop", logprobs=None)])
+
+
+def rewarded(tmp_path: Path, body: str) -> dict[str, Any]:
+    reward = tmp_path / "reward.py"
+    reward.write_text(f"import time\ndef reward_func(queries, prompts, labels, **kwargs):\n    {body}\n")
+    executor = CheckedExecutor(str(reward), LIMIT_S)
+    return asyncio.run(executor.execute("6*7=", "42", SamplingParams(max_tokens=8), 64, Tokenizer(), Engine()))
+
+
+def test_a_right_reward_passes(tmp_path: Path) -> None:
+    output = rewarded(tmp_path, "return {'rewards': 1.0, 'scores': 0.5}")
+    assert (output["reward"], output["scores"]) == (1.0, 0.5)
+    check_finite(output)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("raise KeyError('answer')", "raised KeyError: 'answer'"),
+        ("raise TimeoutError('the judge')", "raised TimeoutError: the judge"),
+        ("time.sleep(2)", "did not answer within 1 s (--limits.reward_s)"),
+        ("return {'reward': 1.0}", "returned no 'rewards'"),
+        ("return None", "returned no 'rewards'"),
+    ],
+)
+def test_no_reward_is_an_error(tmp_path: Path, body: str, says: str) -> None:
+    with pytest.raises(RewardError) as error:
+        rewarded(tmp_path, body)
+    assert says in str(error.value)
+    assert "reward.py" in str(error.value) and "6*7=" in str(error.value)
+    assert isinstance(error.value, RewardLateError) == ("within" in says)
+
+
+def test_waiting_for_a_thread_is_not_the_rewards_time(tmp_path: Path) -> None:
+    """asyncio has few threads: here one, for five rewards of a third of the limit each."""
+    reward = tmp_path / "reward.py"
+    reward.write_text("import time\ndef reward_func(q, p, l):\n    time.sleep(0.3)\n    return {'rewards': 1.0}\n")
+    executor = CheckedExecutor(str(reward), LIMIT_S)
+
+    async def run() -> list[dict[str, Any]]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        one = executor.execute
+        return await asyncio.gather(
+            *(one("6*7=", "42", SamplingParams(max_tokens=8), 64, Tokenizer(), Engine()) for _ in range(5))
+        )
+
+    assert [output["reward"] for output in asyncio.run(run())] == [1.0] * 5
+
+
+def test_rewards_that_hang_take_no_thread_from_others(tmp_path: Path) -> None:
+    """One thread of asyncio's, and more hanging rewards than that."""
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "import time\ndef reward_func(q, p, l):\n"
+        "    time.sleep(2 if l == ['hang'] else 0)\n    return {'rewards': 1.0}\n"
+    )
+    executor = CheckedExecutor(str(reward), 0.2)
+
+    async def run() -> list[Any]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        labels = ["hang", "hang", "42"]
+        return await asyncio.gather(
+            *(
+                executor.execute("6*7=", label, SamplingParams(max_tokens=8), 64, Tokenizer(), Engine())
+                for label in labels
+            ),
+            return_exceptions=True,
+        )
+
+    *late, answered = asyncio.run(run())
+    assert all(isinstance(error, RewardLateError) for error in late) and answered["reward"] == 1.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "high", [1.0, 2.0]])
+def test_a_reward_is_a_finite_number(value: Any) -> None:
+    with pytest.raises(RewardError, match="6\\*7="):
+        check_finite({"prompt": "6*7=", "reward": value, "scores": None})
+
+
+def test_a_reward_model_may_give_it_later() -> None:
+    check_finite({"prompt": "6*7=", "reward": None, "scores": None})

@@ -1,0 +1,121 @@
+"""What vLLM makes of our engines' arguments on a GPU, which is pretended: runner, CUDA graphs, padding."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+# A sample without drafts, one with three, some mixed batches, and the one step that FULL graphs are for.
+STEPS = [(1, 1, 1), (1, 4, 4), (3, 8, 6), (40, 97, 33), (2, 66, 33)]
+
+# In a process of its own, for which there is a GPU.
+PROGRAM = f"""
+import dataclasses, json, sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import cuda_stand_in
+from cuda_stand_in import MOVABLE, engine_config, resolve_graphs
+cuda_stand_in.install()
+from graph_padding import Step, counted
+from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.engine.scheduler_parts.row_limit import most_rows
+
+drafting, plain = RhymeSettings(), RhymeSettings(histospec=HistoSpecSettings(enable=False))
+ngram = RhymeSettings(drafting=DraftingSettings(source="ngram"))
+steps = [Step(*step) for step in {STEPS!r}]
+default = {{"compilation_config": {{}}}}
+
+def sizes(config):
+    return list(config.compilation_config.cudagraph_capture_sizes)
+
+def facts(config):
+    before = sizes(config)
+    resolve_graphs(config)
+    return dict(
+        v2=config.use_v2_model_runner, scheduling="async" if config.scheduler_config.async_scheduling else "sync",
+        mode=config.compilation_config.cudagraph_mode.name, sizes=before, resolved=sizes(config),
+    )
+
+def rows(config):
+    return dict(sum(counted(config, steps).values(), start=type(next(iter(counted(config, []).values())))()))
+
+found = dict(
+    plain=facts(engine_config(plain)), drafting=facts(engine_config(drafting)),
+    default=facts(engine_config(drafting, **default)), rows=rows(engine_config(drafting)),
+    default_rows=rows(engine_config(drafting, **default)), most=most_rows(engine_config(drafting)),
+    wide=most_rows(engine_config(drafting, max_num_seqs=512, max_num_batched_tokens=8192)),
+    eager=most_rows(engine_config(drafting, max_num_seqs=512, max_num_batched_tokens=8192, enforce_eager=True)),
+    # These set which runner all processes use from then on.
+    moving=facts(engine_config(plain, MOVABLE)), ngram=facts(engine_config(ngram)),
+)
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def on_gpu(starts_python: None) -> dict[str, Any]:
+    # What engines of other tests were started with says nothing here.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "TORCH_"))}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_graphs_of_an_engine_that_drafts_keep_their_sizes(on_gpu: dict[str, Any]) -> None:
+    ours = on_gpu["drafting"]
+    assert ours["mode"] == on_gpu["ngram"]["mode"] == "PIECEWISE"
+    assert ours["sizes"] == ours["resolved"] and {1, 2, 4, 8, 16, 512} <= set(ours["sizes"])
+    # What vLLM chooses by itself: if it is no longer so, PIECEWISE is not needed any more.
+    assert on_gpu["default"]["mode"] == "FULL_AND_PIECEWISE"
+    assert all(size % 33 == 0 for size in on_gpu["default"]["resolved"])
+
+
+def test_steps_are_padded_little(on_gpu: dict[str, Any]) -> None:
+    rows = sum(step[1] for step in STEPS)
+    assert on_gpu["rows"]["rows"] == on_gpu["default_rows"]["rows"] == rows
+    assert on_gpu["default_rows"]["computed"] == 33 + 33 + 33 + 99 + 66
+    assert on_gpu["rows"]["computed"] == 1 + 4 + 8 + 104 + 66
+    assert on_gpu["rows"]["PIECEWISE"] == on_gpu["rows"]["steps"] == len(STEPS)
+
+
+def test_rows_follow_the_size_of_the_engine(on_gpu: dict[str, Any]) -> None:
+    """128 samples; 512 of them, which fill the largest graph; and as many without graphs."""
+    assert (on_gpu["most"], on_gpu["wide"], on_gpu["eager"]) == (512, 512, 1024)
+
+
+def test_engines_whose_samples_move_use_the_first_model_runner(on_gpu: dict[str, Any]) -> None:
+    # vLLM's own choice without speculation, of whose requests moves know nothing.
+    assert on_gpu["plain"]["v2"] is True and on_gpu["plain"]["scheduling"] == "async"
+    assert on_gpu["moving"]["v2"] is False and on_gpu["moving"]["scheduling"] == "sync"
+
+
+def test_padding_is_the_workers(on_gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM rounds sizes in the worker's configuration alone; what it has there is what a profile must know."""
+    from rhyme_openrlhf.engine import worker as worker_extension
+    from rhyme_openrlhf.engine.actor_parts import measuring
+
+    def config(sizes: list[int]) -> Any:
+        return SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_capture_sizes=sizes))
+
+    frontend, worker = on_gpu["default"]["sizes"], on_gpu["default"]["resolved"]
+    assert len(frontend) > len(worker)
+
+    async def collective_rpc(method: str) -> list[Any]:
+        rank = SimpleNamespace(vllm_config=config(worker))
+        return [getattr(worker_extension.WorkerExtension, method)(rank)]
+
+    for module in (measuring, worker_extension):
+        monkeypatch.setattr(module, "gpu_present", lambda: True, raising=False)
+    engine = measuring.StepMeasuring()
+    engine.llm = SimpleNamespace(vllm_config=config(frontend), collective_rpc=collective_rpc)
+    assert asyncio.run(engine.padded_rows()) == tuple(worker)

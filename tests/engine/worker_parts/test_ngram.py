@@ -1,0 +1,86 @@
+"""N-grams looked up by one thread propose what vLLM's own proposer does."""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.v1.spec_decode import ngram_proposer
+from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+from rhyme_openrlhf.engine.worker_parts import ngram
+from rhyme_openrlhf.engine.worker_parts.ngram import NgramWorker, SerialNgramProposer
+
+LONGEST, SAMPLES, TOKENS = 48, 4, 6
+
+
+def config(least: int = 2, most: int = 5) -> Any:
+    """As much of vLLM's configuration as its proposer reads."""
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            prompt_lookup_min=least, prompt_lookup_max=most, num_speculative_tokens=TOKENS
+        ),
+        model_config=SimpleNamespace(max_model_len=LONGEST),
+        scheduler_config=SimpleNamespace(max_num_seqs=SAMPLES),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+    )
+
+
+@pytest.fixture(scope="module")
+def proposers() -> Iterator[tuple[NgramProposer, SerialNgramProposer]]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Whatever ran in this process before may have started Numba's threads with another number than it has now.
+        patch.setenv("NUMBA_NUM_THREADS", str(numba.config.NUMBA_NUM_THREADS))
+        yield NgramProposer(config()), SerialNgramProposer(config())
+
+
+@settings(deadline=None)
+@given(
+    texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=LONGEST), min_size=1, max_size=SAMPLES),
+    sampled=st.lists(st.booleans(), min_size=SAMPLES, max_size=SAMPLES),
+    k=st.integers(1, TOKENS),
+)
+def test_it_proposes_what_vllm_does(
+    proposers: tuple[NgramProposer, SerialNgramProposer], texts: list[list[int]], sampled: list[bool], k: int
+) -> None:
+    """Few tokens, so that much matches; of samples that gave nothing in the step (a prefill's part), nothing."""
+    tokens, counts = np.zeros((SAMPLES, LONGEST), np.int32), np.zeros(SAMPLES, np.int32)
+    for number, text in enumerate(texts):
+        tokens[number, : len(text)] = text
+        counts[number] = len(text)
+    new = [[text[-1]] if gave else [] for text, gave in zip(texts, sampled, strict=False)]
+    theirs, ours = (proposer.propose(k, new, counts, tokens) for proposer in proposers)
+    assert ours == theirs
+
+
+def test_vllm_proposes_by_the_loop_that_is_replaced() -> None:
+    """The contract with vLLM 0.29.0: `propose` leaves the search to `batch_propose`, which is asked like this."""
+    assert "self.batch_propose(" in inspect.getsource(NgramProposer.propose)
+    ours, theirs = (inspect.signature(one.batch_propose) for one in (SerialNgramProposer, NgramProposer))
+    assert list(ours.parameters) == list(theirs.parameters)
+
+
+def test_only_ngrams_are_looked_up_otherwise(proposers: tuple[NgramProposer, SerialNgramProposer]) -> None:
+    worker = NgramWorker()
+    worker.vllm_config = config()
+    worker.model_runner = SimpleNamespace(drafter=proposers[0])
+    for serially, found in ((True, SerialNgramProposer), (True, SerialNgramProposer), (False, NgramProposer)):
+        worker.rhyme_look_up_serially(serially)
+        assert type(worker.model_runner.drafter) is found
+    another = worker.model_runner.drafter = object()
+    worker.rhyme_look_up_serially()
+    assert worker.model_runner.drafter is another
+
+
+def test_a_change_of_vllms_search_changes_what_numba_has_kept_of_its_caller() -> None:
+    found = zlib.crc32(Path(ngram_proposer.__file__).read_bytes())
+    assert found == ngram.CALLED_SOURCES, f"write CALLED_SOURCES = {found} into {ngram.__file__}"

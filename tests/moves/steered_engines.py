@@ -1,0 +1,137 @@
+"""Real engines that a test steers from outside: one holds samples until it may go on, one dies at a moment of a move.
+
+A held sample has not ended when the test gets to its move, however slow the test's process is beside the engine's. An
+engine that kills itself does so between two of its own instructions: what was done by then is done, what comes behind
+it never is. So no test has to hit a moment. This folder must be on the engine process's path, where a package named
+`tests` is another one's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf.engine.actor_parts.moves import MovableEngine
+from rhyme_openrlhf.engine.actor_parts.moves_in_turns import MovablePipelineEngine
+from rhyme_openrlhf.engine.scheduler_parts.moves import MovingHistoryScheduler
+from rhyme_openrlhf.settings.config import RhymeSettings
+
+PAUSE_S = 0.002
+
+
+class HeldScheduler(MovingHistoryScheduler):
+    """The run's own; what has so many response tokens is in no step until `hold_at` says another number."""
+
+    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "hold_at")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._hold_at = 0
+
+    def hold_at(self, tokens: int) -> None:
+        """Hold samples at so many response tokens; 0 lets all go on."""
+        self._hold_at = tokens
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        held = [one for one in self.running if self._hold_at and one.num_output_tokens >= self._hold_at]
+        if not held:
+            return super().schedule(*args, **kwargs)
+        # Their seats stay theirs.
+        self.running = [one for one in self.running if one not in held]
+        self.max_num_running_reqs -= len(held)
+        try:
+            scheduled = super().schedule(*args, **kwargs)
+        finally:
+            self.running = held + self.running
+            self.max_num_running_reqs += len(held)
+        if not scheduled.total_num_scheduled_tokens:
+            time.sleep(PAUSE_S)
+        return scheduled
+
+
+class HeldEngine(MovableEngine):
+    """The run's engine with that scheduler."""
+
+    @staticmethod
+    def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
+        return MovableEngine.plugins(rhyme) | {"scheduler_cls": f"{Path(__file__).stem}.{HeldScheduler.__name__}"}
+
+
+class HeldPipelineEngine(MovablePipelineEngine):
+    """The engine of a pipelined run with that scheduler."""
+
+    plugins = staticmethod(HeldEngine.plugins)
+
+
+class DyingScheduler(HeldScheduler):
+    """The run's own; `die_at` names the moment, the others call `_moment` where they are."""
+
+    CALLABLE = (*HeldScheduler.CALLABLE, "die_at")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._dies_at = ""
+
+    def die_at(self, moment: str) -> None:
+        """Kill this process when it gets there."""
+        self._dies_at = moment
+
+    def _moment(self, name: str) -> None:
+        if name == self._dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    # --- as a destination
+
+    def hold_room(self, name: str, tokens: int) -> str:
+        refused = super().hold_room(name, tokens)
+        self._moment("room is held")
+        return refused
+
+    def import_rows(self, name: str, buffer: dict[str, Any], first: int, end: int) -> str:
+        problem = super().import_rows(name, buffer, first, end)
+        self._moment("blocks are staged")
+        return problem
+
+    def expects(self, request_id: str) -> bool:
+        expected = super().expects(request_id)
+        if expected:
+            self._moment("sample is expected")
+        return expected
+
+    def _go_on(self, request: Any, arrival: Any) -> None:
+        self._moment("sample is handed over to it")
+        super()._go_on(request, arrival)
+        self._moment("sample has gone on")
+
+    def take_first_token(self, request_id: str) -> float | None:
+        at = super().take_first_token(request_id)
+        if at is not None:
+            self._moment("sample has a token")
+        return at
+
+    # --- as a source
+
+    def export_full(self, request_id: str, buffer: dict[str, Any]) -> tuple[int, str] | None:
+        exported = super().export_full(request_id, buffer)
+        self._moment("blocks are copied out")
+        return exported
+
+    def stop_sample(
+        self, request_id: str, buffer: dict[str, Any] | None = None, first: int = 0, hand_over: bool = False
+    ) -> dict[str, Any] | None:
+        self._moment("sample is to stop")
+        stopped = super().stop_sample(request_id, buffer, first, hand_over)
+        if stopped is not None and hand_over and not stopped["problem"]:
+            self._moment("sample is handed over")
+        return stopped
+
+
+class DyingEngine(MovableEngine):
+    """The run's engine with that scheduler."""
+
+    @staticmethod
+    def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
+        return MovableEngine.plugins(rhyme) | {"scheduler_cls": f"{Path(__file__).stem}.{DyingScheduler.__name__}"}

@@ -1,0 +1,62 @@
+"""What stands between OpenRLHF's dispatch and the home, and between the home and Ray's engines. No Ray is started."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from rhyme_openrlhf.engine.actor import EngineCoreError  # first: installs the shims where needed
+
+import ray  # isort: skip
+
+from rhyme_openrlhf.engine.port import EngineLost, OrderFailed, RayEngine
+from rhyme_openrlhf.moves.home_actor import door
+
+
+def test_a_door_leads_each_engines_prompts_to_the_home() -> None:
+    called: list[Any] = []
+
+    def note(*args: Any, **kwargs: Any) -> str:
+        called.append((args, kwargs))
+        return "reference"
+
+    home = SimpleNamespace(
+        generate_responses=SimpleNamespace(remote=note),
+        unfinished=SimpleNamespace(remote=lambda engine: [7, 8][engine]),
+    )
+    second = door(home, 1)
+    assert second.get_num_unfinished_requests.remote() == 8
+    assert second.generate_responses.remote(prompt="p", num_samples=4) == "reference"
+    assert called == [((1,), {"prompt": "p", "num_samples": 4})]
+
+
+def raised_by(error: Exception) -> Exception:
+    """What a keeper gets of an engine call that raises `error`."""
+
+    async def method(*_: Any) -> None:
+        raise error
+
+    engine = RayEngine(3, SimpleNamespace(stop_sample=SimpleNamespace(remote=method)))
+    with pytest.raises((EngineLost, OrderFailed, TimeoutError)) as caught:
+        asyncio.run(engine.call("stop_sample", "s"))
+    return caught.value
+
+
+def of_a_task(cause: Exception) -> Exception:
+    """As Ray raises what a method of an actor raised."""
+    return ray.exceptions.RayTaskError("stop_sample", f"Traceback\n{cause}", cause).as_instanceof_cause()
+
+
+def test_an_engine_that_is_gone_is_told_from_one_that_raises() -> None:
+    dead = raised_by(ray.exceptions.ActorDiedError())
+    assert isinstance(dead, EngineLost) and str(dead).startswith("engine 3 is gone: ")
+    core = raised_by(of_a_task(EngineCoreError("the vLLM engine core died")))
+    assert isinstance(core, EngineLost) and "the vLLM engine core died" in str(core)
+    bad = raised_by(of_a_task(KeyError("s")))
+    assert isinstance(bad, OrderFailed) and str(bad).startswith("engine 3 failed to stop_sample: ")
+    assert isinstance(raised_by(of_a_task(TimeoutError("waited 10 s"))), TimeoutError)

@@ -1,0 +1,393 @@
+"""The controller on made-up engines: whatever ends first, the trainer gets whole steps in order, each prompt once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace as NS
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm")
+
+import ray
+
+from rhyme_openrlhf.engine.actor_parts.turns import TurnReport
+from rhyme_openrlhf.engine.checked_reward import RewardLateError
+from rhyme_openrlhf.engine.lost_engines import LostEngine
+from rhyme_openrlhf.pipeline import controller as pipeline
+from rhyme_openrlhf.pipeline import engine_loss
+from rhyme_openrlhf.pipeline import events as pipeline_events
+from rhyme_openrlhf.pipeline.controller import NoRewardError, Pipeline, PipelineWaitError
+from rhyme_openrlhf.pipeline.generator import DrawnStep, HandedStep
+from rhyme_openrlhf.pipeline.outlier_watch import Outlier
+from rhyme_openrlhf.pipeline.step_buffer import EXCHANGED, PromptGroup, StepBuffer
+from rhyme_openrlhf.pipeline.step_in_flight import StepEnd
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.scheduling.step_plan import by_load
+from rhyme_openrlhf.scheduling.turns import Turn
+from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, RolloutStarted
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.telemetry.sample_rounds import Turn as SampleTurn
+from rhyme_openrlhf.training.samples_generator import GeneratorState
+from rhyme_openrlhf.training.trainer_async import GENERATOR
+from tests.examples import examples
+
+ENGINES, SAMPLES = 2, 2
+
+
+class Ref:
+    """Stands for Ray's reference to `value`."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Engine:
+    """Answers at once."""
+
+    def __getattr__(self, name: str) -> NS:
+        return NS(remote=lambda *_: Ref([]))
+
+
+class Gone(LostEngine):
+    """Answers None, without Ray."""
+
+    def __getattr__(self, name: str) -> NS:
+        return NS(remote=lambda *_: Ref(None))
+
+
+class Generator:
+    """Prompts are numbers; responses are their samples, generated with the oldest weights that are allowed."""
+
+    def __init__(self, filters: bool = False) -> None:
+        self.vllm_engines = [Engine() for _ in range(ENGINES)]
+        algo = NS(dynamic_filtering_enable=filters, dynamic_filtering_range=(0, 1))
+        self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES), algo=algo)
+        self.handed: list[int] = []
+        # Steps whose lengths were recorded, and of how many samples.
+        self.lengths: list[tuple[int, int]] = []
+        self.again: list[tuple[int, int, int]] = []
+        # The scores of prompts' samples, where they have one.
+        self.scores: dict[str, float] = {}
+        # What prompts fail with, one after the other; an engine that is gone fails what it has.
+        self.failing: dict[str, list[Exception]] = {}
+        self.gone: set[int] = set()
+        self.unreached: set[int] = set()
+
+    def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Any, lengths: Any, **_: Any) -> HandedStep:
+        self.handed.append(drawn.step)
+        handed = HandedStep(turn, {}, {})
+        for place, engine in enumerate(engine_of):
+            if engine in self.unreached:
+                handed.engine_of[place] = engine
+                handed.unreached[engine] = ray.exceptions.RayActorError()
+            else:
+                self.send(drawn, handed, place, engine)
+        report = TurnReport(turn.oldest, EngineCounters(response_tokens=3), problems=["slow"])
+        handed.reports.update({self.ref(report, engine): engine for engine in set(engine_of)})
+        return handed
+
+    def hand_again(self, drawn: DrawnStep, handed: HandedStep, places: Any, engine: int, **_: Any) -> None:
+        for place in places:
+            self.again.append((drawn.step, place, engine))
+            self.send(drawn, handed, place, engine)
+
+    def send(self, drawn: DrawnStep, handed: HandedStep, place: int, engine: int) -> None:
+        prompt = drawn.prompts[place]
+        errors = self.failing.get(prompt)
+        value = errors.pop(0) if errors else [(prompt, handed.turn.oldest)] * SAMPLES
+        handed.calls[self.ref(value, engine)] = place
+        handed.engine_of[place] = engine
+
+    def ref(self, value: Any, engine: int) -> Ref:
+        return Ref(ray.exceptions.RayActorError() if engine in self.gone else value)
+
+    def experiences(self, responses: Any, **_: Any) -> list[Any]:
+        number = NS(item=lambda: 4)
+        made = [
+            NS(
+                prompt=prompt,
+                response_length=number,
+                rewards=None,
+                scores=[NS(item=lambda score=self.scores[prompt]: score)] if prompt in self.scores else None,
+                truncated=number,
+                total_length=number,
+            )
+            for prompt, _ in responses
+        ]
+        for sample, (_, version) in zip(made, responses, strict=True):
+            setattr(sample, TURNS, [SampleTurn(0, version, 1, tokens=4, last_weight_version=version)])
+        return made
+
+
+def a_pipeline(
+    put: Any, evaluate: Any = None, defer: bool = False, filters: bool = False, layouts: LayoutPlan | None = None
+) -> tuple[Pipeline, Generator, list[Any]]:
+    generator, recorded = Generator(filters), []
+    services = NS(
+        record=lambda event, source: recorded.append(event),
+        record_all=lambda events, source: recorded.extend(events),
+        record_lengths=lambda step, samples: generator.lengths.append((step, len(samples))),
+        settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), samples_move=False, outlives_engines=False),
+        layouts=layouts,
+    )
+    planner = NS(
+        place=lambda drawn, engines: by_load([None] * len(drawn.prompts), engines),
+        ended=lambda drawn, place, lengths: None,
+        observe=lambda counters, tokens: None,
+        trained=lambda seconds: None,
+        beta=None,
+        last_lengths=dict,
+    )
+    return Pipeline(generator, services, planner, put, evaluate, list, {}), generator, recorded  # type: ignore[arg-type]
+
+
+def drawn_steps(sizes: list[int], first: int) -> list[DrawnStep]:
+    numbers = iter(range(1000))
+    found = []
+    for step, size in enumerate(sizes, start=first + 1):
+        prompts = [f"{next(numbers)}" for _ in range(size)]
+        labels = [f"label of {prompt}" for prompt in prompts]
+        state = GeneratorState(step)
+        found.append(DrawnStep(step, 1, prompts, labels, [None] * size, {"episode": 0}, state))
+    return found
+
+
+def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Ray gives what has ended in any order, one or several at a time."""
+    chance = random.Random(seed)
+
+    def wait(refs: list[Ref], num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
+        ready = chance.sample(refs, chance.randint(1, min(3, len(refs))))
+        return ready, [ref for ref in refs if ref not in ready]
+
+    def get(refs: Any, timeout: float = 0.0) -> Any:
+        if not isinstance(refs, Ref):
+            return [ref.value for ref in refs]
+        if isinstance(refs.value, Exception):
+            raise refs.value
+        return refs.value
+
+    for module in (pipeline, pipeline_events, engine_loss):
+        monkeypatch.setattr(module, "ray", NS(wait=wait, get=get, exceptions=ray.exceptions))
+    monkeypatch.setattr(pipeline, "PipelineWatch", lambda *_: Engine())
+    monkeypatch.setattr(Engine, "start", lambda self: None, raising=False)
+    monkeypatch.setattr(Engine, "stop", lambda self: None, raising=False)
+    monkeypatch.setattr(Engine, "begin", lambda self, step, samples: None, raising=False)
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.integers(0, 3), st.integers(0, 1 << 16))
+def test_whatever_is_deferred_every_prompt_trains_once_and_a_resume_knows_which(
+    sizes: list[int], first: int, seed: int
+) -> None:
+    sent: list[Any] = []
+    chance = random.Random(seed)
+    found: list[int] = []
+
+    def find(step: Any) -> list[Outlier]:
+        return [Outlier(place, 0, -1, 99) for place in step.owed() if chance.random() < 0.4]
+
+    with pytest.MonkeyPatch.context() as patch:
+        by_chance(patch, seed)
+        patch.setattr(pipeline, "OutlierWatch", lambda *_: NS(find=find, look_seconds=1.0))
+        controller, _, _ = a_pipeline(sent.append, defer=True)
+        steps = drawn_steps(sizes, first)
+        controller.run(iter(steps))
+    buffer = StepBuffer(first + 1, SAMPLES, late=EXCHANGED)
+    everything: list[str] = []
+    before: list[str] = []
+    for item in sent:
+        if isinstance(item, PromptGroup):
+            buffer.add(item)
+            continue
+        number = item.step - first - 1
+        batch = [sample.prompt for sample in buffer.complete(item.step, item.prompts)][::SAMPLES]
+        everything += batch
+        swapped = item.client_states[GENERATOR].swapped
+        assert len(batch) == sizes[number] and len(swapped) == item.deferred
+        found += [item.deferred]
+        # The next step, as a resumed run would draw it: together with what was trained, all prompts so far.
+        ahead = list(steps[number + 1].prompts) if number + 1 < len(steps) else []
+        for place, (prompt, label, _) in swapped:
+            assert label == f"label of {prompt}"
+            ahead[place] = prompt
+        drawn = [prompt for step in steps[: number + 2] for prompt in step.prompts]
+        assert sorted([*everything, *ahead]) == sorted(drawn)
+        before = ahead
+    assert before == [] and found[-1] == 0
+    assert sorted(everything) == sorted(prompt for step in steps for prompt in step.prompts)
+
+
+def test_nothing_is_deferred_into_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    monkeypatch.setattr(
+        pipeline,
+        "OutlierWatch",
+        lambda *_: NS(find=lambda step: [Outlier(place, 0, -1, 9) for place in step.owed()[:1]], look_seconds=1.0),
+    )
+    sent: list[Any] = []
+    controller, _, _ = a_pipeline(sent.append, defer=True)
+    steps = [replace(step, epoch=1 + (step.step > 2)) for step in drawn_steps([3, 3, 3, 3], first=0)]
+    controller.run(iter(steps))
+    deferred = [item.deferred for item in sent if isinstance(item, StepEnd)]
+    assert deferred[1] == deferred[3] == 0 and deferred[0] > 0 and deferred[2] > 0
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 3), st.integers(0, 1 << 16))
+def test_the_trainer_gets_whole_steps_in_order(sizes: list[int], first: int, seed: int) -> None:
+    sent: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        by_chance(patch, seed)
+        controller, generator, recorded = a_pipeline(sent.append)
+        steps = drawn_steps(sizes, first)
+        controller.run(iter(steps))
+    buffer = StepBuffer(first + 1, SAMPLES)
+    for item in sent:
+        if isinstance(item, PromptGroup):
+            buffer.add(item)  # refuses what is not whole, not of the step, or too old
+        else:
+            assert isinstance(item, StepEnd)
+            drawn = steps[item.step - first - 1]
+            samples = buffer.complete(item.step, item.prompts)
+            assert sorted(sample.prompt for sample in samples) == sorted(drawn.prompts * SAMPLES)
+            assert item.client_states == {"episode": 0, GENERATOR: GeneratorState(item.step)}
+    numbers = [step.step for step in steps]
+    assert [item.step for item in sent if isinstance(item, StepEnd)] == generator.handed == numbers
+    assert generator.lengths == [(step.step, len(step.prompts) * SAMPLES) for step in steps]
+    # Rollout stages follow each other: one begins where the one before ended.
+    stages = [event for event in recorded if isinstance(event, (RolloutStarted, RolloutFinished))]
+    assert [event.step for event in stages] == [number for number in numbers for _ in range(2)]
+    assert [type(event) for event in stages] == [RolloutStarted, RolloutFinished] * len(numbers)
+    assert all(any(e.step == number for e in recorded if isinstance(e, EngineStep)) for number in numbers)
+    assert any(isinstance(event, Note) and "slow" in event.text for event in recorded)
+
+
+def test_an_evaluation_comes_before_the_step_that_would_change_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    sent: list[Any] = []
+    controller, _, _ = a_pipeline(sent.append, lambda version: sent.append(("eval", version, {})))
+    controller.run(iter(drawn_steps([2] * 5, first=3)))
+    order = [item.step if isinstance(item, StepEnd) else -item[1] for item in sent if not isinstance(item, PromptGroup)]
+    # Not of the weights that the run began with: they were evaluated before, or are the given model's.
+    assert order == [4, -4, 5, -5, 6, -6, 7, 8]
+
+
+def test_a_wait_is_bounded_and_says_who_owes_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    monkeypatch.setattr(pipeline.ray, "wait", lambda refs, num_returns, timeout: ([], refs))
+    controller, _, _ = a_pipeline(lambda item: None)
+    with pytest.raises(PipelineWaitError, match=r"3 prompt groups of step 9 .* version 8 .* up to step 8"):
+        controller.run(iter(drawn_steps([3, 3], first=8)))
+
+
+def trained(sent: list[Any]) -> list[str]:
+    """The prompts that got to the trainer, in whole steps."""
+    first = next(item.step for item in sent if isinstance(item, PromptGroup))
+    buffer, found = StepBuffer(first, SAMPLES), []
+    for item in sent:
+        if isinstance(item, PromptGroup):
+            buffer.add(item)
+        else:
+            found += [sample.prompt for sample in buffer.complete(item.step, item.prompts)][::SAMPLES]
+    return found
+
+
+@pytest.mark.parametrize("when", ["gone", "unreached"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_lost_engine_owed_is_generated_by_the_others(
+    monkeypatch: pytest.MonkeyPatch, seed: int, when: str
+) -> None:
+    """It dies while it generates, or before it was given anything."""
+    by_chance(monkeypatch, seed)
+    sent: list[Any] = []
+    controller, generator, _ = a_pipeline(sent.append)
+    getattr(generator, when).add(1)
+
+    def leave_out(engines: list[Any], services: Any) -> None:
+        # It is found to be gone when something fails, not before.
+        if generator.handed:
+            engines[1] = Gone(1, "it was killed")
+
+    monkeypatch.setattr(engine_loss, "leave_out", leave_out)
+    steps = drawn_steps([3, 3, 2], first=0)
+    controller.run(iter(steps))
+    assert sorted(trained(sent)) == sorted(prompt for step in steps for prompt in step.prompts)
+    assert generator.again == [(1, 1, 0)]
+
+
+def test_an_evaluation_is_left_out_if_its_engine_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    sent: list[Any] = []
+    lost: list[int] = []
+
+    def evaluate(version: int) -> None:
+        if version == 2:
+            generator.gone.add(1)
+            lost.append(1)
+            raise ray.exceptions.RayActorError()
+        sent.append(("eval", version, {}))
+
+    def leave_out(engines: list[Any], services: Any) -> None:
+        for number in lost:
+            engines[number] = Gone(number, "it was killed")
+
+    monkeypatch.setattr(engine_loss, "leave_out", leave_out)
+    controller, generator, recorded = a_pipeline(sent.append, evaluate)
+    steps = drawn_steps([2] * 5, first=0)
+    controller.run(iter(steps))
+    assert [item[1] for item in sent if isinstance(item, tuple)] == [1, 3]
+    notes = [event.text for event in recorded if isinstance(event, Note) and "not evaluated" in event.text]
+    assert notes == ["weight version 2 is not evaluated, because an engine was lost meanwhile"]
+    whole = [item for item in sent if not isinstance(item, tuple)]
+    assert sorted(trained(whole)) == sorted(prompt for step in steps for prompt in step.prompts)
+
+
+def test_an_evaluation_that_fails_with_all_engines_there_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+
+    def evaluate(version: int) -> None:
+        raise ray.exceptions.RayActorError()
+
+    controller, _, _ = a_pipeline(lambda item: None, evaluate)
+    with pytest.raises(ray.exceptions.RayActorError):
+        controller.run(iter(drawn_steps([2] * 5, first=0)))
+
+
+@pytest.mark.parametrize("when", ["gone", "unreached"])
+def test_an_engine_that_fails_and_is_there_ends_the_run(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    by_chance(monkeypatch, 1)
+    controller, generator, _ = a_pipeline(lambda item: None)
+    getattr(generator, when).add(1)
+    with pytest.raises(ray.exceptions.RayActorError):
+        controller.run(iter(drawn_steps([3, 3], first=0)))
+
+
+def test_a_prompt_group_without_reward_is_tried_once_more_and_then_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    sent: list[Any] = []
+    controller, generator, recorded = a_pipeline(sent.append)
+    late = RewardLateError("the reward function judge.py did not answer within 30 s")
+    generator.failing = {"1": [late], "4": [late, late], "5": [late, late]}
+    controller.run(iter(drawn_steps([3, 3, 2], first=0)))
+    assert Counter(trained(sent)) == Counter(["0", "1", "2", "3", "6", "7"])
+    assert [item.excluded for item in sent if isinstance(item, StepEnd)] == [0, 2, 2]
+    notes = [event.text for event in recorded if isinstance(event, Note) and "judge.py" in event.text]
+    assert len(notes) == 5 and sum("generated again" in text for text in notes) == 3
+    assert any("(2 left out in this run)" in text for text in notes)
+    assert [event.samples for event in recorded if isinstance(event, RolloutFinished)] == [6, 2, 4]
+
+
+def test_a_step_without_any_reward_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_chance(monkeypatch, 1)
+    controller, generator, _ = a_pipeline(lambda item: None)
+    generator.failing = {"0": [RewardLateError("late")] * 2}
+    with pytest.raises(NoRewardError, match="no prompt group of step 1 has got"):
+        controller.run(iter(drawn_steps([1], first=0)))

@@ -1,0 +1,177 @@
+"""The reporter beside a driver: it outlives a killed one long enough, is started again, and nobody waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rhyme_openrlhf.run import reporting
+from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
+from tests.telemetry.control_server import TOKEN, ControlServer, Fault, make_run, written
+
+DEADLINE_S = 60.0
+# A driver with a reaper and a reporter, that writes events until it is told to end.
+DRIVER = """
+import json, os, sys, time
+from pathlib import Path
+from rhyme_openrlhf.settings.options import from_mapping
+from rhyme_openrlhf.settings.config import ControlSettings
+from rhyme_openrlhf.telemetry.event_log import EventLog
+from rhyme_openrlhf.telemetry.events import Note, RunFinished
+from rhyme_openrlhf.telemetry.run_directory import RunDirectory
+from rhyme_openrlhf.training import reporting
+from rhyme_openrlhf.run.reaper import finish, start_reaper
+run = Path(sys.argv[1])
+settings = from_mapping(ControlSettings, json.loads((run / "config.json").read_text())["settings"]["control"])
+reporting.RESTART_SECONDS = 0.5
+reaper = start_reaper(os.getpid())
+reporter = reporting.Reporting(RunDirectory(run), settings, reaper)
+assert "RHYME_CONTROL_TOKEN" not in os.environ
+log = EventLog(run / "events.jsonl")
+print(reporter._process.pid, reaper.pid, flush=True)
+while not (run / "end").exists():
+    log.write(Note("info", "x"), "driver")
+    time.sleep(0.002)
+log.write(RunFinished("succeeded", "", 1.0), "driver")
+started = time.monotonic()
+reporter.close()
+finish(reaper)
+reporter.wait()
+print(time.monotonic() - started, flush=True)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    running = ControlServer()
+    yield running
+    running.close()
+
+
+class Driver:
+    """The driver's process, and those it told of."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(run)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, TOKEN_VARIABLE: TOKEN},
+        )
+        assert self.process.stdout is not None
+        self.reporter, self.reaper = (psutil.Process(int(pid)) for pid in self.process.stdout.readline().split())
+
+    def end(self) -> tuple[float, str]:
+        """Let it end in order; seconds that its end took, and what it said."""
+        (self.run / "end").touch()
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        assert self.process.returncode == 0, err
+        return float(out), err
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < end, f"waited for {what}"
+        time.sleep(0.02)
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.usefixtures("starts_python")
+def test_an_orderly_end_has_everything_sent(tmp_path: Path, server: ControlServer) -> None:
+    driver = Driver(make_run(tmp_path / "run", server.url))
+    until(lambda: server.stored, "the first batch")
+    seconds, said = driver.end()
+    assert server.stored == written(driver.run)
+    assert server.heartbeats[-1] is False
+    assert seconds < reporting.END_SECONDS and said == ""
+    assert gone(driver.reporter) and gone(driver.reaper)
+
+
+@pytest.mark.usefixtures("starts_python")
+def test_a_killed_driver_has_everything_sent(tmp_path: Path, server: ControlServer) -> None:
+    """With an answer that takes longer than the reaper's grace: it must not be cut off."""
+    driver = Driver(make_run(tmp_path / "run", server.url))
+    until(lambda: server.stored, "the first batch")
+    time.sleep(2.5)  # the reaper looks every two seconds: it has seen the reporter below the driver
+    server.fault = lambda number: 503
+    server.retry_after = "8"
+    batches = server.batches
+    until(lambda: server.batches > batches, "a batch that is put off")
+    os.kill(driver.process.pid, signal.SIGKILL)
+    driver.process.wait(DEADLINE_S)
+    server.fault = lambda number: "ok"
+    until(lambda: gone(driver.reporter), "the reporter's end")
+    assert server.stored == written(driver.run)
+    assert server.heartbeats[-1] is False
+    until(lambda: gone(driver.reaper), "the reaper's end")
+
+
+@pytest.mark.usefixtures("starts_python")
+def test_a_reporter_that_dies_is_started_again(tmp_path: Path, server: ControlServer) -> None:
+    driver = Driver(make_run(tmp_path / "run", server.url))
+    until(lambda: server.stored, "the first batch")
+    driver.reporter.kill()
+    before = len(server.stored)
+    until(lambda: len(server.stored) > before + 1000, "a new reporter")
+    _, said = driver.end()
+    assert server.stored == written(driver.run) and said == ""
+
+
+@pytest.mark.usefixtures("starts_python")
+@pytest.mark.parametrize("fault", ["hang", "stopped"])
+def test_a_run_does_not_wait_for_a_reporter_that_hangs(tmp_path: Path, server: ControlServer, fault: Fault) -> None:
+    driver = Driver(make_run(tmp_path / "run", server.url))
+    until(lambda: server.stored, "the first batch")
+    if fault == "stopped":
+        driver.reporter.send_signal(signal.SIGSTOP)
+    else:
+        server.fault = lambda number: fault
+    written_before = len(written(driver.run))
+    until(lambda: len(written(driver.run)) > written_before + 500, "the driver to go on")
+    # With the end of its output, which others may wait for.
+    started = time.monotonic()
+    _, said = driver.end()
+    # Far from the half minute that the reporter itself would take.
+    assert time.monotonic() - started < reporting.END_SECONDS + 15
+    assert f"Later: rhyme runs import {driver.run}" in said
+    assert not gone(driver.reporter)
+    driver.reporter.kill()
+
+
+@pytest.mark.usefixtures("starts_python")
+def test_without_a_control_plane_there_is_no_reporter(tmp_path: Path, server: ControlServer) -> None:
+    run = make_run(tmp_path / "run", "")
+    program = DRIVER.replace("print(reporter._process.pid, reaper.pid, flush=True)", "assert reporter._process is None")
+    (run / "end").touch()
+    subprocess.run([sys.executable, "-c", program, str(run)], check=True, timeout=DEADLINE_S)
+    assert not (run / "logs" / "reporter.log").exists()
+
+
+@pytest.mark.usefixtures("starts_python")
+def test_a_reporter_without_a_token_is_not_started_for_ever(tmp_path: Path, server: ControlServer) -> None:
+    run = make_run(tmp_path / "run", server.url)
+    program = DRIVER.replace('assert "RHYME', 'time.sleep(2); assert "RHYME')
+    (run / "end").touch()
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(run)], env=environment, timeout=DEADLINE_S, capture_output=True, text=True
+    )
+    assert ended.returncode == 0
+    assert "the run is not reported" in ended.stderr
+    assert (run / "logs" / "reporter.log").read_text().count("there is no access token") == 1
+    assert json.loads((run / "config.json").read_text())["command"] == ["rhyme", "train"]

@@ -1,0 +1,82 @@
+"""When a run counts as stuck."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.run.stage_watch import START_UP, StageWatch
+from rhyme_openrlhf.settings.config import LimitSettings
+from rhyme_openrlhf.telemetry.events import (
+    CheckpointSaved,
+    Event,
+    Note,
+    RolloutFinished,
+    RolloutProgress,
+    RolloutStarted,
+    StageStarted,
+    TrainStep,
+)
+
+LIMITS = LimitSettings(rollout_s=10, stage_s=100)
+STARTED = RolloutStarted(1, 1, 4, 16)
+FINISHED = RolloutFinished(1, 1, 5.0, 16, 100, None, 6.0, 6.0, 8.0, 9, 0)
+
+
+def progress(tokens: int, done: int = 0) -> RolloutProgress:
+    return RolloutProgress(1, done, 16, tokens, 1.0, 0, 0)
+
+
+def watch(*events: tuple[Event, float]) -> StageWatch:
+    watch = StageWatch(LIMITS, 0.0)
+    for event, at in events:
+        watch.observe(event, at)
+    return watch
+
+
+def test_start_up_has_the_limit_of_stages() -> None:
+    assert watch().overdue(100) is None
+    sentence = watch().overdue(101)
+    assert sentence is not None and START_UP in sentence and "--limits.stage_s" in sentence
+
+
+def test_notes_are_no_progress() -> None:
+    assert watch((Note("info", "still here"), 99)).overdue(101) is not None
+
+
+def test_a_rollout_without_a_token_is_stuck() -> None:
+    stuck = watch((STARTED, 50), (progress(7), 55), (progress(7), 64))
+    assert stuck.overdue(65) is None
+    sentence = stuck.overdue(66)
+    assert sentence is not None and "the rollout of step 1" in sentence and "--limits.rollout_s" in sentence
+
+
+def test_tokens_and_finished_samples_are_progress() -> None:
+    moving = watch((STARTED, 50), (progress(7), 55), (progress(7, done=1), 64), (progress(9, done=1), 73))
+    assert moving.overdue(83) is None
+    assert moving.overdue(84) is not None
+
+
+def test_training_beside_a_rollout_has_the_limit_of_stages() -> None:
+    both = watch((STARTED, 0), (StageStarted(1, "train"), 0))
+    assert both.doing == "the rollout of step 1 and the training of step 1"
+    assert both.overdue(50) is None
+    assert both.overdue(101) is not None
+
+
+def test_stages_end() -> None:
+    after = watch((STARTED, 0), (FINISHED, 5), (StageStarted(1, "train"), 6), (TrainStep(1, 1, {}, {}), 9))
+    assert "controller" in after.doing
+    saved = watch((StageStarted(1, "checkpoint"), 6), (CheckpointSaved(1, "/x"), 9))
+    assert "controller" in saved.doing
+
+
+@given(st.lists(st.tuples(st.sampled_from([STARTED, FINISHED, progress(1), progress(2)]), st.floats(0, 50))))
+def test_never_overdue_within_the_shorter_limit_of_the_last_progress(events: list[tuple[Event, float]]) -> None:
+    events.sort(key=lambda pair: pair[1])
+    sut = watch(*events)
+    if sut.overdue(60.0) is not None:
+        # Passed limits stay passed, until something happens.
+        assert sut.overdue(70.0) is not None
+        sut.observe(StageStarted(2, "train"), 70.0)
+        assert sut.overdue(70.0) is None

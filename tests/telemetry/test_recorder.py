@@ -1,0 +1,83 @@
+"""A disk that is full costs events, which are counted; never the run, and never a line that is none."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from rhyme_openrlhf.settings.config import TelemetrySettings
+from rhyme_openrlhf.telemetry.event_log import read_events
+from rhyme_openrlhf.telemetry.events import Note
+from rhyme_openrlhf.telemetry.recorder import PlainRecorder
+
+
+@pytest.fixture
+def limit() -> Callable[[int], None]:
+    """Sets how large a file may become (-1: any): like a full disk, the kernel takes a part of a line, then none."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # type: ignore[misc]
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", range(2000, 2200, 13))
+def test_a_full_disk_is_survived_and_counted(tmp_path: Path, limit: Callable[[int], None], size: int) -> None:
+    path = tmp_path / "events.jsonl"
+    recorder = PlainRecorder(str(path))
+    limit(size)
+    for number in range(50):
+        recorder.write(Note("info", f"before {number}"), "driver", float(number))
+    whole = len(list(read_events(path)))
+    assert 0 < whole < 50
+    limit(-1)
+    for number in range(50, 60):
+        recorder.write(Note("info", f"after {number}"), "driver", float(number))
+    recorder.close()
+    events = list(read_events(path))
+    notes = [recorded.event.text for recorded in events if recorded.source == "recorder"]
+    mine = [recorded for recorded in events if recorded.source == "driver"]
+    # The line that had begun was finished.
+    torn = len(mine) - whole - 10
+    lost = 50 - whole - torn
+    assert torn in (0, 1)
+    assert len(notes) == 1 and notes[0].startswith(f"{lost} events could not be written to {path}")
+    assert [recorded.sequence for recorded in mine] == [*range(whole + torn), *range(50, 60)]
+
+
+def test_a_note_that_does_not_fit_comes_later(tmp_path: Path, limit: Callable[[int], None]) -> None:
+    path = tmp_path / "events.jsonl"
+    recorder = PlainRecorder(str(path))
+    recorder.write(Note("info", "first"), "driver", 0.0)
+    line = path.stat().st_size
+    limit(line)
+    recorder.write_all([Note("info", "wrong"), Note("info", "lost!")], "driver", 1.0)
+    limit(2 * line)
+    recorder.write(Note("info", "fits!"), "driver", 2.0)
+    assert [recorded.sequence for recorded in read_events(path)] == [0, 3]
+    limit(-1)
+    recorder.write(Note("info", "later"), "driver", 3.0)
+    recorder.close()
+    texts = [recorded.event.text for recorded in read_events(path)]
+    assert texts[:3] == ["first", "fits!", "later"]
+    assert len(texts) == 4 and texts[3].startswith("2 events could not be written")
+
+
+def test_responses_are_kept_and_a_full_disk_costs_them_and_one_note(
+    tmp_path: Path, limit: Callable[[int], None]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    recorder = PlainRecorder(str(path), TelemetrySettings(samples_mb=1))
+    recorder.write_samples(1, [b"{}\n"])
+    limit(1000)
+    recorder.write_samples(2, [b"x" * 5000])
+    recorder.write_samples(3, [b"x" * 5000])
+    limit(-1)
+    recorder.write_samples(4, [b"{}\n"])
+    recorder.close()
+    assert sorted(one.name for one in (tmp_path / "samples").iterdir()) == ["step-000001.jsonl", "step-000004.jsonl"]
+    notes = [recorded.event.text for recorded in read_events(path)]
+    assert len(notes) == 1 and notes[0].startswith("responses of step 2 could not be kept")

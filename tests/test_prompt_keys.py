@@ -1,0 +1,55 @@
+"""Prompt keys are stable and distinct; owners move as little as possible."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from rhyme_openrlhf.prompt_keys import owner, prompt_key, turn_key, turns
+
+KEYS = [prompt_key(f"prompt {number}") for number in range(4000)]
+
+
+def test_keys_never_change() -> None:
+    """Frozen: a checkpoint's history is found again only as long as this holds."""
+    assert prompt_key("What is 2 + 2?", "math") == "94a4c00b5fd98984e7a54dd1b1e3b416"
+    assert [owner(key, 16) for key in KEYS[:6]] == [15, 9, 2, 14, 3, 6]
+
+
+def test_keys_tell_prompt_and_source_apart() -> None:
+    assert len({prompt_key(*pair) for pair in [("bc", "a"), ("c", "ab"), ("abc",), ("", "abc")]}) == 4
+
+
+def test_any_text_has_a_key() -> None:
+    assert len(prompt_key("\ud800 ☃ \0")) == 32
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_owners_share_evenly_and_growing_moves_few(workers: int) -> None:
+    before = [owner(key, workers) for key in KEYS]
+    after = [owner(key, workers + 1) for key in KEYS]
+    share = len(KEYS) / workers
+    assert all(0.8 * share < count < 1.2 * share for count in Counter(before).values())
+    assert set(before) == set(range(workers))
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(moved) == {workers}
+    assert len(moved) < 1.2 * len(KEYS) / (workers + 1)
+
+
+def test_no_workers_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        owner("key", 0)
+
+
+def test_all_turns_of_a_prompt_have_one_owner_and_keys_of_their_own() -> None:
+    for key in KEYS[:100]:
+        of_turns = [turn_key(key, turn) for turn in range(12)]
+        assert of_turns[0] == key and len(set(of_turns)) == 12
+        assert {owner(turn, 7) for turn in of_turns} == {owner(key, 7)}
+
+
+def test_the_turns_of_a_prompt_are_those_known_without_a_gap() -> None:
+    known = {turn_key(KEYS[0], turn) for turn in (0, 1, 2, 4)}
+    assert list(turns(KEYS[0], known.__contains__)) == [turn_key(KEYS[0], turn) for turn in (0, 1, 2)]
+    assert list(turns(KEYS[1], known.__contains__)) == []

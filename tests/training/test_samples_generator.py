@@ -1,0 +1,164 @@
+"""Which prompts a generator draws after a resume: upstream's generator and data loader, with samples made up."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace as NS
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm")
+
+from rhyme_openrlhf.platform import gpu_present, shims
+
+if not gpu_present():
+    shims.install()
+
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+
+from rhyme_openrlhf.engine.seeding import VisitedPrompt
+from rhyme_openrlhf.prompt_keys import owner, prompt_key
+from rhyme_openrlhf.training import samples_generator
+from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce
+from tests.examples import examples
+from tests.training.prompt_loader import a_loader
+
+
+class MadeUp(RhymeSamplesGenerator):
+    """Answers every prompt at once with `n` samples that only say which prompt they are of."""
+
+    def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **_: Any) -> list[Any]:
+        return list(prompts)
+
+    def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **_: Any) -> tuple[list[Any], int, bool]:
+        from openrlhf.trainer.ppo_utils.samples_generator import _collect_prompt_batch
+
+        prompts, labels, images, exhausted = _collect_prompt_batch(dataloader_iter, num_prompts)
+        rows = list(zip(prompts, labels, images, strict=True))
+        # Whoever finishes first is served first: upstream's buffer is in no order of the prompts.
+        random.Random(len(rows)).shuffle(rows)
+        samples = [
+            NS(prompts=[prompt], labels=[label], images=[image])
+            for prompt, label, image in rows
+            for _ in range(self.args.rollout.n_samples_per_prompt)
+        ]
+        return samples, len(prompts), exhausted or not prompts
+
+
+def a_generator(prompts: int, batch: int, ahead: int, seed: int) -> MadeUp:
+    """A new process's generator: upstream's data loader, seeded as an unseeded process would be, differently."""
+    args = NS(
+        rollout=NS(batch_size=batch, n_samples_per_prompt=2, vllm_generate_batch_size=ahead),
+        vllm=NS(enable_sleep=False),
+        algo=NS(dynamic_filtering_enable=False),
+    )
+    services = NS(settings=NS(run=NS(reproducible=True), outlives_engines=False))
+    return MadeUp(NS(args=args), a_loader(prompts, seed), None, None, [], services=services)
+
+
+def training(generator: MadeUp, episode: int, episodes: int) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
+    """Upstream's loop over epochs and steps: each step's epoch, prompts, and the states a checkpoint would hold."""
+    for epoch in range(episode, episodes):
+        while True:
+            samples, _, _, exhausted = generator.generate_samples()
+            if samples:
+                loader = copy.deepcopy(generator.prompts_dataloader.state_dict())
+                states = pickle.dumps({"episode": epoch, "loader": loader, "generator": generator.state()})
+                yield epoch, sorted({sample.prompts[0] for sample in samples}), pickle.loads(states)
+            if exhausted:
+                break
+
+
+@settings(max_examples=examples(120), deadline=None)
+@given(st.integers(1, 11), st.integers(1, 5), st.integers(1, 3), st.data())
+def test_a_resumed_run_draws_what_was_not_trained_on(prompts: int, batch: int, times: int, data: st.DataObject) -> None:
+    """Killed after any step of three epochs, also where samples were generated ahead, or the epoch just ended."""
+    whole = list(training(a_generator(prompts, batch, batch * times, seed=1), 0, 3))
+    drawn = [(epoch, names) for epoch, names, _ in whole]
+    for epoch in range(3):
+        of_epoch = [name for number, names in drawn if number == epoch for name in names]
+        assert sorted(of_epoch) == sorted(f"prompt {number}" for number in range(prompts))
+    killed = data.draw(st.integers(0, len(whole) - 1))
+    _, _, states = whole[killed]
+    resumed = a_generator(prompts, batch, batch * times, seed=2)
+    # As our trainers do.
+    if states["loader"][LOADER_FINISHED] and not states["generator"].pending:
+        states["episode"] += 1
+    resumed.restore(states["generator"])
+    resumed.prompts_dataloader.load_state_dict(states["loader"])
+    after = [(epoch, names) for epoch, names, _ in training(resumed, states["episode"], 3)]
+    if times == 1:
+        assert after == drawn[killed + 1 :]
+    for epoch in range(3):
+        before = [name for number, names in drawn[: killed + 1] if number == epoch for name in names]
+        rest = [name for number, names in after if number == epoch for name in names]
+        assert sorted(before + rest) == sorted(f"prompt {number}" for number in range(prompts)), (before, rest)
+
+
+def test_every_visit_of_a_prompt_is_counted_whatever_engine_it_goes_to() -> None:
+    generator = a_generator(4, 2, 2, seed=1)
+    generator.step = 7
+    first = [generator._visited(prompt) for prompt in ("a", "b", "a")]
+    assert [(str(prompt), prompt.visit) for prompt in first] == [("a", 0), ("b", 0), ("a", 1)]
+    resumed = a_generator(4, 2, 2, seed=2)
+    resumed.restore(pickle.loads(pickle.dumps(generator.state())))
+    assert (resumed.step, resumed._visited("a").visit, resumed._visited("c").visit) == (7, 2, 0)
+    resumed._evaluating = True
+    assert resumed._visited("a").visit == -8
+    resumed._evaluating = False
+    assert resumed._visited("a").visit == 3
+
+
+@pytest.mark.parametrize(("groups", "chosen"), [(0, 0), (1, 2), (3, 5)])
+def test_engines_are_told_which_samples_to_trace(groups: int, chosen: int) -> None:
+    generator = a_generator(8, 4, 8, seed=1)
+    told: list[list[str]] = []
+    generator.vllm_engines = [NS(trace_prompts=NS(remote=told.append))] * 2
+    generator.services.settings.telemetry = NS(sample_groups=groups)
+    prompts = [f"prompt {number}" for number in range(5)]  # of two steps: batches are of four
+    generator._choose_samples(prompts)
+    assert [len(keys) for keys in told] == ([chosen] * 2 if groups else [])
+    assert all(keys == told[0] and set(keys) <= {prompt_key(prompt) for prompt in prompts} for keys in told)
+
+
+def test_engines_count_anew_when_a_rollout_begins_and_not_for_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = a_generator(8, 4, 4, seed=1)
+    done: list[str] = []
+    generator.vllm_engines = [NS(begin_rollout=NS(remote=lambda: done.append("begin")))] * 2
+    services = NS(record=lambda *_: None, epoch_of=lambda _: 1, history_workers=[])
+    generator.services = NS(**vars(generator.services), **vars(services))
+    generator.services.settings.telemetry = NS(sample_groups=0)
+    monkeypatch.setattr(samples_generator, "RolloutWatch", lambda *_: "stage")
+    monkeypatch.setattr(SamplesGenerator, "_dispatch_prompts_to_vllm", lambda *_, **__: done.append("prompts"))
+    generator._evaluating = True
+    RhymeSamplesGenerator._dispatch_prompts_to_vllm(generator, ["a"], ["label"])
+    generator._evaluating = False
+    RhymeSamplesGenerator._dispatch_prompts_to_vllm(generator, ["a"], ["label"])
+    # A prompt in the place of a filtered one is of the same rollout.
+    RhymeSamplesGenerator._dispatch_prompts_to_vllm(generator, ["b"], ["label"])
+    assert done == ["prompts", "begin", "begin", "prompts", "prompts"]
+
+
+def test_a_visited_prompt_travels_as_it_is() -> None:
+    prompt = pickle.loads(pickle.dumps(VisitedPrompt("text", 3)))
+    assert isinstance(prompt, VisitedPrompt) and (prompt, prompt.visit) == ("text", 3)
+
+
+def test_prompts_are_announced_to_the_workers_that_own_them_when_they_are_sent() -> None:
+    told: list[tuple[int, list[str]]] = []
+    workers = [NS(prepare=NS(remote=lambda keys, number=number: told.append((number, keys)))) for number in range(3)]
+    prompts = [f"prompt {number}" for number in range(40)]
+    announce(prompts, workers)
+    assert sorted(number for number, _ in told) == [0, 1, 2]
+    assert {key: number for number, keys in told for key in keys} == {
+        prompt_key(prompt): owner(prompt_key(prompt), 3) for prompt in prompts
+    }
+    told.clear()
+    announce(prompts, [])
+    assert told == []

@@ -1,0 +1,99 @@
+"""A sync's figures: difference, and how far engine and policy moved, when it arrived and when it did not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
+from rhyme_openrlhf.settings.config import RhymeSettings, WeightSettings
+from rhyme_openrlhf.telemetry.events import Event, Note, WeightsChecked
+
+pytest.importorskip("ray")
+
+
+class Policy:
+    """Gives `scores`; a training step changes them."""
+
+    def __init__(self) -> None:
+        self.scores = [-1.0, -2.0]
+        self.asked = 0
+
+    def async_run_method(self, method: str, tokens: list[int]) -> list[list[float]]:
+        assert method == "score" and len(tokens) > 2
+        self.asked += 1
+        return [list(self.scores)]
+
+
+class Engine:
+    """Follows the policy at a sync, or does not."""
+
+    def __init__(self, follows: bool = True) -> None:
+        self.follows = follows
+        self.scores = [-1.0, -2.0]
+        self.score = SimpleNamespace(remote=lambda tokens: list(self.scores))
+
+
+def checks_of(
+    monkeypatch: pytest.MonkeyPatch,
+    engines: list[Engine],
+    steps: list[list[float]],
+    check_syncs: int,
+    layouts: LayoutPlan | None = None,
+) -> tuple[list[Event], Policy]:
+    """The events of a run whose training steps give the policy these scores."""
+    from rhyme_openrlhf.weights import check as weight_check
+
+    monkeypatch.setattr(weight_check, "wait_for", lambda refs, timeout_s, what: refs)
+    recorded: list[Event] = []
+    services: Any = SimpleNamespace(
+        layouts=layouts,
+        settings=RhymeSettings(weights=WeightSettings(check_syncs=check_syncs)),
+        record=lambda event, source: recorded.append(event),
+    )
+    policy = Policy()
+    check = weight_check.WeightCheck(policy, engines, services)
+    for version, scores in enumerate(steps, start=1):
+        check.before_step()
+        policy.scores = scores
+        for engine in engines:
+            if engine.follows:
+                engine.scores = [score + 0.001 for score in scores]
+        check.after_sync(version)
+    return recorded, policy
+
+
+def test_a_sync_that_arrived_moved_the_engine_as_far_as_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, second), policy = checks_of(monkeypatch, [Engine()], [[-1.5, -2.0], [-1.5, -2.2]], check_syncs=2)
+    assert isinstance(first, WeightsChecked) and isinstance(second, WeightsChecked)
+    assert (first.version, first.engine, first.policy_moved) == (1, 0, pytest.approx(0.5))
+    assert first.moved == pytest.approx(0.5, abs=0.002) and first.max_difference == pytest.approx(0.001)
+    # The second check's "before" is the first one's "after": nothing is asked twice.
+    assert second.moved == pytest.approx(0.2, abs=0.002) and second.policy_moved == pytest.approx(0.2)
+    assert policy.asked == 3
+
+
+def test_an_engine_that_kept_its_weights_did_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    events, _ = checks_of(monkeypatch, [Engine(), Engine(follows=False)], [[-1.0, -2.8]], check_syncs=1)
+    good, bad, note = events
+    assert isinstance(good, WeightsChecked) and good.moved == pytest.approx(0.8, abs=0.002)
+    assert bad == WeightsChecked(1, 1, pytest.approx(0.8), 0.0, pytest.approx(0.8))
+    assert isinstance(note, Note) and note.level == "warning" and "engine 1" in note.text
+
+
+@pytest.mark.parametrize("both_awake", [True, False])
+def test_engines_without_kv_cache_are_not_asked(monkeypatch: pytest.MonkeyPatch, both_awake: bool) -> None:
+    """They would never answer."""
+    plan = LayoutPlan(2, 1, (Tail(1, 2),), both_awake=both_awake)
+    engines = [Engine(), Engine(), Engine()]
+    events, _ = checks_of(monkeypatch, engines, [[-1.5, -2.0]], 1, plan)
+    assert [event.engine for event in events if isinstance(event, WeightsChecked)] == list(range(2 + both_awake))
+
+
+def test_after_the_first_syncs_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    events, policy = checks_of(monkeypatch, [Engine()], [[-1.5, -2.0], [-1.5, -2.2], [-1.6, -2.2]], check_syncs=1)
+    assert len(events) == 1 and policy.asked == 2
+    events, policy = checks_of(monkeypatch, [Engine()], [[-1.5, -2.0]], check_syncs=0)
+    assert events == [] and policy.asked == 0

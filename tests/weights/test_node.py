@@ -1,0 +1,87 @@
+"""Weight versions as shared-memory files of a node."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rhyme_openrlhf.shared_files import process_started
+from rhyme_openrlhf.weights import node
+from rhyme_openrlhf.weights.buckets import (
+    Parameter,
+    Segment,
+    WeightVersion,
+    plan_buckets,
+)
+from rhyme_openrlhf.weights.node import KEPT, SegmentStore, WeightSpaceError
+
+
+def version(number: int, bucket_bytes: int = 256) -> tuple[WeightVersion, list[np.ndarray], dict[str, torch.Tensor]]:
+    """A weight version of three tensors in several buckets, its buckets' contents, and the tensors."""
+    tensors = {
+        "embed": torch.arange(60, dtype=torch.float32).reshape(6, 10) + number,
+        "norm": torch.full((3,), float(number), dtype=torch.bfloat16),
+        "head": torch.full((7, 5), number * 2.0, dtype=torch.float16),
+    }
+    parameters = [
+        Parameter(name, tuple(t.shape), str(t.dtype).removeprefix("torch."), t.numel() * t.element_size())
+        for name, t in tensors.items()
+    ]
+    buckets, arrays = [], []
+    for bucket in plan_buckets(parameters, bucket_bytes, 2):
+        array = np.zeros(bucket.nbytes, dtype=np.uint8)
+        for entry in bucket.entries:
+            raw = tensors[entry.parameter.name].contiguous().view(-1).view(torch.uint8).numpy()
+            array[entry.offset : entry.offset + raw.size] = raw
+        buckets.append(bucket)
+        arrays.append(array)
+    return WeightVersion(number, tuple(buckets)), arrays, tensors
+
+
+def test_what_is_stored_is_what_a_worker_maps(tmp_path: Path) -> None:
+    from rhyme_openrlhf.engine.worker import segment_tensors
+
+    weights, arrays, tensors = version(3)
+    assert len(weights.buckets) > 1
+    segment = SegmentStore(tmp_path).store(weights, arrays)
+    mapped = dict(segment_tensors(Segment.from_plain(segment.to_plain())))
+    assert mapped.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert mapped[name].dtype == tensor.dtype
+        assert torch.equal(mapped[name], tensor)
+
+
+def test_only_the_newest_versions_are_kept(tmp_path: Path) -> None:
+    store = SegmentStore(tmp_path)
+    for number in range(5):
+        weights, arrays, _ = version(number)
+        store.store(weights, arrays)
+    assert len(list(tmp_path.iterdir())) == KEPT
+    assert {int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir()} == {3, 4}
+    store.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_segments_of_dead_processes_are_removed_and_others_kept(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as alive:
+        living = f"{node.PREFIX}-{alive.pid}-{process_started(alive.pid)}-1"
+        reused = f"{node.PREFIX}-{alive.pid}-1-1"
+        dead = f"{node.PREFIX}-{2**22 - 1}-5-7.partial"
+        foreign = "somebody-elses-file"
+        for name in (living, reused, dead, foreign):
+            (tmp_path / name).touch()
+        SegmentStore(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {living, foreign}
+        alive.kill()
+
+
+def test_too_little_shared_memory_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, arrays, _ = version(1)
+    full = os.statvfs_result((4096, 4096, 100, 0, 0, 10, 0, 0, 0, 255))
+    monkeypatch.setattr(node.os, "statvfs", lambda _: full)
+    with pytest.raises(WeightSpaceError, match=r"has 0 MB free, but a weight version needs 1 MB.*--shm-size"):
+        SegmentStore(tmp_path).store(weights, arrays)
+    assert not list(tmp_path.iterdir())

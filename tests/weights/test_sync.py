@@ -1,0 +1,188 @@
+"""A weight version reaches every node that has a rank of an engine: two pretended nodes of one real Ray cluster.
+
+Policy and engines are stand-ins without torch; the nodes' stores and what brings a version to them are real.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+
+from ray.cluster_utils import Cluster  # isort: skip
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # isort: skip
+
+from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
+from rhyme_openrlhf.settings.config import RhymeSettings, WeightSettings
+from rhyme_openrlhf.telemetry.events import Event, WeightsLoaded, WeightsPublished
+from rhyme_openrlhf.weights.buckets import Parameter, Segment, lay_out, plan_buckets
+from rhyme_openrlhf.weights.segment_file import SegmentFile
+from rhyme_openrlhf.weights.sync import WeightSync
+
+LIMIT_SECONDS = 60.0
+GPUS_OF_A_NODE = 4
+BUCKETS = plan_buckets([Parameter(f"p{i}", (64,), "uint8", 64) for i in range(4)], 128, 2)
+
+
+def here() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def content(version: int, bucket: int) -> int:
+    """What all bytes of a bucket are."""
+    return 10 * version + bucket
+
+
+class PolicyRank:
+    """Writes its buckets as a rank of the policy does; the second one when all of `readers` have loaded the first."""
+
+    def __init__(self, rank: int, heard: str, readers: int) -> None:
+        self.rank, self.heard, self.readers = rank, Path(heard), readers
+
+    def weight_plan(self) -> Any:
+        return here(), BUCKETS
+
+    def publish_weights(self, segments: dict[str, Segment], writers: tuple[dict[str, int], ...]) -> None:
+        spans = lay_out(BUCKETS)[1]
+        for number, (span, ranks) in enumerate(zip(spans, writers, strict=True)):
+            if ranks.get(here()) != self.rank:
+                continue
+            segment = segments[here()]
+            if number:
+                until = time.monotonic() + LIMIT_SECONDS
+                while len(list(self.heard.glob(f"{segment.version}-*"))) < self.readers:
+                    assert time.monotonic() < until, "no engine loads what is there before all of it is"
+                    time.sleep(0.01)
+            file = SegmentFile(segment.path, segment.nbytes, len(segment.entries))
+            file.data[span.start : span.stop] = content(segment.version, number)
+            file.mark(span.first, span.end, segment.version)
+
+
+class EngineRank:
+    """Loads as a tensor-parallel rank does: the copy of its own node, a bucket as soon as it is there."""
+
+    def __init__(self, number: int, heard: str) -> None:
+        self.number, self.heard = number, Path(heard)
+
+    def node(self) -> str:
+        return here()
+
+    def load(self, segment: Segment) -> tuple[str, str, list[int]]:
+        path = segment.path_on(here())
+        file = SegmentFile(path, segment.nbytes, len(segment.entries))
+        found = []
+        for span in lay_out(BUCKETS)[1]:
+            file.wait_for(segment.version, span.first, span.end)
+            found += set(file.data[span.start : span.stop].tolist())
+            (self.heard / f"{segment.version}-{self.number}").touch()
+        file.check(segment.version)
+        return here(), path, found
+
+
+class Engine:
+    """An engine over its ranks."""
+
+    def __init__(self, ranks: list[Any]) -> None:
+        self.ranks = ranks
+        self.loaded: list[tuple[str, str, list[int]]] = []
+
+    def node_ids(self) -> list[str]:
+        return list(dict.fromkeys(ray.get([rank.node.remote() for rank in self.ranks])))
+
+    def load_weights(self, segment: Segment) -> float:
+        self.loaded = ray.get([rank.load.remote(segment) for rank in self.ranks])
+        return 1.0
+
+    def found(self) -> list[tuple[str, str, list[int]]]:
+        return self.loaded
+
+
+@pytest.fixture(scope="module")
+def nodes(starts_ray: None) -> Iterator[list[str]]:
+    # Ray's processes do not find the tests.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    node = {"num_cpus": 1, "num_gpus": GPUS_OF_A_NODE, "object_store_memory": 10**8}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    cluster.add_node(**node)
+    try:
+        ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": WITHOUT_TORCH})
+        cluster.wait_for_nodes()
+        yield sorted(found["NodeID"] for found in ray.nodes())
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("heard")
+
+
+@pytest.fixture(scope="module")
+def engine_ranks(nodes: list[str], heard: Path) -> list[Any]:
+    """Eight of them, four on each node, a GPU each."""
+    kind = ray.remote(num_cpus=0, num_gpus=1)(EngineRank)
+    return [
+        kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[i // 4], soft=False)).remote(
+            i, str(heard)
+        )
+        for i in range(8)
+    ]
+
+
+def synced(policy: list[Any], ranks: list[Any], versions: range) -> tuple[list[Any], list[Event], WeightSync]:
+    """What one engine's ranks loaded at the last of these versions."""
+    recorded: list[Event] = []
+    services: Any = SimpleNamespace(
+        settings=RhymeSettings(weights=WeightSettings(timeout_s=LIMIT_SECONDS)),
+        record=lambda event, source: recorded.append(event),
+    )
+    group = SimpleNamespace(
+        async_run_method=lambda method, *args: [getattr(rank, method).remote(*args) for rank in policy]
+    )
+    engine = ray.remote(num_cpus=0)(Engine).remote(ranks)
+    sync = WeightSync(group, [engine], services)
+    for version in versions:
+        sync.sync(version)
+    return ray.get(engine.found.remote()), recorded, sync
+
+
+def policy_on(node: str, ranks: int, heard: Path, readers: int) -> list[Any]:
+    kind = ray.remote(num_cpus=0)(PolicyRank).options(
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+    )
+    return [kind.remote(rank, str(heard), readers) for rank in range(ranks)]
+
+
+def test_an_engine_of_eight_gpus_on_two_nodes_loads_each_nodes_copy(
+    nodes: list[str], engine_ranks: list[Any], heard: Path
+) -> None:
+    """And while it arrives: the policy writes its second bucket only when all ranks have loaded the first."""
+    loaded, recorded, sync = synced(policy_on(nodes[0], 2, heard, 8), engine_ranks, range(1, 4))
+    assert [node for node, _, _ in loaded] == [nodes[0]] * 4 + [nodes[1]] * 4
+    paths = {node: path for node, path, _ in loaded}
+    assert len(set(paths.values())) == 2, "each node has a copy of its own"
+    assert all(path == paths[node] for node, path, _ in loaded)
+    assert all(found == [content(3, 0), content(3, 1)] for _, _, found in loaded)
+    kinds = [type(event) for event in recorded]
+    assert kinds == [WeightsPublished, WeightsLoaded] * 3
+    sync.close()
+    assert not any(Path(path).exists() for path in paths.values())
+
+
+def test_a_policy_whose_engines_are_elsewhere_sends_each_bucket_once(
+    nodes: list[str], engine_ranks: list[Any], heard: Path
+) -> None:
+    loaded, _, sync = synced(policy_on(nodes[0], 2, heard, 4), engine_ranks[4:], range(11, 13))
+    assert [node for node, _, _ in loaded] == [nodes[1]] * 4
+    assert all(found == [content(12, 0), content(12, 1)] for _, _, found in loaded)
+    sync.close()
