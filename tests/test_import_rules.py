@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -14,9 +15,8 @@ import rhyme_openrlhf
 PACKAGE = Path(rhyme_openrlhf.__file__).parent
 HEAVY = {"ray", "vllm", "torch", "deepspeed", "openrlhf"}
 # Rooms that are pure as a whole, and single modules of rooms that are not. Those not built yet join when they are.
-PURE_ROOMS = ("speculation", "latency", "scheduling", "simulation")
+PURE_ROOMS = ("settings", "latency", "drafting", "scheduling", "simulation")
 PURE_MODULES = (
-    "settings/config.py",
     "api/launch/job_file.py",
     "api/launch/queueing.py",
     "api/launch/schema.py",
@@ -26,12 +26,12 @@ PURE_MODULES = (
     "api/store/status.py",
     "cli/run_spec.py",
     "embedded/demo.py",
-    "settings/options.py",
     "history/byte_planes.py",
     "history/cpu_share.py",
     "history/index.py",
     "history/index_store.py",
     "history/journal.py",
+    "pipeline/step_buffer.py",
     "prompt_keys.py",
     "history/ranks.py",
     "history/record.py",
@@ -178,3 +178,106 @@ def test_the_scan_sees_every_way_to_a_room() -> None:
         "def f():\n    from rhyme_openrlhf.webui.pages import runs\n    from rhyme_openrlhf.telemetry import events\n"
     )
     assert rooms_imported(ast.parse(source)) == {"api.http", "api.app", "webui.pages"}
+
+
+# The rooms from bottom to top; the root's modules are below all of them. A room imports itself and what is below it.
+# A folder of a room may have a line of its own ("engine/patches"); the longest line that fits a file counts.
+ROOMS = (
+    "settings",
+    "platform",
+    "embedded",
+    "telemetry",
+    "latency",
+    "history",
+    "drafting",
+    "scheduling",
+    "weights",
+    "kv",
+    "engine",
+    "moves",
+    "training",
+    "pipeline",
+    "run",
+    "simulation",
+    "verify",
+    "api",
+    "webui",
+    "cli",
+)
+# Imports that still go upwards: nothing may be added.
+UPWARDS = {
+    ("run/unchanged.py", "cli/upstream.py"),
+    ("settings/moves.py", "scheduling/move.py"),
+    ("telemetry/recorder.py", "scheduling/layouts.py"),
+    ("telemetry/recorder.py", "training/resume.py"),
+    ("weights/offers.py", "engine/actor.py"),
+    ("weights/offers.py", "engine/lost_engines.py"),
+}
+# Files that still import each other in a circle: nothing may be added.
+CIRCLES = [
+    {f"simulation/{name}.py" for name in ("interventions", "layout_changes", "run", "sharing")},
+]
+
+
+def room(path: str) -> int:
+    """Return the place of a file's room in ROOMS, -1 for a module of the root."""
+    above = [folder.as_posix() for folder in PurePosixPath(path).parents][:-1]
+    if not above:
+        return -1
+    named = next((folder for folder in above if folder in ROOMS), None)
+    assert named is not None, f"{path} is in no room of ROOMS"
+    return ROOMS.index(named)
+
+
+def own_imports(tree: ast.AST, modules: Mapping[str, str]) -> set[str]:
+    """Return the files of the package that a file imports, inside functions too; `modules`: files by dotted names."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= (below & set(modules)) or {node.module}
+    return {modules[name] for name in names if name in modules}
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Return what each file of the package imports of the package."""
+    files = [path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts]
+    # The links to the top-level folders are followed by name: rglob does not go through links.
+    files += [path for link in ("api", "webui") for path in (PACKAGE / link).rglob("*.py")]
+    files = sorted(set(files))
+    names = {path: path.relative_to(PACKAGE).as_posix() for path in files}
+    modules = {module_name(path): names[path] for path in files}
+    return {names[path]: own_imports(ast.parse(path.read_text(encoding="utf-8")), modules) for path in files}
+
+
+def test_rooms_import_what_is_below_them(imports: dict[str, set[str]]) -> None:
+    upwards = {(one, other) for one, others in imports.items() for other in others if room(other) > room(one)}
+    assert upwards == UPWARDS
+
+
+def test_files_import_each_other_in_no_circle(imports: dict[str, set[str]]) -> None:
+    assert circles(imports) == CIRCLES
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [{"b", "c"}]
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """Return the largest sets of files of which each reaches each other one, in the order of their first names."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        waiting = [start]
+        while waiting:
+            new = graph[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return found
+
+    reach = {name: reached(name) for name in graph}
+    alike = {name: frozenset(other for other in found if name in reach[other]) for name, found in reach.items()}
+    return sorted((set(one) for one in set(alike.values()) if len(one) > 1), key=min)

@@ -1,1 +1,13 @@
-"""To be written."""
+"""Every option of `rhyme train`: one frozen dataclass a feature, from which flags, checks, schema and form are made.
+
+Read in this order:
+
+1. `options` turns a settings dataclass into command-line options and back.
+2. One file a feature holds its options: `drafting`, `latency`, `dispatch`, `histopipe`, `moves`, `reallocation`,
+   `tp_switch`.
+3. `config` holds the remaining features and `RhymeSettings`, the settings of a whole run.
+4. `upstream_kinds` says what OpenRLHF's own options name; `upstream_options.json` is OpenRLHF's parser as a schema.
+5. `redaction` hides the secrets of a command and of a configuration before anybody else sees them.
+
+No file here imports ray, vllm or torch.
+"""
