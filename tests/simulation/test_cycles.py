@@ -17,10 +17,9 @@ from tests.simulation.test_run import CLUSTER, PROFILES, SHAPE
 @pytest.fixture
 def searched_by_hand() -> Iterator[None]:
     gc.disable()
-    # Not through everything that the other tests have imported.
+    # Not through everything that the other tests have made.
     gc.freeze()
     yield
-    gc.unfreeze()
     gc.enable()
 
 
