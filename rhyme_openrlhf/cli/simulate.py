@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rhyme_openrlhf.drafting_core import CoreMissing
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.transfer_model import NotMeasured
 from rhyme_openrlhf.settings.options import Parser
@@ -146,7 +147,7 @@ def main(argv: list[str]) -> int:
         if error.name != "plotly":
             raise
         return _refuse("--html needs the package plotly: pip install 'rhyme-openrlhf[server]'")
-    except (ProfileError, WorkloadError, NotMeasured, ValueError) as error:
+    except (ProfileError, WorkloadError, NotMeasured, CoreMissing, ValueError) as error:
         return _refuse(str(error))
     heading = report.title(workload, profiles, variants[0].cluster.tensor_parallel)
     notes = _notes(profiles, options)

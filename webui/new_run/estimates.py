@@ -18,6 +18,7 @@ from rhyme_openrlhf.api.launch.spec_paths import PathRefused, profile_file
 from rhyme_openrlhf.api.read.curves import curves
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.models import Run
+from rhyme_openrlhf.drafting_core import CoreMissing
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.subject import folder
@@ -121,7 +122,7 @@ def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainV
             speculation="budget" if planned else "window",
         )
         found = gain_estimate.estimate(rollout, lengths, profile)
-    except (ProfileError, PathRefused, ValueError) as error:
+    except (ProfileError, PathRefused, CoreMissing, ValueError) as error:
         return GainView(f"It cannot be simulated: {error}.")
     return _view(found, rollout, lengths, profile)
 

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from rhyme_openrlhf import embedded
+from rhyme_openrlhf import drafting_core, embedded
+from rhyme_openrlhf.drafting import acceptance, budget, planner
 from rhyme_openrlhf.latency.profile import Subject, write
 from rhyme_openrlhf.latency.subject import folder
 from rhyme_openrlhf.run.model_shape import read_shape
@@ -121,6 +122,23 @@ def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
     elsewhere = {**given["arguments"], "latency": {"profile": "/etc/passwd"}}
     assert "must lie below" in client.post("/ui/new-run/estimate", json={"arguments": elsewhere}).text
     assert signed_in(launching_dashboard, "viewer").post("/ui/new-run/estimate", json=given).status_code == 403
+
+
+def test_without_the_compiled_core_the_gain_is_refused_in_a_sentence(
+    launching_dashboard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    missing = drafting_core._Missing("drafts from history", ImportError("not built"))
+    for module in (acceptance, budget, planner):
+        monkeypatch.setattr(module, "core", missing)
+    given = {"arguments": templates(launching_dashboard.app.state.launching.roots)["demo"].arguments}
+    shape = read_shape(str(embedded.MODEL))
+    assert shape is not None
+    folder().mkdir(parents=True)
+    write(formula.profile(subject=Subject(shape.name, "a machine", "float32", 1)), folder() / "mine.json")
+    answer = signed_in(launching_dashboard).post("/ui/new-run/estimate", json=given)
+    assert answer.status_code == 200
+    assert "It cannot be simulated: drafts from history need the compiled core" in html.unescape(answer.text)
 
 
 def test_a_plan_that_does_not_fit_the_gpus_here_names_the_flag(
