@@ -2,8 +2,9 @@
 # Everything that must pass before a change is kept: style, types, tests. Sets up first (once).
 #
 #   scripts/test.sh                          all but what is marked slow
-#   scripts/test.sh --quick                  before each commit: what starts no engine, Ray, browser, PostgreSQL, service
-#                                            or other Python process
+#   scripts/test.sh --quick                  before each commit: the rooms without torch, the control plane and the command
+#                                            line, as far as they start no engine, Ray, browser, PostgreSQL, service or
+#                                            other Python process
 #   scripts/test.sh --slow                   all of it, what is marked slow too
 #   scripts/test.sh --changed [BASE]         the test files that a change since BASE (main) needs, by imports
 #                                            (scripts/changed_tests.py)
@@ -97,6 +98,9 @@ TYPES=$(mktemp)
 trap 'rm -f "$TYPES" ${SERVER_LOG:+"$SERVER_LOG"}' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
+# Importing torch, vLLM and DeepSpeed in each pytest process takes a tenth of the time: the other rooms are for --changed.
+QUICK=(tests/{api,benchmarks,cli,drafting,history,latency,scheduling,scripts,settings,simulation,telemetry,verify,webui})
+QUICK+=(tests/test_*.py)
 STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python"
 case ${1-} in
     "")
@@ -109,7 +113,7 @@ case ${1-} in
         run python -m pytest -n 2 -p no:randomly -m "not server"
         join_server
         ;;
-    --quick) run python -m pytest -n 2 --hypothesis-profile=quick -m "not slow and not ($STARTS_MUCH)" ;;
+    --quick) run python -m pytest -n 2 --hypothesis-profile=quick -m "not slow and not ($STARTS_MUCH)" "${QUICK[@]}" ;;
     --changed)
         # Not in one line with mapfile: its failure must be seen.
         CHOSEN=$(python scripts/changed_tests.py "${@:2}")
