@@ -28,7 +28,7 @@ from rhyme_openrlhf.settings.config import ControlSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Note, RunFinished
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory
-from rhyme_openrlhf.training import reporting
+from rhyme_openrlhf.run import reporting
 from rhyme_openrlhf.run.reaper import finish, start_reaper
 run = Path(sys.argv[1])
 settings = from_mapping(ControlSettings, json.loads((run / "config.json").read_text())["settings"]["control"])
