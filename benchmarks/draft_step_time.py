@@ -89,15 +89,8 @@ class Ours:
         names = [request.request_id for request in self._requests]
         self._ids = DraftTokenIds(names, [[] for _ in names])
         self._sampled: list[list[int]] = []
-        # Versions that read vLLM's texts are told nothing.
-        self._told = hasattr(self._scheduler, "on_sampled")
         self.compiled_seconds = 0.0
-        if self._told:
-            self._time(self._scheduler.drafter, "propose")
-        else:
-            from rhyme_openrlhf.drafting import live_texts
-
-            self._time(live_texts.step, "append_and_draft")
+        self._time(self._scheduler.drafter, "propose")
 
     def _time(self, whose: Any, name: str) -> None:
         """Have each call of that function timed."""
@@ -120,8 +113,7 @@ class Ours:
             self._sampled.append(new)
 
     def ask(self) -> Any:
-        if self._told:
-            self._scheduler.on_sampled(self._ids.req_ids, self._sampled)
+        self._scheduler.on_sampled(self._ids.req_ids, self._sampled)
         self._scheduler.update_draft_token_ids(self._ids)
 
     def drafts(self) -> list[list[int]]:

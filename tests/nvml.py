@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,5 +53,10 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, **given: Any) -> None
     place = written(folder, **given)
     monkeypatch.syspath_prepend(str(place))
     monkeypatch.setenv("PYTHONPATH", str(place), prepend=":")
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    spec = importlib.util.spec_from_file_location("pynvml", place / "pynvml.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # Not by importing it: the module would stay for the next test.
+    monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +21,11 @@ GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
-def a_machine_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def a_machine_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """CUDA 13.0 in torch and in a toolkit, no cluster; a test adds the GPUs."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "cuda-13.0", "13.0")))
-    yield
-    sys.modules.pop("pynvml", None)
 
 
 def toolkit(folder: Path, release: str) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,6 @@ from tests import nvml
 torch = pytest.importorskip("torch")
 GIB = 2**30
 pytestmark = pytest.mark.skipif(gpu_present(), reason="here torch sees a GPU")
-
-
-@pytest.fixture(autouse=True)
-def real_nvml_afterwards() -> Iterator[None]:
-    yield
-    sys.modules.pop("pynvml", None)
 
 
 def old_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,6 @@ def test_the_demo_is_placed_on_the_gpus_of_the_machine(
     _, arguments = from_command("rhyme demo")
     assert (arguments["vllm"]["num_engines"], arguments["train"].get("colocate_all")) == (engines, colocated)
     assert gpus_needed(check(arguments, [tmp_path])) == needed
-    sys.modules.pop("pynvml", None)
 
 
 def test_the_demo_is_a_spec_without_a_place_for_checkpoints() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,13 +31,11 @@ SUBJECT = Subject("Qwen3ForCausalLM 4x128 heads 4/2 vocabulary 128", "Pretended 
 
 
 @pytest.fixture
-def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine with a GPU, and no profile kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(unspeculated_steps, "gpu_present", lambda: True)
     nvml.install(monkeypatch, tmp_path)
-    yield
-    sys.modules.pop("pynvml", None)
 
 
 def keep(profile: profiles.Profile) -> None:
