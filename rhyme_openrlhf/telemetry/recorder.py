@@ -16,7 +16,8 @@ import ray
 
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.settings.config import RhymeSettings, TelemetrySettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.telemetry.length_records import length_records
