@@ -211,7 +211,7 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
         parameters.output_kind = RequestOutputKind.FINAL_ONLY
         extra = dict(parameters.extra_args or {})
         if request.history is not None:
-            extra[PROMPT_KEY], fetch = self._in_flight.turn(request.history, request.turn)
+            extra[PROMPT_KEY], fetch = self._in_flight.round(request.history, request.round)
             await self._wait_for_history(fetch)
         if progress is not None and arrival is not None:
             extra[ARRIVED] = arrival.to_plain()
