@@ -26,8 +26,8 @@ from rhyme_openrlhf.api.store.database import BusyError
 from rhyme_openrlhf.api.store.models import UID_LENGTH
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import RunFinished
-from rhyme_openrlhf.telemetry.run_files import CONFIG_FILE, SAMPLES_FOLDER, write_json
-from rhyme_openrlhf.telemetry.sample_files import file_name
+from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, SAMPLES_FOLDER, write_json
+from rhyme_openrlhf.telemetry.samples import file_name
 
 SPEED = 2.0
 # Steps that are there from the beginning: curves need some points.

@@ -23,7 +23,7 @@ from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardLateErro
 from rhyme_openrlhf.engine.seeding import current_sample
 from rhyme_openrlhf.scheduling.turns import AwaitWeights, Begin, EngineTurns, Load, Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.sample_rounds import Round
+from rhyme_openrlhf.telemetry.samples import Round
 from rhyme_openrlhf.weights.buckets import Segment
 
 
