@@ -41,7 +41,7 @@ from rhyme_openrlhf.history.shard import EpochLengths, HistoryShard
 from rhyme_openrlhf.history.work_queue import Urgency, WorkQueue
 from rhyme_openrlhf.prompt_keys import owner, rounds
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
-from rhyme_openrlhf.settings.config import HistorySettings
+from rhyme_openrlhf.settings.history import HistorySettings
 from rhyme_openrlhf.telemetry.events import Event, HistoryState, Note, RankStability
 
 SOURCE = "history"

@@ -12,7 +12,7 @@ from pathlib import Path
 import ray
 
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
-from rhyme_openrlhf.settings.config import TelemetrySettings
+from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.telemetry.run_directory import LENGTHS_FILE, STOP_REQUEST

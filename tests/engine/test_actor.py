@@ -19,7 +19,8 @@ import pytest
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.prompt_keys import prompt_key, round_key
-from rhyme_openrlhf.settings.config import CpuSettings, EngineSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.engine import CpuSettings, EngineSettings
 from rhyme_openrlhf.weights.buckets import Parameter, Segment, WeightVersion, plan_buckets
 from rhyme_openrlhf.weights.node import SegmentStore
 

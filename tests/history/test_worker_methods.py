@@ -17,7 +17,7 @@ from rhyme_openrlhf.history import worker as worker_module
 from rhyme_openrlhf.history.index import DraftIndex, Piece
 from rhyme_openrlhf.history.worker import PlainHistoryWorker, PromptRollout, WorkerPlace
 from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key
-from rhyme_openrlhf.settings.config import HistorySettings
+from rhyme_openrlhf.settings.history import HistorySettings
 from rhyme_openrlhf.telemetry.events import HistoryState, Note, RankStability
 
 TOKEN = b"a run's own 16 b"

@@ -9,8 +9,7 @@ from typing import Any
 
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.moves import MoveSettings
-from rhyme_openrlhf.settings.reallocation import ReallocationSettings
+from rhyme_openrlhf.settings.moves import MoveSettings, ReallocationSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
 from rhyme_openrlhf.telemetry.samples import ROUNDS
 from tests.moves.engines import TIMEOUT_S, Engines
