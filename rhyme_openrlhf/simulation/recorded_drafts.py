@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.drafting.window import SpeculationWindow
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation.speculation_rates import Rates
 from rhyme_openrlhf.simulation.workload import Drafting, PromptLoad
 from rhyme_openrlhf.telemetry.run_files import SAMPLES_FOLDER

@@ -35,7 +35,7 @@ class RankStability(Event):
 class HistoryState(Event):
     """A history worker has indexed its share of step `step`.
 
-    `prompts` it knows (turns of conversations counted singly); draft indexes in memory (`resident`) and on the disk
+    `prompts` it knows (rounds of conversations counted singly); draft indexes in memory (`resident`) and on the disk
     alone (`spilled`); `memory_bytes` of indexes and responses, `disk_bytes` of spilled indexes. Since its last event,
     engines asked for indexes that were in memory (`hits`), that had to be read or built first (`late`), and for
     prompts without history (`misses`).

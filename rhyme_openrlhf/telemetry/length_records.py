@@ -13,18 +13,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from rhyme_openrlhf.prompt_keys import prompt_key
-from rhyme_openrlhf.telemetry.sample_records import TurnLike
+from rhyme_openrlhf.telemetry.sample_rounds import Round
 
 
-def length_records(step: int, epoch: int, samples: Iterable[tuple[str, list[TurnLike]]]) -> bytes:
-    """The lines of a step's samples, each as its prompt and its turns; samples without turns are left out."""
+def length_records(step: int, epoch: int, samples: Iterable[tuple[str, list[Round]]]) -> bytes:
+    """The lines of a step's samples, each as its prompt and its rounds; samples without rounds are left out."""
     groups: dict[str, dict[str, Any]] = {}
-    for prompt, turns in samples:
-        if not turns:
+    for prompt, rounds in samples:
+        if not rounds:
             continue
         key = prompt_key(prompt)
-        named: dict[str, Any] = {"step": step, "epoch": epoch, "prompt": key, "prompt_tokens": turns[0].context}
+        named: dict[str, Any] = {"step": step, "epoch": epoch, "prompt": key, "prompt_tokens": rounds[0].context}
         row = groups.setdefault(key, {**named, "lengths": [], "engines": []})
-        row["lengths"].append(sum(turn.tokens for turn in turns))
-        row["engines"].append(turns[0].engine)
+        row["lengths"].append(sum(one.tokens for one in rounds))
+        row["engines"].append(rounds[0].engine)
     return b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in groups.values())

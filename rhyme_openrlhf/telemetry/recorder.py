@@ -16,13 +16,14 @@ import ray
 
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.settings.config import RhymeSettings, TelemetrySettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.telemetry.length_records import length_records
 from rhyme_openrlhf.telemetry.run_files import LENGTHS_FILE, STOP_REQUEST
 from rhyme_openrlhf.telemetry.sample_files import SampleFiles
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS
 from rhyme_openrlhf.training.resume import Checkpoints
 
 SOURCE = "recorder"
@@ -125,8 +126,8 @@ class RunServices:
 
     def record_lengths(self, step: int, samples: list[Any]) -> None:
         """Send how long a step's samples (OpenRLHF's experiences) were to the run directory, without waiting."""
-        turns = ((sample.prompts[0], getattr(sample, TURNS, [])) for sample in samples)
-        self.recorder.write_lengths.remote(step, length_records(step, self.epoch_of(step), turns))
+        rounds = ((sample.prompts[0], getattr(sample, ROUNDS, [])) for sample in samples)
+        self.recorder.write_lengths.remote(step, length_records(step, self.epoch_of(step), rounds))
 
     def stop_requested(self) -> bool:
         """Whether the run is asked to end; False where nobody answers."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.settings.config import ControlSettings
+from rhyme_openrlhf.settings.control import ControlSettings
 from rhyme_openrlhf.settings.options import SettingsError, from_mapping
 from rhyme_openrlhf.settings.redaction import redact_config
 from rhyme_openrlhf.telemetry.batches import (

@@ -7,7 +7,7 @@ A record is one JSON object on one line:
 
 `pieces` joined are the text behind the prompt. Their sources: "" sampled by the model itself, "history", "siblings" and
 "own" (drafting/drafter.py) accepted drafts, as "ngram", "draft_model" and "eagle3" (--drafting.source); "context"
-what the task put between two turns. `drafted` and `accepted` are null where nothing was noted (no speculation);
+what the task put between two rounds. `drafted` and `accepted` are null where nothing was noted (no speculation);
 `weight_versions` are those of the first and of the last token; `cut` says that the text was longer than is kept.
 
 Invariants: the same text as the whole response decoded at once, also where a character's bytes come from two pieces;
@@ -20,9 +20,10 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rhyme_openrlhf.prompt_keys import prompt_key
+from rhyme_openrlhf.telemetry.sample_rounds import Round
 
 MODEL = ""
 CONTEXT = "context"
@@ -30,19 +31,6 @@ CONTEXT = "context"
 MOST_CHARACTERS = 200_000
 # What a tokenizer puts where bytes are no whole character (yet).
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-
-
-class TurnLike(Protocol):
-    """As much of telemetry/sample_rounds.py::Turn as a record needs."""
-
-    engine: int
-    weight_version: int
-    last_weight_version: int
-    context: int
-    tokens: int
-    finish_reason: str
-    drafted: int | None
-    spans: list[tuple[int, int, str]] | None
 
 
 def chosen_prompts(prompts: Sequence[str], step: int, groups: int) -> list[str]:
@@ -57,10 +45,10 @@ def chosen_prompts(prompts: Sequence[str], step: int, groups: int) -> list[str]:
     return sorted({prompt_key(prompt) for prompt in prompts}, key=rank)[:groups]
 
 
-def segments(turns: Sequence[TurnLike], end: int) -> list[tuple[int, int, str]]:
+def segments(rounds: Sequence[Round], end: int) -> list[tuple[int, int, str]]:
     """The positions behind the prompt, up to `end`, as contiguous (first, end, source)."""
     found: list[tuple[int, int, str]] = []
-    at = turns[0].context
+    at = rounds[0].context
 
     def up_to(position: int, source: str) -> None:
         nonlocal at
@@ -69,12 +57,12 @@ def segments(turns: Sequence[TurnLike], end: int) -> list[tuple[int, int, str]]:
             found.append((at, position, source))
             at = position
 
-    for turn in turns:
-        up_to(turn.context, CONTEXT)
-        over = turn.context + turn.tokens
-        for first, last, source in turn.spans or ():
-            up_to(min(turn.context + first, over), MODEL)
-            up_to(min(turn.context + last, over), source)
+    for one in rounds:
+        up_to(one.context, CONTEXT)
+        over = one.context + one.tokens
+        for first, last, source in one.spans or ():
+            up_to(min(one.context + first, over), MODEL)
+            up_to(min(one.context + last, over), source)
         up_to(over, MODEL)
     up_to(end, CONTEXT)
     return found
@@ -106,7 +94,7 @@ def sample_record(
     step: int,
     prompt: str,
     tokens: Sequence[int],
-    turns: Sequence[TurnLike],
+    rounds: Sequence[Round],
     reward: float,
     decode: Callable[[list[int]], str],
 ) -> dict[str, Any]:
@@ -114,7 +102,7 @@ def sample_record(
     pieces: list[list[str]] = []
     room = MOST_CHARACTERS - min(len(prompt), MOST_CHARACTERS // 2)
     cut = len(prompt) > MOST_CHARACTERS // 2
-    bounds = segments(turns, len(tokens))
+    bounds = segments(rounds, len(tokens))
     for source, text in texts(tokens, bounds, decode):
         if len(text) > room:
             cut, text = True, text[:room]
@@ -125,21 +113,21 @@ def sample_record(
             pieces.append([source, text])
         if cut and not room:
             break
-    noted = all(turn.spans is not None for turn in turns)
+    noted = all(one.spans is not None for one in rounds)
     return {
         "step": step,
         "group": prompt_key(prompt),
         "prompt": prompt[: MOST_CHARACTERS // 2],
         "pieces": pieces,
-        "tokens": sum(turn.tokens for turn in turns),
-        "drafted": sum(turn.drafted or 0 for turn in turns) if noted else None,
+        "tokens": sum(one.tokens for one in rounds),
+        "drafted": sum(one.drafted or 0 for one in rounds) if noted else None,
         "accepted": sum(end - first for first, end, source in bounds if source not in (MODEL, CONTEXT))
         if noted
         else None,
         "reward": reward if math.isfinite(reward) else None,
-        "engines": list(dict.fromkeys(turn.engine for turn in turns)),
-        "weight_versions": [turns[0].weight_version, turns[-1].last_weight_version],
-        "finish_reason": turns[-1].finish_reason,
+        "engines": list(dict.fromkeys(one.engine for one in rounds)),
+        "weight_versions": [rounds[0].weight_version, rounds[-1].last_weight_version],
+        "finish_reason": rounds[-1].finish_reason,
         "cut": cut,
     }
 

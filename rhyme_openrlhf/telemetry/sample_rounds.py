@@ -1,6 +1,6 @@
 """What is noted of each request of a sample while it is generated. Plain objects: they travel with the response.
 
-A sample of a single-turn task has one turn; of a conversation, one an answer.
+A sample of a single-turn task has one round; of a conversation, one an answer.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# Where a response (a dictionary of OpenRLHF's) and an experience of it (an attribute) keep the sample's turns.
-TURNS = "rhyme_turns"
+# Where a response (a dictionary of OpenRLHF's) and an experience of it (an attribute) keep the sample's rounds.
+ROUNDS = "rhyme_rounds"
 
 
 @dataclass
-class Turn:
-    """One request: `engine` ran it, begun with `weight_version` behind `context` tokens (prompt and earlier turns).
+class Round:
+    """One request: `engine` ran it, begun with `weight_version` behind `context` tokens (prompt and earlier rounds).
 
     `trace` is the name under which the scheduler notes its drafts, "" if it does not. `spans`: which of its response
     tokens came from accepted drafts, as (first, end, source); None: not noted.

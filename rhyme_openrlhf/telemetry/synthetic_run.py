@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rhyme_openrlhf.settings.config import UID_DIGITS
+from rhyme_openrlhf.settings.control import UID_DIGITS
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import (
     SCHEMA_VERSION,

@@ -34,7 +34,7 @@ from rhyme_openrlhf.telemetry.events import (
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.recorder import RunServices
 from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS
 from rhyme_openrlhf.training.dispatch import choose, routed
 from rhyme_openrlhf.training.random_state import random_state, set_random_state
 
@@ -234,7 +234,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Any:
         """As upstream, with what was noted of the sample's requests."""
         experience = super()._process_response_into_experience(response, **generate_kwargs)
-        setattr(experience, TURNS, response.get(TURNS, []))
+        setattr(experience, ROUNDS, response.get(ROUNDS, []))
         return experience
 
     def _visited(self, prompt: str) -> str:

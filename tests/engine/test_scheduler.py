@@ -22,7 +22,7 @@ from rhyme_openrlhf.drafting.gain import GainMeter
 from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.latency.profile import to_text
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from tests.latency import formula
 
 PROMPT, RESPONSE = [1, 2, 3], list(range(10, 60))

@@ -21,7 +21,7 @@ from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController, Fixed
 
 from rhyme_openrlhf.history.index import Piece  # noqa: E402
 from rhyme_openrlhf.history.worker import PromptRollout, start_history_workers  # noqa: E402
-from rhyme_openrlhf.settings.config import HistorySettings  # noqa: E402
+from rhyme_openrlhf.settings.history import HistorySettings  # noqa: E402
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note  # noqa: E402
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints  # noqa: E402
 from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory  # noqa: E402

@@ -43,7 +43,7 @@ SOURCES: dict[str, str] = {
     "ngram": "accepted draft, vLLM's n-grams of this response and its prompt",
     "draft_model": "accepted draft, from the draft model",
     "eagle3": "accepted draft, from the EAGLE head",
-    "context": "put in between two turns by the task",
+    "context": "put in between two rounds by the task",
 }
 SORTS: dict[str, str] = {"number": "As kept", "reward": "Reward", "tokens": "Length", "accepted": "Accepted tokens"}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rhyme_openrlhf.settings.config import ControlSettings
+from rhyme_openrlhf.settings.control import ControlSettings
 from rhyme_openrlhf.settings.options import SettingsError
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
 from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE

@@ -85,7 +85,7 @@ def answers(states: Sequence[HistoryState], options: object) -> go.Figure:
 
 def prompts(states: Sequence[HistoryState], options: object) -> go.Figure:
     """Prompts that workers know, and where their indexes are."""
-    description = "Prompts (turns of conversations counted singly) with a history, and where their draft indexes are."
+    description = "Prompts (rounds of conversations counted singly) with a history, and where their draft indexes are."
     parts: Parts = (
         ("Known", lambda one: one.prompts),
         ("Index in memory", lambda one: one.resident),
