@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 # First words of a docstring: a pronoun or preposition there stands for a noun that the reader does not know.
-OPENINGS = set(
-    "As At Because Beside Beyond But By Everybody Everyone Everything For From He How If In It Its Nobody Nothing Of On "
-    "One Only Since So Such That Their Them These They This Those Till To Under Unless Until What Whatever When Where "
-    "Whether Which While Who Whoever Whose Why With Without".split()
-)  # fmt: skip
+OPENINGS = {
+    "As", "At", "Because", "Beside", "Beyond", "But", "By", "Everybody", "Everyone", "Everything", "For", "From",
+    "He", "How", "If", "In", "It", "Its", "Nobody", "Nothing", "Of", "On", "Only", "Since", "So", "Such", "That",
+    "Their", "Them", "These", "They", "This", "Those", "Till", "To", "Under", "Unless", "Until", "What", "Whatever",
+    "When", "Where", "Whether", "Which", "While", "Who", "Whoever", "Whose", "Why", "With", "Without",
+}  # fmt: skip
 # A function's docstring begins with a verb; these words begin a noun phrase or a question.
-NOUN_OPENINGS = set(
-    "A All An And Any Both Each Either Every Half Less Likewise More Most Neither No Some The Two".split()
-)
+NOUN_OPENINGS = {
+    "A", "All", "An", "And", "Any", "Both", "Each", "Either", "Every", "Half", "Less", "Likewise", "More", "Most",
+    "Neither", "No", "One", "Some", "The", "Two",
+}  # fmt: skip
 # Words that stand for a noun, or that this project once used in a meaning of its own.
 WORDS = (
     "whatever", "whoever", "whichever", "whomever", "how-manieth", "so many", "so much", "what there is of",
