@@ -248,9 +248,9 @@ def _plan(arguments: Arguments) -> dict[str, Any]:
         "gpus": gpus_needed(arguments),
         "shares": [(_models(share.models, engines, parallel), share.gpus) for share in gpu_shares(arguments)],
         "facts": [
-            ("Samples of a step", text.number(samples)),
-            ("Samples for each engine", text.number(samples / engines)),
-            ("Optimizer steps of a step", text.number(updates)),
+            ("Samples per step", text.number(samples)),
+            ("Samples per engine", text.number(samples / engines)),
+            ("Optimizer steps per step", text.number(updates)),
         ],
         "memory": None if shape is None else memory(arguments, shape),
         "no_memory": NO_SHAPE,
