@@ -23,9 +23,11 @@ from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
 from rhyme_openrlhf.moves.mover import Mover
 from rhyme_openrlhf.moves.reallocator import Reallocator
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
-from rhyme_openrlhf.settings.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.latency import EmulateSettings
-from rhyme_openrlhf.settings.reallocation import ReallocationSettings
+from rhyme_openrlhf.settings.moves import ReallocationSettings
 
 LIMIT_S = 60.0
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation import shipped
 from rhyme_openrlhf.simulation.presets import PRESETS
 from rhyme_openrlhf.simulation.result import Result

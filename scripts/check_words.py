@@ -20,17 +20,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 # First words of a docstring: a pronoun or preposition there stands for a noun that the reader does not know.
-OPENINGS = {
-    "As", "At", "Because", "Beside", "Beyond", "But", "By", "Everybody", "Everyone", "Everything", "For", "From",
-    "He", "How", "If", "In", "It", "Its", "Nobody", "Nothing", "Of", "On", "Only", "Since", "So", "Such", "That",
-    "Their", "Them", "These", "They", "This", "Those", "Till", "To", "Under", "Unless", "Until", "What", "Whatever",
-    "When", "Where", "Whether", "Which", "While", "Who", "Whoever", "Whose", "Why", "With", "Without",
-}  # fmt: skip
-# A function's docstring begins with a verb; these words begin a noun phrase or a question.
-NOUN_OPENINGS = {
-    "A", "All", "An", "And", "Any", "Both", "Each", "Either", "Every", "Half", "Less", "Likewise", "More", "Most",
-    "Neither", "No", "One", "Some", "The", "Two",
-}  # fmt: skip
+OPENINGS = re.compile(
+    r"(As|At|Because|Beside|Beyond|But|By|Everybody|Everyone|Everything|For|From|He|How|If|In|It|Its|Nobody|Nothing|Of|On"
+    r"|Only|Since|So|Such|That|Their|Them|These|They|This|Those|Till|To|Under|Unless|Until|What|Whatever|When|Where"
+    r"|Whether|Which|While|Who|Whoever|Whose|Why|With|Without)\b"
+)
+# A function's docstring begins with a verb; these words begin a noun phrase.
+NOUN_OPENINGS = re.compile(
+    r"(A|All|An|And|Any|Both|Each|Either|Every|Half|Less|Likewise|More|Most|Neither|No|One|Some|The|Two)\b"
+)
 # Words that stand for a noun, or that this project once used in a meaning of its own.
 WORDS = (
     "whatever", "whoever", "whichever", "whomever", "how-manieth", "so many", "so much", "what there is of",
@@ -78,12 +76,11 @@ def of_python(file: str, source: str) -> Iterator[Finding]:
 
 
 def _opening(file: str, line: int, node: ast.AST, text: str) -> Iterator[Finding]:
-    first = _WORD.match(text)
-    word = first.group() if first else ""
     is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_property(node)
     # A test's docstring says what holds: any sentence.
-    tests = Path(file).parts[0] == "tests" and is_function
-    if word in OPENINGS and not tests or is_function and not tests and word in NOUN_OPENINGS:
+    if Path(file).parts[0] == "tests" and is_function:
+        return
+    if OPENINGS.match(text) or (is_function and NOUN_OPENINGS.match(text)):
         yield Finding(file, line, "opening", text.splitlines()[0])
 
 
@@ -130,7 +127,7 @@ def _sentences(file: str, line: int, text: str) -> Iterator[Finding]:
 
 def _without_code(text: str) -> str:
     """Replace code, links' addresses and parentheses' file names by one word each, keeping line breaks."""
-    text = re.sub(r"``?[^`]*``?", "code", text)
+    text = re.sub(r"``?[^`]*``?", "Code", text)
     return re.sub(r"\]\([^)]*\)", "]", text)
 
 

@@ -27,7 +27,7 @@ from rhyme_openrlhf.api.launch.spec_command import from_argv, to_argv
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.models import Attempt, Experiment, Run, RunTag
 from rhyme_openrlhf.api.store.status import ACTIVE
-from rhyme_openrlhf.settings.config import new_uid
+from rhyme_openrlhf.settings.control import new_uid
 from rhyme_openrlhf.settings.options import Settings, option
 
 RUNS, CHECKPOINTS = "runs", "checkpoints"

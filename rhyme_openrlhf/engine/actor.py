@@ -47,9 +47,9 @@ from rhyme_openrlhf.engine.scheduler_parts.pacing import PACE_KEY
 from rhyme_openrlhf.engine.seeding import current_sample
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.drafting import HISTORY, NGRAM
-from rhyme_openrlhf.telemetry.engine_samples import KV_CACHE, RUNNING
+from rhyme_openrlhf.telemetry.engine_events import KV_CACHE, RUNNING
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS, Turn
+from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.weights.buckets import Segment
 
 SCHEDULER = "rhyme_openrlhf.engine.scheduler"
@@ -201,16 +201,16 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         self._traced = frozenset(keys)
 
     async def _add_traces(self, responses: list[dict[str, Any]]) -> None:
-        """Add to the responses' turns what the scheduler noted of them."""
-        turns = [turn for response in responses for turn in response[TURNS] if turn.trace]
-        if not turns or not self.rhyme.histospec.enable:
+        """Add to the responses' rounds what the scheduler noted of them."""
+        rounds = [one for response in responses for one in response[ROUNDS] if one.trace]
+        if not rounds or not self.rhyme.histospec.enable:
             return
         try:
-            traces = await self.call_scheduler("take_traces", [turn.trace for turn in turns])
+            traces = await self.call_scheduler("take_traces", [one.trace for one in rounds])
         except EngineDeadError:
             raise EngineCoreError(self._core_died()) from None
-        for turn, trace in zip(turns, traces, strict=True):
-            turn.drafted, turn.spans = trace["drafted"], trace["spans"]
+        for one, trace in zip(rounds, traces, strict=True):
+            one.drafted, one.spans = trace["drafted"], trace["spans"]
 
     async def generate(
         self, prompt_token_ids: list[int], sampling_params: SamplingParams, multi_modal_data: Any = None
@@ -233,15 +233,15 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         self.seed_request(parameters, len(prompt_token_ids))
         request_id = random_uuid()
         identity = current_sample.get()
-        turn = None
+        noted = None
         if identity is not None:
             key = prompt_key(identity.prompt)
-            of_turn, fetch = self._in_flight.turn(key, len(identity.turns))
-            turn = Turn(self.index, self.weight_version, len(prompt_token_ids))
-            identity.turns.append(turn)
-            parameters.extra_args = {**(parameters.extra_args or {}), PROMPT_KEY: of_turn}
+            of_round, fetch = self._in_flight.round(key, len(identity.rounds))
+            noted = Round(self.index, self.weight_version, len(prompt_token_ids))
+            identity.rounds.append(noted)
+            parameters.extra_args = {**(parameters.extra_args or {}), PROMPT_KEY: of_round}
             if key in self._traced:
-                turn.trace = parameters.extra_args[TRACE] = request_id
+                noted.trace = parameters.extra_args[TRACE] = request_id
             await self._wait_for_history(fetch)
         self._started(request_id)
         try:
@@ -251,8 +251,8 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
             raise EngineCoreError(self._core_died()) from None
         finally:
             self._ended(request_id)
-        if turn is not None:
-            turn.end(self.weight_version, outputs[-1].outputs[0])
+        if noted is not None:
+            noted.end(self.weight_version, outputs[-1].outputs[0])
         return outputs[-1]
 
     def _started(self, request_id: str) -> None:

@@ -21,7 +21,7 @@ import openrlhf.trainer.ray.vllm_engine as upstream
 from rhyme_openrlhf.engine.request_keys import UNCOUNTED
 from rhyme_openrlhf.engine.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 from rhyme_openrlhf.ray_classes import plain_class
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
 
 PlainRolloutActor = plain_class(upstream.RolloutRayActor, __name__, "PlainRolloutActor")
 
@@ -65,7 +65,7 @@ class SeededRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
             (response,) = await super(SeededRolloutActor, self).generate_responses(
                 prompt, label, sampling_params, max_length, hf_tokenizer, 1, images
             )
-            response[TURNS] = identity.turns
+            response[ROUNDS] = identity.rounds
             return response
 
         # gather() runs each coroutine in a task with its own copy of the context.

@@ -18,14 +18,14 @@ from typing import Any
 class SampleIdentity:
     """Which response is being generated: the `sample`-th of the `visit`-th time that `prompt` is answered.
 
-    Visits of evaluations are negative. `turns`: what is noted of its requests, one entry each
-    (telemetry/sample_rounds.py); no part of who it is.
+    Visits of evaluations are negative. `rounds`: what is noted of its requests, one entry each
+    (telemetry/samples.py); no part of who it is.
     """
 
     prompt: str
     visit: int
     sample: int
-    turns: list[Any] = field(default_factory=list, compare=False)
+    rounds: list[Any] = field(default_factory=list, compare=False)
 
 
 class VisitedPrompt(str):
@@ -46,7 +46,7 @@ class VisitedPrompt(str):
         return VisitedPrompt, (str(self), self.visit)
 
 
-# Set around each sample's generation; a sample's own requests (one a turn) run in the same asyncio context.
+# Set around each sample's generation; a sample's own requests (one a round) run in the same asyncio context.
 current_sample: ContextVar[SampleIdentity | None] = ContextVar("current_sample", default=None)
 
 
@@ -58,7 +58,7 @@ def seed_controller(seed: int) -> None:
 
 
 def request_seed(run_seed: int, identity: SampleIdentity, prompt_tokens: int) -> int:
-    """The seed of one request; `prompt_tokens` (its length in tokens) tells the turns of a conversation apart."""
+    """The seed of one request; `prompt_tokens` (its length in tokens) tells the rounds of a conversation apart."""
     text = f"{run_seed}|{identity.prompt}|{identity.visit}|{identity.sample}|{prompt_tokens}"
     return zlib.crc32(text.encode())
 

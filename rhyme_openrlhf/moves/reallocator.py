@@ -15,7 +15,7 @@ from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
 from rhyme_openrlhf.scheduling.move import MoveRefused, NotYet
 from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
-from rhyme_openrlhf.settings.reallocation import ReallocationSettings
+from rhyme_openrlhf.settings.moves import ReallocationSettings
 
 CAUSE = "reallocation"
 

@@ -1,4 +1,4 @@
-"""Settings of HistoPipe: the streaming pipeline, and how it shares the prompts of a step among the engines."""
+"""Settings of dispatch and of HistoPipe: which engine generates which prompts, and whether engines stream."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rhyme_openrlhf.settings.options import Settings, SettingsError, option
+
+
+@dataclass(frozen=True)
+class DispatchSettings(Settings):
+    """Which engine a prompt goes to."""
+
+    group: ClassVar[str] = "dispatch"
+    title: ClassVar[str] = "Dispatch: which engine each prompt goes to."
+
+    by_history: bool = option(
+        True,
+        "Give each engine as much predicted work as the others: the tokens that the prompts were answered with last "
+        "time. Without history, or with this off, as OpenRLHF: to the engine with the fewest samples.",
+    )
 
 
 @dataclass(frozen=True)

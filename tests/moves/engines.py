@@ -17,7 +17,9 @@ from rhyme_openrlhf.engine.port import EngineLost
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
 from rhyme_openrlhf.moves.mover import Mover
-from rhyme_openrlhf.settings.config import CpuSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+from rhyme_openrlhf.settings.engine import CpuSettings
 
 TIMEOUT_S = 240
 LENGTH = 640

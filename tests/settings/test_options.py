@@ -5,15 +5,12 @@ import dataclasses
 
 import pytest
 
-from rhyme_openrlhf.settings.config import (
-    SETTINGS_CLASSES,
-    ControlSettings,
-    EngineSettings,
-    HistoSpecSettings,
-    RhymeSettings,
-    RunSettings,
-)
+from rhyme_openrlhf.settings.config import SETTINGS_CLASSES, RhymeSettings
+from rhyme_openrlhf.settings.control import ControlSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+from rhyme_openrlhf.settings.engine import EngineSettings
 from rhyme_openrlhf.settings.options import OPTION, SettingsError, add_options, from_mapping
+from rhyme_openrlhf.settings.run import RunSettings
 
 # Our command line is a promise: an option that comes, goes or changes its default is a decision, made here.
 FROZEN = {

@@ -43,7 +43,7 @@ SOURCES: dict[str, str] = {
     "ngram": "accepted draft, vLLM's n-grams of this response and its prompt",
     "draft_model": "accepted draft, from the draft model",
     "eagle3": "accepted draft, from the EAGLE head",
-    "context": "inserted between two turns by the environment",
+    "context": "inserted between two rounds by the environment",
 }
 SORTS: dict[str, str] = {"number": "As recorded", "reward": "Reward", "tokens": "Length", "accepted": "Accepted tokens"}
 

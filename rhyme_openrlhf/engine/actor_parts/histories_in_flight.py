@@ -1,6 +1,6 @@
-"""Which prompts and turns an engine is answering, and so which draft indexes its scheduler holds.
+"""Which prompts and rounds an engine is answering, and so which draft indexes its scheduler holds.
 
-A conversation's turns have a history each (prompt_keys.py). That of the first is fetched when the prompt arrives, that
+A conversation's rounds have a history each (prompt_keys.py). That of the first is fetched when the prompt arrives, that
 of a later one when the first of the prompt's samples gets there. Invariants: an index is fetched once however many
 samples want it, and forgotten when the prompt's last call has ended; a fetch that is not over by then is given up.
 """
@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 
 from rhyme_openrlhf.engine.actor_parts.history_feed import HistoryFeed
-from rhyme_openrlhf.prompt_keys import turn_key
+from rhyme_openrlhf.prompt_keys import round_key
 
 
 class HistoriesInFlight:
@@ -23,22 +23,22 @@ class HistoriesInFlight:
         self._fetches: dict[str, dict[int, asyncio.Task[None]]] = {}
 
     def begin(self, key: str) -> asyncio.Task[None]:
-        """A call for the samples of prompt `key` begins; returns the fetch of its first turn's index."""
+        """A call for the samples of prompt `key` begins; returns the fetch of its first round's index."""
         self._calls[key] += 1
         return self._fetch(key, 0)
 
-    def turn(self, key: str, number: int) -> tuple[str, asyncio.Task[None] | None]:
-        """The key of turn `number` (from 0), which a sample of prompt `key` begins, and the fetch of its index.
+    def round(self, key: str, number: int) -> tuple[str, asyncio.Task[None] | None]:
+        """The key of round `number` (from 0), which a sample of prompt `key` begins, and the fetch of its index.
 
         For a request outside of a call (a check of ours) nothing is fetched.
         """
-        return turn_key(key, number), self._fetch(key, number) if key in self._calls else None
+        return round_key(key, number), self._fetch(key, number) if key in self._calls else None
 
-    def _fetch(self, key: str, turn: int) -> asyncio.Task[None]:
+    def _fetch(self, key: str, number: int) -> asyncio.Task[None]:
         fetches = self._fetches.setdefault(key, {})
-        if turn not in fetches:
-            fetches[turn] = asyncio.create_task(self._feed.install(turn_key(key, turn)))
-        return fetches[turn]
+        if number not in fetches:
+            fetches[number] = asyncio.create_task(self._feed.install(round_key(key, number)))
+        return fetches[number]
 
     async def end(self, key: str) -> None:
         """A call for prompt `key` has ended."""
@@ -50,7 +50,7 @@ class HistoriesInFlight:
         for fetch in fetches.values():
             fetch.cancel()
         await asyncio.wait(fetches.values())
-        for turn in fetches:
+        for number in fetches:
             # The prompt may have come again meanwhile.
-            if turn not in self._fetches.get(key, {}):
-                await self._feed.forget(turn_key(key, turn))
+            if number not in self._fetches.get(key, {}):
+                await self._feed.forget(round_key(key, number))

@@ -39,7 +39,7 @@ class HistoryFeed:
         remove_stale(PREFIX)
 
     async def install(self, key: str) -> None:
-        """Fetch the index of `key` (a prompt's or turn's) and hand it to the scheduler, if there is one."""
+        """Fetch the index of `key` (a prompt's or round's) and hand it to the scheduler, if there is one."""
         if not self._workers or key in self._installed:
             return
         number = owner(key, len(self._workers))

@@ -89,7 +89,7 @@ def answers(states: Sequence[HistoryState], options: object) -> go.Figure:
 def prompts(states: Sequence[HistoryState], options: object) -> go.Figure:
     """Draw the number of prompts that workers know, and where the prompts' indexes are."""
     description = (
-        "Prompts with a history, and where their draft indexes are; each turn of a conversation counts as a prompt."
+        "Prompts with a history, and where their draft indexes are; each round of a conversation counts as a prompt."
     )
     parts: Parts = (
         ("Known", lambda one: one.prompts),

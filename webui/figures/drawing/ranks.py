@@ -21,7 +21,7 @@ NO_STABILITY = (
 class RankShares(msgspec.Struct):
     """The event `rank_stability`: shares of an epoch's responses by the outcome of their predicted group.
 
-    Fields are None in records of older versions; `telemetry/history_events.py` defines them.
+    Fields are None in records of older versions; `telemetry/events.py` defines them.
     """
 
     epoch: int
