@@ -42,7 +42,7 @@ from rhyme_openrlhf.latency.predictor import Predictor, SpeculationOverhead
 from rhyme_openrlhf.latency.profile import ProfileError, parse
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
-from rhyme_openrlhf.telemetry.engine_samples import KV_CACHE
+from rhyme_openrlhf.telemetry.engine_events import KV_CACHE
 
 # Key of our settings in vLLM's additional_config.
 SETTINGS_KEY = "rhyme_histospec"
