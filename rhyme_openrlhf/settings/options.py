@@ -200,7 +200,7 @@ def add_old_flags(parser: argparse.ArgumentParser, flags: Mapping[str, str]) -> 
 
     `flags`: a sentence for each flag. Help shows none of the flags.
     """
-    hidden = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    hidden: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for flag, sentence in flags.items():
         parser.add_argument(flag, action=_Ignored, sentence=sentence, **hidden)
 
