@@ -1,7 +1,7 @@
 """Write which features go together into docs/guides/features.md, as `rhyme train` decides it before a start.
 
-Each cell is one call of the checks before a run, with the demo's model and prompts on pretended GPUs: "yes", or the number of
-the sentence that refuses the pair. `python scripts/feature_table.py --write` changes the page; a test compares the two.
+Each cell is one call of the checks before a run, with the demo's model and prompts on pretended GPUs: "yes", or the
+number of the sentence that refuses the pair. `python scripts/feature_table.py --write` changes the page; a test compares the two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Feature(NamedTuple):
     flags: str
 
 
-# The pipeline trains asynchronously; reallocation and TP switching are told their thresholds, so that no profile is needed.
+# Reallocation and TP switching get their thresholds by a flag, so that they need no profile.
 OURS = (
     Feature("drafts from history", ""),
     Feature("n-gram drafts", "--drafting.source ngram"),
@@ -85,9 +85,7 @@ def table(folder: Path) -> str:
 
     def rows(columns: tuple[Feature, ...]) -> list[str]:
         head = f"| | {' | '.join(feature.name for feature in columns)} |"
-        lines = [
-            f"| **{one.name}** | {' | '.join(cell(one, other) for other in columns)} |" for one in OURS
-        ]
+        lines = [f"| **{one.name}** | {' | '.join(cell(one, other) for other in columns)} |" for one in OURS]
         return [head, "|---" * (len(columns) + 1) + "|", *lines]
 
     text = ["Ours with ours:", "", *rows(OURS), "", "Ours with OpenRLHF's modes:", "", *rows(UPSTREAM), ""]
