@@ -225,7 +225,7 @@ def test_expert_options_are_folded_away_until_they_are_changed_or_searched(
     expect(expert).to_be_hidden()
     page.get_by_text("Paste a command").click()
     page.locator("#pasted").fill("rhyme demo --history.rollouts 3")
-    page.get_by_role("button", name="Fill the form from it").click()
+    page.get_by_role("button", name="Fill the form").click()
     expect(expert).to_have_value("3")
     expect(expert).to_be_visible()
     expect(page.locator("[id='f-history.fetch_timeout_s']")).to_be_visible()
