@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.cli import demo, train_arguments
+from rhyme_openrlhf.engine.messages import Request
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.platform import run_gpus
-from rhyme_openrlhf.verify.engine_actor import Request
 from rhyme_openrlhf.verify.engines import Engine, EnginePool
 from rhyme_openrlhf.verify.histories import draft_of
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.cli import demo, train_arguments
+from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.platform import run_gpus
 from rhyme_openrlhf.verify.bench import Prompt, installed
-from rhyme_openrlhf.verify.engine_actor import Answer, Request
 from rhyme_openrlhf.verify.engines import EnginePair, EnginePool
 from rhyme_openrlhf.verify.speed import compare, draft_index, timed
 

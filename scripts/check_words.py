@@ -127,7 +127,7 @@ def _sentences(file: str, line: int, text: str) -> Iterator[Finding]:
 
 def _without_code(text: str) -> str:
     """Replace code, links' addresses and parentheses' file names by one word each, keeping line breaks."""
-    text = re.sub(r"``?[^`]*``?", "code", text)
+    text = re.sub(r"``?[^`]*``?", "Code", text)
     return re.sub(r"\]\([^)]*\)", "]", text)
 
 

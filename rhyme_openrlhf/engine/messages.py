@@ -7,12 +7,14 @@ Invariant: `SampleRequest` never changes while a sample lives, wherever it goes;
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 # Key of vLLM's `SamplingParams.extra_args` under which a request brings what it has generated elsewhere: `Arrival`.
 ARRIVED = "rhyme_arrived"
-# Where an output keeps the weights that were loaded below its sample, as `sample_rounds.Round.loads`.
+# Where an output keeps the weights that were loaded below its sample, as `samples.Round.loads`.
 LOADS = "rhyme_loads"
 
 
@@ -145,3 +147,67 @@ class News:
     grown: dict[str, Grown]
     weight_version: int
     open: bool
+
+
+# --- turns of the streaming pipeline
+
+
+@dataclass(frozen=True)
+class RunningSamples:
+    """What an engine generates: the number of its turn (-1 before the first), and of each running sample the number of
+    its step's turn, its prompt's place in the step, its response tokens so far, and its number where it can move.
+
+    `free_tokens`: of KV cache; 0 where samples cannot move.
+    """
+
+    turn: int
+    samples: list[tuple[int, int, int, int]]
+    weight_version: int = 0
+    free_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class TurnReport:
+    """What an engine did in one turn; `decisions` and `gain` as in `RhymeRolloutActor.rollout_report`."""
+
+    weight_version: int
+    counters: EngineCounters
+    decisions: dict[str, Any] = field(default_factory=dict)
+    gain: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine has loaded offered weights: `seconds` it took; `before` and `after` are the log-probabilities of the
+    sequence it was asked to score, or None; `replaced` is the version it had."""
+
+    seconds: float
+    replaced: int
+    before: list[float] | None
+    after: list[float] | None
+
+
+# --- requests in token ids
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sample to generate. `history` names the installed history it may draft from ("": none).
+
+    Without a seed of its own: vLLM 0.29.0's CPU build dies of a seeded request whose prefill is cut in two.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    history: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tokens that came, and the model's log-probability of each."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]

@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.engine.actor_parts.turns import TurnReport
+from rhyme_openrlhf.engine.messages import TurnReport
 from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
 from rhyme_openrlhf.telemetry.events import Event
 

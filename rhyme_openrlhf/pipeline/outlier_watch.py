@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.engine.actor_parts.turns import RunningSamples
+from rhyme_openrlhf.engine.messages import RunningSamples
 from rhyme_openrlhf.pipeline.step_in_flight import StepInFlight
 from rhyme_openrlhf.scheduling.outliers import RunningEngine, RunningEngines, destination, outliers
 

@@ -24,7 +24,7 @@ from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
 from rhyme_openrlhf.scheduling.step_plan import StepPlacement, most_rank_groups, placed, second_tier
 from rhyme_openrlhf.telemetry.events import Note, RankGroups
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices
 
 SOURCE = "rollout"
 # Steps whose lengths are kept here: a step is planned when the one before the last has ended, and the history workers

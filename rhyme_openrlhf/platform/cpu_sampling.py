@@ -1,8 +1,10 @@
-"""A correction of vLLM 0.29.0's rejection sampling on CPU, applied only where a self-check shows it is needed.
+"""A correction of vLLM's rejection sampling on CPU, applied only where a self-check shows it is needed.
 
 The CPU stand-in for `expand_kernel` (vllm/utils/cpu_triton_utils.py) writes into a temporary int64 copy of its
 output: at temperature above 0 the draft rows then use uninitialised temperature and top-p, and drafted tokens are
 accepted far too often. `apply()` replaces the one function `expand_batch_to_tokens` by the same thing in plain torch.
+
+Checked against vLLM 0.29.0 and 0.32.0; both need the correction.
 
 Invariants: on a GPU nothing is touched (PlatformError); where the installed vLLM passes the self-check nothing is
 replaced; after `apply()` the self-check holds, or SamplingCheckError is raised and the engine does not start.
@@ -13,8 +15,15 @@ from __future__ import annotations
 import torch
 import vllm.utils.cpu_triton_utils as cpu_kernels
 import vllm.v1.sample.rejection_sampler as rejection_sampler
+from vllm.platforms import current_platform
 
 from rhyme_openrlhf.platform import require_no_gpu
+
+# Of vLLM's rejection sampler.
+KERNELS = (
+    "rejection_greedy_sample_kernel", "rejection_random_sample_kernel", "expand_kernel",
+    "sample_recovered_tokens_kernel",
+)  # fmt: skip
 
 
 class SamplingCheckError(RuntimeError):
@@ -53,14 +62,25 @@ def self_check() -> bool:
     return torch.allclose(floats.float(), expected) and ints.tolist() == [3, 3, 5, 5, 5]
 
 
+def register_kernels() -> None:
+    """Have vLLM's rejection sampler call the CPU's stand-ins for its Triton kernels, as vLLM's workers do.
+
+    0.29.0's model runner sets these names later than `apply` needs them; 0.32.0 registers the stand-ins by a method.
+    """
+    if hasattr(cpu_kernels, "expand_kernel"):
+        for name in KERNELS:
+            setattr(rejection_sampler, name, getattr(cpu_kernels, name))
+    else:
+        current_platform.register_triton_kernel_overrides()
+
+
 def apply() -> bool:
     """Make CPU rejection sampling correct; returns whether a replacement was needed.
 
     Raises SamplingCheckError when the self-check fails even after the replacement.
     """
     require_no_gpu("the CPU sampling correction")
-    # vLLM's CPU model runner does the same when it is built, which is later than this.
-    rejection_sampler.expand_kernel = cpu_kernels.expand_kernel
+    register_kernels()
     if self_check():
         return False
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens

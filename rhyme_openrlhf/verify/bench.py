@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.verify.engine_actor import Answer, Request
 from rhyme_openrlhf.verify.engines import Engine, EnginePair, EnginePool
 from rhyme_openrlhf.verify.outcome import CheckSkipped, VerifyError
 

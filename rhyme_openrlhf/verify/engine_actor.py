@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
+from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.engine.seeding import SampleIdentity, current_sample
 from rhyme_openrlhf.prompt_keys import prompt_key
 
@@ -23,28 +23,6 @@ EXACT_PRODUCTS = {"TRITON_F32_DEFAULT": "ieee"}
 
 # vLLM's word for "the log-probability of every token of the vocabulary".
 ALL_TOKENS = -1
-
-
-@dataclass(frozen=True)
-class Request:
-    """One sample to generate. `history` names the installed history it may draft from ("": none).
-
-    Without a seed of its own: vLLM 0.29.0's CPU build dies of a seeded request whose prefill is cut in two.
-    """
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    history: str = ""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The tokens that came, and the model's log-probability of each."""
-
-    tokens: tuple[int, ...]
-    log_probs: tuple[float, ...]
 
 
 class VerifyEngine(RhymeRolloutActor):

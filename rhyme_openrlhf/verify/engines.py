@@ -26,10 +26,11 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from rhyme_openrlhf.engine.factory import EngineFactory
+from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.run.resources import SPARE_CPUS
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.verify.engine_actor import Answer, Request, VerifyEngine
+from rhyme_openrlhf.verify.engine_actor import VerifyEngine
 from rhyme_openrlhf.verify.outcome import VerifyError
 
 # Loading tens of GB from a slow disk and capturing CUDA graphs; two small engines take under a minute.

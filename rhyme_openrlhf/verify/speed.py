@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.telemetry import metrics
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.wording import number, percent
 from rhyme_openrlhf.verify.bench import Bench, Prompt, installed, need_text_prompts
-from rhyme_openrlhf.verify.engine_actor import Answer, Request
 from rhyme_openrlhf.verify.engines import Engine
 from rhyme_openrlhf.verify.outcome import Outcome
 

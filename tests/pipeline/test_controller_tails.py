@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from rhyme_openrlhf.engine.actor_parts.turns import TurnReport
+from rhyme_openrlhf.engine.messages import TurnReport
 from rhyme_openrlhf.pipeline.generator import DrawnStep, HandedStep
 from rhyme_openrlhf.pipeline.step_in_flight import StepEnd
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail

@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 import ray
 
-from rhyme_openrlhf.engine.actor_parts.turns import RunningSamples
+from rhyme_openrlhf.engine.messages import RunningSamples
 from rhyme_openrlhf.pipeline import outlier_watch
 from rhyme_openrlhf.pipeline.generator import DrawnStep, HandedStep
 from rhyme_openrlhf.pipeline.outlier_watch import Outlier, OutlierWatch, too_long

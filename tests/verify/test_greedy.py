@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("vllm")
 
+from rhyme_openrlhf.engine.messages import Answer
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.verify.engine_actor import Answer
 from rhyme_openrlhf.verify.greedy import compare, judge
 
 DID = EngineCounters(drafted=10, accepted=4)

@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("vllm")
 
+from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.history.index import DraftIndex
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.verify import speed
 from rhyme_openrlhf.verify.bench import Prompt
-from rhyme_openrlhf.verify.engine_actor import Answer, Request
 from rhyme_openrlhf.verify.engines import EngineFacts, EnginePair
 from rhyme_openrlhf.verify.speed import ROUNDS, Round, compare
 

@@ -31,6 +31,7 @@ class StepMeasuring:
     llm: Any
     rhyme: RhymeSettings
     call_scheduler: Any
+    _step_times = ""
 
     def context_arguments(self) -> dict[str, Any]:
         """Return what requests of measured decode steps carry beside UNCOUNTED; nothing: contexts are computed."""
@@ -133,9 +134,13 @@ class StepMeasuring:
         profiles.write(profiles.parse(text, "the profile"), path)
 
     async def install_profile(self, text: str) -> str:
-        """Let the scheduler plan drafts by this profile; returns "" or why not."""
-        refused: str = await self.call_scheduler("install_profile", text)
-        return refused
+        """Keep it for who asks (`step_times`), and plan drafts by it if this run plans any; returns "" or why not."""
+        self._step_times = text
+        return await self.call_scheduler("install_profile", text) if self.rhyme.drafts_planned else ""
+
+    def step_times(self) -> str:
+        """Return the text of the profile this engine was given, "" before."""
+        return self._step_times
 
     async def _profile_path(self) -> Path:
         return subjects.folder() / subjects.file_name(await self.subject())

@@ -72,7 +72,6 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
         self._finished: dict[str, Any] = {}
         self._news = asyncio.Event()
         self._dead = False
-        self._step_times = ""
         self._orders = OrdersLock()
         self._expected: dict[str, str] = {}
         await super().__init__(*args, **kwargs)
@@ -321,15 +320,6 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
             answer["tokens_per_step"],
             None if mean is None else DecodeMean(*mean),
         )
-
-    async def step_times(self) -> str:
-        """The text of the profile this engine was given, "" before."""
-        return self._step_times
-
-    async def install_profile(self, text: str) -> str:
-        """Keep it for whoever asks, and plan drafts by it if this run plans any; returns "" or why not."""
-        self._step_times = text
-        return await super().install_profile(text) if self.rhyme.drafts_planned else ""
 
     # --- the KV cache
 

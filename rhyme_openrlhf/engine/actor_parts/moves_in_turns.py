@@ -13,8 +13,9 @@ from typing import Any
 
 from rhyme_openrlhf.engine.actor_parts.moves import MovableEngine  # first: installs the shims where needed
 from rhyme_openrlhf.engine.actor_parts.timeline import ELSEWHERE
-from rhyme_openrlhf.engine.actor_parts.turns import PipelineEngine, RunningSamples, TurnCall
-from rhyme_openrlhf.engine.messages import LOADS, Progress, Rest, SampleRequest, Started
+from rhyme_openrlhf.engine.actor_parts.turns import PipelineEngine, TurnCall
+from rhyme_openrlhf.engine.messages import LOADS, Progress, Rest, RunningSamples, SampleRequest, Started
+from rhyme_openrlhf.kv.buffer import KvBuffer
 
 # A step's turn, and the place of a prompt in that step.
 Group = tuple[int, int]
@@ -66,14 +67,16 @@ class MovablePipelineEngine(PipelineEngine, MovableEngine):
             self._left(place)
         return started
 
-    async def expect_sample(self, place: str, request: SampleRequest, *order: Any) -> str:
+    async def expect_sample(
+        self, place: str, request: SampleRequest, buffer: KvBuffer, first: int, weight_version: int, convoy: str = ""
+    ) -> str:
         """As its base at an engine of the tail layout; elsewhere never: there a sample belongs to a turn from its start
         on, so it is started by order."""
         if not self._tail:
             return "a pipelined engine expects no sample before it is started there"
         assert request.group is not None, "a sample of no prompt group was sent to a pipelined engine"
         self._stays.setdefault(place, self._guest(request.group))
-        refused = await super().expect_sample(place, request, *order)
+        refused = await super().expect_sample(place, request, buffer, first, weight_version, convoy)
         if refused:
             self._left(place)
         return refused

@@ -20,10 +20,11 @@ from typing import Any
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor, WeightLoadError  # first: installs the shims where needed
 from rhyme_openrlhf.engine.actor_parts.caused_timeline import CausedTimeline
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardLateError
+from rhyme_openrlhf.engine.messages import Loaded, RunningSamples, TurnReport
 from rhyme_openrlhf.engine.seeding import current_sample
 from rhyme_openrlhf.scheduling.turns import AwaitWeights, Begin, EngineTurns, Load, Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.sample_rounds import Round
+from rhyme_openrlhf.telemetry.samples import Round
 from rhyme_openrlhf.weights.buckets import Segment
 
 
@@ -39,42 +40,6 @@ class TurnCall:
     left: int
     deferred: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(frozen=True)
-class RunningSamples:
-    """What an engine generates: the number of its turn (-1 before the first), and of each running sample the number of
-    its step's turn, its prompt's place in the step, its response tokens so far, and its number where it can move.
-
-    `free_tokens`: of KV cache; 0 where samples cannot move.
-    """
-
-    turn: int
-    samples: list[tuple[int, int, int, int]]
-    weight_version: int = 0
-    free_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class TurnReport:
-    """What an engine did in one turn; `decisions` and `gain` as in `RhymeRolloutActor.rollout_report`."""
-
-    weight_version: int
-    counters: EngineCounters
-    decisions: dict[str, Any] = field(default_factory=dict)
-    gain: dict[str, Any] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """An engine has loaded offered weights: `seconds` it took; `before` and `after` are the log-probabilities of the
-    sequence it was asked to score, or None; `replaced` is the version it had."""
-
-    seconds: float
-    replaced: int
-    before: list[float] | None
-    after: list[float] | None
 
 
 # The call that the running task belongs to.

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import vllm.utils.cpu_triton_utils as cpu_kernels
 import vllm.v1.sample.rejection_sampler as upstream
 import vllm.v1.worker.gpu_model_runner as runner
 from vllm.v1.sample.logits_processor import LogitsProcessors
@@ -26,16 +25,14 @@ from rhyme_openrlhf.engine.scheduler_parts import row_limit
 from rhyme_openrlhf.platform import cpu_sampling
 
 VOCABULARY = 97
-KERNELS = (
-    "rejection_greedy_sample_kernel", "rejection_random_sample_kernel", "expand_kernel",
-    "sample_recovered_tokens_kernel",
-)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in KERNELS:
-        monkeypatch.setattr(upstream, name, getattr(cpu_kernels, name))
+    # Put back afterwards.
+    for name in cpu_sampling.KERNELS:
+        monkeypatch.setattr(upstream, name, getattr(upstream, name))
+    cpu_sampling.register_kernels()
     monkeypatch.setattr(upstream, "expand_batch_to_tokens", cpu_sampling.expand_batch_to_tokens)
     # To compile starts processes.
     with torch.compiler.set_stance("force_eager"):

@@ -21,7 +21,7 @@ NO_STABILITY = (
 class RankShares(msgspec.Struct):
     """The event rank_stability: shares of an epoch's responses by what became of their predicted group.
 
-    None in records of older writers; `telemetry/history_events.py` says what each is.
+    None in records of older writers; `telemetry/events.py` says what each is.
     """
 
     epoch: int

@@ -9,7 +9,7 @@ import msgspec
 import plotly.graph_objects as go
 
 from rhyme_openrlhf.api.read.curves import Curve
-from rhyme_openrlhf.telemetry.draft_events import engines_gain
+from rhyme_openrlhf.telemetry.metrics import engines_gain
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import AXIS_TITLES, OnAxis, blank, grows, lines, summary
 from rhyme_openrlhf.webui.site import text

@@ -1,0 +1,83 @@
+"""What is called on engines, schedulers and workers is there, with the same parameters; mypy sees a wrong call."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rhyme_openrlhf
+from rhyme_openrlhf.engine import calls
+
+pytest.importorskip("vllm")
+
+PACKAGE = Path(rhyme_openrlhf.__file__).parent
+
+
+def answering() -> dict[type, Any]:
+    """Return, for each protocol, the class that answers."""
+    from rhyme_openrlhf.engine.actor_parts.moves_in_turns import MovablePipelineEngine
+    from rhyme_openrlhf.engine.scheduler import HistoryScheduler, MeteredScheduler
+    from rhyme_openrlhf.engine.scheduler_parts.moves import MovingHistoryScheduler
+    from rhyme_openrlhf.engine.worker import WorkerExtension
+    from rhyme_openrlhf.verify.profile_engine import ProfileEngine
+
+    return {
+        calls.SchedulerMeter: MeteredScheduler,
+        calls.SchedulerTiming: MeteredScheduler,
+        calls.SchedulerDrafting: HistoryScheduler,
+        calls.SchedulerMoves: MovingHistoryScheduler,
+        calls.WorkerCalls: WorkerExtension,
+        calls.EngineCalls: MovablePipelineEngine,
+        calls.MeasuringCalls: ProfileEngine,
+        calls.TurnCalls: MovablePipelineEngine,
+        calls.SampleCalls: MovablePipelineEngine,
+        calls.AnswerCalls: ProfileEngine,
+    }
+
+
+PROTOCOLS = [value for value in vars(calls).values() if getattr(value, "__name__", "").endswith("Calls")]
+PROTOCOLS += [value for name, value in vars(calls).items() if name.startswith("Scheduler")]
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    found = inspect.signature(function).parameters.values()
+    # Ray adds a parameter of its own to OpenRLHF's actors.
+    return [(one.name, one.kind, one.default) for one in found if not one.name.startswith("_ray")]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
+def test_a_class_answers_each_call_of_a_protocol(protocol: type) -> None:
+    owner = answering()[protocol]
+    assert calls.names(protocol)
+    for name in calls.names(protocol):
+        assert parameters(getattr(owner, name)) == parameters(getattr(protocol, name)), name
+
+
+CALLS = """
+from rhyme_openrlhf.engine.calls import Caller, EnginePort, SampleCalls, SchedulerMoves, TurnCalls
+
+
+async def ask(scheduler: Caller, port: EnginePort, handle: TurnCalls) -> None:
+    await scheduler(SchedulerMoves.hold_room, "room", 8)
+    await scheduler(SchedulerMoves.hold_room, "room", "8")
+    await port.call(SampleCalls.hold_room, "room", 8)
+    await port.call(SampleCalls.hold_room, "room", "8")
+    handle.close_turn.remote(8)
+    handle.close_turn.remote("8")
+"""
+
+
+@pytest.mark.usefixtures("starts_python")
+def test_the_type_checker_sees_wrong_arguments(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    file = tmp_path / "calls_engines.py"
+    file.write_text(CALLS)
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, timeout=240, check=False)
+    wrong = [line.split(":")[1] for line in done.stdout.splitlines() if "error:" in line]
+    assert wrong == ["7", "9", "11"], done.stdout
