@@ -2,10 +2,9 @@
 
 Read in this order:
 
-1. `clock` says how long decode steps take; `timing` reads it at vLLM's scheduler; `pacing` waits for a profile.
-2. `meter` counts what steps did.
-3. `row_limit` keeps every step within the rows that memory was reserved for.
-4. `vllm_methods` plans the drafts of vLLM's own methods (history's are drafted in `engine/scheduler.py`).
-5. `moves` is what a move needs at its source, `arrivals` what it needs at its destination.
-6. `status_figures` counts what an engine reports of itself.
+1. `part` is what a part is told of a decode step.
+2. `meter` counts what steps did: counters, traces of drafts, figures of an engine's status.
+3. `clock` says how long decode steps take, or makes them as long as a profile says.
+4. `drafting` asks the source for drafts (`drafting/`), keeps them within a step, and learns what drafts gain.
+5. `moves` stops, keeps and takes up samples that go from engine to engine.
 """

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from vllm.v1.spec_decode import ngram_proposer
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
-from rhyme_openrlhf.engine.worker_parts import ngram
-from rhyme_openrlhf.engine.worker_parts.ngram import NgramWorker, SerialNgramProposer
+from rhyme_openrlhf.engine import proposers as ours
+from rhyme_openrlhf.engine.proposers import SerialNgramProposer, look_up_serially
 
 LONGEST, SAMPLES, TOKENS = 48, 4, 6
 
@@ -70,17 +70,15 @@ def test_vllm_proposes_by_the_loop_that_is_replaced() -> None:
 
 
 def test_only_ngrams_are_looked_up_otherwise(proposers: tuple[NgramProposer, SerialNgramProposer]) -> None:
-    worker = NgramWorker()
-    worker.vllm_config = config()
-    worker.model_runner = SimpleNamespace(drafter=proposers[0])
+    runner = SimpleNamespace(drafter=proposers[0])
     for serially, found in ((True, SerialNgramProposer), (True, SerialNgramProposer), (False, NgramProposer)):
-        worker.rhyme_look_up_serially(serially)
-        assert type(worker.model_runner.drafter) is found
-    another = worker.model_runner.drafter = object()
-    worker.rhyme_look_up_serially()
-    assert worker.model_runner.drafter is another
+        look_up_serially(runner, config(), serially)
+        assert type(runner.drafter) is found
+    another = runner.drafter = object()
+    look_up_serially(runner, config(), True)
+    assert runner.drafter is another
 
 
 def test_a_change_of_vllms_search_changes_what_numba_has_kept_of_its_caller() -> None:
     found = zlib.crc32(Path(ngram_proposer.__file__).read_bytes())
-    assert found == ngram.CALLED_SOURCES, f"write CALLED_SOURCES = {found} into {ngram.__file__}"
+    assert found == ours.CALLED_SOURCES, f"write CALLED_SOURCES = {found} into {ours.__file__}"
