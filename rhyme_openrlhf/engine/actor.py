@@ -53,9 +53,9 @@ from rhyme_openrlhf.engine.request_keys import (
 from rhyme_openrlhf.engine.seeding import current_sample
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.drafting import HISTORY, NGRAM
-from rhyme_openrlhf.telemetry.engine_samples import KV_CACHE, RUNNING
+from rhyme_openrlhf.telemetry.engine_events import KV_CACHE, RUNNING
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS, Round
+from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.weights.buckets import Segment
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.telemetry.services import Layouts
 
 # Engines answer between two decode steps; one that does not is not lost.
 ALIVE_SECONDS = 10.0
@@ -61,7 +61,7 @@ def leave_out_lost(engines: list[Any]) -> list[LostEngine]:
     return found
 
 
-def prompt_engines_left(engines: Sequence[Any], layouts: LayoutPlan | None) -> list[int]:
+def prompt_engines_left(engines: Sequence[Any], layouts: Layouts | None) -> list[int]:
     """Of `engines_left` those that prompts go to: none of a tail layout."""
     left = engines_left(engines)
     return left if layouts is None else layouts.aligned(left)

@@ -14,7 +14,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 # Key of vLLM's `SamplingParams.extra_args` under which a request brings what it has generated elsewhere: `Arrival`.
 ARRIVED = "rhyme_arrived"
-# Where an output keeps the weights that were loaded below its sample, as `sample_rounds.Round.loads`.
+# Where an output keeps the weights that were loaded below its sample, as `samples.Round.loads`.
 LOADS = "rhyme_loads"
 
 

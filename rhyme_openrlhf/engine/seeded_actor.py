@@ -21,7 +21,7 @@ import openrlhf.trainer.ray.vllm_engine as upstream
 from rhyme_openrlhf.engine.request_keys import UNCOUNTED, WORKER_EXTENSION
 from rhyme_openrlhf.engine.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 from rhyme_openrlhf.ray_classes import plain_class
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
 
 PlainRolloutActor = plain_class(upstream.RolloutRayActor, __name__, "PlainRolloutActor")
 

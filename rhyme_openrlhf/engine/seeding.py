@@ -19,7 +19,7 @@ class SampleIdentity:
     """Which response is being generated: the `sample`-th of the `visit`-th time that `prompt` is answered.
 
     Visits of evaluations are negative. `rounds`: what is noted of its requests, one entry each
-    (telemetry/sample_rounds.py); no part of who it is.
+    (telemetry/samples.py); no part of who it is.
     """
 
     prompt: str

@@ -39,7 +39,7 @@ from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.settings.moves import AUTO, DEVICE
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS, Round
+from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 
 
 @dataclass(frozen=True)

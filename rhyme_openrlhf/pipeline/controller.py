@@ -37,8 +37,8 @@ from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
 from rhyme_openrlhf.telemetry.events import Event, Note, RolloutStarted, SampleMoved
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.recorder import RunServices
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.samples_generator import Swapped, rollout_finished
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 

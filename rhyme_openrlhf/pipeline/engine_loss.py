@@ -18,7 +18,7 @@ from rhyme_openrlhf.engine.lost_engines import engines_left, prompt_engines_left
 from rhyme_openrlhf.engine.port import EngineLost
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator
 from rhyme_openrlhf.pipeline.step_in_flight import StepInFlight
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.samples_generator import leave_out
 
 # How long an engine that cannot be reached may turn out to be dead.

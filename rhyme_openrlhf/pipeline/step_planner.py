@@ -25,7 +25,7 @@ from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
 from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank, usual_rank_groups
 from rhyme_openrlhf.telemetry.events import Note, RankGroups
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices
 
 SOURCE = "rollout"
 # Steps whose lengths are kept here: a step is planned when the one before the last has ended, and the history workers

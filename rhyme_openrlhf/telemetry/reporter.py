@@ -50,7 +50,7 @@ from rhyme_openrlhf.telemetry.control_connection import (
     TokenError,
     read_token,
 )
-from rhyme_openrlhf.telemetry.run_files import (
+from rhyme_openrlhf.telemetry.run_directory import (
     CONFIG_FILE,
     EVENTS_FILE,
     REPORTER_FILE,

@@ -17,10 +17,8 @@ from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.worker import PromptRollout
 from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key
 from rhyme_openrlhf.telemetry.events import OffPolicyness
-from rhyme_openrlhf.telemetry.recorder import RunServices
-from rhyme_openrlhf.telemetry.sample_files import MEGABYTE
-from rhyme_openrlhf.telemetry.sample_records import encoded, sample_record
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS
+from rhyme_openrlhf.telemetry.samples import MEGABYTE, ROUNDS, encoded, sample_record
+from rhyme_openrlhf.telemetry.services import RunServices
 
 SOURCE = "trainer"
 

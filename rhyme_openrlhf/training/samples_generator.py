@@ -23,8 +23,7 @@ from rhyme_openrlhf.engine.lost_engines import engines_left, leave_out_lost, pro
 from rhyme_openrlhf.engine.seeding import VisitedPrompt
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
-from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
-from rhyme_openrlhf.telemetry.engine_samples import EngineSampler
+from rhyme_openrlhf.telemetry.engine_events import EngineSampler, engine_events, interval_events
 from rhyme_openrlhf.telemetry.events import (
     Note,
     RolloutFinished,
@@ -32,9 +31,8 @@ from rhyme_openrlhf.telemetry.events import (
     RolloutStarted,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.recorder import RunServices
-from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS
+from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.dispatch import choose, routed
 from rhyme_openrlhf.training.random_state import random_state, set_random_state
 

@@ -11,7 +11,7 @@ from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings, ReallocationSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
 from tests.moves.engines import TIMEOUT_S, Engines
 
 ROUNDS_EACH = 2

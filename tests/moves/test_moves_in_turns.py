@@ -16,7 +16,7 @@ from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
 from tests.engine.test_actor import model_with, stored
 from tests.moves.engines import TIMEOUT_S, LocalEngine, variables
 

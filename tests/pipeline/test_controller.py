@@ -32,7 +32,7 @@ from rhyme_openrlhf.scheduling.step_plan import by_load
 from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS, Round
+from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.training.samples_generator import GeneratorState
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 from tests.examples import examples

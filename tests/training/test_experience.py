@@ -11,7 +11,7 @@ from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.events import OffPolicyness
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS, Round
+from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker, by_worker, response_pieces, rewards_by_sample
 
 

@@ -24,7 +24,7 @@ from rhyme_openrlhf.engine.messages import Loaded, RunningSamples, TurnReport
 from rhyme_openrlhf.engine.seeding import current_sample
 from rhyme_openrlhf.scheduling.turns import AwaitWeights, Begin, EngineTurns, Load, Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.sample_rounds import Round
+from rhyme_openrlhf.telemetry.samples import Round
 from rhyme_openrlhf.weights.buckets import Segment
 
 

@@ -19,7 +19,7 @@ from rhyme_openrlhf.drafting.source import Attribution, Verified
 from rhyme_openrlhf.engine.calls import SchedulerMeter
 from rhyme_openrlhf.engine.request_keys import UNCOUNTED
 from rhyme_openrlhf.engine.scheduler_parts.part import DecodeStep, Part
-from rhyme_openrlhf.telemetry.engine_samples import KV_CACHE
+from rhyme_openrlhf.telemetry.engine_events import KV_CACHE
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES
 
 # vLLM 0.29.0 pads the draft of a request that enters decode with this token (v1/core/sched/scheduler.py).

@@ -13,7 +13,7 @@ from vllm import SamplingParams
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardLateError
 from rhyme_openrlhf.scheduling.turns import training_turn
-from rhyme_openrlhf.telemetry.sample_rounds import ROUNDS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
 from tests.engine.test_actor import LONG, Actor, an_actor, model_with, stored
 
 # A run that has made training step 10.

@@ -1,23 +1,37 @@
-"""Records of responses: whole texts, right sources, bounded sizes."""
+"""Responses of a run: what is noted of a round, the records that people read, and the lengths that are replayed."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
+from types import SimpleNamespace as NS
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.telemetry.sample_files import SampleFiles, file_name, step_of
-from rhyme_openrlhf.telemetry.sample_records import (
+from rhyme_openrlhf.prompt_keys import prompt_key
+from rhyme_openrlhf.simulation.trace import parse_trace
+from rhyme_openrlhf.telemetry.samples import (
     MOST_CHARACTERS,
+    Round,
+    SampleFiles,
     chosen_prompts,
     encoded,
+    file_name,
+    length_records,
     sample_record,
     segments,
+    step_of,
 )
-from rhyme_openrlhf.telemetry.sample_rounds import Round
+
+
+def test_tokens_are_counted_by_the_weights_that_generated_them() -> None:
+    one = Round(engine=0, weight_version=3, context=10)
+    one.end(3, NS(token_ids=range(7), finish_reason="stop"))
+    assert one.tokens_by_version() == {3: 7}
+    one.loads = [(4, 2), (6, 5)]
+    assert one.tokens_by_version() == {3: 2, 4: 3, 6: 2}
 
 
 def decode(tokens: list[int]) -> str:
@@ -110,3 +124,26 @@ def test_files_hold_at_most_what_is_allowed_and_lose_the_oldest(tmp_path: object
 def test_names_of_files() -> None:
     assert [step_of(file_name(step)) for step in (0, 12, 1_234_567)] == [0, 12, 1_234_567]
     assert all(step_of(name) is None for name in ("step-1.jsonl", "step-000001.partial", "x", "step-000001.jsonl~"))
+
+
+def of(engine: int, *tokens: int, context: int = 9) -> list[Round]:
+    return [Round(engine, 0, context + 50 * number, "", count) for number, count in enumerate(tokens)]
+
+
+def test_a_prompt_group_is_a_line_with_every_samples_tokens_and_first_engine() -> None:
+    samples = [("a", of(0, 5)), ("b", of(1, 7)), ("a", of(1, 3, 4)), ("c", [])]
+    rows = [json.loads(line) for line in length_records(3, 2, samples).splitlines()]
+    assert rows == [
+        {"step": 3, "epoch": 2, "prompt": prompt_key("a"), "prompt_tokens": 9, "lengths": [5, 7], "engines": [0, 1]},
+        {"step": 3, "epoch": 2, "prompt": prompt_key("b"), "prompt_tokens": 9, "lengths": [7], "engines": [1]},
+    ]
+
+
+def test_the_simulator_reads_them() -> None:
+    lines = length_records(1, 1, [("a", of(0, 5)), ("b", of(1, 7))])
+    lines += length_records(2, 2, [("a", of(0, 6))])
+    load = parse_trace(lines.decode().splitlines(), "lengths.jsonl")
+    assert [[(p.prompt, p.prompt_tokens, p.lengths) for p in step.prompts] for step in load.steps] == [
+        [(0, 9, (5,)), (1, 9, (7,))],
+        [(0, 9, (6,))],
+    ]

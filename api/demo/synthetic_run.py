@@ -46,7 +46,7 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsPublished,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.run_files import CONFIG_FILE, EVENTS_FILE, write_json
+from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE, write_json
 
 LABEL = "synthetic events: no such run was made"
 ENGINES_PER_NODE = 8

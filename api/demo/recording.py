@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.telemetry.run_files import CONFIG_FILE, EVENTS_FILE, SAMPLES_FOLDER
+from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE, SAMPLES_FOLDER
 
 SUFFIX = ".tar.xz"
 # What of a run directory is recorded; checkpoints, history and Ray's own files are not.

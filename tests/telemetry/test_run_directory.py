@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rhyme_openrlhf.telemetry.run_files import write_json
+from rhyme_openrlhf.telemetry.run_directory import write_json
 
 
 def test_numbers_that_are_not_finite_are_written_as_in_events(tmp_path: Path) -> None:
