@@ -62,17 +62,32 @@ class Judged(Protocol):
     def recents(self) -> Ints: ...
 
 
-class AcceptanceModel:
-    """Cells for some sources. One caller at a time."""
+class Acceptance:
+    """What was seen of draft tokens by cell, and the acceptance probability of each cell. One caller at a time."""
 
-    def __init__(self, sources: int) -> None:
-        """`sources`: drafts come from 0 to `sources` - 1."""
-        shape = (sources, MATCHES, RECENTS, CONFIDENCES)
+    def __init__(self, *shape: int) -> None:
         self._offered: Doubles = np.zeros(shape)
         self._accepted: Doubles = np.zeros(shape)
         self.table: Floats = np.empty(shape, dtype=np.float32)
-        """float32[sources, MATCHES, RECENTS, CONFIDENCES]: acceptance probability by cell, as of the last `refit`."""
+        """float32[shape]: acceptance probability by cell, as of the last `refit`."""
         self.refit()
+
+    def forget(self) -> None:
+        """Halve what was seen: the policy was updated."""
+        self._offered /= 2
+        self._accepted /= 2
+
+    def refit(self) -> None:
+        """Make `table` anew from what was seen."""
+        raise NotImplementedError
+
+
+class AcceptanceModel(Acceptance):
+    """Cells [sources, MATCHES, RECENTS, CONFIDENCES], of drafts from history."""
+
+    def __init__(self, sources: int) -> None:
+        """`sources`: drafts come from 0 to `sources` - 1."""
+        super().__init__(sources, MATCHES, RECENTS, CONFIDENCES)
 
     def estimate(self, drafts: Judged) -> tuple[Int32s, Floats]:
         """Of each token of some drafts its cell (its place in the flat table), and how likely it is to be accepted if
@@ -92,11 +107,6 @@ class AcceptanceModel:
         learnt: int = core.learn(self._offered, self._accepted, cells, begins, numbers, verified, accepted)
         return learnt
 
-    def forget(self) -> None:
-        """Halve what was seen: the policy was updated."""
-        self._offered /= 2
-        self._accepted /= 2
-
     def refit(self) -> None:
         """Make `table` anew from what was seen."""
         offered, accepted = self._offered.sum(axis=(1, 2)), self._accepted.sum(axis=(1, 2))
@@ -112,16 +122,12 @@ def classes_of_recent(recents: Ints) -> Ints:
     return np.searchsorted(RECENT_EDGES, recents, side="right")
 
 
-class PositionAcceptance:
-    """Of one engine's drafter. One caller at a time."""
+class PositionAcceptance(Acceptance):
+    """Cells [RECENTS, places], of drafts of bare tokens."""
 
     def __init__(self, tokens: int) -> None:
         """`tokens`: the most a draft has."""
-        self._offered: Doubles = np.zeros((RECENTS, tokens))
-        self._accepted: Doubles = np.zeros((RECENTS, tokens))
-        self.table: Floats = np.empty((RECENTS, tokens), dtype=np.float32)
-        """float32[RECENTS, tokens]: acceptance probability, as of the last `refit`."""
-        self.refit()
+        super().__init__(RECENTS, tokens)
 
     def likelihoods(self, recents: Ints) -> Floats:
         """Of each draft, by its sample's recent acceptance (thousandths), the probability that the token at each place
@@ -134,11 +140,6 @@ class PositionAcceptance:
         classes, places = classes_of_recent(recents), np.arange(self.table.shape[1])
         np.add.at(self._offered, classes, places < np.minimum(verified, accepted + 1)[:, None])
         np.add.at(self._accepted, classes, places < np.minimum(verified, accepted)[:, None])
-
-    def forget(self) -> None:
-        """Halve what was seen: the policy was updated."""
-        self._offered /= 2
-        self._accepted /= 2
 
     def refit(self) -> None:
         """Make `table` anew from what was seen."""

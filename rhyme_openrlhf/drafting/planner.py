@@ -12,12 +12,12 @@ Invariants: a draft is only ever cut, never lengthened or changed; every decisio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.drafting.acceptance import AcceptanceModel
+from rhyme_openrlhf.drafting.acceptance import Acceptance, AcceptanceModel
 from rhyme_openrlhf.drafting.budget import Tries, choose
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.latency.predictor import Predictor
@@ -64,21 +64,10 @@ class Decision(NamedTuple):
     seconds: float
 
 
-class Forgetting(Protocol):
-    """What learns how likely drafts are accepted, and doubts it when the policy changes."""
-
-    def forget(self) -> None: ...
-
-    def refit(self) -> None: ...
-
-
-A = TypeVar("A", bound=Forgetting)
-
-
-class Planner(Generic[A]):
+class Planner:
     """What the planners of all sources of drafts learn in the same way, of one engine."""
 
-    def __init__(self, predictor: Predictor, acceptance: A) -> None:
+    def __init__(self, predictor: Predictor, acceptance: Acceptance) -> None:
         """`predictor`: of this engine's steps; `acceptance`: of its drafts."""
         self.predictor = predictor
         self._acceptance = acceptance
@@ -103,8 +92,10 @@ class Planner(Generic[A]):
             self._acceptance.refit()
 
 
-class DraftPlanner(Planner[AcceptanceModel]):
-    """The decisions of one engine."""
+class DraftPlanner(Planner):
+    """The decisions of one engine on drafts from history."""
+
+    _acceptance: AcceptanceModel
 
     def __init__(self, predictor: Predictor, sources: int) -> None:
         """`predictor`: of this engine's steps; `sources`: drafts come from 0 to `sources` - 1."""

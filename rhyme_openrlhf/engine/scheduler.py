@@ -1,7 +1,7 @@
 """Our plug-in of vLLM's scheduler: one class that overrides vLLM's methods once and tells its parts what happens.
 
 An engine has a meter and timing always. It has drafting where it speculates, moves where its samples can move, and
-pacing where it runs on another machine's clock. What a part is told: scheduler_parts/part.py. vLLM has a second
+pacing where it runs on another machine's clock. What a part is told: scheduler_parts/__init__.py. vLLM has a second
 scheduler for asynchronous scheduling, so the class has a twin with that one as its base.
 
 Invariants: scheduling decisions are vLLM's own; the order of parts is the order in which they hear of a step. Checked
@@ -21,11 +21,11 @@ from vllm.v1.request import RequestStatus
 from rhyme_openrlhf.engine.calls import names
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess  # adds the channel to this process's EngineCore
 from rhyme_openrlhf.engine.request_keys import MOVES_KEY, PACE_KEY, SETTINGS_KEY
+from rhyme_openrlhf.engine.scheduler_parts import Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import Pacing, StepClock, Timing, content_of
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
 from rhyme_openrlhf.engine.scheduler_parts.meter import Meter, StatusFigures
 from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
-from rhyme_openrlhf.engine.scheduler_parts.part import Part
 
 
 class EngineScheduler(Scheduler):

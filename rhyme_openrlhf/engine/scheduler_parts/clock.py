@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.engine.calls import SchedulerTiming
-from rhyme_openrlhf.engine.scheduler_parts.part import DecodeStep, Part
+from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.pace import Pace, StepContent
 

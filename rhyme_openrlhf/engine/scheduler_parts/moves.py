@@ -33,9 +33,9 @@ from rhyme_openrlhf.engine.messages import ARRIVED, Arrival
 from rhyme_openrlhf.engine.patches import queues
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess
 from rhyme_openrlhf.engine.request_keys import UNCOUNTED, WINDOW
+from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
 from rhyme_openrlhf.engine.scheduler_parts.meter import Meter, StatusFigures, extra_arguments
-from rhyme_openrlhf.engine.scheduler_parts.part import DecodeStep, Part
 from rhyme_openrlhf.kv.buffer import KvBuffer, read_handover, write_handover
 from rhyme_openrlhf.kv.handover import Handover
 
@@ -82,7 +82,7 @@ class Moves(Part):
     # --- what is told of this engine
 
     def status(self) -> dict[str, Any]:
-        """What an EngineStatus is made of, as plain values; means are of the time since the last call."""
+        """Return what an EngineStatus is made of, as plain values; means are of the time since the last call."""
         samples = []
         for request_id, request in self._scheduler.requests.items():
             if not request.is_finished() and not extra_arguments(request).get(UNCOUNTED):
@@ -100,14 +100,14 @@ class Moves(Part):
     # --- source
 
     def can_carry_kv(self) -> bool:
-        """Whether KV blocks of this model can go elsewhere: one kind of attention, over the whole context."""
+        """Return whether KV blocks of this model can go elsewhere: one kind of attention, over the whole context."""
         groups = self._scheduler.kv_cache_config.kv_cache_groups
         return len(groups) == 1 and type(groups[0].kv_cache_spec) is FullAttentionSpec
 
     def export_full(self, request_id: str, buffer: dict[str, Any]) -> tuple[int, str] | None:
         """Copy the blocks of a request that change no more to the first rows of a buffer, while it goes on.
 
-        How many, and "" or why not; None if there is no such unfinished request.
+        Returns how many, and "" or why not; None if there is no such unfinished request.
         """
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
@@ -206,7 +206,7 @@ class Moves(Part):
             self._pool.free_blocks(reversed(blocks))
 
     def room_blocks(self, name: str) -> list[int]:
-        """The numbers of the blocks that reservation `name` holds, in order; none if there is no such reservation."""
+        """Return the numbers of the blocks that reservation `name` holds, in order; none if there is none."""
         return [block.block_id for block in self._rooms.get(name) or ()]
 
     def import_rows(self, name: str, buffer: dict[str, Any], first: int, end: int) -> str:
@@ -214,7 +214,7 @@ class Moves(Part):
         return self.import_all([(name, buffer, first, end)])[0]
 
     def import_all(self, rows: Sequence[tuple[str, dict[str, Any], int, int]]) -> list[str]:
-        """The same of several samples, with one order to the workers: what each of them answers takes as long."""
+        """Do the same for several samples, with one order to the workers: what each of them answers takes as long."""
         problems = [self.hold_room(name, end * self._scheduler.block_size) for name, _, _, end in rows]
         copies = [
             (place, (self.room_blocks(name)[first:end], buffer, first))
@@ -231,11 +231,11 @@ class Moves(Part):
         return problems
 
     def seats(self) -> int:
-        """Samples that can run at once, beside those that moves keep a seat for."""
+        """Return how many samples can run at once, beside those that moves keep a seat for."""
         return queues.seats(self._scheduler)
 
     def rooms(self) -> list[str]:
-        """The reservations there are."""
+        """Return the reservations there are."""
         return list(self._rooms)
 
     def _take_room(self, name: str) -> list[Any]:
@@ -245,16 +245,20 @@ class Moves(Part):
         return self._rooms.pop(name, None) or []
 
     def expects(self, request_id: str) -> bool:
-        """Whether an arrival waits to be handed over."""
+        """Return whether an arrival waits to be handed over."""
         return request_id in self._expected
 
     def gone_on(self, request_id: str) -> tuple[int, str] | None:
-        """With how many response tokens an expected arrival has gone on, and why its KV cache is computed again.
+        """Return with how many response tokens an expected arrival has gone on, and why its KV cache is computed again.
 
         None if it was not handed over (yet). Its convoy waits for nobody else any more.
         """
         self._take_handovers(request_id)
         return self._gone_on.get(request_id)
+
+    def take_first_token(self, request_id: str) -> float | None:
+        """Return when an arrival had its first token here, unix seconds, told once; None: not yet."""
+        return self._first_tokens.pop(request_id, None)
 
     def _take_handovers(self, asked: str = "") -> None:
         """Go on with what was handed over: the destination's part of the stop at the source."""
@@ -284,7 +288,7 @@ class Moves(Part):
         keep(self._gone_on, request_id, (len(came.tokens), problem))
 
     def _look_out(self, is_called: Callable[[], bool]) -> None:
-        """With nothing else to do: wait for what is handed over, or for a call, and not long."""
+        """Wait for what is handed over, or for a call, and not long."""
         self._take_handovers()
         limit = time.monotonic() + LOOKING_SECONDS
         while self._expected and not self._has_requests() and not is_called() and time.monotonic() < limit:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from rhyme_openrlhf.engine.scheduler_parts import DecodeStep
 from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, content_of
-from rhyme_openrlhf.engine.scheduler_parts.part import DecodeStep
 from rhyme_openrlhf.latency.pace import StepContent
 
 

@@ -23,7 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import FEWEST, INTERVAL_STEPS, GainMeter
-from rhyme_openrlhf.drafting.proposals import Proposals
+from rhyme_openrlhf.drafting.source import Proposals
 from rhyme_openrlhf.engine import scheduler as scheduler_module
 from rhyme_openrlhf.engine.request_keys import DRAFTING_KEY, PROMPT_KEY, TRACE
 from rhyme_openrlhf.engine.scheduler_parts import drafting as drafting_part

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.drafting.budget import TRIED_AFTER
-from rhyme_openrlhf.drafting.proposals import LEAST_GAIN, Fates, ProposalPlanner, WorkerProposals
-from rhyme_openrlhf.drafting.source import Verified
+from rhyme_openrlhf.drafting.source import LEAST_GAIN, Fates, ProposalPlanner, Verified, WorkerProposals
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
