@@ -22,7 +22,7 @@ from rhyme_openrlhf.api.access.launching import LaunchingDep
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError
 from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import LaunchConflict, Launching
-from rhyme_openrlhf.api.launch.schema import options
+from rhyme_openrlhf.api.launch.schema import options, replaced
 from rhyme_openrlhf.api.launch.spec import (
     NAME_PATTERN,
     Arguments,
@@ -126,12 +126,7 @@ def filled_form(page: PageDep, body: Pasted, launching: LaunchingDep) -> HTMLRes
     except SpecError as error:
         errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in error.faults]
         raise ProblemError(422, "the command is not valid; correct the options below", errors=errors) from error
-    kept, dropped = _settable(arguments)
-    notice = (
-        f"Left out, because the service sets these options itself or does not allow them: {', '.join(dropped)}"
-        if dropped
-        else ""
-    )
+    kept, notice = _settable(arguments)
     filled = Filled(name or "run", kept, notice=notice)
     return page.render("parts/new_run_form.html", **_form(filled, launching))
 
@@ -181,18 +176,22 @@ def _from_run(page: Page, uid: str) -> Filled:
     return Filled(name, arguments, experiment or "", notice, uid, base)
 
 
-def _settable(arguments: Arguments) -> tuple[Arguments, list[str]]:
-    """Return the arguments that a spec may set, and the flags of the others."""
+def _settable(arguments: Arguments) -> tuple[Arguments, str]:
+    """Return the arguments that a spec may set, and sentences about the others."""
     kept: Arguments = {}
-    dropped = []
+    dropped, said = [], []
     for group, values in arguments.items():
         for name, value in values.items():
-            option = options()[group, name]
-            if option.refused:
-                dropped.append(option.flag)
+            if instead := replaced(group, name):
+                said.append(f"--{group}.{name} is ignored: {instead}")
+            elif options()[group, name].refused:
+                dropped.append(options()[group, name].flag)
             else:
                 kept.setdefault(group, {})[name] = value
-    return kept, dropped
+    if dropped:
+        flags = ", ".join(dropped)
+        said.append(f"Left out, because the service sets these options itself or does not allow them: {flags}")
+    return kept, " ".join(said)
 
 
 def _form(filled: Filled, launching: Launching) -> dict[str, Any]:
