@@ -9,6 +9,7 @@ reader's light or dark scheme. `tests/scripts/test_draw_figures.py` compares the
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -352,7 +353,83 @@ def simulator() -> str:
     )
 
 
+def weights() -> str:
+    """Draw the way of a weight version from the policy to the engines."""
+    return figure(
+        "A weight version on its way",
+        330,
+        room(12, 12, 440, 200, "node with policy ranks"),
+        box(32, 40, 150, 56, "Policy rank 0", "buckets 1, 3, 5", kind="a"),
+        box(32, 132, 150, 56, "Policy rank 1", "buckets 2, 4, 6", kind="a"),
+        arrow((182, 68), (222, 68), (222, 100), (248, 100)),
+        arrow((182, 160), (222, 160), (222, 124), (248, 124)),
+        box(250, 76, 180, 72, "Two files in memory", "one version each; a mark", "for each parameter", kind="b"),
+        arrow((340, 148), (340, 240), label="as marks appear", at=(392, 230)),
+        box(250, 242, 180, 64, "vLLM workers", "load each parameter", "as soon as it is there", kind="c"),
+        room(482, 12, 266, 200, "node with engines alone"),
+        arrow((430, 112), (500, 112), label="buckets", at=(466, 104)),
+        box(502, 76, 226, 72, "Two files in memory", "fetched by bucket", "through Ray's object store", kind="b"),
+        arrow((615, 148), (615, 240)),
+        box(525, 242, 180, 64, "vLLM workers", "load each parameter", "as soon as it is there", kind="c"),
+    )
+
+
+# What a room is for, in few words; its docstring says it in full.
+IDEAS = {
+    "settings": "options",
+    "platform": "with and without GPU",
+    "embedded": "model and tasks",
+    "telemetry": "events of a run",
+    "latency": "how long things take",
+    "history": "earlier responses",
+    "drafting": "history to drafts",
+    "scheduling": "pure decisions",
+    "weights": "trainer to engines",
+    "kv": "caches on their way",
+    "engine": "one vLLM engine",
+    "moves": "samples that move",
+    "training": "OpenRLHF's trainers",
+    "pipeline": "the streaming trainer",
+    "run": "a run's life",
+    "simulation": "simulated engines",
+    "verify": "checks on site",
+    "api": "control plane",
+    "webui": "dashboard",
+    "cli": "thin commands",
+}
+# Rooms in one row of the figure.
+COLUMNS = 4
+
+
+def room_names() -> list[str]:
+    """Return the rooms from bottom to top, as the test of imports lists them, without folders inside of rooms."""
+    tree = ast.parse((FOLDER.parents[2] / "tests" / "test_import_rules.py").read_text(encoding="utf-8"))
+    found = next(
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS"
+    )
+    return [name for name in ast.literal_eval(found) if "/" not in name]
+
+
+def rooms() -> str:
+    """Draw the rooms of the package in their order: a room imports rooms of its own row's left and of lower rows."""
+    names = room_names()
+    rows = [names[at : at + COLUMNS] for at in range(0, len(names), COLUMNS)]
+    height, elements = 62, []
+    for number, row in enumerate(rows):
+        y = 16 + (len(rows) - 1 - number) * (height + 16)
+        for column, name in enumerate(row):
+            pure = "a" if name in ("settings", "latency", "drafting", "scheduling", "simulation") else "box"
+            elements.append(box(40 + column * 178, y, 164, height - 12, name, IDEAS[name], kind=pure))
+    bottom = 16 + len(rows) * (height + 16)
+    elements.append(arrow((20, 20), (20, bottom - 30)))
+    elements.append(text(40, bottom, "A room imports rooms of lower rows, and on its left.", "label", "start"))
+    elements.append(text(722, bottom, "blue: imports no ray, vllm or torch", "label", "end"))
+    return figure("The rooms of the package, from bottom to top", bottom + 16, *elements)
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "rooms": rooms,
+    "weights": weights,
     "drafts": drafts,
     "history": history,
     "latency": latency,
