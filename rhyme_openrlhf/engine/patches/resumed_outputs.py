@@ -34,7 +34,7 @@ class ResumedOutputs:
         self._held: dict[str, list[Any]] = {}
 
     def expect(self, request_id: str, progress: Progress) -> None:
-        """The next request of this (external) id goes on from `progress`."""
+        """Have the next request of this (external) id go on from `progress`."""
         self._expected[request_id] = progress
 
     def hold(self, request_id: str) -> None:
@@ -42,7 +42,10 @@ class ResumedOutputs:
         self._announced.add(request_id)
 
     def release(self, request_id: str, progress: Progress) -> list[str]:
-        """It went on from `progress`. Returns vLLM's names of those that a stop string ends: to be aborted there."""
+        """Give out what was held back, behind `progress`.
+
+        Returns vLLM's names of requests that a stop string ends, which are to be aborted in the engine core.
+        """
         state = self.state(request_id)
         if state is None:
             return []
@@ -62,12 +65,12 @@ class ResumedOutputs:
         return self._process(outputs, *args, **kwargs)
 
     def state(self, request_id: str) -> Any:
-        """What the frontend keeps of the unfinished request with this (external) id, or None."""
+        """Return what the frontend keeps of the unfinished request with this (external) id, or None."""
         internal = self._processor.external_req_ids.get(request_id)
         return self._processor.request_states.get(internal[0]) if internal else None
 
     def name_of(self, request_id: str) -> str:
-        """The (external) id of the unfinished request that vLLM calls `request_id`, "" if there is none."""
+        """Return the (external) id of the unfinished request that vLLM calls `request_id`, "" if there is none."""
         state = self._processor.request_states.get(request_id)
         return "" if state is None else str(state.external_req_id)
 
