@@ -99,7 +99,9 @@ class LocalEngine:
         from rhyme_openrlhf.engine.actor import EngineCoreError
 
         try:
-            answer = await asyncio.wrap_future(self._submit(getattr(self.raw, method)(*arguments)))
+            answer = getattr(self.raw, method)(*arguments)
+            if asyncio.iscoroutine(answer):
+                answer = await asyncio.wrap_future(self._submit(answer))
             if method == self.hangs_after:
                 self.hangs_after = ""
                 await asyncio.sleep(TIMEOUT_S)
