@@ -30,7 +30,7 @@ from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES, Attribution, HistoryDr
 from rhyme_openrlhf.drafting.gain import GainMeter, Ticket
 from rhyme_openrlhf.drafting.planner import Decision, DraftPlanner
 from rhyme_openrlhf.engine.patches import core_channel  # noqa: F401  (adds the channel to this process's EngineCore)
-from rhyme_openrlhf.engine.request_keys import PROMPT_KEY, TRACE, UNCOUNTED, WINDOW
+from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE, UNCOUNTED, WINDOW
 from rhyme_openrlhf.engine.scheduler_parts.clock import DecodeStep
 from rhyme_openrlhf.engine.scheduler_parts.meter import StepMeter
 from rhyme_openrlhf.engine.scheduler_parts.pacing import Pacing

@@ -24,7 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.engine.messages import ARRIVED, Arrival
-from rhyme_openrlhf.engine.request_keys import WINDOW
+from rhyme_openrlhf.engine.requests import WINDOW
 from rhyme_openrlhf.engine.scheduler import Metering
 from rhyme_openrlhf.engine.scheduler_parts.status_figures import StatusFigures
 from rhyme_openrlhf.kv.buffer import KvBuffer, read_handover

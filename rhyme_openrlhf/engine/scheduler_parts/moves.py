@@ -18,7 +18,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.drafting.drafter import Attribution, Verified
-from rhyme_openrlhf.engine.request_keys import UNCOUNTED
+from rhyme_openrlhf.engine.requests import UNCOUNTED
 from rhyme_openrlhf.engine.scheduler import HistoryScheduler, MeteredScheduler, extra_arguments
 from rhyme_openrlhf.engine.scheduler_parts.arrivals import ArrivingScheduler
 from rhyme_openrlhf.kv.buffer import KvBuffer, write_handover
