@@ -22,7 +22,7 @@ from replay import ENGINES, TRACE, Ours, read_trace, replay
 
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.history.record import Record
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 # What a response weighs: of its reward, its reward less its group's mean, and how many rollouts ago it was.
 Rule = Callable[[float, float, int], float]

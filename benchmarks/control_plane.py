@@ -36,7 +36,7 @@ from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.cli.runs.client import exchange
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import TrainStep
-from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
+from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE
 
 ARMS = ("none", "up", "down", "hanging", "again")
 RHYME = (sys.executable, "-m", "rhyme_openrlhf.cli.main")

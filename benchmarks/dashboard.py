@@ -4,7 +4,7 @@
     python benchmarks/dashboard.py --steps 500 --updates 50           # smaller
     python benchmarks/dashboard.py --store DIR                        # keep the run in DIR, or use the one there
 
-A run of synthetic events (telemetry/synthetic_run.py) is stored as if it had been reported, without its last steps.
+A run of synthetic events (api/demo/synthetic_run.py) is stored as if it had been reported, without its last steps.
 `rhyme serve` shows it to a real Chromium. Loads: the run's page from the start of the navigation to the first figure
 drawn, with nothing kept by the browser (new profile) and with what it keeps, in turns. Updates: the missing steps are
 reported one after the other, each makes the page fetch and draw what changed, and the page's clock is wound forward by
@@ -33,6 +33,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rhyme_openrlhf.api.demo.synthetic_run import SyntheticRun, synthetic_events
 from rhyme_openrlhf.api.ingest.announce import Announcement, announce
 from rhyme_openrlhf.api.ingest.store_batch import ingest
 from rhyme_openrlhf.api.ingest.validation import prepare
@@ -40,7 +41,6 @@ from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import RunFinished, TrainStep
-from rhyme_openrlhf.telemetry.synthetic_run import SyntheticRun, synthetic_events
 
 ROOT = Path(__file__).parents[1]
 RUN, ATTEMPT = "5" * 16, "6" * 16

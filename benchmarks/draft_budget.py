@@ -39,7 +39,8 @@ from turns import Ratio, Turn, mean_speed, ratio, usual_speed
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.latency.profile import read_text
-from rhyme_openrlhf.settings.config import HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 RUNNING = (1, 2, 4, 8, 16, 32, 64)
 FIXED = (0, 2, 4, 8, 16, 32, 48)

@@ -43,7 +43,7 @@ from rhyme_openrlhf.drafting.drafter import Verified
 from rhyme_openrlhf.drafting.gain import GainMeter
 from rhyme_openrlhf.engine.requests import PROMPT_KEY
 from rhyme_openrlhf.history.index import Piece, build_index
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 STEP_SAMPLES = 512
 TOKENS_A_STEP = 8

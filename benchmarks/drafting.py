@@ -38,7 +38,7 @@ from replay import ENGINES, TRACE, Drafter, Ours, read_trace, replay
 
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.history.record import Record
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 SHORTEST = HistoSpecSettings().prefix_min
 LOOKUPS = 4000

@@ -16,7 +16,7 @@ import numpy as np
 from replay import Sample
 
 from rhyme_openrlhf.history.record import Record
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 # vLLM 0.29.0, config/speculative.py: what the two methods do when nothing is said.
 NGRAM_TOKENS = 5

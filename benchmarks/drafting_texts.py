@@ -6,7 +6,7 @@ import random
 
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.record import Record
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 RESPONSES = 16
 RESPONSE_TOKENS = 8192

@@ -24,7 +24,8 @@ from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import GainMeter
 from rhyme_openrlhf.engine.scheduler import HistoryScheduler
 from rhyme_openrlhf.engine.scheduler_parts.vllm_methods import ProposalScheduler
-from rhyme_openrlhf.settings.config import CpuSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.engine import CpuSettings
 
 TIMEOUT_S = 300
 # vLLM's own limit is 128; the fixed lengths of the benchmark end below this.

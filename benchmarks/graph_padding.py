@@ -19,7 +19,8 @@ from typing import Any
 import cuda_stand_in
 from replay import ENGINES, TRACE, Ours, Sample, read_trace, replay
 
-from rhyme_openrlhf.settings.config import HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 # Upper ends of the classes of running samples that are told apart.
 RUNNING = (4, 16, 64, 512)

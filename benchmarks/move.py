@@ -28,7 +28,7 @@ from rlhfspec_instance import papers_profile
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
-from rhyme_openrlhf.settings.reallocation import ReallocationSettings
+from rhyme_openrlhf.settings.moves import ReallocationSettings
 
 CARRIERS = (KV_TRANSFER, RECOMPUTE)
 

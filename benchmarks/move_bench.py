@@ -12,7 +12,6 @@ from typing import Any
 
 from movable_engines import LocalEngine
 
-from rhyme_openrlhf.engine.calls import MeasuringCalls
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
@@ -22,10 +21,12 @@ from rhyme_openrlhf.moves.home import ASK_AFTER_SECONDS
 from rhyme_openrlhf.moves.home_watch import Reallocator
 from rhyme_openrlhf.moves.keeper import SampleKeeper
 from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
-from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
-from rhyme_openrlhf.settings.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.scheduling.move import Phase
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.latency import EmulateSettings
-from rhyme_openrlhf.settings.reallocation import ReallocationSettings
+from rhyme_openrlhf.settings.moves import AUTO, ReallocationSettings
 
 LIMIT_S = 60.0
 
@@ -78,15 +79,15 @@ class Bench:
             for count in running:
                 # Contexts are computed first, so that long ones of many samples take most of the time.
                 for context in (contexts[0], min(contexts[-1], 1024)):
-                    found = await engine.call(MeasuringCalls.decode_steps, StepShape(count, context, 0), 12)
+                    found = await engine.call("decode_steps", StepShape(count, context, 0), 12)
                     took = statistics.median(step[3] for step in found)
                     tokens = round(statistics.fmean(step[1] for step in found))
                     steps.append(StepPoint(count, tokens, 0, took, 0.0, len(found)))
             for context in contexts:
                 shape = PrefillShape(1, context)
-                took = statistics.median([await engine.call(MeasuringCalls.prefill, shape) for _ in range(3)])
+                took = statistics.median([await engine.call("prefill", shape) for _ in range(3)])
                 prefills.append(PrefillPoint(1, context, took, 0.0, 3))
-            return Profile(await engine.call(MeasuringCalls.subject), "measured", tuple(steps), tuple(prefills))
+            return Profile(await engine.call("subject"), "measured", tuple(steps), tuple(prefills))
 
         return asyncio.run(main())
 
@@ -128,10 +129,7 @@ class Session:
     def choose(self, context: int, source: int, destination: int) -> Choice:
         """The carrier that is set, else the cheaper one; with what is predicted of it."""
         known, costs = self.reports.destination(destination, context), self.reports.costs
-        if known is None:
-            return Choice(self.carrier or KV_TRANSFER)
-        carrier = self.carrier or costs.cheaper(context, known) or KV_TRANSFER
-        return Choice(carrier, costs.predicted(carrier, context, known), known)
+        return Choice(*costs.choose(self.carrier or AUTO, context, known), known)
 
     def moved(self, record: MoveRecord) -> None:
         """As the samples' home: learn from it."""

@@ -47,6 +47,7 @@ from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import (
     EngineInterval,
     OffPolicyness,
+    RankStability,
     Recorded,
     RolloutFinished,
     RolloutStarted,
@@ -54,7 +55,6 @@ from rhyme_openrlhf.telemetry.events import (
     SampleMoved,
     TrainStep,
 )
-from rhyme_openrlhf.telemetry.history_events import RankStability
 
 ASYNC = ("--train.async_enable", "--no-histospec.enable")
 ARMS: dict[str, tuple[str, ...]] = {

@@ -24,7 +24,7 @@ from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES, HistoryDrafter, Verifi
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.history.journal import HEADER, NO_RUN, read_entries
 from rhyme_openrlhf.history.record import Record, decode
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 TRACE = Path(__file__).parent / "data" / "embedded-6-epochs.jsonl.xz"
 # As in the recorded run.

@@ -30,7 +30,7 @@ from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 # Of the random cases these, as shares: large batches, long texts in which memory grows, and a planner.
 LARGE, LONG, PLANNED = 0.01, 0.03, 0.5

@@ -31,7 +31,8 @@ from engine_in_process import RunningEngine
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.embedded.reward import END, score
-from rhyme_openrlhf.settings.config import HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 SAMPLES = 8
 MOST_TOKENS = 512

@@ -81,7 +81,8 @@ def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: A
 
     from rhyme_openrlhf import embedded, platform
     from rhyme_openrlhf.engine.arguments import speculation_arguments
-    from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings, RhymeSettings
+    from rhyme_openrlhf.settings.config import RhymeSettings
+    from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 
     settings = RhymeSettings(
         histospec=HistoSpecSettings(enable=arm in ("rules", "planned")), drafting=drafting or DraftingSettings()

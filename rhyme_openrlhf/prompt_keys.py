@@ -1,10 +1,10 @@
-"""Names of prompts and their turns, and which history worker keeps which prompt.
+"""Names of prompts and their rounds, and which history worker keeps which prompt.
 
-A conversation's turns have a history each: a turn starts much like the same turn of other samples, and unlike another
-turn, though what is before it (the chat template's words) is the same. The first turn's key is the prompt's own.
+A conversation's rounds have a history each: a round starts much like the same round of other samples, and unlike
+another round, though what is before it (the chat template's words) is the same. The first round's key is the prompt's.
 
 Invariants: the key of a prompt is the same in every process, run and Python version; so is its owner. Growing from n
-to n + 1 workers moves prompts only to the new worker, about one in n + 1. All turns of a prompt have one owner.
+to n + 1 workers moves prompts only to the new worker, about one in n + 1. All rounds of a prompt have one owner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ JUMP_MULTIPLIER = 2862933555777941757
 JUMP_RANGE = 1 << 31
 HASH_MASK = (1 << 64) - 1
 # Not a hexadecimal digit, and fit for the name of a file.
-TURN_MARK = "-"
+ROUND_MARK = "-"
 
 
 def prompt_key(prompt: str, datasource: str = "") -> str:
@@ -30,27 +30,27 @@ def prompt_key(prompt: str, datasource: str = "") -> str:
     return hashlib.blake2b(text, digest_size=KEY_BYTES).hexdigest()
 
 
-def turn_key(key: str, turn: int) -> str:
-    """The key of a prompt's turn, counted from 0."""
-    return f"{key}{TURN_MARK}{turn}" if turn else key
+def round_key(key: str, number: int) -> str:
+    """Return the key of a prompt's round `number`, counted from 0."""
+    return f"{key}{ROUND_MARK}{number}" if number else key
 
 
-def turns(key: str, known: Callable[[str], bool]) -> Iterator[str]:
-    """The keys of a prompt's turns, from the first on, as long as they are `known`."""
-    turn = 0
-    while known(turn_key(key, turn)):
-        yield turn_key(key, turn)
-        turn += 1
+def rounds(key: str, known: Callable[[str], bool]) -> Iterator[str]:
+    """The keys of a prompt's rounds, from the first on, as long as they are `known`."""
+    number = 0
+    while known(round_key(key, number)):
+        yield round_key(key, number)
+        number += 1
 
 
 def owner(key: str, workers: int) -> int:
-    """The history worker, from 0 to `workers` - 1, that keeps the prompt of this key (or turn's key).
+    """The history worker, from 0 to `workers` - 1, that keeps the prompt of this key (or round's key).
 
     Jump consistent hashing (Lamping and Veach 2014). Raises ValueError for fewer than one worker.
     """
     if workers < 1:
         raise ValueError(f"there must be at least one history worker, got {workers}")
-    prompt, _, _ = key.partition(TURN_MARK)
+    prompt, _, _ = key.partition(ROUND_MARK)
     state = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "little")
     worker, following = 0, 0
     while following < workers:

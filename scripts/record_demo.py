@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 import rhyme_openrlhf
+from rhyme_openrlhf.api.demo.recording import pack, read_rows
 from rhyme_openrlhf.embedded import RECORDING
-from rhyme_openrlhf.telemetry.recording import pack, read_rows
 
 # What ships in the package must stay small beside its model.
 MOST_BYTES = 1_500_000

@@ -27,7 +27,7 @@ from rhyme_openrlhf.cli.runs.client import exchange
 from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Recorded, RunFinished
-from rhyme_openrlhf.telemetry.run_files import CONFIG_FILE, EVENTS_FILE
+from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE
 
 RECORDED = Path(__file__).parents[1] / "tests" / "data" / "recorded_run.jsonl"
 # A start upgrades the schema and recovers the database; on a busy machine its imports alone take seconds.

@@ -150,10 +150,10 @@ def import_runs(folder: Path) -> dict[str, str]:
     """Put the runs into the store of `folder`; gives uids by their names in `PAGES`."""
     from rhyme_openrlhf import embedded
     from rhyme_openrlhf.api.demo.demonstration import SYNTHETIC
+    from rhyme_openrlhf.api.demo.recording import unpack
+    from rhyme_openrlhf.api.demo.synthetic_run import write_run_directory
     from rhyme_openrlhf.api.ingest.importer import import_directory
     from rhyme_openrlhf.api.store.database import Database
-    from rhyme_openrlhf.telemetry.recording import unpack
-    from rhyme_openrlhf.telemetry.synthetic_run import write_run_directory
 
     (folder / "runs").mkdir(parents=True)
     database = Database(f"sqlite:///{folder / 'rhyme.sqlite'}")
@@ -172,10 +172,10 @@ def import_runs(folder: Path) -> dict[str, str]:
 
 def report_run(database: Any, recorded: Path, now: float) -> str:
     """The first steps of a recorded run, as if it had just done them and would go on; gives its uid."""
+    from rhyme_openrlhf.api.demo.recording import moved, read_rows
     from rhyme_openrlhf.api.ingest.announce import Announcement, announce
     from rhyme_openrlhf.api.ingest.store_batch import ingest
     from rhyme_openrlhf.api.ingest.validation import prepare
-    from rhyme_openrlhf.telemetry.recording import moved, read_rows
 
     run, attempt, name = "a" * 16, "b" * 16, f"{DEMO}-again"
     rows = read_rows(recorded)
@@ -282,7 +282,7 @@ def draw_all(page: Any) -> None:
     """Until the figures are drawn, each of which is when it comes into sight."""
     page.wait_for_load_state("load")
     # The page of a cluster comes before Ray's answer.
-    page.get_by_text("Asking Ray").wait_for(state="hidden", timeout=DRAWN_MS)
+    page.get_by_text("Loading the state of Ray").wait_for(state="hidden", timeout=DRAWN_MS)
     for figure in page.locator("[data-figure]").all():
         figure.scroll_into_view_if_needed()
         figure.locator("xpath=self::*[@data-state]").wait_for(timeout=DRAWN_MS)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rhyme_openrlhf.prompt_keys import owner, prompt_key, turn_key, turns
+from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key, rounds
 
 KEYS = [prompt_key(f"prompt {number}") for number in range(4000)]
 
@@ -42,14 +42,14 @@ def test_no_workers_is_an_error() -> None:
         owner("key", 0)
 
 
-def test_all_turns_of_a_prompt_have_one_owner_and_keys_of_their_own() -> None:
+def test_all_rounds_of_a_prompt_have_one_owner_and_keys_of_their_own() -> None:
     for key in KEYS[:100]:
-        of_turns = [turn_key(key, turn) for turn in range(12)]
-        assert of_turns[0] == key and len(set(of_turns)) == 12
-        assert {owner(turn, 7) for turn in of_turns} == {owner(key, 7)}
+        of_rounds = [round_key(key, number) for number in range(12)]
+        assert of_rounds[0] == key and len(set(of_rounds)) == 12
+        assert {owner(one, 7) for one in of_rounds} == {owner(key, 7)}
 
 
-def test_the_turns_of_a_prompt_are_those_known_without_a_gap() -> None:
-    known = {turn_key(KEYS[0], turn) for turn in (0, 1, 2, 4)}
-    assert list(turns(KEYS[0], known.__contains__)) == [turn_key(KEYS[0], turn) for turn in (0, 1, 2)]
-    assert list(turns(KEYS[1], known.__contains__)) == []
+def test_the_rounds_of_a_prompt_are_those_known_without_a_gap() -> None:
+    known = {round_key(KEYS[0], number) for number in (0, 1, 2, 4)}
+    assert list(rounds(KEYS[0], known.__contains__)) == [round_key(KEYS[0], number) for number in (0, 1, 2)]
+    assert list(rounds(KEYS[1], known.__contains__)) == []

@@ -23,7 +23,7 @@ from rhyme_openrlhf.api.store.credentials import Principal
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.read_cache import Fresh
 from rhyme_openrlhf.api.store.readiness import Writable
-from rhyme_openrlhf.settings.config import new_uid
+from rhyme_openrlhf.settings.control import new_uid
 
 # A page asks a dozen questions at once, each with the same token. What this service revokes is forgotten at once; what
 # another one on the same database revokes closes this much later.

@@ -18,12 +18,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.api.access.service import Background, Service
+from rhyme_openrlhf.api.demo.recording import move_run, unpack
 from rhyme_openrlhf.api.demo.replay import SPEED, Replay
+from rhyme_openrlhf.api.demo.synthetic_run import LABEL, SyntheticRun, write_run_directory
 from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.api.store.database import DatabaseError
 from rhyme_openrlhf.api.store.models import Run, RunTag
-from rhyme_openrlhf.telemetry.recording import move_run, unpack
-from rhyme_openrlhf.telemetry.synthetic_run import LABEL, SyntheticRun, write_run_directory
 
 # The recorded run that is played again.
 LIVE = "sorting-and-arithmetic"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.api.access.service import Service
+from rhyme_openrlhf.api.demo.recording import moved, read_rows
 from rhyme_openrlhf.api.ingest.announce import Announcement, announce
 from rhyme_openrlhf.api.ingest.store_batch import ingest
 from rhyme_openrlhf.api.ingest.validation import prepare
@@ -25,9 +26,8 @@ from rhyme_openrlhf.api.store.database import BusyError
 from rhyme_openrlhf.api.store.models import UID_LENGTH
 from rhyme_openrlhf.telemetry.event_json import to_json
 from rhyme_openrlhf.telemetry.events import RunFinished
-from rhyme_openrlhf.telemetry.recording import moved, read_rows
-from rhyme_openrlhf.telemetry.run_files import CONFIG_FILE, SAMPLES_FOLDER, write_json
-from rhyme_openrlhf.telemetry.sample_files import file_name
+from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, SAMPLES_FOLDER, write_json
+from rhyme_openrlhf.telemetry.samples import file_name
 
 SPEED = 2.0
 # Steps that are there from the beginning: curves need some points.

@@ -19,7 +19,7 @@ from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.json_values import TOO_DEEP, is_too_deep, storable
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Run
 from rhyme_openrlhf.api.store.status import ACTIVE
-from rhyme_openrlhf.telemetry.run_files import strict
+from rhyme_openrlhf.telemetry.run_directory import strict
 
 _UID = re.compile(rf"[0-9a-f]{{{UID_LENGTH}}}")
 ORIGINS = ("reported", "imported")

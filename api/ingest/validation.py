@@ -24,8 +24,7 @@ from rhyme_openrlhf.api.ingest.decoding import BatchError
 from rhyme_openrlhf.api.store.json_values import COUNT_MAX, DEPTH, TOO_DEEP, is_too_deep, storable
 from rhyme_openrlhf.api.store.record import KIND_LENGTH, METRIC_LENGTH, NODE_LENGTH, SAMPLE_LENGTH, SOURCE_LENGTH
 from rhyme_openrlhf.settings.redaction import redact_config
-from rhyme_openrlhf.telemetry.event_base import is_required
-from rhyme_openrlhf.telemetry.event_json import EventError, parse
+from rhyme_openrlhf.telemetry.event_json import EventError, is_required, parse
 from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Evaluation, Event, RunStarted, TrainStep
 from rhyme_openrlhf.telemetry.metrics import LATER, EngineCounters
 

@@ -27,7 +27,7 @@ from rhyme_openrlhf.api.launch.spec_command import from_argv, to_argv
 from rhyme_openrlhf.api.store import run_status
 from rhyme_openrlhf.api.store.models import Attempt, Experiment, Run, RunTag
 from rhyme_openrlhf.api.store.status import ACTIVE
-from rhyme_openrlhf.settings.config import new_uid
+from rhyme_openrlhf.settings.control import new_uid
 from rhyme_openrlhf.settings.options import Settings, option
 
 RUNS, CHECKPOINTS = "runs", "checkpoints"
@@ -215,7 +215,11 @@ def arguments_of(run: Run) -> Arguments:
         raise LaunchConflict("it is not known with which options the run was started")
     _, found = from_argv(run.command[2:])
     return {
-        group: {name: value for name, value in values.items() if not by_flag()[f"--{group}.{name}"].refused}
+        group: {
+            name: value
+            for name, value in values.items()
+            if (option := by_flag().get(f"--{group}.{name}")) is not None and not option.refused
+        }
         for group, values in found.items()
         if group != "openrlhf"
     }

@@ -1,4 +1,4 @@
-"""Reading a run's kept responses (telemetry/sample_records.py), and no other file.
+"""Reading a run's kept responses (telemetry/samples.py), and no other file.
 
 Invariants: what is read is a regular file below `<run directory>/samples`, checked as logs are (`log_files.py`); no
 line, file or answer is larger than is said here; a line that is torn or is no record is counted and left out.
@@ -22,10 +22,10 @@ from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.json_values import COUNT_MAX, storable
 from rhyme_openrlhf.api.store.lookup import find_run
 from rhyme_openrlhf.api.store.models import Attempt
-from rhyme_openrlhf.telemetry.run_files import SAMPLES_FOLDER
-from rhyme_openrlhf.telemetry.sample_files import file_name, step_of
+from rhyme_openrlhf.telemetry.run_directory import SAMPLES_FOLDER
+from rhyme_openrlhf.telemetry.samples import file_name, step_of
 
-# The longest text that is kept (sample_records.MOST_CHARACTERS), four bytes a character, and as much again for pieces.
+# The longest text that is kept (samples.MOST_CHARACTERS), four bytes a character, and as much again for pieces.
 MAX_LINE = 2 * 1024 * 1024
 # 64 prompts of 64 samples (--telemetry.sample_groups).
 MAX_RECORDS = 4096
@@ -42,7 +42,7 @@ Sort = Literal["number", "reward", "tokens", "accepted"]
 
 
 class SampleRecord(msgspec.Struct):
-    """One line of a file, as telemetry/sample_records.py describes it; `number` is its line's, from 0."""
+    """One line of a file, as telemetry/samples.py describes it; `number` is its line's, from 0."""
 
     step: Count
     group: str

@@ -55,7 +55,7 @@ class PieceView(View):
     source: str = Field(
         description="Empty: sampled by the model. `history`, `siblings`, `own`: from an accepted draft (of earlier "
         "responses, of others to the same prompt, of this text itself); `ngram`, `draft_model`, `eagle3`: from one "
-        "that vLLM's own method proposed (--drafting.source). `context`: put in between two turns by the task.",
+        "that vLLM's own method proposed (--drafting.source). `context`: put in between two rounds by the task.",
         examples=["history"],
     )
     text: str

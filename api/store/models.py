@@ -25,7 +25,7 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from rhyme_openrlhf.api.store.base import Base, Json, RedactedJson
 from rhyme_openrlhf.api.store.status import RUN_STATUSES
-from rhyme_openrlhf.settings.config import UID_DIGITS
+from rhyme_openrlhf.settings.control import UID_DIGITS
 from rhyme_openrlhf.settings.redaction import redact_command, redact_config
 
 # Public ids, as `config.new_uid` makes them.

@@ -25,8 +25,9 @@ from rhyme_openrlhf.cli.preflight_models import (
     drafting_of,
 )
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.settings.config import OPENRLHF, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
+from rhyme_openrlhf.settings.weights import OPENRLHF
 
 # Importing a reward file may import torch or a tokenizer; more than this means it does not come back.
 IMPORT_TIMEOUT_SECONDS = 180

@@ -12,9 +12,9 @@ from typing import Any
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.run.resources import ENGINES, SHARES, shares
 from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan
-from rhyme_openrlhf.settings.config import OPENRLHF
 from rhyme_openrlhf.settings.latency import AUTO, NONE
 from rhyme_openrlhf.settings.tp_switch import TURNS, tail_profiles, tail_sizes
+from rhyme_openrlhf.settings.weights import OPENRLHF
 from rhyme_openrlhf.training.layouts import planned_layouts
 
 # What adaptive tensor parallelism cannot go together with: whether it is asked for, and why not.

@@ -175,7 +175,7 @@ def _link_line(link: str) -> str:
 def _serve_demo(options: Options) -> None:
     """Serve recordings from a temporary folder, which is removed at the end."""
     from rhyme_openrlhf.api.demo.demonstration import demonstration
-    from rhyme_openrlhf.telemetry.recording import RecordingError
+    from rhyme_openrlhf.api.demo.recording import RecordingError
 
     with _interrupted_by_sigterm(), tempfile.TemporaryDirectory(prefix="rhyme-demo-") as folder:
         runs = Path(folder) / "runs"

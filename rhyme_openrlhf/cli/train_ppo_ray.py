@@ -12,7 +12,7 @@ from rhyme_openrlhf.run import memory_plan, model_shape
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.options import SettingsError
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
-from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
+from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE
 
 BAD_INPUT = 2
 

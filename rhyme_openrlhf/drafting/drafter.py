@@ -32,7 +32,7 @@ from rhyme_openrlhf.drafting.planner import Decision, DraftPlanner, Drafts
 from rhyme_openrlhf.drafting.window import SpeculationWindow
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.history.index import DraftIndex
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 Int64s = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ Invariant: window_start <= size <= window_max.
 
 from __future__ import annotations
 
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 
 def next_window(size: int, verified: int, accepted: int, start: int, step: int, most: int) -> int:

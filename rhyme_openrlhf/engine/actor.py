@@ -50,9 +50,9 @@ from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import NGRAM
-from rhyme_openrlhf.telemetry.engine_samples import KV_CACHE, RUNNING
+from rhyme_openrlhf.telemetry.engine_events import KV_CACHE, RUNNING
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS, Turn
+from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.weights.buckets import Segment
 
 PlainRolloutActor = plain_class(upstream.RolloutRayActor, __name__, "PlainRolloutActor")
@@ -222,15 +222,15 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
 
     async def _add_traces(self, responses: list[dict[str, Any]]) -> None:
         """Add to the responses' rounds what the scheduler noted of them."""
-        turns = [turn for response in responses for turn in response[TURNS] if turn.trace]
-        if not turns or not self.rhyme.histospec.enable:
+        rounds = [one for response in responses for one in response[ROUNDS] if one.trace]
+        if not rounds or not self.rhyme.histospec.enable:
             return
         try:
-            traces = await self.scheduler(SchedulerDrafting.take_traces, [turn.trace for turn in turns])
+            traces = await self.scheduler(SchedulerDrafting.take_traces, [one.trace for one in rounds])
         except EngineDeadError:
             raise EngineCoreError(self.core_died) from None
-        for turn, trace in zip(turns, traces, strict=True):
-            turn.drafted, turn.spans = trace["drafted"], trace["spans"]
+        for one, trace in zip(rounds, traces, strict=True):
+            one.drafted, one.spans = trace["drafted"], trace["spans"]
 
     async def generate(
         self, prompt_token_ids: list[int], sampling_params: SamplingParams, multi_modal_data: Any = None
@@ -255,15 +255,15 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         self.seeds.seed(parameters, length)
         request_id = random_uuid()
         identity = requests.current_sample.get()
-        turn = None
+        noted = None
         if identity is not None:
             key = prompt_key(identity.prompt)
-            of_turn, fetch = self.histories.turn(key, len(identity.turns))
-            turn = Turn(self.index, self.weight_version, length)
-            identity.turns.append(turn)
-            parameters.extra_args = {**(parameters.extra_args or {}), requests.PROMPT_KEY: of_turn}
+            of_round, fetch = self.histories.round(key, len(identity.rounds))
+            noted = Round(self.index, self.weight_version, length)
+            identity.rounds.append(noted)
+            parameters.extra_args = {**(parameters.extra_args or {}), requests.PROMPT_KEY: of_round}
             if key in self.traced:
-                turn.trace = parameters.extra_args[requests.TRACE] = request_id
+                noted.trace = parameters.extra_args[requests.TRACE] = request_id
             await self.until_drafted_alike(fetch)
         self.started(request_id)
         try:
@@ -272,8 +272,8 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
             raise EngineCoreError(self.core_died) from None
         finally:
             self.ended(request_id)
-        if turn is not None:
-            turn.end(self.weight_version, output.outputs[0])
+        if noted is not None:
+            noted.end(self.weight_version, output.outputs[0])
         return output
 
     def media_padding(self) -> Any:

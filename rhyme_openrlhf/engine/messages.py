@@ -14,7 +14,7 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 # Key of vLLM's `SamplingParams.extra_args` under which a request brings what it has generated elsewhere: `Arrival`.
 ARRIVED = "rhyme_arrived"
-# Where an output keeps the weights that were loaded below its sample, as `sample_turns.Turn.loads`.
+# Where an output keeps the weights that were loaded below its sample, as `samples.Round.loads`.
 LOADS = "rhyme_loads"
 
 
@@ -22,15 +22,15 @@ LOADS = "rhyme_loads"
 class SampleRequest:
     """What was asked for: the whole response, with vLLM's sampling parameters as its caller gave them.
 
-    `history`: the prompt whose draft index it may draft from (prompt_keys.py::prompt_key), None: none; `turn`: which
-    answer of a conversation it is. `multi_modal`: as OpenRLHF passes it. `group`: in a pipelined run, the number of its
+    `history`: the prompt whose draft index it may draft from (prompt_keys.py::prompt_key), None: none; `round`: which
+    round of a conversation it is. `multi_modal`: as OpenRLHF passes it. `group`: in a pipelined run, the number of its
     step's turn and its prompt's place in the step.
     """
 
     prompt: tuple[int, ...]
     parameters: Any
     history: str | None = None
-    turn: int = 0
+    round: int = 0
     multi_modal: Any = None
     group: tuple[int, int] | None = None
 

@@ -23,7 +23,7 @@ from rhyme_openrlhf.engine_errors import (
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.measure import BESIDE_STEPS, OWN_STEPS
 from rhyme_openrlhf.latency.profile import StepPoint, Subject
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.telemetry.services import Layouts
 
 
 class RayEngine:
@@ -70,7 +70,7 @@ async def problem_of(
     return ""
 
 
-def prompt_engines_left(engines: Sequence[Any], layouts: LayoutPlan | None) -> list[int]:
+def prompt_engines_left(engines: Sequence[Any], layouts: Layouts | None) -> list[int]:
     """Return of `engines_left` those that prompts go to: none of a tail layout."""
     left = engines_left(engines)
     return left if layouts is None else layouts.aligned(left)

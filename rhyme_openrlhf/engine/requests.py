@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
 
 # The prompt whose history the request may draft from (prompt_keys.py::prompt_key).
 PROMPT_KEY = "rhyme_prompt_key"
@@ -144,14 +144,14 @@ async def generate_alike(llm: Any, sequences: int, length: int, tokens: int, arg
 class SampleIdentity:
     """Which response is being generated: the `sample`-th of the `visit`-th time that `prompt` is answered.
 
-    Visits of evaluations are negative. `turns`: what is noted of its requests, one entry each
-    (telemetry/sample_rounds.py); no part of who it is.
+    Visits of evaluations are negative. `rounds`: what is noted of its requests, one entry each
+    (telemetry/samples.py); no part of who it is.
     """
 
     prompt: str
     visit: int
     sample: int
-    turns: list[Any] = field(default_factory=list, compare=False)
+    rounds: list[Any] = field(default_factory=list, compare=False)
 
 
 class VisitedPrompt(str):
@@ -196,7 +196,7 @@ class Seeds:
             identity = SampleIdentity(prompt, visit, sample)
             current_sample.set(identity)
             (response,) = await answer(prompt)
-            response[TURNS] = identity.turns
+            response[ROUNDS] = identity.rounds
             return response
 
         # gather() runs each coroutine in a task with its own copy of the context.

@@ -39,9 +39,9 @@ from rhyme_openrlhf.history.ranks import rank_change, rank_correlation, together
 from rhyme_openrlhf.history.record import Earlier, Record, read_head
 from rhyme_openrlhf.history.shard import EpochLengths, HistoryShard
 from rhyme_openrlhf.history.work_queue import Urgency, WorkQueue
-from rhyme_openrlhf.prompt_keys import owner, turns
+from rhyme_openrlhf.prompt_keys import owner, rounds
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
-from rhyme_openrlhf.settings.config import HistorySettings
+from rhyme_openrlhf.settings.history import HistorySettings
 from rhyme_openrlhf.telemetry.events import Event, HistoryState, Note, RankStability
 
 SOURCE = "history"
@@ -55,12 +55,16 @@ T = TypeVar("T")
 class PromptRollout:
     """The responses of one prompt in one training step: what drafts may come from, and the samples' lengths.
 
-    `prompt_key` is that of a turn (prompt_keys.py); lengths are of whole samples, and given with the first turn.
+    `prompt_key` is that of a round (prompt_keys.py); lengths are of whole samples, and given with the first round.
     """
 
     prompt_key: str
     pieces: tuple[Piece, ...]
     lengths: tuple[int, ...]
+
+
+# Priority as of the command nice. The lowest leaves the CPUs to everybody else, because no rollout waits for a worker.
+NICE = 19
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class PlainHistoryWorker:
 
     def __init__(self, place: WorkerPlace) -> None:
         self._place = place
-        self._log(f"runs with {limit_cpus(place.settings.cpus_per_worker, place.settings.nice)}")
+        self._log(f"runs with {limit_cpus(place.settings.cpus_per_worker, NICE)}")
         self._journal: JournaledShard | None = None
         rollouts = place.settings.rollouts
         try:
@@ -244,8 +248,8 @@ class PlainHistoryWorker:
     # --- what the rollout asks
 
     async def prepare(self, prompt_keys: list[str]) -> None:
-        """These prompts were sent to engines, which will ask for them: have their indexes, of all turns, in memory."""
-        keys = [key for prompt in prompt_keys for key in turns(prompt, self._shard.has_drafts)]
+        """These prompts were sent to engines, which will ask for them: have their indexes, of all rounds, in memory."""
+        keys = [key for prompt in prompt_keys for key in rounds(prompt, self._shard.has_drafts)]
         # Those that are there first: none of them is to make room for another.
         keys.sort(key=lambda key: self._store.resident(key) is None)
         await asyncio.gather(*(self._give(Urgency.COMING, partial(self._prepare, key)) for key in keys))
@@ -280,7 +284,7 @@ class PlainHistoryWorker:
         return await self._give(Urgency.ASKED, lambda: [self._shard.last_lengths(key) for key in prompt_keys])
 
     async def prompts(self) -> int:
-        """How many prompts this worker knows, turns counted singly."""
+        """How many prompts this worker knows, rounds counted singly."""
         return await self._give(Urgency.KEPT, lambda: self._shard.prompts)
 
     async def close(self) -> None:

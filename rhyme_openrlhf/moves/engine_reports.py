@@ -11,16 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
-from rhyme_openrlhf.engine.calls import MeasuringCalls, SampleCalls
+from rhyme_openrlhf.engine.calls import EnginePort, MeasuringCalls, SampleCalls
 from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile, ProfileError, parse
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.scheduling.engine_status import EngineStatus, learn
+from rhyme_openrlhf.scheduling.engine_status import EngineStatus, learn, reported_speculation
 from rhyme_openrlhf.scheduling.move_costs import Destination, MoveCosts
 
 
@@ -41,18 +40,8 @@ class LayoutReports:
 
     @cached_property
     def speculation(self) -> tuple[float, float]:
-        """Tokens and draft tokens of a sample's decode step, on those of the engines that have samples."""
-        return speculation([status for status in self._by_engine.values() if status.samples])
-
-
-def speculation(engines: Sequence[EngineStatus]) -> tuple[float, float]:
-    """Tokens and draft tokens of a sample's decode step, in the mean of engines' timed steps."""
-    steps = [(status.decode, status.tokens_per_step) for status in engines if status.decode is not None]
-    decoding = sum(mean.running for mean, _ in steps)
-    if not decoding:
-        return 1.0, 0.0
-    gained = sum(mean.running * tokens for mean, tokens in steps) / decoding
-    return max(gained, 1.0), sum(mean.drafts for mean, _ in steps) / decoding
+        """Return tokens and draft tokens of a sample's decode step, on those of the engines that have samples."""
+        return reported_speculation(status for status in self._by_engine.values() if status.samples)
 
 
 # A report that is older is of no engine as it is now.
@@ -131,7 +120,7 @@ class EngineReports:
         try:
             if self.layout(number) not in self._profiled:
                 await self._take_profile(port, self.layout(number))
-            status: EngineStatus = await port.call(SampleCalls.status)
+            status = await port.call(SampleCalls.status)
         except (EngineLost, OrderFailed, TimeoutError) as error:
             # A lost engine is its keeper's matter.
             if not isinstance(error, EngineLost):
@@ -139,7 +128,7 @@ class EngineReports:
             return None
         return status
 
-    async def _take_profile(self, port: Any, layout: int) -> None:
+    async def _take_profile(self, port: EnginePort, layout: int) -> None:
         """The step times that engines were given before the first rollout, once they are there."""
         text = await port.call(MeasuringCalls.step_times)
         if not text:
@@ -170,11 +159,9 @@ class EngineReports:
         running = sum(not sample.waiting for sample in status.samples)
         mean, predictor = status.decode, self.predictors.get(self.layout(number))
         if predictor is not None:
-            there = sum(sample.context for sample in status.samples)
+            held = sum(sample.context for sample in status.samples)
             each = mean.drafts / mean.running if mean is not None and mean.running else 0.0
-            now = predictor.step_seconds(running, there, round(running * each)) if running else 0.0
-            after = predictor.step_seconds(running + 1, there + context, round((running + 1) * each))
-            return Destination(now, after, status.step_tokens, near)
+            return Destination.predicted(predictor, running, held, context, each, status.step_tokens, near)
         if mean is None:
             return None
         return Destination(mean.seconds if running else 0.0, mean.seconds, status.step_tokens, near)

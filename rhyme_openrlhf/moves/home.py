@@ -42,12 +42,13 @@ from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
+from rhyme_openrlhf.scheduling.move import RECOMPUTE, Phase
+from rhyme_openrlhf.scheduling.move_costs import MoveCosts
 from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.moves import AUTO, DEVICE
+from rhyme_openrlhf.settings.moves import DEVICE
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS, Turn
+from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class SampleHome:
                 images=images,
             )
             check_finite(response)
-            response[TURNS] = identity.turns
+            response[ROUNDS] = identity.rounds
             return response
 
         self._awaited -= num_samples
@@ -225,7 +226,7 @@ class SampleHome:
     async def respond(
         self, identity: SampleIdentity, engine: int, tokens: list[int], parameters: Any, multi_modal: Any
     ) -> tuple[Any, int]:
-        """vLLM's output for one turn that begins at `engine`, and the engine at which it ended."""
+        """vLLM's output for one round that begins at `engine`, and the engine at which it ended."""
         if self._watch is not None and self._watch.switcher is not None:
             engine = self._watch.switcher.begins_at(engine)
         parameters = parameters.clone()
@@ -235,38 +236,32 @@ class SampleHome:
             parameters.seed = request_seed(self._run_seed, identity, len(tokens))
         of = _in_turn.get()
         version = self._keeper.engines[engine].weight_version if of is None else of.weight_version
-        turn = Turn(engine, version, len(tokens))
+        noted = Round(engine, version, len(tokens))
         key = prompt_key(identity.prompt)
         if key in self._traced:
             # Kept; but what was drafted of it is on several engines, and nobody asks them.
-            turn.trace = AT_HOME
+            noted.trace = AT_HOME
         history = key if self.rhyme.histospec.enable else None
         group = None if of is None else of.group
-        request = SampleRequest(tuple(tokens), parameters, history, len(identity.turns), multi_modal, group)
-        identity.turns.append(turn)
+        request = SampleRequest(tuple(tokens), parameters, history, len(identity.rounds), multi_modal, group)
+        identity.rounds.append(noted)
         output, last = await self._keeper.generate(request, engine)
         if of is None:
-            turn.end(self._keeper.engines[last].weight_version, output.outputs[0])
+            noted.end(self._keeper.engines[last].weight_version, output.outputs[0])
         else:
             # The engine may have gone on to its next turn by now; what was loaded below the sample is noted.
-            turn.loads = getattr(output, LOADS, [])
-            turn.end(turn.loads[-1][0] if turn.loads else turn.weight_version, output.outputs[0])
+            noted.loads = getattr(output, LOADS, [])
+            noted.end(noted.loads[-1][0] if noted.loads else noted.weight_version, output.outputs[0])
         return output, last
 
     # --- what is recorded
 
     def _choose(self, context: int, source: int, destination: int) -> Choice:
-        carrier, known, costs = self.rhyme.move.carrier, None, None
+        known, costs = None, MoveCosts()
         if self.reports is not None:
             near = self._nodes.get(source) == self._nodes.get(destination)
             known, costs = self.reports.destination(destination, context, near), self.reports.costs
-        if carrier == AUTO:
-            carrier = KV_TRANSFER
-            if known is not None and costs is not None:
-                carrier = costs.cheaper(context, known) or carrier
-        if known is None or costs is None:
-            return Choice(carrier)
-        return Choice(carrier, costs.predicted(carrier, context, known), known)
+        return Choice(*costs.choose(self.rhyme.move.carrier, context, known), known)
 
     def _moved(self, done: MoveRecord) -> None:
         move, known = done.move, done.choice.destination
@@ -297,7 +292,7 @@ class SampleHome:
 
 
 class _Conversation:
-    """What an executor takes for its engine: each turn begins where the one before ended."""
+    """What an executor takes for its engine: each round begins where the one before ended."""
 
     def __init__(self, home: SampleHome, engine: int, identity: SampleIdentity) -> None:
         self._home = home

@@ -36,8 +36,8 @@ from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY, training_turn
 from rhyme_openrlhf.telemetry.events import Event, Note, RolloutStarted, SampleMoved
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.recorder import RunServices
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.samples_generator import Swapped, rollout_finished
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 
@@ -187,7 +187,7 @@ class Pipeline:
                 self._take(step, ref)
         self._late = [step for step in self._late if step.handed.calls]
         if self._outliers is not None and len(self._flying) == STEPS_AHEAD:
-            self._judge_lengths(self._outliers, *self._flying)
+            self._judge_lengths(self._outliers, self._flying[0])
         self._send(self._ledger.newly_certain(self._flying[0].drawn.step))
 
     def _take(self, step: StepInFlight, ref: Any) -> None:
@@ -248,7 +248,7 @@ class Pipeline:
         if teaches_nothing(samples, self._score_range) and self._filter_out(step, place):
             return
         versions = tuple(
-            tuple(version for turn in getattr(sample, TURNS) for version in turn.tokens_by_version())
+            tuple(version for one in getattr(sample, ROUNDS) for version in one.tokens_by_version())
             for sample in samples
         )
         drawn, key = step.drawn, (step.drawn.step, place)
@@ -279,10 +279,9 @@ class Pipeline:
         step.done.add(place)
         self._ledger.ended(step.drawn.step, (step.drawn.step, place))
 
-    def _judge_lengths(self, outliers: OutlierWatch, step: StepInFlight, following: StepInFlight) -> None:
-        """Have responses that are far too long go on at another engine, or their prompt groups train in the next step:
-        that within an epoch, for each epoch trains its own prompts."""
-        may_defer = self._services.settings.histopipe.defer and step.drawn.epoch == following.drawn.epoch
+    def _judge_lengths(self, outliers: OutlierWatch, step: StepInFlight) -> None:
+        """Have responses that are far too long go on at another engine, or their prompt groups train a step later."""
+        may_defer = self._services.settings.histopipe.defer
         for one in outliers.find(step):
             if one.destination is not None:
                 if one.sample not in step.moved:

@@ -17,7 +17,7 @@ from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.engine_errors import EngineCoreError, EngineLost, engines_left
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator
 from rhyme_openrlhf.pipeline.step_in_flight import StepInFlight
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.samples_generator import leave_out
 
 # How long an engine that cannot be reached may turn out to be dead.

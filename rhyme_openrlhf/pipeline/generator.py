@@ -27,7 +27,7 @@ from rhyme_openrlhf.history.worker import ask_last_lengths
 from rhyme_openrlhf.pipeline.prompt_stream import Prompts, PromptStream
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.turns import Turn, evaluation_turn
-from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
+from rhyme_openrlhf.telemetry.samples import chosen_prompts
 from rhyme_openrlhf.training.samples_generator import (
     REPORT_TIMEOUT_SECONDS,
     GeneratorState,

@@ -33,7 +33,7 @@ class StepBufferError(RuntimeError):
 class PromptGroup:
     """The finished samples of prompt `place` (from 0) of training step `step`, which has `prompts` prompts.
 
-    `versions`: the weight versions that each sample was generated with (one a turn of a conversation, and one more for
+    `versions`: the weight versions that each sample was generated with (one a round of a conversation, and one more for
     each load below a deferred sample; empty where it is not known). `trained_in`: the step whose batch it is in, which
     has `batch` prompt groups.
     """

@@ -12,10 +12,10 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.telemetry.engine_samples import EngineSampler
+from rhyme_openrlhf.telemetry.engine_events import EngineSampler
 from rhyme_openrlhf.telemetry.events import RolloutProgress
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.samples_generator import POLL_SECONDS, POLL_TIMEOUT_SECONDS, SOURCE
 
 

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from rhyme_openrlhf.platform import require_no_gpu
-from rhyme_openrlhf.settings.config import CpuSettings
+from rhyme_openrlhf.settings.engine import CpuSettings
 
 
 def cpu_engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> dict[str, Any]:

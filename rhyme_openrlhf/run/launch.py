@@ -39,8 +39,9 @@ from rhyme_openrlhf.settings.redaction import redact_command, redact_config
 from rhyme_openrlhf.telemetry.event_log import follow, read_events
 from rhyme_openrlhf.telemetry.events import SCHEMA_VERSION, Note, RunFinished, RunStarted, RunStatus
 from rhyme_openrlhf.telemetry.progress import make_display
-from rhyme_openrlhf.telemetry.recorder import Recorder, RunServices
+from rhyme_openrlhf.telemetry.recorder import Recorder
 from rhyme_openrlhf.telemetry.run_directory import RunDirectory, make_run_directory, versions
+from rhyme_openrlhf.telemetry.services import Checkpoints, RunServices
 from rhyme_openrlhf.telemetry.summary import render, summarize
 from rhyme_openrlhf.training.failure import (
     STOPPED_ON_REQUEST,
@@ -52,7 +53,7 @@ from rhyme_openrlhf.training.failure import (
     one_sentence,
     unmasked_interruptions,
 )
-from rhyme_openrlhf.training.resume import Checkpoints, prepare
+from rhyme_openrlhf.training.resume import prepare
 
 SOURCE = "driver"
 # The descriptor.

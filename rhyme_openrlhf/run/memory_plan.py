@@ -17,7 +17,8 @@ from typing import Any
 
 from rhyme_openrlhf.run.model_shape import WEIGHT_BYTES, ModelShape
 from rhyme_openrlhf.run.resources import ENGINES, Share, shares
-from rhyme_openrlhf.settings.config import VLLM_SAMPLES, RhymeSettings, reserved_rows
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.engine import VLLM_SAMPLES, reserved_rows
 
 # Adam in mixed precision: weights and gradients in 16 bits; master weights, momentum and variance in 32. Muon has no
 # variance for the matrices, which are nearly all.

@@ -24,7 +24,7 @@ import openrlhf.trainer.ray.vllm_engine as engine_module
 from rhyme_openrlhf.engine.factory import EngineFactory
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.redaction import hide_when_printed
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.critic import CriticModelActor
 from rhyme_openrlhf.training.layout_placement import with_tail_layouts
 from rhyme_openrlhf.training.policy import PolicyModelActor

@@ -14,10 +14,9 @@ import threading
 import time
 
 from rhyme_openrlhf.run.reaper import spare
-from rhyme_openrlhf.settings.config import ControlSettings
+from rhyme_openrlhf.settings.control import ControlSettings
 from rhyme_openrlhf.telemetry.reporter import CANNOT_START, FLUSH_SECONDS
-from rhyme_openrlhf.telemetry.run_directory import RunDirectory
-from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
+from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE, RunDirectory
 
 END_SECONDS = 5.0
 # A reporter that dies at once every time must not become a load.

@@ -9,7 +9,7 @@ Invariant: as long as no limit is passed, `overdue` is None; once one is passed,
 
 from __future__ import annotations
 
-from rhyme_openrlhf.settings.config import LimitSettings
+from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
     Evaluation,

@@ -24,7 +24,7 @@ import ray
 from rhyme_openrlhf.run.actor_table import ActorRow, read_actors
 from rhyme_openrlhf.run.process_log import last_lines
 from rhyme_openrlhf.run.stage_watch import StageWatch
-from rhyme_openrlhf.settings.config import LimitSettings
+from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import follow
 from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady
 from rhyme_openrlhf.training.failure import one_sentence

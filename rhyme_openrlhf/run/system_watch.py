@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.run.actor_table import read_actors
 from rhyme_openrlhf.telemetry.events import Event, Note
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.telemetry.system_sample import SystemProbe
 
 SOURCE = "system"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from rhyme_openrlhf.telemetry.run_files import write_json
+from rhyme_openrlhf.telemetry.run_directory import write_json
 from rhyme_openrlhf.training.failure import Interrupted
 
 ASKED_BY = "SIGTERM"

@@ -43,7 +43,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+
+from rhyme_openrlhf.settings.moves import KV_TRANSFER, RECOMPUTE
 
 
 class Phase(StrEnum):
@@ -126,10 +127,6 @@ class MoveRefused(ValueError):
 
 class NotYet(MoveRefused):
     """One that may begin later: engines are at different weights, or one loads them."""
-
-
-KV_TRANSFER: Final = "kv_transfer"
-RECOMPUTE: Final = "recompute"
 
 
 @dataclass(frozen=True)

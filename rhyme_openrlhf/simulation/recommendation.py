@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 from rhyme_openrlhf.scheduling.outliers import ALPHA, BETA_FLOOR
 from rhyme_openrlhf.scheduling.step_plan import usual_rank_groups
-from rhyme_openrlhf.settings.dispatch import DispatchSettings
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
-from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
+from rhyme_openrlhf.settings.histopipe import DispatchSettings, HistoPipeSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE, LatencySettings
-from rhyme_openrlhf.settings.moves import MoveSettings
-from rhyme_openrlhf.settings.reallocation import ReallocationSettings
+from rhyme_openrlhf.settings.moves import MoveSettings, ReallocationSettings
 from rhyme_openrlhf.settings.tp_switch import BY_HISTORY, BY_MAXIMUM, TpSwitchSettings
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.settings import Cluster, Features

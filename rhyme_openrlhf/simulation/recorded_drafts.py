@@ -2,7 +2,7 @@
 
 A sample is cut into a few parts, because the same sample drafts differently at its beginning and at its end; within a
 part it is its mean. Recorded is either what each decode step accepted (a trace's `hits`), or which of the text came
-from drafts (a run's kept responses, telemetry/sample_records.py).
+from drafts (a run's kept responses, telemetry/samples.py).
 
 Invariant: the parts' decode steps add up to the recorded number, to rounding, so a sample takes as many as it took.
 """
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.drafting.window import SpeculationWindow
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation.speculation_rates import Rates
 from rhyme_openrlhf.simulation.workload import Drafting, PromptLoad
-from rhyme_openrlhf.telemetry.run_files import SAMPLES_FOLDER
-from rhyme_openrlhf.telemetry.sample_records import CONTEXT, MODEL
+from rhyme_openrlhf.telemetry.run_directory import SAMPLES_FOLDER
+from rhyme_openrlhf.telemetry.samples import CONTEXT, MODEL
 
 # Parts of a response. Of more, each would be a handful of steps of the responses recorded here.
 PARTS = 4

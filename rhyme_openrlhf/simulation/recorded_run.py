@@ -34,7 +34,7 @@ from rhyme_openrlhf.telemetry.events import (
     TrainStep,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, bubble_fraction
-from rhyme_openrlhf.telemetry.run_files import EVENTS_FILE, LENGTHS_FILE
+from rhyme_openrlhf.telemetry.run_directory import EVENTS_FILE, LENGTHS_FILE
 
 # A step's simulated time counts as right within this share of the real one.
 TOLERANCE = 0.1

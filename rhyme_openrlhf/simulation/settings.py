@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rhyme_openrlhf.scheduling.outliers import ALPHA, BETA_FLOOR
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
-from rhyme_openrlhf.settings.reallocation import ReallocationSettings
+from rhyme_openrlhf.settings.moves import ReallocationSettings
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance
 
 # What a run uses if nobody says otherwise.

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from rhyme_openrlhf.scheduling.group_time import Speculation
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation.engine import EngineKind, PaceOf
 from rhyme_openrlhf.simulation.planner import History
 from rhyme_openrlhf.simulation.settings import Features

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.drafting import budget
 from rhyme_openrlhf.drafting.window import SpeculationWindow
 from rhyme_openrlhf.latency.step_model import context_bucket
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation.engine import Pace
 from rhyme_openrlhf.simulation.step_times import StepTimes
 

@@ -17,7 +17,6 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from rhyme_openrlhf.telemetry.event_base import is_required
 from rhyme_openrlhf.telemetry.events import EVENT_CLASSES, Event, Recorded
 from rhyme_openrlhf.telemetry.metrics import CountersError, EngineCounters
 
@@ -32,6 +31,11 @@ class EventError(ValueError):
         super().__init__(f"event {kind!r}, field {field!r}: {problem}")
         self.kind = kind
         self.field = field
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Return whether an event must have the field: one that a later version added has a default."""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 _CLASS_OF_KIND = {cls.kind: cls for cls in EVENT_CLASSES}

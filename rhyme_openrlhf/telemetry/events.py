@@ -13,12 +13,9 @@ v produced.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from rhyme_openrlhf.telemetry.draft_events import DraftBudget, DraftGain
-from rhyme_openrlhf.telemetry.event_base import Event
-from rhyme_openrlhf.telemetry.history_events import HistoryState, RankStability
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
 SCHEMA_VERSION = 1
@@ -37,6 +34,13 @@ MoveCarrier = Literal["kv_transfer", "recompute"]
 MoveOutcome = Literal["moved", "recomputed", "cancelled", "failed"]
 Stage = Literal["experience", "train", "sync", "check", "checkpoint", "evaluate"]
 RunStatus = Literal["succeeded", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all kinds. A kind is a frozen dataclass whose field names differ from the envelope's."""
+
+    kind: ClassVar[str]
 
 
 @dataclass(frozen=True)
@@ -231,6 +235,93 @@ class RankGroups(Event):
     engines: list[int]
     predicted: list[float]
     real: list[float]
+
+
+@dataclass(frozen=True)
+class RankStability(Event):
+    """Rank correlation (Spearman) of the prompts' median response lengths in this epoch and the one before.
+
+    Then RhymeRL's figure 9 and table 2 (history/ranks.py): what became of the `responses` responses of this epoch in
+    `groups` ranking groups predicted from the epoch before. `accurate`: same group or lower. Moved up: `not_last`,
+    `within_reach`, `migrated`; these four shares add up to 1. `near_boundary`: moved up one group, into its shorter
+    half. All None in records of older writers.
+    """
+
+    kind: ClassVar[str] = "rank_stability"
+    epoch: int
+    correlation: float
+    prompts: int
+    groups: int | None = None
+    responses: int | None = None
+    accurate: float | None = None
+    near_boundary: float | None = None
+    not_last: float | None = None
+    within_reach: float | None = None
+    migrated: float | None = None
+
+
+@dataclass(frozen=True)
+class HistoryState(Event):
+    """A history worker has indexed its share of step `step`.
+
+    `prompts` it knows (rounds of conversations counted singly); draft indexes in memory (`resident`) and on the disk
+    alone (`spilled`); `memory_bytes` of indexes and responses, `disk_bytes` of spilled indexes. Since its last event,
+    engines asked for indexes that were in memory (`hits`), that had to be read or built first (`late`), and for
+    prompts without history (`misses`).
+    """
+
+    kind: ClassVar[str] = "history_state"
+    step: int
+    worker: int
+    prompts: int
+    resident: int
+    spilled: int
+    memory_bytes: int
+    disk_bytes: int
+    hits: int
+    late: int
+    misses: int
+
+
+@dataclass(frozen=True)
+class DraftBudget(Event):
+    """What an engine chose to draft in a step's rollout stage, by how many samples were running.
+
+    One entry for each number of running samples: decode steps with that many, the mean draft length chosen (tokens a
+    sample), the mean time of such a step in milliseconds, as predicted and as it was, and the mean number of accepted
+    draft tokens of all samples, as expected and as it was (empty in records of older writers).
+    """
+
+    kind: ClassVar[str] = "draft_budget"
+    step: int
+    engine: int
+    running: list[int]
+    decode_steps: list[int]
+    draft_length: list[float]
+    predicted_ms: list[float]
+    real_ms: list[float]
+    expected_accepted: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DraftGain(Event):
+    """What drafts gain on an engine, as the run measured it by leaving them out now and then.
+
+    Tokens per second with drafts / of an engine without speculation: the mean of the last `intervals` comparisons, and
+    its 95 % interval. `drafting`: whether drafts are on. `within`: the ratio to the same engine without drafts, which
+    is the same where the profile has no engine without speculation; 0 in records of older writers, whose ratio it is.
+    """
+
+    kind: ClassVar[str] = "draft_gain"
+    step: int
+    engine: int
+    ratio: float
+    low: float
+    high: float
+    intervals: int
+    drafting: bool
+    within: float = 0.0
 
 
 @dataclass(frozen=True)

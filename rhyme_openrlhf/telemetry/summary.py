@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhyme_openrlhf.telemetry import metrics, wording
-from rhyme_openrlhf.telemetry.draft_events import EnginesGain, engines_gain
 from rhyme_openrlhf.telemetry.events import (
     REWARD_METRIC,
     CheckpointSaved,
@@ -28,7 +27,7 @@ from rhyme_openrlhf.telemetry.events import (
     TrainStep,
     WeightsPublished,
 )
-from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.telemetry.metrics import EngineCounters, EnginesGain, engines_gain
 
 UNFINISHED = "unfinished"
 

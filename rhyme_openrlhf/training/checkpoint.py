@@ -28,7 +28,7 @@ import ray
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
 
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note, StageStarted
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory, tag_of, write_atomically, write_json
 from rhyme_openrlhf.training.random_state import random_state, set_random_state
 from rhyme_openrlhf.training.resume import STATE_FILE, STATE_VERSION

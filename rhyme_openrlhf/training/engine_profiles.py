@@ -26,8 +26,8 @@ from rhyme_openrlhf.scheduling.layouts import ALIGNED
 from rhyme_openrlhf.settings.latency import AUTO
 from rhyme_openrlhf.settings.tp_switch import tail_profiles
 from rhyme_openrlhf.telemetry.events import Note, NoteLevel
-from rhyme_openrlhf.telemetry.recorder import RunServices
 from rhyme_openrlhf.telemetry.run_directory import versions
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.layout_placement import taking_turn
 
 SOURCE = "trainer"
@@ -50,7 +50,7 @@ def install_step_times(
     plan = services.layouts
     if plan is None:
         return _install(engines, services, awake, settings.latency.profile)
-    named = tail_profiles(settings.tp_switch.profile, len(plan.tails))
+    named = tail_profiles(settings.tp_switch.profile, len(plan.sizes) - 1)
     found = []
     for layout, asked in enumerate((settings.latency.profile, *named)):
         # Engines that sleep between rollouts take no turns.

@@ -15,12 +15,10 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.worker import PromptRollout
-from rhyme_openrlhf.prompt_keys import owner, prompt_key, turn_key
+from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key
 from rhyme_openrlhf.telemetry.events import OffPolicyness
-from rhyme_openrlhf.telemetry.recorder import RunServices
-from rhyme_openrlhf.telemetry.sample_files import MEGABYTE
-from rhyme_openrlhf.telemetry.sample_records import encoded, sample_record
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.telemetry.samples import MEGABYTE, ROUNDS, encoded, sample_record
+from rhyme_openrlhf.telemetry.services import RunServices
 
 SOURCE = "trainer"
 
@@ -48,18 +46,18 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
 
     def _record(self, rollout_samples: list[Any], experiences: list[Any]) -> None:
         """The step's off-policyness, and the responses of the prompts that were chosen for the record."""
-        turns = [getattr(sample, TURNS, []) for sample in rollout_samples]
-        ages = Counter(self.step - of_sample[0].weight_version - 1 for of_sample in turns if of_sample)
+        rounds = [getattr(sample, ROUNDS, []) for sample in rollout_samples]
+        ages = Counter(self.step - of_sample[0].weight_version - 1 for of_sample in rounds if of_sample)
         if ages:
             tokens: Counter[int] = Counter()
-            for turn in (turn for of_sample in turns for turn in of_sample):
-                for version, count in turn.tokens_by_version().items():
+            for one in (one for of_sample in rounds for one in of_sample):
+                for version, count in one.tokens_by_version().items():
                     tokens[self.step - version - 1] += count
             values = sorted({*ages, *tokens})
             event = OffPolicyness(self.step, values, [ages[value] for value in values], [tokens[v] for v in values])
             self.services.record(event, SOURCE)
         settings = self.services.settings.telemetry
-        chosen = [number for number, of_sample in enumerate(turns) if of_sample and of_sample[0].trace]
+        chosen = [number for number, of_sample in enumerate(rounds) if of_sample and of_sample[0].trace]
         if not chosen or settings.sample_groups == 0:
             return
         rewards = rewards_by_sample(experiences)
@@ -68,7 +66,7 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
                 self.step,
                 rollout_samples[number].prompts[0],
                 rollout_samples[number].sequences[0].tolist(),
-                turns[number],
+                rounds[number],
                 rewards[number],
                 self._decode,
             )
@@ -109,7 +107,7 @@ def rewards_by_sample(experiences: list[Any]) -> dict[int, float]:
 
 
 def by_worker(experiences: list[Any], workers: int, context: int, texts: bool = True) -> dict[int, list[PromptRollout]]:
-    """The responses in a step's experiences, by prompt and turn, for the history worker that owns each prompt.
+    """The responses in a step's experiences, by prompt and round, for the history worker that owns each prompt.
 
     Without `texts` only their lengths: nothing will be drafted from them.
     """
@@ -120,8 +118,8 @@ def by_worker(experiences: list[Any], workers: int, context: int, texts: bool = 
         for row, prompt in enumerate(experience.prompts):
             key = prompt_key(prompt)
             found = response_pieces(experience.sequences[row], experience.action_mask[row], rewards[row], context)
-            for turn, piece in enumerate(found if texts else ()):
-                pieces[turn_key(key, turn)].append(piece)
+            for number, piece in enumerate(found if texts else ()):
+                pieces[round_key(key, number)].append(piece)
             lengths[key].append(sum(len(piece.tokens) for piece in found))
     shares: dict[int, list[PromptRollout]] = defaultdict(list)
     for key in {**lengths, **pieces}:
@@ -133,7 +131,7 @@ def by_worker(experiences: list[Any], workers: int, context: int, texts: bool = 
 def response_pieces(sequence: torch.Tensor, action_mask: torch.Tensor, reward: float, context: int) -> list[Piece]:
     """The generated stretches of one sequence ([length], mask [length - 1]: entry i is for token i + 1).
 
-    One stretch for a single turn, one a turn for a conversation; each with up to `context` tokens before it.
+    One stretch for a single round, one a round for a conversation; each with up to `context` tokens before it.
     """
     tokens = sequence.tolist()
     generated = [False, *action_mask.bool().tolist()]

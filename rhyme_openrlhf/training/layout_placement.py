@@ -23,8 +23,8 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table
 
 from rhyme_openrlhf.engine.factory import EngineFactory
-from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan, check_nodes
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.scheduling.layouts import ALIGNED, check_nodes
+from rhyme_openrlhf.telemetry.services import Layouts, RunServices
 from rhyme_openrlhf.training.base_trainer import wait_for_engines
 from rhyme_openrlhf.training.layouts import engine_arguments, layout_settings
 
@@ -72,7 +72,7 @@ def taking_turn(engines: Sequence[Any], layout: int, services: RunServices) -> I
         _call(aligned, "wake_kv", services)
 
 
-def _make_room(engines: list[Any], plan: LayoutPlan, services: RunServices) -> None:
+def _make_room(engines: list[Any], plan: Layouts, services: RunServices) -> None:
     """For the next layout to start."""
     wait_for_engines(engines, services)
     if not plan.both_awake:

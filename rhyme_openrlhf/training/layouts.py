@@ -16,6 +16,7 @@ from rhyme_openrlhf.scheduling.layout_memory import MB, Asked, Offer, memory_sen
 from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan, Model, plan_layouts
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.tp_switch import tail_sizes
+from rhyme_openrlhf.telemetry.services import Layouts
 from rhyme_openrlhf.telemetry.system_sample import Gpus
 
 # OpenRLHF's engines on GPUs; without GPUs it is --cpu.dtype.
@@ -44,14 +45,14 @@ def planned_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> tuple[
     return dataclasses.replace(plan, device_shares=shares), [said, NEVER_RUN]
 
 
-def layout_settings(settings: RhymeSettings, plan: LayoutPlan, layout: int) -> RhymeSettings:
+def layout_settings(settings: RhymeSettings, plan: Layouts, layout: int) -> RhymeSettings:
     """What the engines of a layout run with: without GPUs, their own KV cache."""
     if plan.device_shares:
         return settings
     return dataclasses.replace(settings, cpu=dataclasses.replace(settings.cpu, kv_cache_mb=plan.kv_sizes[layout]))
 
 
-def engine_arguments(plan: LayoutPlan, layout: int) -> dict[str, Any]:
+def engine_arguments(plan: Layouts, layout: int) -> dict[str, Any]:
     """vLLM's arguments for the engines of a layout on GPUs, in place of OpenRLHF's; none without.
 
     With a KV cache of given size vLLM 0.29.0 measures nothing, but still wants `gpu_memory_utilization` of the device

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rhyme_openrlhf.telemetry.services import Checkpoints, ResumePoint
 from rhyme_openrlhf.training.checkpoint_directory import CRITIC, CheckpointDirectory, Tag
 
 STATE_FILE = "state.json"
@@ -38,24 +38,6 @@ BOUND = (
 
 class ResumeError(Exception):
     """The run cannot go on from its checkpoint; the message is one sentence for the user."""
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """What a run goes on from. `ours`: our part of the checkpoint, None for a checkpoint of plain OpenRLHF."""
-
-    tag: str
-    step: int
-    ours: Path | None
-    history: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """What a run needs to know of its checkpoints: what it resumes from, and what its own ones are bound to."""
-
-    resume: ResumePoint | None
-    settings: dict[str, Any]
 
 
 def prepare(args: SimpleNamespace, prompts: int) -> tuple[Checkpoints, list[str]]:

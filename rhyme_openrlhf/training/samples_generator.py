@@ -24,8 +24,8 @@ from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.engine_errors import engines_left, leave_out_lost
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
-from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
-from rhyme_openrlhf.telemetry.engine_samples import EngineSampler
+from rhyme_openrlhf.scheduling.dispatch import by_predicted_work
+from rhyme_openrlhf.telemetry.engine_events import EngineSampler, engine_events, interval_events
 from rhyme_openrlhf.telemetry.events import (
     Note,
     RolloutFinished,
@@ -33,10 +33,9 @@ from rhyme_openrlhf.telemetry.events import (
     RolloutStarted,
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.recorder import RunServices
-from rhyme_openrlhf.telemetry.sample_records import chosen_prompts
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
-from rhyme_openrlhf.training.dispatch import choose, routed
+from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
+from rhyme_openrlhf.telemetry.services import RunServices
+from rhyme_openrlhf.training.dispatch import routed
 from rhyme_openrlhf.training.random_state import random_state, set_random_state
 
 SOURCE = "rollout"
@@ -213,7 +212,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             [engine.get_num_unfinished_requests.remote() for engine in engines], timeout=REPORT_TIMEOUT_SECONDS
         )
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
-        chosen = choose(lengths, unfinished, samples)
+        chosen = by_predicted_work(lengths, unfinished, samples)
         if chosen is not None:
             self.vllm_engines = routed(engines, chosen)
         try:
@@ -235,7 +234,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Any:
         """As upstream, with what was noted of the sample's requests."""
         experience = super()._process_response_into_experience(response, **generate_kwargs)
-        setattr(experience, TURNS, response.get(TURNS, []))
+        setattr(experience, ROUNDS, response.get(ROUNDS, []))
         return experience
 
     def _visited(self, prompt: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rhyme_openrlhf.telemetry.events import Note, WeightsChecked
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.weights.sync import wait_for
 
 SOURCE = "trainer"

@@ -18,7 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.telemetry.events import WeightsLoaded, WeightsPublished
-from rhyme_openrlhf.telemetry.recorder import RunServices
+from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.weights.buckets import Bucket, Segment, WeightVersion, lay_out, writers
 from rhyme_openrlhf.weights.node import NodeWeights
 

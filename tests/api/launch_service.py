@@ -23,7 +23,7 @@ from rhyme_openrlhf.api.launch.queueing import Job
 from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable, SubmitRefused
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.store import credentials
-from rhyme_openrlhf.settings.config import new_uid
+from rhyme_openrlhf.settings.control import new_uid
 from tests.stores import prepare
 
 BASE = "http://127.0.0.1:8420"

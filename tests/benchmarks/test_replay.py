@@ -12,7 +12,7 @@ from replay import Ours, Sample
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.journal import NO_RUN, write_entries
 from rhyme_openrlhf.history.record import Record, encode
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 CONTEXT = [1, 2, 3]
 

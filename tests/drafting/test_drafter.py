@@ -8,7 +8,7 @@ import pytest
 
 from rhyme_openrlhf.drafting.drafter import NO_SOURCE, SOURCE_NAMES, Verified
 from rhyme_openrlhf.history.index import IndexBufferError, Piece, build_index
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from tests.drafting.test_planner import planner
 from tests.drafting.whole_texts import WholeTexts
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.drafting.drafter import FROM_OWN, FROM_SIBLINGS, NO_SOURCE
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from tests.drafting.whole_texts import WholeTexts
 from tests.examples import examples
 

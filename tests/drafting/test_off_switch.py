@@ -6,7 +6,7 @@ import pytest
 
 from rhyme_openrlhf.drafting.off_switch import HALF_LIFE, OffSwitch
 from rhyme_openrlhf.history.index import Piece, build_index
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.settings.options import SettingsError
 from tests.drafting.whole_texts import WholeTexts
 

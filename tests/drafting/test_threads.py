@@ -13,7 +13,7 @@ import pytest
 from rhyme_openrlhf.drafting.drafter import FROM_HISTORY, FROM_OWN, FROM_SIBLINGS, HistoryDrafter
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 SAMPLES, PROMPTS, CONTEXT = 2 * core.LEAST_HELPED, 24, 4
 RULES = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rhyme_openrlhf.drafting.drafter import HistoryDrafter, Verified
 from rhyme_openrlhf.drafting.window import SpeculationWindow
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from tests.examples import examples
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rhyme_openrlhf.drafting.drafter import HistoryDrafter
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 
 class WholeTexts(HistoryDrafter):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rhyme_openrlhf.telemetry.run_files import STOP_REQUEST
+from rhyme_openrlhf.telemetry.run_directory import STOP_REQUEST
 from tests.e2e.plane import RUN_TIMEOUT_S, Plane
 
 pytest.importorskip("uvicorn")

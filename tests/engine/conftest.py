@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.settings.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.engine import CpuSettings
 
 ENGINE_TIMEOUT_S = 300
 

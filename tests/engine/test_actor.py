@@ -19,8 +19,9 @@ import pytest
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.engine.calls import SchedulerDrafting, SchedulerMeter
 from rhyme_openrlhf.history.index import Piece, build_index
-from rhyme_openrlhf.prompt_keys import prompt_key, turn_key
-from rhyme_openrlhf.settings.config import CpuSettings, EngineSettings, RhymeSettings
+from rhyme_openrlhf.prompt_keys import prompt_key, round_key
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.engine import CpuSettings, EngineSettings
 from rhyme_openrlhf.weights.buckets import Parameter, Segment, WeightVersion, plan_buckets
 from rhyme_openrlhf.weights.node import SegmentStore
 
@@ -273,7 +274,7 @@ def test_a_bad_index_is_refused_and_harms_nothing(actor: Actor, tmp_path: Path) 
 
 
 class TwoTurns:
-    """An agent with two turns: its second prompt is the first answer and a question."""
+    """An agent with two rounds: its second prompt is the first answer and a question."""
 
     async def execute(
         self, prompt: str, label: str, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any,
@@ -303,10 +304,10 @@ class MadeUpWorker:
         return SimpleNamespace(remote=answer)
 
 
-def test_each_turn_of_a_conversation_is_drafted_from_its_own_history(
+def test_each_round_of_a_conversation_is_drafted_from_its_own_history(
     actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second turn's history is its answer; the first turn's, and so nothing else, says the contrary."""
+    """The second round's history is its answer; the first round's, and so nothing else, says the contrary."""
     monkeypatch.setattr(actor.raw, "executor", TwoTurns())
     run = dataclasses.replace(actor.raw.rhyme.run, reproducible=True)  # waits for each index
     monkeypatch.setattr(actor.raw, "rhyme", dataclasses.replace(actor.raw.rhyme, run=run))
@@ -324,12 +325,12 @@ def test_each_turn_of_a_conversation_is_drafted_from_its_own_history(
     context = [*PROMPT[:40], *without[0], 7, 8, 9][-16:]
     worker = MadeUpWorker({
         key: build_index([Piece(context, [3] * 24, 1.0)]),
-        turn_key(key, 1): build_index([Piece(context, without[1], 1.0)]),
+        round_key(key, 1): build_index([Piece(context, without[1], 1.0)]),
     })  # fmt: skip
     monkeypatch.setattr(actor.raw.histories.feed, "_workers", [worker])
     before = accepted()
     assert answers() == without
-    assert worker.asked == [key, turn_key(key, 1)]
+    assert worker.asked == [key, round_key(key, 1)]
     assert accepted() - before >= 20
     assert actor.raw.histories.feed.take_problems() == []
     assert actor.raw.histories.feed._installed == set()

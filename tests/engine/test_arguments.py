@@ -11,7 +11,9 @@ import pytest
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.latency.profile import to_text
-from rhyme_openrlhf.settings.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, tokens_per_step
 from tests.latency import formula
 

@@ -17,7 +17,7 @@ import pytest
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.latency.profile import to_text
-from rhyme_openrlhf.settings.config import HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.telemetry.events import DraftBudget
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, tokens_per_step
 from rhyme_openrlhf.verify.chi_square import P_VALUE_FLOOR, chi_square

@@ -25,7 +25,7 @@ from rhyme_openrlhf.history.worker import (  # noqa: E402
     stop_history_workers,
 )
 from rhyme_openrlhf.prompt_keys import owner, prompt_key  # noqa: E402
-from rhyme_openrlhf.settings.config import HistorySettings  # noqa: E402
+from rhyme_openrlhf.settings.history import HistorySettings  # noqa: E402
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix  # noqa: E402
 from rhyme_openrlhf.telemetry.events import Note  # noqa: E402
 

@@ -16,8 +16,8 @@ pytest.importorskip("ray")
 from rhyme_openrlhf.history import worker as worker_module
 from rhyme_openrlhf.history.index import DraftIndex, Piece
 from rhyme_openrlhf.history.worker import PlainHistoryWorker, PromptRollout, WorkerPlace
-from rhyme_openrlhf.prompt_keys import owner, prompt_key, turn_key
-from rhyme_openrlhf.settings.config import HistorySettings
+from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key
+from rhyme_openrlhf.settings.history import HistorySettings
 from rhyme_openrlhf.telemetry.events import HistoryState, Note, RankStability
 
 TOKEN = b"a run's own 16 b"
@@ -67,9 +67,9 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def rollout(prompt: str, seed: int, turn: int = 0) -> PromptRollout:
+def rollout(prompt: str, seed: int, number: int = 0) -> PromptRollout:
     tokens = np.random.default_rng(seed).integers(0, 50_000, TOKENS)
-    return PromptRollout(turn_key(prompt_key(prompt), turn), (Piece([1, 2, 3], tokens, 1.0),), (tokens.size,))
+    return PromptRollout(round_key(prompt_key(prompt), number), (Piece([1, 2, 3], tokens, 1.0),), (tokens.size,))
 
 
 def drafts(index: np.ndarray | None, of: PromptRollout) -> bool:
@@ -104,10 +104,10 @@ def test_indexes_beyond_the_memory_are_on_the_disk_and_come_back(tmp_path: Path,
     in_loop(test)
 
 
-def test_all_turns_of_an_announced_prompt_come_back(tmp_path: Path, recorder: Recorder) -> None:
+def test_all_rounds_of_an_announced_prompt_come_back(tmp_path: Path, recorder: Recorder) -> None:
     async def test() -> None:
         worker = a_worker(tmp_path, LITTLE)
-        conversation = [rollout("conversation", turn, turn) for turn in range(3)]
+        conversation = [rollout("conversation", number, number) for number in range(3)]
         await worker.record(1, [*(rollout(f"prompt {n}", n) for n in range(30)), *conversation])
         recorder.take(Note)
         await worker.prepare([prompt_key("conversation")])

@@ -17,7 +17,9 @@ from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
-from rhyme_openrlhf.settings.config import CpuSettings, HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
+from rhyme_openrlhf.engine.patches import queues
 from rhyme_openrlhf.engine.scheduler_parts.moves import MovingHistoryScheduler
 
 PAUSE_S = 0.002
@@ -39,12 +40,12 @@ class HeldScheduler(MovingHistoryScheduler):
             return super().schedule(*args, **kwargs)
         # Their seats stay theirs.
         self.running = [one for one in self.running if one not in held]
-        self.max_num_running_reqs -= len(held)
+        queues.hold_seats(self, len(held))
         try:
             scheduled = super().schedule(*args, **kwargs)
         finally:
             self.running = held + self.running
-            self.max_num_running_reqs += len(held)
+            queues.hold_seats(self, -len(held))
         if not scheduled.total_num_scheduled_tokens:
             time.sleep(PAUSE_S)
         return scheduled

@@ -211,7 +211,7 @@ def test_all_of_a_node_go_or_none(tmp_path: Path) -> None:
 
 
 def test_what_begins_while_the_tail_has_the_devices_begins_there(tmp_path: Path) -> None:
-    """A conversation's next turn; at an engine without KV cache it would wait for the end of all others."""
+    """A conversation's next round; at an engine without KV cache it would wait for the end of all others."""
     node = Node(tmp_path, TWO, healthy, samples=2)
 
     async def main() -> None:

@@ -9,29 +9,28 @@ from typing import Any
 
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.moves import MoveSettings
-from rhyme_openrlhf.settings.reallocation import ReallocationSettings
+from rhyme_openrlhf.settings.moves import MoveSettings, ReallocationSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
 from tests.moves.engines import TIMEOUT_S, Engines
 
-TURNS_EACH = 2
+ROUNDS_EACH = 2
 THRESHOLD = 3
 
 
 class TwoTurns:
-    """An agent with two turns: its second prompt is the first answer and a question."""
+    """An agent with two rounds: its second prompt is the first answer and a question."""
 
     async def execute(self, prompt: str, sampling_params: Any, llm_engine: Any, **_: Any) -> dict[str, Any]:
         tokens, answers = list(range(10, 50)), []
-        for _turn in range(TURNS_EACH):
+        for _number in range(ROUNDS_EACH):
             output = await llm_engine.generate(tokens, sampling_params)
             answers.append(list(output.outputs[0].token_ids))
             tokens = tokens + answers[-1] + [7, 8, 9]
         return {"prompt": prompt, "reward": 1.0, "scores": 1.0, "answers": answers}
 
 
-def test_both_turns_of_a_conversation_move(pair: Engines) -> None:
+def test_both_rounds_of_a_conversation_move(pair: Engines) -> None:
     from vllm import SamplingParams
 
     from rhyme_openrlhf.moves.home import SampleHome
@@ -45,13 +44,13 @@ def test_both_turns_of_a_conversation_move(pair: Engines) -> None:
         home.executor = TwoTurns()
         await home.open()
         home.begin_step(3)
-        # The first turns do not end before this process gets to their moves.
+        # The first rounds do not end before this process gets to their moves.
         pair.engines[0].hold_at(110 if moving else 0)
         task = asyncio.create_task(home.generate_responses(0, "p", "", parameters, 600, None, num_samples=3))
         while not task.done():
             for engine in (0, 1):
                 for number, tokens in home.running(engine).items():
-                    # Each turn once: it begins where the one before ended.
+                    # Each round once: it begins where the one before ended.
                     if moving and tokens > 100 and not any(e.sample == str(number) for e in events):
                         # Or it has ended while another was moved.
                         with contextlib.suppress(KeyError):
@@ -67,19 +66,19 @@ def test_both_turns_of_a_conversation_move(pair: Engines) -> None:
         return asyncio.run(asyncio.wait_for(conversations(moving), TIMEOUT_S))
 
     expected, nothing = run(False)
-    assert nothing == [] and [turn.engine for response in expected for turn in response[TURNS]] == [0] * 6
+    assert nothing == [] and [one.engine for response in expected for one in response[ROUNDS]] == [0] * 6
     responses, events = run(True)
     assert [r["answers"] for r in responses] == [r["answers"] for r in expected]
     assert all(isinstance(event, SampleMoved) and event.step == 3 for event in events)
     moved = [event for event in events if event.outcome == "moved"]
     assert len(moved) >= 3 and {event.carrier for event in moved} == {"kv_transfer"}
     assert all(event.tokens > 100 for event in moved)
-    # None of a turn that ended before its next token was seen.
+    # None of a round that ended before its next token was seen.
     known = [event for event in moved if event.downtime_seconds is not None]
     assert known and all(0 < event.downtime_seconds <= event.seconds for event in known)
     for response in responses:
-        assert [turn.tokens for turn in response[TURNS]] == [200, 200]
-        assert [turn.finish_reason for turn in response[TURNS]] == ["length", "length"]
+        assert [one.tokens for one in response[ROUNDS]] == [200, 200]
+        assert [one.finish_reason for one in response[ROUNDS]] == ["length", "length"]
 
 
 class OneTurn:

@@ -16,7 +16,7 @@ from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.settings.moves import MoveSettings
 from rhyme_openrlhf.telemetry.events import Event, SampleMoved
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
 from tests.engine.test_actor import model_with, stored
 from tests.moves.engines import TIMEOUT_S, LocalEngine, variables
 
@@ -106,10 +106,10 @@ def test_a_sample_holds_up_the_turn_it_moved_into_until_it_is_deferred(
         await engines[1].call("defer", FIRST.number, 1)
         await loads[1]
         (second,) = await call(1, SECOND.number, 0, 5)
-        assert second[TURNS][0].tokens_by_version() == {1: 5} and not long.done()
+        assert second[ROUNDS][0].tokens_by_version() == {1: 5} and not long.done()
         engines[1].hold_at(0)
         (response,) = await long
-        (at,) = response[TURNS]
+        (at,) = response[ROUNDS]
         ((version, tokens),) = at.loads
         assert version == 1 and before[2] <= tokens < LONG == len(response["tokens"])
         assert at.tokens_by_version() == {0: tokens, 1: LONG - tokens}

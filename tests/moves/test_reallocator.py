@@ -18,7 +18,7 @@ from rhyme_openrlhf.moves.keeper import SampleKeeper
 from rhyme_openrlhf.moves.mover import Choice, Mover
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus, SampleStatus
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER
-from rhyme_openrlhf.settings.reallocation import ReallocationSettings
+from rhyme_openrlhf.settings.moves import ReallocationSettings
 from tests import virtual_time
 from tests.moves.test_mover_on_fakes import FakeEngine, expected
 

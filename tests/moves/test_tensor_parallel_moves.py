@@ -16,7 +16,8 @@ from rhyme_openrlhf.moves.keeper import SampleKeeper
 from rhyme_openrlhf.moves.mover import Mover
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
-from rhyme_openrlhf.settings.config import HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.settings.moves import AUTO, MoveSettings
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix

@@ -32,8 +32,7 @@ from rhyme_openrlhf.scheduling.step_plan import by_load
 from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
-from rhyme_openrlhf.telemetry.sample_rounds import Turn as SampleTurn
+from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.training.samples_generator import GeneratorState
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 from tests.examples import examples
@@ -122,7 +121,7 @@ class Generator:
             for prompt, _ in responses
         ]
         for sample, (_, version) in zip(made, responses, strict=True):
-            setattr(sample, TURNS, [SampleTurn(0, version, 1, tokens=4, last_weight_version=version)])
+            setattr(sample, ROUNDS, [Round(0, version, 1, tokens=4, last_weight_version=version)])
         return made
 
 

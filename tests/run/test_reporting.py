@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rhyme_openrlhf.run import reporting
-from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
+from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE
 from tests.telemetry.control_server import TOKEN, ControlServer, Fault, make_run, written
 
 DEADLINE_S = 60.0

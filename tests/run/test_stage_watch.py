@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.run.stage_watch import START_UP, StageWatch
-from rhyme_openrlhf.settings.config import LimitSettings
+from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
     Event,

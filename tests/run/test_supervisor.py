@@ -17,7 +17,7 @@ from rhyme_openrlhf.engine_errors import leave_out_lost
 from rhyme_openrlhf.run.actor_table import NAMES, read_actors
 from rhyme_openrlhf.run.process_log import TAIL_LINES, last_lines
 from rhyme_openrlhf.run.supervisor import POLL_SECONDS, Supervisor
-from rhyme_openrlhf.settings.config import LimitSettings
+from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady, RolloutStarted
 from rhyme_openrlhf.training.failure import one_sentence

@@ -22,7 +22,7 @@ from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.models import Attempt
 from rhyme_openrlhf.api.store.record import RawEvent, Step
-from rhyme_openrlhf.telemetry.run_files import CONFIG_FILE, EVENTS_FILE
+from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE
 
 ROOT = Path(__file__).parents[2]
 UID = "c" * 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rhyme_openrlhf.settings.config import HistoSpecSettings, RhymeSettings
-from rhyme_openrlhf.settings.drafting import DraftingSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.options import SettingsError
 
 

@@ -5,15 +5,12 @@ import dataclasses
 
 import pytest
 
-from rhyme_openrlhf.settings.config import (
-    SETTINGS_CLASSES,
-    ControlSettings,
-    EngineSettings,
-    HistoSpecSettings,
-    RhymeSettings,
-    RunSettings,
-)
+from rhyme_openrlhf.settings.config import SETTINGS_CLASSES, RhymeSettings
+from rhyme_openrlhf.settings.control import ControlSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
+from rhyme_openrlhf.settings.engine import EngineSettings
 from rhyme_openrlhf.settings.options import OPTION, SettingsError, add_options, from_mapping
+from rhyme_openrlhf.settings.run import RunSettings
 
 # Our command line is a promise: an option that comes, goes or changes its default is a decision, made here.
 FROZEN = {
@@ -41,7 +38,6 @@ FROZEN = {
     "--engine.max_num_batched_tokens": 0,
     "--history.workers": 1,
     "--history.cpus_per_worker": 0.5,
-    "--history.nice": 19,
     "--history.memory_gb": 16.0,
     "--history.spill_dir": "",
     "--history.rollouts": 2,

@@ -1,4 +1,4 @@
-"""What engines tell becomes events; what they have nothing to tell of becomes none."""
+"""What engines answer becomes events; what they have nothing to tell of becomes none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import dataclasses
 from types import SimpleNamespace as NS
 from typing import Any
 
-from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rhyme_openrlhf.telemetry.engine_events import RUNNING, EngineSampler, engine_events, interval_events
+from rhyme_openrlhf.telemetry.event_json import parse, to_json
 from rhyme_openrlhf.telemetry.events import DraftBudget, DraftGain, EngineInterval, EngineStep, Note
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 
@@ -44,3 +48,26 @@ def test_every_state_of_a_timeline_is_an_interval_of_the_step() -> None:
         EngineInterval(1, "generate", 1.0, 2.0, 4, 3, ""),
         EngineInterval(1, "idle", 2.0, 2.5, 4, 3, "tail"),
     ]
+
+
+counts = st.tuples(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 64))
+
+
+@given(st.lists(st.tuples(counts, counts), min_size=1, max_size=10))
+def test_samples_add_up(looks: list[tuple[tuple[int, int, int, int], ...]]) -> None:
+    sampler = EngineSampler(7, 2, 100.0)
+    totals = [EngineCounters(), EngineCounters()]
+    found = []
+    for number, look in enumerate(looks):
+        answers = []
+        for engine, (tokens, drafted, accepted, running) in enumerate(look):
+            totals[engine] += EngineCounters(response_tokens=tokens, drafted=drafted, accepted=accepted)
+            answers.append({**totals[engine].to_dict(), RUNNING: running})
+        found.append(sampler.samples(answers, 101.5 + number))
+    for look, samples in zip(looks, found, strict=True):
+        for engine, ((tokens, drafted, accepted, running), sample) in enumerate(zip(look, samples, strict=True)):
+            assert (sample.step, sample.engine, sample.running) == (7, engine, running)
+            assert (sample.response_tokens, sample.drafted, sample.accepted) == (tokens, drafted, accepted)
+            recorded = parse(to_json(sample, 1.0, "rollout", 0))
+            assert recorded is not None and recorded.event == sample
+    assert [samples[0].seconds for samples in found] == [1.5] + [1.0] * (len(looks) - 1)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.telemetry.event_base import is_required
-from rhyme_openrlhf.telemetry.event_json import EventError, parse, to_json
+from rhyme_openrlhf.telemetry.event_json import EventError, is_required, parse, to_json
 from rhyme_openrlhf.telemetry.events import (
     EVENT_CLASSES,
     SCHEMA_VERSION,

@@ -7,8 +7,7 @@ import io
 from rich.console import Console
 
 from rhyme_openrlhf.telemetry.events import EngineSample, LayoutSwitched, RankStability, Recorded, SampleMoved
-from rhyme_openrlhf.telemetry.progress_bars import BarsDisplay
-from rhyme_openrlhf.telemetry.progress_lines import LinesDisplay
+from rhyme_openrlhf.telemetry.progress import BarsDisplay, LinesDisplay
 from rhyme_openrlhf.telemetry.summary import summarize
 
 NEW = (

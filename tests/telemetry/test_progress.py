@@ -25,9 +25,7 @@ from rhyme_openrlhf.telemetry.events import (
     TrainStep,
     WeightsPublished,
 )
-from rhyme_openrlhf.telemetry.progress import NoDisplay, make_display
-from rhyme_openrlhf.telemetry.progress_bars import BarsDisplay
-from rhyme_openrlhf.telemetry.progress_lines import PROGRESS_INTERVAL_S, LinesDisplay
+from rhyme_openrlhf.telemetry.progress import PROGRESS_INTERVAL_S, BarsDisplay, LinesDisplay, NoDisplay, make_display
 from rhyme_openrlhf.telemetry.progress_state import start_phase
 
 from .conftest import RUN

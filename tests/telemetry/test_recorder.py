@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from rhyme_openrlhf.settings.config import TelemetrySettings
+from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import Note
 from rhyme_openrlhf.telemetry.recorder import PlainRecorder

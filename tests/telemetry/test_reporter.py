@@ -19,7 +19,7 @@ from rhyme_openrlhf.telemetry import batches, control_connection, reporter
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Note, RunFinished
 from rhyme_openrlhf.telemetry.reporter import Reporter, read_report
-from rhyme_openrlhf.telemetry.run_files import REPORTER_FILE, STOP_REQUEST, TOKEN_VARIABLE
+from rhyme_openrlhf.telemetry.run_directory import REPORTER_FILE, STOP_REQUEST, TOKEN_VARIABLE
 from tests.telemetry.control_server import ATTEMPT, RUN, TOKEN, ControlServer, Fault, make_run, written
 
 DEADLINE_S = 60.0

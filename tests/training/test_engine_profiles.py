@@ -15,8 +15,10 @@ from rhyme_openrlhf.engine_errors import EngineCallError
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Profile, ProfileError, StepPoint, Subject
-from rhyme_openrlhf.settings.config import HistoSpecSettings, RhymeSettings, RunSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.settings.latency import EmulateSettings, LatencySettings
+from rhyme_openrlhf.settings.run import RunSettings
 from rhyme_openrlhf.training import engine_profiles
 from tests.latency import formula
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from rhyme_openrlhf.prompt_keys import owner, prompt_key, turn_key
-from rhyme_openrlhf.settings.config import RhymeSettings, TelemetrySettings
+from rhyme_openrlhf.prompt_keys import owner, prompt_key, round_key
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.telemetry import TelemetrySettings
 from rhyme_openrlhf.telemetry.events import OffPolicyness
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS, Turn
+from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker, by_worker, response_pieces, rewards_by_sample
 
 
@@ -18,13 +19,13 @@ def mask(*generated: int) -> torch.Tensor:
     return torch.tensor(generated, dtype=torch.bool)
 
 
-def test_a_single_turn_is_one_piece_with_the_end_of_its_prompt() -> None:
+def test_a_single_round_is_one_piece_with_the_end_of_its_prompt() -> None:
     sequence = torch.tensor([1, 2, 3, 4, 5, 6, 7, 0, 0])
     (piece,) = response_pieces(sequence, mask(0, 0, 0, 1, 1, 1, 0, 0), 0.5, context=3)
     assert (list(piece.context), list(piece.tokens), piece.reward) == ([2, 3, 4], [5, 6, 7], 0.5)
 
 
-def test_each_turn_of_a_conversation_is_a_piece() -> None:
+def test_each_round_of_a_conversation_is_a_piece() -> None:
     sequence = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8])
     pieces = response_pieces(sequence, mask(1, 1, 0, 0, 1, 1, 1), 1.0, context=7)
     assert [(list(p.context), list(p.tokens)) for p in pieces] == [([1], [2, 3]), ([1, 2, 3, 4, 5], [6, 7, 8])]
@@ -77,9 +78,9 @@ class Recorded:
 def test_a_steps_age_and_its_chosen_responses_are_recorded(groups: int) -> None:
     samples = []
     for number in range(4):
-        turn = Turn(number % 2, 6 if number else 4, 2, "t" if number < 2 else "", 2, 7, "stop", 3, [(0, 1, "own")])
+        noted = Round(number % 2, 6 if number else 4, 2, "t" if number < 2 else "", 2, 7, "stop", 3, [(0, 1, "own")])
         sample = SimpleNamespace(prompts=[f"p{number}"], sequences=torch.tensor([[1, 2, 3, 4]]))
-        setattr(sample, TURNS, [turn])
+        setattr(sample, ROUNDS, [noted])
         samples.append(sample)
     samples.append(SimpleNamespace(prompts=["of an agent that asks nobody"], sequences=torch.tensor([[1]])))
     maker = RhymeExperienceMaker.__new__(RhymeExperienceMaker)
@@ -98,7 +99,7 @@ def test_a_steps_age_and_its_chosen_responses_are_recorded(groups: int) -> None:
     assert records[0]["pieces"] == [["own", "3"], ["", "4"]] and records[0]["weight_versions"] == [4, 7]
 
 
-def test_each_turn_has_a_history_of_its_own_and_lengths_are_of_whole_samples() -> None:
+def test_each_round_has_a_history_of_its_own_and_lengths_are_of_whole_samples() -> None:
     experience = SimpleNamespace(
         prompts=["p", "p", "silent"],
         sequences=torch.arange(24).reshape(3, 8),
@@ -108,10 +109,10 @@ def test_each_turn_has_a_history_of_its_own_and_lengths_are_of_whole_samples() -
     (rollouts,) = by_worker([experience], workers=1, context=2).values()
     found = {one.prompt_key: one for one in rollouts}
     key, silent = prompt_key("p"), prompt_key("silent")
-    assert found.keys() == {key, turn_key(key, 1), silent}
+    assert found.keys() == {key, round_key(key, 1), silent}
     assert [list(piece.tokens) for piece in found[key].pieces] == [[1, 2], [10]]
-    assert [list(piece.tokens) for piece in found[turn_key(key, 1)].pieces] == [[5, 6, 7]]
-    assert (found[key].lengths, found[turn_key(key, 1)].lengths) == ((5, 1), ())
+    assert [list(piece.tokens) for piece in found[round_key(key, 1)].pieces] == [[5, 6, 7]]
+    assert (found[key].lengths, found[round_key(key, 1)].lengths) == ((5, 1), ())
     assert (found[silent].pieces, found[silent].lengths) == ((), (0,))
 
 

@@ -13,8 +13,7 @@ import ray
 
 from rhyme_openrlhf.telemetry.events import Note
 from rhyme_openrlhf.telemetry.recorder import PlainRecorder
-from rhyme_openrlhf.telemetry.run_directory import RunDirectory
-from rhyme_openrlhf.telemetry.run_files import STOP_REQUEST
+from rhyme_openrlhf.telemetry.run_directory import STOP_REQUEST, RunDirectory
 from rhyme_openrlhf.training.failure import FAULTS, StopRequested, is_stop_request
 from rhyme_openrlhf.training.trainer import RhymePPOTrainer
 from rhyme_openrlhf.training.trainer_async import RhymePPOTrainerAsync, RhymeTrainingActor

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("openrlhf")
 
-from rhyme_openrlhf.settings.config import HistoSpecSettings, RhymeSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.verify import engines
 from rhyme_openrlhf.verify.engines import EngineFacts, EnginePool
 

@@ -23,11 +23,11 @@ from fastapi import FastAPI
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.api.access.service import Service
 from rhyme_openrlhf.api.app import create_app
+from rhyme_openrlhf.api.demo.recording import unpack
 from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.api.launch.actions import Launching, LaunchSettings
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.store import credentials
-from rhyme_openrlhf.telemetry.recording import unpack
 from rhyme_openrlhf.webui.install import install
 from tests.api.launch_service import Cluster
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
-from rhyme_openrlhf.settings.config import RhymeSettings, WeightSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.weights import WeightSettings
 from rhyme_openrlhf.telemetry.events import Event, Note, WeightsChecked
 
 pytest.importorskip("ray")

@@ -22,7 +22,8 @@ from ray.cluster_utils import Cluster  # isort: skip
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # isort: skip
 
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
-from rhyme_openrlhf.settings.config import RhymeSettings, WeightSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.weights import WeightSettings
 from rhyme_openrlhf.telemetry.events import Event, WeightsLoaded, WeightsPublished
 from rhyme_openrlhf.weights.buckets import Parameter, Segment, lay_out, plan_buckets
 from rhyme_openrlhf.weights.segment_file import SegmentFile

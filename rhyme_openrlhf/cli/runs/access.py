@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rhyme_openrlhf.settings.config import ControlSettings
+from rhyme_openrlhf.settings.control import ControlSettings
 from rhyme_openrlhf.settings.options import SettingsError
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
-from rhyme_openrlhf.telemetry.run_files import TOKEN_VARIABLE
+from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE
 
 URL_VARIABLE = "RHYME_CONTROL_URL"
 # Where `rhyme serve` listens if nothing else is said (api/settings.py).

@@ -23,7 +23,7 @@ from rich.console import RenderableType
 from rhyme_openrlhf.cli.console import console
 from rhyme_openrlhf.cli.runs import tables, watch
 from rhyme_openrlhf.cli.runs.client import PAGE, Client, ClientError
-from rhyme_openrlhf.settings.config import UID_DIGITS
+from rhyme_openrlhf.settings.control import UID_DIGITS
 from rhyme_openrlhf.telemetry.wording import without_controls
 
 BAD_INPUT = 2

@@ -16,7 +16,7 @@ from rhyme_openrlhf.cli.runs.client import PAGE, Client
 from rhyme_openrlhf.telemetry.event_json import EventError, parse
 from rhyme_openrlhf.telemetry.events import EngineStep, Recorded, TrainStep
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES, EngineCounters
-from rhyme_openrlhf.telemetry.progress_lines import LinesDisplay
+from rhyme_openrlhf.telemetry.progress import LinesDisplay
 from rhyme_openrlhf.telemetry.wording import without_controls
 
 # What `rhyme train` makes lines of.

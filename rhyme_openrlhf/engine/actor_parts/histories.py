@@ -23,7 +23,7 @@ import numpy as np
 import ray.exceptions
 
 from rhyme_openrlhf.engine.calls import Caller, SchedulerDrafting
-from rhyme_openrlhf.prompt_keys import owner, turn_key
+from rhyme_openrlhf.prompt_keys import owner, round_key
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
 
 PREFIX = "rhyme-index"
@@ -113,18 +113,18 @@ class Histories:
         self._calls[key] += 1
         return self._fetch(key, 0)
 
-    def turn(self, key: str, number: int) -> tuple[str, asyncio.Task[None] | None]:
+    def round(self, key: str, number: int) -> tuple[str, asyncio.Task[None] | None]:
         """Return the key of round `number` (from 0), which a sample of prompt `key` begins, and its index's fetch.
 
         For a request outside of a call (a check of ours) nothing is fetched.
         """
-        return turn_key(key, number), self._fetch(key, number) if key in self._calls else None
+        return round_key(key, number), self._fetch(key, number) if key in self._calls else None
 
-    def _fetch(self, key: str, turn: int) -> asyncio.Task[None]:
+    def _fetch(self, key: str, number: int) -> asyncio.Task[None]:
         fetches = self._fetches.setdefault(key, {})
-        if turn not in fetches:
-            fetches[turn] = asyncio.create_task(self.feed.install(turn_key(key, turn)))
-        return fetches[turn]
+        if number not in fetches:
+            fetches[number] = asyncio.create_task(self.feed.install(round_key(key, number)))
+        return fetches[number]
 
     async def end(self, key: str) -> None:
         """Note that a call for prompt `key` has ended."""
@@ -136,7 +136,7 @@ class Histories:
         for fetch in fetches.values():
             fetch.cancel()
         await asyncio.wait(fetches.values())
-        for turn in fetches:
+        for number in fetches:
             # The prompt may have come again meanwhile.
-            if turn not in self._fetches.get(key, {}):
-                await self.feed.forget(turn_key(key, turn))
+            if number not in self._fetches.get(key, {}):
+                await self.feed.forget(round_key(key, number))

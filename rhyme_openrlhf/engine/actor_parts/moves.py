@@ -252,7 +252,7 @@ class Moves(Part):
         parameters = requests.final_only(request.parameters)
         extra = dict(parameters.extra_args or {})
         if request.history is not None:
-            extra[requests.PROMPT_KEY], fetch = self.engine.histories.turn(request.history, request.turn)
+            extra[requests.PROMPT_KEY], fetch = self.engine.histories.round(request.history, request.round)
             await self.engine.until_drafted_alike(fetch)
         if progress is not None and arrival is not None:
             extra[ARRIVED] = arrival.to_plain()

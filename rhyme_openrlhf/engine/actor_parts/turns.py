@@ -33,7 +33,7 @@ from rhyme_openrlhf.engine.requests import current_sample
 from rhyme_openrlhf.engine_errors import WeightLoadError
 from rhyme_openrlhf.scheduling.turns import AwaitWeights, Begin, EngineTurns, Load, Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.sample_rounds import Turn as SampleTurn
+from rhyme_openrlhf.telemetry.samples import Round
 from rhyme_openrlhf.weights.buckets import Segment
 
 # A step's turn, and the place of a prompt in that step.
@@ -74,7 +74,7 @@ class Turns(Part):
         self._reported_turn = True
         self._last_turn = False
         # Of each running request: its call and what is noted of it.
-        self._samples: dict[str, tuple[TurnCall, SampleTurn]] = {}
+        self._samples: dict[str, tuple[TurnCall, Round]] = {}
         self._calls: set[TurnCall] = set()
         self._going_on: asyncio.Task[None] | None = None
         self._held = False
@@ -328,7 +328,7 @@ class Turns(Part):
         """Note which call a request belongs to."""
         call, identity = _current.get(), current_sample.get()
         if call is not None and identity is not None:
-            self._samples[request_id] = (call, identity.turns[-1])
+            self._samples[request_id] = (call, identity.rounds[-1])
         # Inside of a turn an engine is idle when an agent's samples are all elsewhere.
         self.engine.timeline.because("tail", time.time())
 

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from rhyme_openrlhf.drafting.budget import share
 from rhyme_openrlhf.platform import gpu_present
-from rhyme_openrlhf.settings.config import reserved_rows
+from rhyme_openrlhf.settings.engine import reserved_rows
 
 # Key of DraftingSettings in vLLM's additional_config.
 DRAFTING_KEY = "rhyme_drafting"

@@ -9,15 +9,15 @@ import pytest
 from sqlalchemy import func, select
 
 from rhyme_openrlhf.api.access.service import Service
+from rhyme_openrlhf.api.demo.recording import read_rows
 from rhyme_openrlhf.api.demo.replay import FIRST_STEPS, SPEED, STOPPED, Replay
+from rhyme_openrlhf.api.demo.synthetic_run import SyntheticRun, write_run_directory
 from rhyme_openrlhf.api.http.limits import Limits
 from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import ServeSettings
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.record import RawEvent, Step
-from rhyme_openrlhf.telemetry.recording import read_rows
-from rhyme_openrlhf.telemetry.synthetic_run import SyntheticRun, write_run_directory
 from tests.stores import prepare
 
 STEPS = 10

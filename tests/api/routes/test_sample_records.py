@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.api.read.sample_files import MAX_LINE
-from rhyme_openrlhf.telemetry.sample_files import file_name
+from rhyme_openrlhf.telemetry.samples import file_name
 
 RUN = "a" * 16
 URL = f"/api/v1/runs/{RUN}/sample-records"

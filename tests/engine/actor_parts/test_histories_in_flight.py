@@ -1,11 +1,11 @@
-"""Which draft indexes an engine holds while it answers prompts and their turns."""
+"""Which draft indexes an engine holds while it answers prompts and their rounds."""
 
 from __future__ import annotations
 
 import asyncio
 
 from rhyme_openrlhf.engine.actor_parts.histories import Histories
-from rhyme_openrlhf.prompt_keys import turn_key
+from rhyme_openrlhf.prompt_keys import round_key
 
 
 class Feed:
@@ -31,20 +31,20 @@ def in_flight(feed: Feed) -> Histories:
     return Histories(feed)  # type: ignore[arg-type]
 
 
-def test_each_turn_is_fetched_once_however_many_samples_get_there() -> None:
+def test_each_round_is_fetched_once_however_many_samples_get_there() -> None:
     async def main() -> None:
         feed = Feed()
         histories = in_flight(feed)
         await histories.begin("k")
         assert feed.held == {"k"}
         keys = []
-        for turn in (0, 1, 2, 0, 0, 1):
-            key, fetch = histories.turn("k", turn)
+        for number in (0, 1, 2, 0, 0, 1):
+            key, fetch = histories.round("k", number)
             assert fetch is not None
             await fetch
             keys.append(key)
-        assert keys == [turn_key("k", turn) for turn in (0, 1, 2, 0, 0, 1)]
-        assert feed.fetched == [turn_key("k", turn) for turn in range(3)]
+        assert keys == [round_key("k", number) for number in (0, 1, 2, 0, 0, 1)]
+        assert feed.fetched == [round_key("k", number) for number in range(3)]
         await histories.end("k")
         assert feed.held == set()
 
@@ -96,7 +96,7 @@ def test_nothing_is_fetched_for_a_request_outside_of_a_call() -> None:
     async def main() -> None:
         feed = Feed()
         histories = in_flight(feed)
-        assert [histories.turn("k", turn) for turn in range(2)] == [("k", None), (turn_key("k", 1), None)]
+        assert [histories.round("k", number) for number in range(2)] == [("k", None), (round_key("k", 1), None)]
         assert feed.fetched == []
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from rhyme_openrlhf.engine.calls import TurnCalls
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardLateError
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
-from rhyme_openrlhf.telemetry.sample_rounds import TURNS
+from rhyme_openrlhf.telemetry.samples import ROUNDS
 from tests.engine.test_actor import LONG, Actor, an_actor, model_with, stored
 
 # A run that has made training step 10.
@@ -66,17 +66,17 @@ def test_a_deferred_sample_goes_on_below_the_next_turn_and_its_weights(
     assert report.weight_version == BEFORE and loaded.result(60).seconds > 0
     (response,) = actor.call(engine.generate_in_turn(SECOND.number, 7, **call(tokenizer, 5)))
     assert not long.done() and engine.weight_version == BEFORE + 1
-    assert response[TURNS][0].tokens_by_version() == {BEFORE + 1: 5}
+    assert response[ROUNDS][0].tokens_by_version() == {BEFORE + 1: 5}
     actor.call(engine.turn_report(SECOND.number))
-    (turn,) = long.result(120)[0][TURNS]
-    (load,) = turn.loads
+    (noted,) = long.result(120)[0][ROUNDS]
+    (load,) = noted.loads
     assert load[0] == BEFORE + 1 and 20 <= load[1] < LONG
-    assert turn.tokens_by_version() == {BEFORE: load[1], BEFORE + 1: LONG - load[1]}
+    assert noted.tokens_by_version() == {BEFORE: load[1], BEFORE + 1: LONG - load[1]}
 
     # What comes late of a step that is over goes on in the turn that the engine is in.
     assert actor.call(engine.extend_turn(FIRST, 1, [])) == (SECOND.number, False)
     (response,) = actor.call(engine.generate_in_turn(SECOND.number, 3, **call(tokenizer, 6)))
-    assert response[TURNS][0].weight_version == BEFORE + 1
+    assert response[ROUNDS][0].weight_version == BEFORE + 1
     # And of a step that the engine has no part in, in a turn of its own.
     assert actor.call(engine.extend_turn(THIRD, 1, [])) == (THIRD.number, True)
     actor.call(engine.generate_in_turn(THIRD.number, 3, **call(tokenizer, 6)))

@@ -15,8 +15,11 @@ from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency import subject as subjects
 from rhyme_openrlhf.latency.grid import StepShape
 from rhyme_openrlhf.latency.profile import Subject
-from rhyme_openrlhf.settings.config import CpuSettings, DraftingSettings, HistoSpecSettings, RhymeSettings, RunSettings
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.latency import LatencySettings
+from rhyme_openrlhf.settings.run import RunSettings
 from tests import nvml
 from tests.engine.test_actor import an_actor
 from tests.latency import formula

@@ -22,8 +22,7 @@ from rhyme_openrlhf.drafting.gain import GainMeter
 from rhyme_openrlhf.engine.requests import PROMPT_KEY
 from rhyme_openrlhf.engine.scheduler_parts import row_limit
 from rhyme_openrlhf.history.index import Piece, build_index
-from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings
-from rhyme_openrlhf.settings.drafting import NGRAM
+from rhyme_openrlhf.settings.drafting import NGRAM, DraftingSettings, HistoSpecSettings
 
 PROMPT, RESPONSE = [1, 2, 3], list(range(10, 60))
 SAMPLES = [f"sample {number}" for number in range(4)]

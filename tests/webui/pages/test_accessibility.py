@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from rhyme_openrlhf.api.demo.synthetic_run import SyntheticRun, write_run_directory
 from rhyme_openrlhf.api.ingest.importer import import_directory
-from rhyme_openrlhf.telemetry.synthetic_run import SyntheticRun, write_run_directory
 
 AXE = "4.10.3"
 FETCH_SECONDS = 60

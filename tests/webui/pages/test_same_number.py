@@ -18,12 +18,12 @@ from typing import Any
 import httpx
 import pytest
 
+from rhyme_openrlhf.api.demo.synthetic_run import SyntheticRun, write_run_directory
 from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.telemetry import metrics
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import DraftGain, EngineStep, Event, OffPolicyness, SampleMoved
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.synthetic_run import SyntheticRun, write_run_directory
 from rhyme_openrlhf.webui.figures.drawing.speculation import SOURCES
 from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
 from rhyme_openrlhf.webui.site import text

@@ -6,7 +6,7 @@ import pytest
 
 from rhyme_openrlhf.drafting.drafter import SOURCE_NAMES
 from rhyme_openrlhf.settings import drafting
-from rhyme_openrlhf.telemetry.sample_records import CONTEXT
+from rhyme_openrlhf.telemetry.samples import CONTEXT
 from rhyme_openrlhf.webui.pages.rendering import whole_number
 from rhyme_openrlhf.webui.pages.samples import SOURCES
 

@@ -1,0 +1,91 @@
+"""Recorded runs in one file: what `rhyme serve --demo` shows. Pure.
+
+An archive holds run directories (config, events, summary, kept responses, logs), each below its name. Invariants: an
+archive writes only below the folder it is unpacked into; moving a run in time moves every time in its events alike, so
+that no duration or rate changes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE, SAMPLES_FOLDER
+
+SUFFIX = ".tar.xz"
+# What of a run directory is recorded; checkpoints, history and Ray's own files are not.
+PARTS = (CONFIG_FILE, EVENTS_FILE, "summary.json", SAMPLES_FOLDER, "logs")
+# Fields of events that hold moments, beside the envelope's.
+_MOMENTS = {"engine_interval": ("start", "end")}
+
+
+class RecordingError(Exception):
+    """A recording cannot be made or read; the message is one sentence."""
+
+
+def pack(archive: Path, runs: Mapping[str, Path], replacements: Sequence[tuple[str, str]]) -> int:
+    """Write run directories into `archive` under their names; returns its bytes.
+
+    `replacements` are made in every file's text, one after the other: paths and names of the machine. Raises OSError.
+    """
+    with tarfile.open(archive, "w:xz", preset=9) as tar:
+        for name, run in runs.items():
+            for path in sorted(_files(run)):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                for old, new in replacements:
+                    text = text.replace(old, new)
+                data = text.encode()
+                about = tarfile.TarInfo(f"{name}/{path.relative_to(run).as_posix()}")
+                about.size = len(data)
+                about.mode = 0o644
+                tar.addfile(about, io.BytesIO(data))
+    return archive.stat().st_size
+
+
+def unpack(archive: Path, into: Path) -> list[Path]:
+    """Write the archive's run directories below `into`; returns them by name. Raises RecordingError, OSError."""
+    try:
+        with tarfile.open(archive, "r:xz") as tar:
+            # Refuses links, devices and paths that lead out.
+            tar.extractall(into, filter="data")
+    except (tarfile.TarError, EOFError) as error:
+        raise RecordingError(f"the recording {archive} cannot be read: {error}") from error
+    found = sorted(path for path in into.iterdir() if (path / EVENTS_FILE).is_file())
+    if not found:
+        raise RecordingError(f"the recording {archive} holds no run")
+    return found
+
+
+def _files(run: Path) -> Iterator[Path]:
+    for part in PARTS:
+        path = run / part
+        if path.is_dir():
+            yield from (file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+        elif path.is_file():
+            yield path
+
+
+def read_rows(run: Path) -> list[dict[str, Any]]:
+    """A run's events as JSON objects, in the order in which they were written. Raises OSError, ValueError."""
+    with (run / EVENTS_FILE).open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def moved(row: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """The event as if it had happened that much later."""
+    shifted = dict(row)
+    for field in ("time", *_MOMENTS.get(row["kind"], ())):
+        shifted[field] = row[field] + seconds
+    return shifted
+
+
+def move_run(run: Path, ends_at: float) -> None:
+    """Rewrite a run directory's events so that its last one happens at `ends_at` (unix seconds)."""
+    rows = read_rows(run)
+    seconds = ends_at - max(row["time"] for row in rows)
+    with (run / EVENTS_FILE).open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(moved(row, seconds)) + "\n" for row in rows)

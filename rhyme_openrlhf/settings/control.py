@@ -1,0 +1,88 @@
+"""Settings of the control plane: where a run reports to, and under which public ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import secrets
+from dataclasses import dataclass
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from rhyme_openrlhf.settings.options import Settings, SettingsError, option
+
+# Public ids of runs and attempts: as many hexadecimal digits as the control plane's tables keep (api/store/models.py).
+UID_DIGITS = 16
+_UID = re.compile(rf"[0-9a-f]{{{UID_DIGITS}}}")
+
+
+def new_uid() -> str:
+    """Return a new public id."""
+    return secrets.token_hex(UID_DIGITS // 2)
+
+
+@dataclass(frozen=True)
+class ControlSettings(Settings):
+    """Where a run reports to. The token is none of the settings: they are written to the run record."""
+
+    group: ClassVar[str] = "control"
+    title: ClassVar[str] = (
+        "Control plane: where a run reports what it does, so that others can see, compare and stop it."
+    )
+
+    url: str = option(
+        "",
+        "Control plane (`rhyme serve`) to report to, as http://HOST:PORT. The token comes from "
+        "--control.token_file or the environment variable RHYME_CONTROL_TOKEN. If not given, nothing is reported.",
+        kind="url",
+    )
+    token_file: str = option(
+        "", "File with the access token for it. Keep the file readable for you alone.", kind="file"
+    )
+    run_uid: str = option(
+        "",
+        "Id of the run there (16 hexadecimal digits), to go on with a run that is already shown; else a new one.",
+        kind="plain",
+        expert=True,
+    )
+    attempt_uid: str = option(
+        "",
+        "Id of this start of the run there (16 hexadecimal digits); made here if not given.",
+        kind="plain",
+        expert=True,
+    )
+    outbox_mb: int = option(
+        1024,
+        "MB of events that may wait for a control plane that does not answer; of more, the oldest are not sent (they "
+        "stay in the run directory, for `rhyme runs import`).",
+        low=1,
+        high=100000,
+        expert=True,
+    )
+
+    def check(self) -> None:
+        if self.url:
+            self._check_url()
+        for name in ("run_uid", "attempt_uid"):
+            uid = getattr(self, name)
+            if uid and not _UID.fullmatch(uid):
+                raise SettingsError(f"{self.flag(name)} must be {UID_DIGITS} hexadecimal digits (0-9a-f), got {uid!r}")
+
+    def _check_url(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is no number
+            usable = False
+        if not usable:
+            raise SettingsError(f"--control.url must be http://HOST:PORT or https://HOST:PORT, got {self.url!r}")
+        if parts.username is not None or parts.query or parts.fragment:
+            # It is shown in the run record, so nothing secret may be in it; and its value is not repeated here.
+            raise SettingsError(
+                "--control.url must hold no user, password, query or fragment: give the token by "
+                "--control.token_file or RHYME_CONTROL_TOKEN"
+            )
+
+    def with_uids(self) -> ControlSettings:
+        """These settings with the ids that were not given made up: random, so unique without asking anyone."""
+        return dataclasses.replace(self, run_uid=self.run_uid or new_uid(), attempt_uid=self.attempt_uid or new_uid())

@@ -1,0 +1,65 @@
+"""Settings of a run's life: where it writes, what the terminal shows, and how long each stage may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhyme_openrlhf.settings.options import Settings, option
+
+
+@dataclass(frozen=True)
+class RunSettings(Settings):
+    """The run record and what the terminal shows."""
+
+    group: ClassVar[str] = "run"
+    title: ClassVar[str] = "Run record: where a run writes what it did, and what the terminal shows."
+
+    dir: str = option("", "Run directory, new or empty; none: runs/<date>-<time>-<name>.", kind="output")
+    name: str = option("run", "Short name of the run, used in its directory's name.", kind="plain")
+    reproducible: bool = option(
+        False,
+        "Two runs with one --train.seed on one machine sample the same tokens. Prompt order and every request are "
+        "seeded (OpenRLHF seeds neither), samples are ordered by prompt, and each prompt's history is waited for.",
+    )
+    progress: str = option(
+        "auto",
+        "'bars' for a terminal, 'lines' for a plain log, 'off'; 'auto' picks by whether the output is a terminal.",
+        choices=("auto", "bars", "lines", "off"),
+        expert=True,
+    )
+    worker_logs: bool = option(
+        False, "Print the Ray workers' own output on the terminal too (it is always in logs/).", expert=True
+    )
+
+
+@dataclass(frozen=True)
+class LimitSettings(Settings):
+    """How long anything may take before the run is ended in order, instead of hanging."""
+
+    group: ClassVar[str] = "limits"
+    title: ClassVar[str] = "Limits: how long a stage may go without progress before the run is ended, saying why."
+
+    reward_s: float = option(
+        30.0,
+        "Seconds the reward function or server may take for one sample. A server's retries are among them.",
+        low=0.1,
+        high=86400,
+    )
+    rollout_s: float = option(
+        600.0, "Seconds a rollout may go on without a new token or a finished sample.", low=1, high=86400
+    )
+    stage_s: float = option(
+        3600.0,
+        "Seconds that any other stage may take, from start-up to checkpoint. The others are experience, training, "
+        "weight sync and evaluation.",
+        low=1,
+        high=604800,
+    )
+    # Schedulers (Slurm, Kubernetes, Ray) kill 30 s after SIGTERM; the other half is for the end of the run.
+    sigterm_s: float = option(
+        15.0,
+        "Seconds from SIGTERM for completing the step and a checkpoint. After that the run ends as it is.",
+        low=0,
+        high=86400,
+    )

@@ -1,0 +1,106 @@
+"""What every actor of a run may use: its settings, the recorder, and what the driver decided before anything started.
+
+`RunServices` travels to every actor inside OpenRLHF's strategy object, which upstream hands to all of them. Layouts are
+planned by `scheduling/layouts.py`, checkpoints chosen by `training/resume.py`; here is what their users ask of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.telemetry.events import Event
+from rhyme_openrlhf.telemetry.samples import ROUNDS, length_records
+
+# Asked once a step. The recorder only looks for a file, but on its node, which may be busy; no answer means "go on".
+STOP_ANSWER_SECONDS = 10
+
+
+class Layouts(Protocol):
+    """The layouts of a run, as their users need them (scheduling/layouts.py::LayoutPlan)."""
+
+    @property
+    def engines(self) -> int: ...
+
+    @property
+    def devices(self) -> int: ...
+
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+
+    @property
+    def kv_sizes(self) -> tuple[int, ...]: ...
+
+    @property
+    def device_shares(self) -> tuple[float, ...]: ...
+
+    @property
+    def both_awake(self) -> bool: ...
+
+    def aligned(self, numbers: Sequence[int]) -> list[int]: ...
+
+    def numbers(self, layout: int) -> range: ...
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """What a run goes on from. `ours`: our part of the checkpoint, None for a checkpoint of plain OpenRLHF."""
+
+    tag: str
+    step: int
+    ours: Path | None
+    history: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What a run needs to know of its checkpoints: what it resumes from, and what its own ones are bound to."""
+
+    resume: ResumePoint | None
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunServices:
+    """What every actor of a run may use. Handles are Ray actors; `steps_per_epoch` is None where it can vary, and
+    `layouts` where there is one.
+    """
+
+    settings: RhymeSettings
+    recorder: Any
+    history_workers: tuple[Any, ...]
+    steps_per_epoch: int | None
+    checkpoint_path: str
+    on_gpus: bool
+    checkpoints: Checkpoints
+    layouts: Layouts | None = None
+
+    def record(self, event: Event, source: str) -> None:
+        """Send an event to the record, without waiting."""
+        self.recorder.write.remote(event, source, time.time())
+
+    def record_all(self, events: list[Event], source: str) -> None:
+        """Send events of one moment to the record, without waiting: one message, however many engines there are."""
+        self.recorder.write_all.remote(events, source, time.time())
+
+    def record_lengths(self, step: int, samples: list[Any]) -> None:
+        """Send how long a step's samples (OpenRLHF's experiences) were to the run directory, without waiting."""
+        rounds = ((sample.prompts[0], getattr(sample, ROUNDS, [])) for sample in samples)
+        self.recorder.write_lengths.remote(step, length_records(step, self.epoch_of(step), rounds))
+
+    def stop_requested(self) -> bool:
+        """Return whether the run is asked to end; False where nobody answers."""
+        try:
+            return bool(ray.get(self.recorder.stop_requested.remote(), timeout=STOP_ANSWER_SECONDS))
+        except ray.exceptions.RayError:
+            return False
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch (from 1) of training step `step` (from 1); 1 where steps per epoch can vary."""
+        return 1 if self.steps_per_epoch is None else (step - 1) // self.steps_per_epoch + 1
