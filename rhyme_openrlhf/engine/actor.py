@@ -123,6 +123,8 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         start = partial(self._start, args, kwargs)
         for part in self.parts.values():
             await part.before_start(kwargs, start)
+        # Another engine may have been here.
+        self.rhyme = rhyme
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)
         await start(rhyme, self.plugins())
