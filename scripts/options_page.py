@@ -15,8 +15,8 @@ from rhyme_openrlhf.settings.options import OPTION, Option, Settings
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 HEAD = """# Options
 
-Every option of `rhyme train` that OpenRLHF does not have. OpenRLHF's own options keep their names, defaults and meanings;
-`rhyme train --help` prints both. A value outside of its range is refused with one sentence before anything starts.
+Every option of `rhyme train` that OpenRLHF does not have. OpenRLHF's own options keep their names, defaults and
+meanings; `rhyme train --help` prints both. A value outside of its range is refused with one sentence.
 
 Options marked *expert* are left out of `--help`; `--help-all` shows them. This page is generated
 (`scripts/options_page.py`).

@@ -13,37 +13,39 @@ import dataclasses
 import os
 from typing import Any
 
-from rhyme_openrlhf.engine.scheduler import DRAFTING_KEY, SETTINGS_KEY
-from rhyme_openrlhf.engine.scheduler_parts.pacing import PACE_KEY
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import HISTORY, NGRAM, DraftingSettings, HistoSpecSettings
 
-# vLLM mixes this into its workers; on a GPU it adds to OpenRLHF's own extension, which it keeps.
+# vLLM imports these by name, in the engine core's process and in the workers'. The extension adds to OpenRLHF's own.
+SCHEDULER = "rhyme_openrlhf.engine.scheduler.engine_scheduler"
 WORKER_EXTENSION = "rhyme_openrlhf.engine.worker.WorkerExtension"
-SCHEDULER = "rhyme_openrlhf.engine.scheduler"
-PROPOSALS = "rhyme_openrlhf.engine.scheduler_parts.vllm_methods.ProposalScheduler"
-MOVING_SCHEDULERS = "rhyme_openrlhf.engine.scheduler_parts.moves"
-PROPOSER = "rhyme_openrlhf.engine.worker_parts.null_proposer.NullProposer"
+PROPOSER = "rhyme_openrlhf.engine.proposers.NullProposer"
 CONNECTOR = "rhyme_openrlhf.engine.profiling_connector"
+
+# Of vLLM's `additional_config`: the fields of HistoSpecSettings and of DraftingSettings, of an engine that speculates;
+# the path of the profile whose times the engine keeps; and whether its samples can move.
+SETTINGS_KEY = "rhyme_histospec"
+DRAFTING_KEY = "rhyme_drafting"
+PACE_KEY = "rhyme_emulate"
+MOVES_KEY = "rhyme_moves"
 
 
 def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     """Return the arguments that plug our scheduler in, with or without speculation."""
     own: dict[str, Any] = {PACE_KEY: rhyme.emulate.profile}
     if not rhyme.histospec.enable:
-        return {"scheduler_cls": f"{SCHEDULER}.metered_scheduler", "additional_config": own}
+        return {"scheduler_cls": SCHEDULER, "additional_config": own}
     histospec, drafting = rhyme.histospec, rhyme.drafting
     if rhyme.run.reproducible:
-        # How far a sibling is, or how many samples run, depends on timing, and drafts decide which random numbers a
-        # sample draws.
-        histospec = dataclasses.replace(histospec, siblings=False, batch_limits="")
+        # How far a sibling is depends on timing, and drafts decide which random numbers a sample draws.
+        histospec = dataclasses.replace(histospec, siblings=False)
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
     if drafting.source != HISTORY:
         return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
     return {
-        "scheduler_cls": f"{SCHEDULER}.HistoryScheduler",
+        "scheduler_cls": SCHEDULER,
         "additional_config": own,
         **graph_arguments(),
         "speculative_config": {
@@ -65,7 +67,7 @@ def vllm_source_arguments(histospec: HistoSpecSettings, drafting: DraftingSettin
     else:
         speculative |= {"model": drafting.model}
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    return {"scheduler_cls": PROPOSALS, "async_scheduling": False, "speculative_config": speculative}
+    return {"scheduler_cls": SCHEDULER, "async_scheduling": False, "speculative_config": speculative}
 
 
 def graph_arguments() -> dict[str, Any]:
@@ -82,11 +84,11 @@ def moving_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     """Return the arguments, beside `speculation_arguments`, of an engine whose samples can move.
 
     Sets, for the processes that vLLM is about to start, that they use model runner V1: moves read its requests' states
-    (engine/worker_parts/moves.py), and V2, which vLLM 0.29.0 takes on a GPU without speculation, has others.
+    (engine/kv_copies.py), and V2, which vLLM 0.29.0 takes on a GPU without speculation, has others.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    name = "MovingHistoryScheduler" if rhyme.histospec.enable else "MovingMeteredScheduler"
-    return {"scheduler_cls": f"{MOVING_SCHEDULERS}.{name}", "async_scheduling": False}
+    own = speculation_arguments(rhyme)["additional_config"]
+    return {"additional_config": own | {MOVES_KEY: True}, "async_scheduling": False}
 
 
 def filling_arguments() -> dict[str, Any]:

@@ -313,7 +313,7 @@ CALLS_AT_ONCE = 1_000_000
 
 
 class PlainHomeActor(SampleHome):
-    """`engines`: handles of MovableEngine actors; `recorder`: the run's, which is told without waiting."""
+    """`engines`: handles of engine actors; `recorder`: the run's, which is told without waiting."""
 
     def __init__(
         self,
