@@ -18,10 +18,9 @@ from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.home import ASK_AFTER_SECONDS
+from rhyme_openrlhf.moves.home_watch import Reallocator
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
-from rhyme_openrlhf.moves.mover import Mover
-from rhyme_openrlhf.moves.reallocator import Reallocator
+from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.scheduling.move import Phase
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings

@@ -107,7 +107,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+    from rhyme_openrlhf.engine.requests import PROMPT_KEY
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)

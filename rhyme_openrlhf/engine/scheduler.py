@@ -18,9 +18,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from rhyme_openrlhf.engine.arguments import MOVES_KEY, PACE_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import names
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess  # adds the channel to this process's EngineCore
-from rhyme_openrlhf.engine.request_keys import MOVES_KEY, PACE_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.scheduler_parts import Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import Pacing, StepClock, Timing, content_of
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting

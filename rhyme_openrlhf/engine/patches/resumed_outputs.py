@@ -5,7 +5,7 @@ Here they are filled before the engine hears of the request. So text, tokens, lo
 the seam come out as if the request had always been here, and nothing needs stitching.
 Checked against vLLM 0.29.0 `v1/engine/output_processor.py`; contract test: `tests/engine/patches/test_contracts.py`.
 
-What an engine core makes of a sample that was handed over to it (engine/actor_parts/arrivals.py) comes before that is
+What an engine core makes of a sample that was handed over to it (engine/actor_parts/moves.py) comes before that is
 known here: it is held back and processed after.
 
 Invariant: only requests that were announced by `expect` or `hold` are touched.

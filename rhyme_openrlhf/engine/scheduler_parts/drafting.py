@@ -38,8 +38,9 @@ from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import GainMeter, Ticket
 from rhyme_openrlhf.drafting.planner import Decision, DecisionLog
 from rhyme_openrlhf.drafting.source import DraftSource, Verified, WorkerProposals
+from rhyme_openrlhf.engine.arguments import DRAFTING_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import SchedulerDrafting
-from rhyme_openrlhf.engine.request_keys import DRAFTING_KEY, PROMPT_KEY, SETTINGS_KEY, TRACE, WINDOW
+from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE, WINDOW
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, Timing
 from rhyme_openrlhf.engine.scheduler_parts.meter import DraftTraces, Meter, extra_arguments

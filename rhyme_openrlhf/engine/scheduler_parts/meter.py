@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from rhyme_openrlhf.drafting.source import Attribution, Verified
 from rhyme_openrlhf.engine.calls import SchedulerMeter
-from rhyme_openrlhf.engine.request_keys import UNCOUNTED
+from rhyme_openrlhf.engine.requests import UNCOUNTED
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.telemetry.engine_events import KV_CACHE
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES

@@ -36,7 +36,7 @@ from rhyme_openrlhf.engine.calls import SchedulerMoves, WorkerCalls
 from rhyme_openrlhf.engine.messages import ARRIVED, Arrival
 from rhyme_openrlhf.engine.patches import queues
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess
-from rhyme_openrlhf.engine.request_keys import UNCOUNTED, WINDOW
+from rhyme_openrlhf.engine.requests import UNCOUNTED, WINDOW
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
 from rhyme_openrlhf.engine.scheduler_parts.meter import Meter, StatusFigures, extra_arguments
