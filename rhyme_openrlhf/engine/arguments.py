@@ -15,7 +15,7 @@ from typing import Any
 
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.drafting import HISTORY, NGRAM, DraftingSettings, HistoSpecSettings
+from rhyme_openrlhf.settings.drafting import NGRAM, VLLM_METHODS, DraftingSettings, HistoSpecSettings
 
 # vLLM imports these by name, in the engine core's process and in the workers'. The extension adds to OpenRLHF's own.
 SCHEDULER = "rhyme_openrlhf.engine.scheduler.engine_scheduler"
@@ -42,7 +42,7 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
         histospec = dataclasses.replace(histospec, siblings=False)
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
-    if drafting.source != HISTORY:
+    if drafting.source in VLLM_METHODS:
         return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
     return {
         "scheduler_cls": SCHEDULER,

@@ -49,22 +49,13 @@ from rhyme_openrlhf.latency.predictor import Predictor, SpeculationOverhead
 from rhyme_openrlhf.latency.profile import ProfileError, parse
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.platform import gpu_present
-from rhyme_openrlhf.settings.drafting import (
-    DRAFT_MODEL,
-    EAGLE3,
-    HISTORY,
-    NGRAM,
-    DraftingSettings,
-    HistoSpecSettings,
-)
+from rhyme_openrlhf.settings.drafting import HISTORY, VLLM_METHODS, DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import reserved_rows
 
-# By `--drafting.source`. Each takes the settings and drafts for one engine.
+# By `--drafting.source`: what makes an engine's source of the settings.
 SOURCES: dict[str, Callable[[HistoSpecSettings, DraftingSettings], DraftSource]] = {
     HISTORY: lambda histospec, _: HistoryDrafter(histospec),
-    NGRAM: lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens),
-    DRAFT_MODEL: lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens),
-    EAGLE3: lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens),
+    **dict.fromkeys(VLLM_METHODS, lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens)),
 }
 # A draft token of a measured step: any token of any vocabulary.
 DUMMY = 1
