@@ -12,6 +12,7 @@ from typing import Any
 
 from movable_engines import LocalEngine
 
+from rhyme_openrlhf.engine.calls import MeasuringCalls
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
@@ -79,15 +80,15 @@ class Bench:
             for count in running:
                 # Contexts are computed first, so that long ones of many samples take most of the time.
                 for context in (contexts[0], min(contexts[-1], 1024)):
-                    found = await engine.call("decode_steps", StepShape(count, context, 0), 12)
+                    found = await engine.call(MeasuringCalls.decode_steps, StepShape(count, context, 0), 12)
                     took = statistics.median(step[3] for step in found)
                     tokens = round(statistics.fmean(step[1] for step in found))
                     steps.append(StepPoint(count, tokens, 0, took, 0.0, len(found)))
             for context in contexts:
                 shape = PrefillShape(1, context)
-                took = statistics.median([await engine.call("prefill", shape) for _ in range(3)])
+                took = statistics.median([await engine.call(MeasuringCalls.prefill, shape) for _ in range(3)])
                 prefills.append(PrefillPoint(1, context, took, 0.0, 3))
-            return Profile(await engine.call("subject"), "measured", tuple(steps), tuple(prefills))
+            return Profile(await engine.call(MeasuringCalls.subject), "measured", tuple(steps), tuple(prefills))
 
         return asyncio.run(main())
 
