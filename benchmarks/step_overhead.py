@@ -169,18 +169,14 @@ class Run:
         self.weights = np.ones(MODEL_BYTES // 8)
         self.tokens = self.sample_steps = 0
         self.times: dict[str, list[float]] = {part: [] for part in PARTS}
-        # An older checkout's scheduler drafts itself.
-        drafts = (
-            self.scheduler if hasattr(self.scheduler, "install_history") else getattr(self.scheduler, "drafting", None)
-        )
         if self.drafting:
             with tempfile.TemporaryDirectory() as folder:
                 for number, (key, index) in enumerate(self.load.indexes.items()):
                     path = Path(folder) / f"{number}"
                     index.tofile(path)
-                    assert not drafts.install_history(key, str(path))
+                    assert not self.scheduler.drafting.install_history(key, str(path))
         if arm == "planned":
-            assert not drafts.install_profile(profile_text())
+            assert not self.scheduler.drafting.install_profile(profile_text())
 
     def add(self) -> None:
         """Start the next sample."""
