@@ -14,14 +14,12 @@ import types
 from typing import Any
 
 MODEL_LENGTH = 4096
-ENGINE = "rhyme_openrlhf.engine.actor.RhymeRolloutActor"
-MOVABLE = "rhyme_openrlhf.engine.actor_parts.moves.MovableEngine"
 
 
 def install() -> None:
     """From now on vLLM, and this package, take this machine for one with an H100."""
     os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"})
-    import rhyme_openrlhf.engine.actor_parts.moves  # noqa: F401  (first: installs the shims)
+    import rhyme_openrlhf.engine.factory  # noqa: F401  (first: installs the shims)
 
     # The compiled kernels of vLLM's CUDA build.
     sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")
@@ -48,15 +46,15 @@ def install() -> None:
             module.gpu_present = lambda: True  # type: ignore[attr-defined]
 
 
-def engine_config(settings: Any, kind: str = ENGINE, **arguments: Any) -> Any:
-    """Return the VllmConfig of one of our engines: `kind` is its class, `arguments` are vLLM's beside OpenRLHF's."""
+def engine_config(settings: Any, moving: bool = False, **arguments: Any) -> Any:
+    """Return the VllmConfig of one of our engines, whose samples may move; `arguments`: vLLM's beside OpenRLHF's."""
     import vllm
     from vllm.usage.usage_lib import UsageContext
-    from vllm.utils.import_utils import resolve_obj_by_qualname
 
     from rhyme_openrlhf import embedded
+    from rhyme_openrlhf.engine.arguments import moving_arguments, speculation_arguments
 
-    ours = resolve_obj_by_qualname(kind).plugins(settings)
+    ours = speculation_arguments(settings) | (moving_arguments(settings) if moving else {})
     of_openrlhf = {
         "model": str(embedded.MODEL),
         "dtype": "bfloat16",

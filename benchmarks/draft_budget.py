@@ -81,7 +81,7 @@ def parameters_of(number: int, temperature: float) -> Any:
     """Of one more sample of prompt `number`."""
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+    from rhyme_openrlhf.engine.requests import PROMPT_KEY
 
     extra = {PROMPT_KEY: f"p{number % PROMPTS}"}
     return SamplingParams(

@@ -41,7 +41,7 @@ from step_overhead import scheduler_of
 
 from rhyme_openrlhf.drafting.gain import GainMeter
 from rhyme_openrlhf.drafting.source import Verified
-from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+from rhyme_openrlhf.engine.requests import PROMPT_KEY
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 

@@ -186,8 +186,7 @@ class RunningEngine:
     async def _start(self, settings: RhymeSettings, scheduler: str) -> Any:
         import vllm
 
-        from rhyme_openrlhf.engine.actor import speculation_arguments
-        from rhyme_openrlhf.engine.seeded_actor import WORKER_EXTENSION
+        from rhyme_openrlhf.engine.arguments import WORKER_EXTENSION, speculation_arguments
 
         plugins = speculation_arguments(settings)
         if settings.drafts_from_history:

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 TIMEOUT_S = 500
-KINDS = ("ray::MovableEngine", "VLLM::EngineCor", "VLLM::Worker")
+KINDS = ("ray::RhymeRolloutActor", "VLLM::EngineCor", "VLLM::Worker")
 MB = 1024**2
 
 

@@ -7,6 +7,7 @@ added up.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sys
 import threading
@@ -23,7 +24,10 @@ if not gpu_present():
 
 from engine_in_process import engine_environment, gpu_arguments
 
-from rhyme_openrlhf.engine.actor_parts.moves import MovableEngine
+from rhyme_openrlhf.engine.actor import RhymeRolloutActor
+from rhyme_openrlhf.engine.calls import EngineCalls
+from rhyme_openrlhf.engine.factory import parts_of
+from rhyme_openrlhf.engine.patches import core_channel
 from rhyme_openrlhf.engine.scheduler import EngineScheduler
 from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
 
@@ -91,12 +95,11 @@ class TimedScheduler(EngineScheduler):
         return 0.0 if self.pacing is None else self.pacing.late_seconds
 
 
-class BenchmarkEngine(MovableEngine):
+class BenchmarkEngine(RhymeRolloutActor):
     """The run's engine with that scheduler."""
 
-    @staticmethod
-    def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
-        return MovableEngine.plugins(rhyme) | {"scheduler_cls": "movable_engines.TimedScheduler"}
+    def plugins(self) -> dict[str, Any]:
+        return super().plugins() | {"scheduler_cls": "movable_engines.TimedScheduler"}
 
 
 class LocalEngine:
@@ -120,12 +123,13 @@ class LocalEngine:
         )
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        moving = dataclasses.replace(settings, move=dataclasses.replace(settings.move, enable=True))
         self.raw: Any = BenchmarkEngine.__new__(BenchmarkEngine)
         arguments = dict(
             model=model, max_model_len=length, max_num_seqs=seats, block_size=32, enforce_eager=True,
             tensor_parallel_size=size, num_gpus=0, enable_prefix_caching=False, distributed_executor_backend="uni",
-            logprobs_mode="processed_logprobs", max_logprobs=1, bundle_indices=None, rhyme=settings, run_seed=1,
-            index=index, history_workers=[],
+            logprobs_mode="processed_logprobs", max_logprobs=1, bundle_indices=None, run_seed=1, index=index,
+            history_workers=[], parts=parts_of, rhyme=moving,
         )  # fmt: skip
         self.now(self._start(arguments | gpu_arguments(engines)))
 
@@ -136,18 +140,19 @@ class LocalEngine:
         """Wait for it. Raises TimeoutError after TIMEOUT_S."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: Any, *arguments: Any) -> Any:
         """As a port."""
-        if method == "node_id":
+        if method is EngineCalls.node_id:
             return "here"
-        coroutine = getattr(self.raw, method)(*arguments)
+        coroutine = getattr(self.raw, method.__name__)(*arguments)
         if not asyncio.iscoroutine(coroutine):
             return coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     async def scheduler(self, method: str, *arguments: Any) -> Any:
         """Call the engine's scheduler."""
-        return await self.call("call_scheduler", method, *arguments)
+        asked = core_channel.call_scheduler(self.raw.llm, method, *arguments)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, self._loop))
 
     def stop(self) -> None:
         """End the engine's process."""

@@ -12,16 +12,16 @@ from typing import Any
 
 from movable_engines import LocalEngine
 
+from rhyme_openrlhf.engine.calls import MeasuringCalls
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.home import ASK_AFTER_SECONDS
+from rhyme_openrlhf.moves.home_watch import Reallocator
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
-from rhyme_openrlhf.moves.mover import Mover
-from rhyme_openrlhf.moves.reallocator import Reallocator
+from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.scheduling.move import Phase
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
@@ -80,15 +80,15 @@ class Bench:
             for count in running:
                 # Contexts are computed first, so that long ones of many samples take most of the time.
                 for context in (contexts[0], min(contexts[-1], 1024)):
-                    found = await engine.call("decode_steps", StepShape(count, context, 0), 12)
+                    found = await engine.call(MeasuringCalls.decode_steps, StepShape(count, context, 0), 12)
                     took = statistics.median(step[3] for step in found)
                     tokens = round(statistics.fmean(step[1] for step in found))
                     steps.append(StepPoint(count, tokens, 0, took, 0.0, len(found)))
             for context in contexts:
                 shape = PrefillShape(1, context)
-                took = statistics.median([await engine.call("prefill", shape) for _ in range(3)])
+                took = statistics.median([await engine.call(MeasuringCalls.prefill, shape) for _ in range(3)])
                 prefills.append(PrefillPoint(1, context, took, 0.0, 3))
-            return Profile(await engine.call("subject"), "measured", tuple(steps), tuple(prefills))
+            return Profile(await engine.call(MeasuringCalls.subject), "measured", tuple(steps), tuple(prefills))
 
         return asyncio.run(main())
 

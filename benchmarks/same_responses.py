@@ -36,7 +36,8 @@ from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 SAMPLES = 8
 MOST_TOKENS = 512
-ARMS = {"off": 0, "on": "planner"}
+# Drafts of a fixed length, of which 0 is none, or those of a drafter with this largest window, by the fixed rules.
+ARMS = {"off": (0, False), "on": (32, True)}
 # Responses of each arm whose log-probabilities Transformers computes anew.
 CHECKED = 64
 
@@ -107,7 +108,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+    from rhyme_openrlhf.engine.requests import PROMPT_KEY
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
@@ -123,12 +124,12 @@ def main() -> None:
     checked: dict[str, list[tuple[list[int], Any]]] = {arm: [] for arm in ARMS}
     before, drafted = {}, dict.fromkeys(ARMS, 0)
     try:
-        engine.scheduler("prepare", [], "")
+        engine.scheduler("prepare", [1], [32], "")
         with tempfile.TemporaryDirectory() as folder:
             histories(engine, prompts, Path(folder))
         for turn in range(chosen.rounds):
             for arm in sorted(ARMS, reverse=bool(turn % 2)):
-                engine.scheduler("use", ARMS[arm])
+                engine.scheduler("use", *ARMS[arm])
                 before = engine.scheduler("read_counters")
                 parameters = [
                     SamplingParams(

@@ -80,7 +80,7 @@ def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: A
     from vllm.v1.structured_output import StructuredOutputManager
 
     from rhyme_openrlhf import embedded, platform
-    from rhyme_openrlhf.engine.actor import speculation_arguments
+    from rhyme_openrlhf.engine.arguments import speculation_arguments
     from rhyme_openrlhf.settings.config import RhymeSettings
     from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 
@@ -183,7 +183,7 @@ class Run:
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+        from rhyme_openrlhf.engine.requests import PROMPT_KEY
 
         key, prompt, response = self.load.sample()
         self.number += 1

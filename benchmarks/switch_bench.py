@@ -15,13 +15,11 @@ from movable_engines import LocalEngine
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.moves.convoy import Convoy
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.home import ASK_AFTER_SECONDS
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
-from rhyme_openrlhf.moves.mover import Mover
-from rhyme_openrlhf.moves.tp_switcher import LayoutSwitcher
+from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
+from rhyme_openrlhf.moves.tp_switcher import TpSwitcher
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
@@ -44,7 +42,7 @@ class TimedMover(Mover):
             self.took[method].append(time.monotonic() - began)
 
 
-class Switcher(LayoutSwitcher):
+class Switcher(TpSwitcher):
     """The product's, which is not told by what ends a sample here how long the rest may become."""
 
     allowed = 0

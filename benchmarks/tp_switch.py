@@ -34,6 +34,7 @@ from switch_bench import Stage
 from switch_decisions import Replay, Response
 
 from rhyme_openrlhf import embedded
+from rhyme_openrlhf.engine.calls import MeasuringCalls
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import StepShape
@@ -138,11 +139,11 @@ def profiled(engine: LocalEngine) -> Profile:
         steps = []
         for count in (1, 2, 4, 8):
             for context in (64, 256):
-                found = await engine.call("decode_steps", StepShape(count, context, 0), 8)
+                found = await engine.call(MeasuringCalls.decode_steps, StepShape(count, context, 0), 8)
                 tokens = round(statistics.fmean(step[1] for step in found))
                 took = statistics.median(step[3] for step in found)
                 steps.append(StepPoint(count, tokens, 0, took, 0.0, len(found)))
-        return Profile(await engine.call("subject"), "measured", tuple(steps))
+        return Profile(await engine.call(MeasuringCalls.subject), "measured", tuple(steps))
 
     return asyncio.run(main())
 

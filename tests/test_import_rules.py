@@ -208,8 +208,6 @@ ROOMS = (
 # Imports that still go upwards: nothing may be added.
 UPWARDS = {
     ("run/unchanged.py", "cli/upstream.py"),
-    ("weights/offers.py", "engine/actor.py"),
-    ("weights/offers.py", "engine/lost_engines.py"),
 }
 # Files that still import each other in a circle: nothing may be added.
 CIRCLES = [

@@ -40,7 +40,7 @@ def test_something_else_is_refused() -> None:
         ("rhyme_openrlhf.training.trainer_async", "PlainTrainingActor"),
         ("rhyme_openrlhf.training.trainer_async", "PlainGenerateSamplesActor"),
         ("rhyme_openrlhf.training.trainer_async", "PlainPPOTrainerAsync"),
-        ("rhyme_openrlhf.engine.seeded_actor", "PlainRolloutActor"),
+        ("rhyme_openrlhf.engine.actor", "PlainRolloutActor"),
     ],
 )
 def test_every_class_we_take_from_upstream_resolves_where_it_says(module: str, name: str) -> None:

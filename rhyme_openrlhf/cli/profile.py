@@ -87,9 +87,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: bool) -> int:
-    import ray
-
-    from rhyme_openrlhf.engine.measured_engine import EngineCallError, RemoteEngine
+    from rhyme_openrlhf.engine.factory import parts_of_measured
+    from rhyme_openrlhf.engine.port import MeasuredEngine
+    from rhyme_openrlhf.engine_errors import EngineCallError
     from rhyme_openrlhf.latency import subject as subjects
     from rhyme_openrlhf.latency.measure import (
         SPARSE,
@@ -102,13 +102,12 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
     )
     from rhyme_openrlhf.verify.engines import EnginePool
     from rhyme_openrlhf.verify.outcome import VerifyError
-    from rhyme_openrlhf.verify.profile_engine import ProfileEngine
 
-    pool = EnginePool(checked.args, checked.settings, checked.on_gpus, ray.remote(ProfileEngine))
+    pool = EnginePool(checked.args, checked.settings, checked.on_gpus, parts=parts_of_measured)
     try:
         print(f"starting {beside + 1} engines" if beside else "starting an engine", flush=True)
         measured, *others = pool.several(1 + beside)
-        engine = RemoteEngine(measured, POINT_SECONDS, others)
+        engine = MeasuredEngine(measured, POINT_SECONDS, others)
         plan = Plan.of(engine, versions(), SPARSE if sparse else THOROUGH, beside)
         subject = plan.subject
         print(f"profile of {subject.model} on {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}")
@@ -120,7 +119,7 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
         profiles.write(profile, out)
         print("starting an engine without speculation", flush=True)
         measured, *others = pool.several(1 + beside, speculate=False)
-        engine = RemoteEngine(measured, POINT_SECONDS, others)
+        engine = MeasuredEngine(measured, POINT_SECONDS, others)
         plan = Plan.of(engine, versions(), UNSPECULATED, beside)
         with _Bar(plan.bursts()) as bar:
             profile = with_unspeculated(profile, engine, without_journal, bar.point)

@@ -1,4 +1,4 @@
-"""From history to drafts: which tokens are proposed in a decode step, and how many of them are verified.
+"""Drafts: the tokens that a decode step proposes for each sample, and how many of them it verifies.
 
 Read in this order:
 

@@ -1,14 +1,15 @@
-"""How likely a draft token is to be accepted: learnt while the run goes (RLHFSpec 5.2's F, for drafts without logits).
+"""Estimates of how likely a draft token is accepted, learnt during the run (RLHFSpec 5.2, for drafts without logits).
 
-No draft here has a logit. A draft from history has a source, a confidence (the share of the history's continuations
-that go this way), a number of tokens that match before it, and a sample whose last drafts fared well or badly: each
-combination of these, coarsely, is a cell of `AcceptanceModel`. A draft of vLLM's own methods is bare tokens: a token's
-place in the draft and its sample's last drafts are a cell of `PositionAcceptance`. A cell counts how often its tokens
-were accepted, given that those before them were.
+A cell counts how often its tokens were accepted, given that the tokens before them were. `AcceptanceModel` is for
+drafts from history. Its cell is a combination of source, confidence, matched tokens and the sample's recent acceptance.
+`PositionAcceptance` is for drafts of bare tokens, as vLLM's own methods propose them. Its cell is a token's place in
+the draft and the sample's recent acceptance.
 
-Invariants: a cell that has seen little answers as wider cells do, and those, before anything was seen, as the prior;
-from history, probabilities never fall with confidence (isotonic regression over the cells of a row); `forget` halves
-what was seen, because a policy update changes what is accepted; tokens behind a rejected one teach nothing.
+Invariants:
+- A cell that has seen little answers as wider cells do. They answer with the prior before anything was seen.
+- Probabilities of drafts from history never fall with confidence (isotonic regression over the cells of a row).
+- `forget` halves what was seen, because a policy update changes what is accepted.
+- Tokens behind a rejected token teach nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Judged(Protocol):
 
 
 class Acceptance:
-    """What was seen of draft tokens by cell, and the acceptance probability of each cell. One caller at a time."""
+    """Counts of draft tokens by cell, and the acceptance probability of each cell. One caller at a time."""
 
     def __init__(self, *shape: int) -> None:
         self._offered: Doubles = np.zeros(shape)
@@ -90,8 +91,10 @@ class AcceptanceModel(Acceptance):
         super().__init__(sources, MATCHES, RECENTS, CONFIDENCES)
 
     def estimate(self, drafts: Judged) -> tuple[Int32s, Floats]:
-        """Of each token of some drafts its cell (its place in the flat table), and how likely it is to be accepted if
-        those before it are."""
+        """Return each token's cell (a place in the flat table) and acceptance probability.
+
+        The probability is given that the tokens before it are accepted.
+        """
         cells: Int32s = core.find_cells(
             drafts.sources, drafts.matches, drafts.recents, drafts.lengths, drafts.confidences, MATCH_EDGES,
             RECENT_EDGES, CONFIDENCE_EDGES, self.table.size,
@@ -99,7 +102,7 @@ class AcceptanceModel(Acceptance):
         return cells, self.table.ravel()[cells]
 
     def learn(self, cells: Int32s, begins: Ints, numbers: Ints, verified: Ints, accepted: Ints) -> int:
-        """Drafts were verified: their `numbers`, -1 for one that teaches nothing; tokens verified and accepted.
+        """Count verified drafts: their `numbers`, -1 for one that teaches nothing; tokens verified and accepted.
 
         `begins`: where each draft's tokens begin in `cells`, and where the last one's end. What was verified past a
         draft's end (dummies) teaches nothing. Returns how many tokens were verified before it.
@@ -118,7 +121,7 @@ class AcceptanceModel(Acceptance):
 
 
 def classes_of_recent(recents: Ints) -> Ints:
-    """Of samples' recent acceptance (thousandths), 0 to RECENTS - 1."""
+    """Return the class, 0 to RECENTS - 1, of each sample's recent acceptance (thousandths)."""
     return np.searchsorted(RECENT_EDGES, recents, side="right")
 
 
@@ -130,13 +133,15 @@ class PositionAcceptance(Acceptance):
         super().__init__(RECENTS, tokens)
 
     def likelihoods(self, recents: Ints) -> Floats:
-        """Of each draft, by its sample's recent acceptance (thousandths), the probability that the token at each place
-        is accepted if those before it are: float32[drafts, tokens]."""
+        """Return acceptance probabilities as float32[drafts, tokens], by the samples' recent acceptance (thousandths).
+
+        Each is the probability that the token at that place is accepted if the tokens before it are.
+        """
         found: Floats = self.table[classes_of_recent(recents)]
         return found
 
     def learn(self, recents: Ints, verified: Ints, accepted: Ints) -> None:
-        """Of each draft: its sample's recent acceptance before it (thousandths), tokens verified and accepted."""
+        """Count verified drafts: samples' recent acceptance before (thousandths), tokens verified and accepted."""
         classes, places = classes_of_recent(recents), np.arange(self.table.shape[1])
         np.add.at(self._offered, classes, places < np.minimum(verified, accepted + 1)[:, None])
         np.add.at(self._accepted, classes, places < np.minimum(verified, accepted)[:, None])

@@ -1,17 +1,18 @@
-"""How many draft tokens a decode step verifies, and of which samples: by step times, or by RhymeRL's fixed rule.
+"""The number of draft tokens that a decode step verifies for each sample: by step times, or by RhymeRL's window.
 
-With step times (RLHFSpec 5.3, for a batch of chains) the compiled core chooses (csrc/budget.h): tokens of all samples
-in the order of the probability that they are accepted, up to the number that yields most tokens a second. That number
-is 0 where the batch is too large for drafts (RhymeRL, section 5.4). Then, now and then, the beginning of a draft is
-verified all the same, because what is never tried is never learnt (`Tries`).
+**With step times** (RLHFSpec 5.3, for a batch of chains) the compiled core chooses (csrc/budget.h). It takes tokens of
+all samples in the order of the probability that they are accepted, up to the number that yields most tokens a second.
+That number is 0 for a batch that is too large for drafts (RhymeRL, section 5.4). Then, now and then, the beginning of a
+draft is verified all the same, because what is never tried is never learnt (`Tries`).
 
-Without step times a sample's window says how many (RhymeRL, section 5.4), a congestion window as in TCP: a draft that
-was accepted whole lets the window grow by a fixed step, any rejection takes it back to its start.
+**Without step times** a sample's window chooses (RhymeRL, section 5.4), a congestion window as in TCP. The window grows
+by a fixed step when a draft was accepted whole, and any rejection sets it back to its start.
 
-Invariants: a token is only taken with all before it; no more than the table of step seconds covers. A beginning is
-tried only where nothing else is verified, and in every (TRIED_AFTER + 1)th of such steps that have a proposal, or the
-next that has room for one; never more than the step has room for, nor more than a draft has. A window's size is from
-`window_start` to `window_max`.
+Invariants:
+- A token is only taken with all tokens before it. A step takes no more tokens than the table of step seconds covers.
+- A beginning is tried only where nothing else is verified: in every (TRIED_AFTER + 1)th of such steps that have a
+  proposal, or in the next one that has room. It has no more tokens than the step has room for.
+- A window's size is from `window_start` to `window_max`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TRIED_AFTER, RUNNING_TO_A_TOKEN = 16, 32
 
 
 class Tries:
-    """When an engine tries. One caller at a time."""
+    """The steps in which an engine tries a beginning. One caller at a time."""
 
     def __init__(self) -> None:
         # Steps with a proposal, since one was verified last, in which nothing was.
@@ -40,13 +41,13 @@ class Tries:
         """Whether the last step was to try, if nothing in it was worth it."""
 
     def tokens(self, running: int, most: int) -> int:
-        """Tokens to verify in the next step if none is worth it: 0 in most steps, and never more than `most`."""
+        """Return the tokens to verify in the next step if none is worth it: 0 in most steps, at most `most`."""
         tried = min(max(running // RUNNING_TO_A_TOKEN, 1), most) if self._untried >= TRIED_AFTER else 0
         self.trying = tried > 0
         return tried
 
     def decided(self, proposed: int, verified: int) -> None:
-        """Of so many `proposed` tokens that step verifies so many."""
+        """Note how many of the `proposed` tokens the step verifies."""
         if verified:
             self._untried = 0
         elif proposed:
@@ -92,7 +93,7 @@ def share(lengths: Sequence[int], most: int) -> list[int]:
 
 
 def next_window(size: int, verified: int, accepted: int, start: int, step: int, most: int) -> int:
-    """The window after a draft of which `verified` tokens, one at least, were verified and so many accepted.
+    """Return the window after a draft with one or more `verified` tokens, some or all of them `accepted`.
 
     `start`, `step`, `most`: `window_start`, `window_step` and `window_max` of the settings.
     """

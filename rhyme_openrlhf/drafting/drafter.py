@@ -1,19 +1,20 @@
 """The source "history": drafts for names of requests, as lists of tokens.
 
-Drafts come from three places: the history of the sample's prompt, its siblings (the other samples of that prompt on
-this engine, while they are generated), and its own text so far. The one that matches most of the sample's last tokens
-drafts; where they match as many, history before siblings before own text. The compiled core (csrc/drafter.h) holds the
-texts and drafts; this module keeps the names, and has a planner decide how much of the drafts is verified.
+Drafts come from three places: the history of the sample's prompt, its siblings and its own text so far. Siblings are
+the other samples of that prompt on this engine, while they are generated. The one that matches most of the sample's
+last tokens drafts; where they match as many, history before siblings before own text. The compiled core
+(csrc/drafter.h) holds the texts and drafts; this module keeps the names, and has a planner decide how much of the
+drafts is verified.
 
 Invariants:
 - A sample drafts from history as soon as its prompt's index is installed, whether that is before or after its start,
   and no more when the index is forgotten. Indexes live until the caller forgets them.
-- A draft is never longer than the room the caller gives and the largest window; and longer than the sample's own
-  window only as far as its confidence, the estimated probability that all of it is right, is high enough.
+- A draft is never longer than the room the caller gives and the largest window. It is longer than the sample's own
+  window only as far as its confidence is high enough: the estimated probability that all of it is right.
 - Beside the lookup of the prefix and the children at a branch, a draft costs time in proportion to the window only,
   however many samples, prompts and tokens there are.
-- With a planner a draft is as long as there is room and hope, and the planner cuts those of a step together: a sample's
-  window says how its last drafts fared, which the planner's acceptance model knows too.
+- With a planner a draft is as long as there is room and hope, and the planner cuts the drafts of a step together. It
+  needs no window, because its acceptance model knows the sample's recent acceptance.
 - What was verified of a draft may be less than was proposed.
 - A request without a prompt key is a request like all others; its drafts are empty.
 """
@@ -63,7 +64,7 @@ class HistoryDrafter(DraftSource):
         )  # fmt: skip
 
     def plan_by(self, predictor: Predictor) -> None:
-        """As the base; the fixed rules cut nothing any more."""
+        """Make a planner; the fixed rules cut nothing any more."""
         self.planner = DraftPlanner(predictor, len(self.names))
 
     def install(self, prompt_key: str, buffer: Any) -> None:
@@ -81,7 +82,7 @@ class HistoryDrafter(DraftSource):
         self, request_id: str, prompt_key: str | None, tokens: Sequence[int], prompt_tokens: int, most_tokens: int,
         window: int | None = None,
     ) -> None:  # fmt: skip
-        """A sample begins with the text `tokens`, of which the first `prompt_tokens` are its prompt.
+        """Begin a sample with the text `tokens`, of which the first `prompt_tokens` are its prompt.
 
         `prompt_key` None: it never drafts. `most_tokens`: prompt and response together have no more in the end;
         `window`: its window if it ran elsewhere before. Raises ValueError if the request has started already, or for an
@@ -96,7 +97,7 @@ class HistoryDrafter(DraftSource):
         self._samples[request_id] = sample
 
     def append(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        """Each of these requests has written these tokens more. Requests that have finished are passed by."""
+        """Add what each of these requests has written. Requests that have finished are passed by."""
         names, samples = self._last
         if requests != names:
             known = self._samples
@@ -104,7 +105,7 @@ class HistoryDrafter(DraftSource):
         self._core.append(samples, *core.flatten(tokens))
 
     def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
-        """Draft tokens to verify in the next decode step, for each request; empty where nothing matches or fits.
+        """Return the draft tokens to verify in the next decode step, for each request.
 
         A planner is told `context`, the tokens of all requests, and `most`, the draft tokens that fit into the step.
         Raises KeyError for a request that has not started.
@@ -122,7 +123,7 @@ class HistoryDrafter(DraftSource):
         return Drafts(*self._core.draft(samples, whole))
 
     def verified(self, drafts: Verified) -> Attribution:
-        """The engine verified so many tokens of the last draft of each request, and accepted the first of them.
+        """Note the tokens verified of each request's last draft, and how many of them were accepted.
 
         Raises KeyError for a request that has not started, ValueError unless 0 <= accepted <= drafted and 1 <= drafted.
         """
@@ -134,12 +135,12 @@ class HistoryDrafter(DraftSource):
         return found
 
     def window(self, request_id: str) -> int:
-        """The size of a sample's window, which goes with it when it moves. Raises KeyError as `finish`."""
+        """Return the size of a sample's window. Raises KeyError as `finish`."""
         sample = self._sample_of(request_id)
         return self._settings.window_start if sample == NEVER else self._core.window(sample)
 
     def finish(self, request_id: str) -> None:
-        """A sample ended, was aborted or moves away. Raises KeyError for a request that has not started."""
+        """Forget a sample that ended, was aborted or moves away. Raises KeyError for a request that has not started."""
         sample = self._sample_of(request_id)
         del self._samples[request_id]
         self._last = [], self._last[1][:0]
@@ -147,7 +148,7 @@ class HistoryDrafter(DraftSource):
             self._core.finish(sample)
 
     def memory_bytes(self) -> int:
-        """Bytes of all texts and tables (indexes not counted: they are mapped)."""
+        """Return the bytes of all texts and tables (indexes not counted: they are mapped)."""
         return self._core.memory_bytes
 
     def _samples_of(self, requests: Sequence[str]) -> Int64s:

@@ -1,18 +1,19 @@
-"""What drafting gains right now, measured by the run itself: now and then, for a few decode steps, it is left out.
+"""The gain of drafts, measured by the run itself: now and then a few decode steps leave drafts out.
 
-Two comparisons. Within the engine: with drafts against the same engine without, which decides whether it drafts. And
-against an engine without speculation, which may be faster than this one is without drafts, by a factor that a profile
-knows (latency/predictor.py): that is what drafting gains a user, and where it is a loss, one sentence says so. Such an
-engine is another one, with another model runner, so a running engine cannot become it.
+There are two comparisons:
+- **Within the engine**: with drafts against the same engine without. It decides whether the engine drafts.
+- **Against an engine without speculation**, which may be faster than this one without drafts, by a factor that a
+  profile knows (latency/predictor.py). It is what drafts gain a user; where they lose, one sentence says so. A running
+  engine cannot become such an engine, because that one has another model runner.
 
-An engine's tokens per second in such an interval are compared with those of as many steps just before and just after,
-because its load changes all the time. The figure is the geometric mean of the last intervals, with its spread. Where it
-says that drafting makes the engine slower, drafting is switched off; then the intervals are those in which it is tried,
-and it comes back when it pays.
+An engine's tokens per second in an interval without drafts are compared with those of as many steps just before and
+just after, because its load changes all the time. The figure is the geometric mean of the last intervals, with its
+spread. Where drafts make the engine slower, they are switched off. From then on they are tried in the intervals, and
+come back when they pay.
 
-Invariants: pure; at most `share` of the steps are given to intervals (of each 1 / share of them, INTERVAL_STEPS); only
-whole stretches of steps that follow each other and run about as many samples are compared; it is switched only on the
-evidence of FEWEST intervals since the last switch, whose spread lies wholly on one side of no gain.
+Invariants: pure; at most `share` of the steps are in intervals. Only whole stretches of steps that follow each other,
+with about as many samples, are compared. A switch needs the evidence of FEWEST intervals since the last switch, whose
+spread lies wholly on one side of no gain.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Ticket(NamedTuple):
 
 
 class GainMeter:
-    """Of one engine."""
+    """The comparisons of one engine."""
 
     def __init__(self, share: float, settling: int = 0) -> None:
         """`share` of the decode steps, 0 to 0.3, are given to intervals; 0: none, and drafting is always on.
@@ -105,13 +106,13 @@ class GainMeter:
         self._stretches = (_Stretch(), _Stretch(), _Stretch())
 
     def ask(self) -> Ticket:
-        """The next decode step."""
+        """Return the ticket of the next decode step."""
         number, self._asked = self._asked, self._asked + 1
         in_interval = self._period > 0 and self._stretch_of(number) == INSIDE
         return Ticket(number, self._drafting != in_interval)
 
     def step(self, number: int, running: int, tokens: int, seconds: float, overhead: float = 1.0) -> str:
-        """The step of ticket `number` ran so many samples, gave so many tokens and took `seconds`.
+        """Compare a step: its ticket's `number`, samples `running`, `tokens` that it gave and `seconds` that it took.
 
         `overhead`: how many times as long such a step takes here without drafts as in an engine without speculation.
         Steps come in order, but some may be missing. Returns "" or, where drafting was switched by what it said, or is
@@ -129,7 +130,7 @@ class GainMeter:
         return self._judge()
 
     def now(self) -> Gain | None:
-        """The figure; None before there are two comparisons."""
+        """Return the figure; None before there are two comparisons."""
         if len(self._logs) < 2:
             return None
         mean, low, high = self._against_without(WIDTH)
@@ -183,7 +184,7 @@ class GainMeter:
         self._overheads.clear()
 
     def _slower(self, found: Gain) -> str:
-        """What to say of an engine without speculation: once, until it is no longer so."""
+        """Return the sentence that an engine without speculation is faster: once, until that changes."""
         _, low, high = self._against_without(SWITCHING_WIDTH)
         said, self._said_slower = self._said_slower, (self._said_slower or high < 1) and low <= 1
         if said or not self._said_slower:
@@ -195,6 +196,6 @@ class GainMeter:
 
 
 def _interval(logs: Collection[float], width: float) -> tuple[float, float, float]:
-    """Return the geometric mean, and as far below and above it as so many standard errors."""
+    """Return the geometric mean, and the bounds `width` standard errors below and above it."""
     mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(mean), math.exp(mean - width * error), math.exp(mean + width * error)

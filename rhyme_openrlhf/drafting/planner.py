@@ -1,10 +1,8 @@
-"""How much of what the drafter proposes is verified in the next step, and what is learnt from what became of it.
+"""Plans of one engine: how much of each draft the next decode step verifies, and what is learnt from the outcome.
 
-Puts three things together for one engine: the acceptance model (how likely is each proposed token), the latency model
-(what does a step with so many draft tokens take, with so much context), and the budget (which tokens are worth it).
-
-Where no draft is believed to be worth it, now and then the beginning of one is verified all the same
-(`drafting/budget.py`), and learnt from at once.
+A planner joins three things: the acceptance model (how likely is each proposed token), the latency model (how long does
+a step take, by samples, context and draft tokens), and the budget (which tokens are worth it). Where no draft is
+believed to be worth it, the beginning of a draft is tried now and then (budget.py), and learnt from at once.
 
 Invariants: a draft is only ever cut, never lengthened or changed; every decision can be told (`Decision`).
 """
@@ -30,13 +28,13 @@ REFIT_TOKENS = 256
 
 @dataclass(frozen=True)
 class Cut:
-    """What is verified of the drafts of one step: tokens of each, and all of them one draft after the other."""
+    """Drafts of one step as cut: the length of each, and their tokens one draft after the other."""
 
     lengths: Ints
     flat: NDArray[np.int32]
 
     def tokens(self) -> list[list[int]]:
-        """The tokens of each draft."""
+        """Return the tokens of each draft."""
         found: list[list[int]] = core.split(self.flat, self.lengths)
         return found
 
@@ -65,7 +63,7 @@ class Decision(NamedTuple):
 
 
 class Planner:
-    """What the planners of all sources of drafts learn in the same way, of one engine."""
+    """The part of a planner that is the same for all sources of drafts."""
 
     def __init__(self, predictor: Predictor, acceptance: Acceptance) -> None:
         """`predictor`: of this engine's steps; `acceptance`: of its drafts."""
@@ -75,16 +73,16 @@ class Planner:
         self._learnt = 0
 
     def took(self, running: int, context: int, drafts: int, seconds: float) -> None:
-        """A decode step of so many samples, tokens of context and draft tokens took `seconds`."""
+        """Note the `seconds` of a decode step, with its samples, tokens of context and draft tokens."""
         self.predictor.observe(running, context, drafts, seconds)
 
     def policy_updated(self) -> None:
-        """The engine has new weights, and a drafter of its own has not: what was accepted before counts less."""
+        """Count what was accepted before less, because the engine has new weights."""
         self._acceptance.forget()
         self._acceptance.refit()
 
     def _refit_after(self, tokens: int) -> None:
-        """So many tokens of the last step's drafts were learnt from."""
+        """Refit once enough tokens were learnt from; `tokens`: of the last step's drafts."""
         self._learnt += tokens
         # Of a beginning that was tried there are few tokens, and the next is some steps away.
         if self._learnt >= REFIT_TOKENS or (tokens and self._tries.trying):
@@ -105,7 +103,7 @@ class DraftPlanner(Planner):
         self._begins: Ints = np.zeros(1, dtype=np.int64)
 
     def cut(self, drafts: Drafts, running: int, context: int, most: int) -> tuple[Cut, Decision]:
-        """What of each draft to verify in a step of `running` samples, and why.
+        """Return what of each draft to verify in a step of `running` samples, and why.
 
         `drafts` are of some of the running samples, `context` is the tokens of all of them, `most` the draft tokens
         that the engine can take in one step.
@@ -121,28 +119,25 @@ class DraftPlanner(Planner):
         return Cut(lengths, core.cut(drafts.flat, drafts.lengths, lengths)), decision
 
     def learn(self, numbers: Ints, verified: Ints, accepted: Ints) -> None:
-        """So many tokens were verified and accepted of the drafts of these numbers that the last `cut` saw.
-
-        -1: it did not see the draft.
-        """
+        """Learn how many tokens were verified and accepted, by the drafts' numbers in the last `cut`; -1: in none."""
         self._refit_after(self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted))
 
 
 class DecisionLog:
-    """What an engine decided to draft since the log was taken last: sums over decode steps, by running samples."""
+    """Decisions since the log was taken last, as sums over decode steps by running samples."""
 
     def __init__(self) -> None:
         self._by_running: dict[int, list[float]] = {}
 
     def add(self, decision: Decision, seconds: float, accepted: int) -> None:
-        """The step of `decision` took `seconds`, and accepted so many draft tokens."""
+        """Add the step of a `decision`: its seconds, and its accepted draft tokens."""
         new = (1, decision.drafts, decision.seconds, seconds, decision.expected_accepted, accepted)
         sums = self._by_running.setdefault(decision.running, [0.0] * len(new))
         for place, value in enumerate(new):
             sums[place] += value
 
     def take(self) -> dict[str, list[Any]]:
-        """The fields of a DraftBudget event (telemetry/events.py), and begin anew; empty lists: nothing was decided."""
+        """Return the fields of a DraftBudget event (telemetry/events.py), empty without decisions, and begin anew."""
         taken, self._by_running = sorted(self._by_running.items()), {}
         steps = [int(sums[0]) for _, sums in taken]
         return {

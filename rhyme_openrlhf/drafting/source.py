@@ -1,15 +1,14 @@
-"""A source of drafts, as the scheduler sees it: one protocol for history and for vLLM's own methods.
+"""Sources of drafts: one protocol for history and for vLLM's own methods, and the base of sources of bare tokens.
 
-History is a source of its own (drafter.py). vLLM's methods (`--drafting.source` ngram, draft_model, eagle3) and any
-other source of bare tokens extend `Proposals`, which plans, cuts and learns, and only say what they propose. A new
-source is such a class and an entry in `SOURCES` (engine/scheduler_parts/drafting.py).
+History is a source of its own (drafter.py). vLLM's methods (`--drafting.source` ngram, draft_model, eagle3) extend
+`Proposals`, and so does any other source of bare tokens. `Proposals` plans, cuts and learns; its subclass proposes. A
+new source is such a class and an entry in `SOURCES` (engine/scheduler_parts/drafting.py).
 
-Bare tokens say nothing of their confidence. The same budget as for history (budget.py) takes tokens of all samples in
-the order of their probability, which is learnt by place in the draft (`PositionAcceptance`). What is not verified is
-judged too: the token that was sampled behind the verified part is the one that was proposed there with just the
-probability with which it would have been accepted. So a sample whose proposals become right is noticed while nothing of
-it is verified. That says nothing of the tokens behind that one: where none is believed to be worth it, now and then the
-beginning of a proposal is verified all the same (`Tries`).
+Bare tokens have no confidence. The same budget as for history (budget.py) takes tokens of all samples in the order of
+their probability, which is learnt by place in the draft (`PositionAcceptance`). Proposed tokens that are not verified
+are judged too: the token sampled behind the verified part equals the proposed one as often as it would have been
+accepted. So a sample whose proposals become right is noticed while none of them is verified. The tokens behind that one
+are judged when a beginning is tried (`Tries`).
 
 Invariants: a source proposes and vLLM's rejection sampler decides; a draft is only ever cut, never lengthened or
 changed; samples are known by their request's name; one caller at a time.
@@ -30,8 +29,8 @@ from rhyme_openrlhf.latency.predictor import Predictor
 
 Int64s = NDArray[np.int64]
 
-# Drafts are chosen where tokens per second are expected to be more than without by this factor: of the tokens that are
-# expected to be accepted a tenth is not, since the most promising are chosen (docs/benchmarks.md).
+# Drafts must promise this factor of the tokens per second of a step without. The most promising drafts are chosen, so
+# a tenth of the tokens that are expected to be accepted is not.
 LEAST_GAIN = 1.03
 
 
@@ -44,7 +43,7 @@ class Verified(NamedTuple):
 
 
 class Attribution(NamedTuple):
-    """Where verified drafts came from.
+    """The sources of verified drafts.
 
     Each draft's source; its number in the last step, -1 if an earlier step drafted it; and the accepted tokens by
     source. Sources are numbered as in `DraftSource.names`.
@@ -56,7 +55,7 @@ class Attribution(NamedTuple):
 
 
 class DraftSource:
-    """What drafts for all samples of one engine; `draft` is all that every source has to say."""
+    """A source that drafts for all samples of one engine; only `draft` must be there."""
 
     names: Sequence[str]
     """What counters and traces call the source; several names if drafts come from several places."""
@@ -118,8 +117,8 @@ class DraftSource:
 
 
 class Fates(NamedTuple):
-    """What became of some proposals: their samples' recent acceptance before them (thousandths), tokens that can be
-    judged, and how many of those were right before the first wrong one."""
+    """Outcomes of proposals: their samples' recent acceptance before them (thousandths), tokens that can be judged,
+    and how many of those were right before the first wrong one."""
 
     recents: list[int]
     judged: list[int]
@@ -202,7 +201,7 @@ class Proposals(DraftSource):
         self._waiting.pop(request_id, None)
 
     def append(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        """As the base, and judge the samples' last proposals by the new tokens."""
+        """Note new tokens, and judge the samples' last proposals by them."""
         for request_id, new in zip(requests, tokens, strict=True):
             if new and request_id in self._room:
                 self._room[request_id] -= len(new)
@@ -250,7 +249,7 @@ class Proposals(DraftSource):
 
 
 class WorkerProposals(Proposals):
-    """What vLLM's own methods propose in the worker, after each decode step."""
+    """Proposals of vLLM's own methods, made in the worker after each decode step."""
 
     from_worker = True
 

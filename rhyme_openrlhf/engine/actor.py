@@ -1,5 +1,8 @@
 """Our rollout engine: OpenRLHF's vLLM actor with drafts from history, numbered weights and a record of its time.
 
+The one class that plugs into OpenRLHF's actor. What else an engine does, it has as parts (actor_parts/), which the
+run's settings attach (factory.py): measuring, turns of the pipeline, samples that move, answers to checks.
+
 Invariants:
 - Every request carries the weight version it was started with as vLLM's `cache_salt`: no KV block made by one
   version is ever found by a request of another. A request that would start while weights load waits for the new ones.
@@ -8,158 +11,154 @@ Invariants:
 - History never delays a sample: its index is installed while the sample already runs, and a history worker that is
   slow, full or dead only means no drafts. Only a reproducible run waits for the index (at most
   --history.fetch_timeout_s), because which tokens are sampled at a temperature depends on where drafts were there.
+
+Checked against OpenRLHF 0.11.2 `trainer/ray/vllm_engine.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import functools
+import inspect
 import os
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Concatenate
 
-from rhyme_openrlhf.engine.seeded_actor import SeededRolloutActor  # first: installs the shims where needed
-from rhyme_openrlhf.prompt_keys import prompt_key
-from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.platform import gpu_present, shims
 
-import ray  # isort: skip
-import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
-from openrlhf.utils.vlm_utils import dedup_media_tokens  # isort: skip
+if not gpu_present():
+    shims.install()
+
+import openrlhf.trainer.ray.vllm_engine as upstream
+import ray
 from vllm import RequestOutput, SamplingParams
-from vllm.inputs import TokensPrompt
-from vllm.sampling_params import RequestOutputKind
 from vllm.utils import random_uuid
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rhyme_openrlhf.engine.actor_parts import unspeculated_steps
-from rhyme_openrlhf.engine.actor_parts.draft_arguments import vllm_source_arguments
-from rhyme_openrlhf.engine.actor_parts.histories_in_flight import HistoriesInFlight
-from rhyme_openrlhf.engine.actor_parts.history_feed import HistoryFeed
-from rhyme_openrlhf.engine.actor_parts.measuring import StepMeasuring
+from rhyme_openrlhf.engine import arguments, calls, requests
+from rhyme_openrlhf.engine.actor_parts.histories import Histories, HistoryFeed
+from rhyme_openrlhf.engine.actor_parts.part import Engine, OrdersLock, Part
 from rhyme_openrlhf.engine.actor_parts.timeline import EngineTimeline
+from rhyme_openrlhf.engine.calls import P, R, SchedulerDrafting, SchedulerMeter, WorkerCalls
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, check_finite
 from rhyme_openrlhf.engine.patches import core_channel
-from rhyme_openrlhf.engine.request_keys import (
-    DRAFTING_KEY,
-    PACE_KEY,
-    PROMPT_KEY,
-    PROPOSER,
-    SCHEDULER,
-    SETTINGS_KEY,
-    TRACE,
-)
-from rhyme_openrlhf.engine.seeding import current_sample
-from rhyme_openrlhf.platform import gpu_present
-from rhyme_openrlhf.settings.drafting import HISTORY, NGRAM
+from rhyme_openrlhf.engine_errors import EngineCoreError, WeightLoadError
+from rhyme_openrlhf.prompt_keys import prompt_key
+from rhyme_openrlhf.ray_classes import plain_class
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.drafting import NGRAM
 from rhyme_openrlhf.telemetry.engine_events import KV_CACHE, RUNNING
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.weights.buckets import Segment
 
-
-class EngineCoreError(RuntimeError):
-    """The vLLM process behind an engine is gone."""
-
-
-class WeightLoadError(RuntimeError):
-    """An engine was told to load weights at a moment when it must not, or could not load them."""
-
-
-def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
-    """vLLM engine arguments that plug our scheduler in, with or without speculation."""
-    own: dict[str, Any] = {PACE_KEY: rhyme.emulate.profile}
-    if not rhyme.histospec.enable:
-        return {"scheduler_cls": SCHEDULER, "additional_config": own}
-    histospec, drafting = rhyme.histospec, rhyme.drafting
-    if rhyme.run.reproducible:
-        # How far a sibling is depends on timing, and drafts decide which random numbers a sample draws.
-        histospec = dataclasses.replace(histospec, siblings=False)
-        drafting = dataclasses.replace(drafting, probe_share=0)
-    own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
-    if drafting.source != HISTORY:
-        return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
-    return {
-        "scheduler_cls": SCHEDULER,
-        "additional_config": own,
-        **graph_arguments(),
-        "speculative_config": {
-            "method": "custom_class",
-            "model": PROPOSER,
-            "num_speculative_tokens": rhyme.histospec.window_max,
-        },
-    }
-
-
-def graph_arguments() -> dict[str, Any]:
-    """Return vLLM's arguments for the CUDA graphs of an engine that drafts; none without a GPU.
-
-    FULL graphs serve only steps in which every sample has the longest draft, of which recorded runs have 3 in 2,626
-    (`benchmarks/graph_padding.py`). For their sake vLLM 0.29.0 rounds the sizes of all graphs up to multiples of the
-    longest draft and one: a sample without drafts computes 33 rows. PIECEWISE graphs keep their sizes.
-    """
-    return {"compilation_config": {"cudagraph_mode": "PIECEWISE"}} if gpu_present() else {}
-
+PlainRolloutActor = plain_class(upstream.RolloutRayActor, __name__, "PlainRolloutActor")
 
 # Requests before a run's first, prompt tokens of each and tokens of each answer: a prefill and a decode step of more
 # than one sample. And the prompt that they say they are of, as a run's requests do.
 REHEARSAL, REHEARSED = (2, 8, 2), "rehearsal"
-# What OpenRLHF's executor asks for; whoever asks for more (`rhyme verify`) reads more.
-UPSTREAM_LOGPROBS = 1
 
 
-def leave_out_unread(parameters: SamplingParams) -> None:
-    """Do not ask vLLM for what OpenRLHF's single-turn executor never reads (openrlhf/utils/agent.py).
+def answering(*protocols: type) -> Callable[[type], type]:
+    """Give a Ray actor's class a method for each call of these protocols; the part that answers them is called."""
 
-    It takes token ids and the sampled token's log-probability. Text costs as much CPU time a token as a small model's
-    forward pass, and is needed only to find stop strings; `logprobs=1` adds the likeliest token to the sampled one,
-    for a top-k over the vocabulary. What is sampled stays the same.
+    def methods(actor: type) -> type:
+        for protocol in protocols:
+            for name in calls.names(protocol):
+                setattr(actor, name, _method(actor, protocol, name))
+        return actor
+
+    return methods
+
+
+def _method(actor: type, protocol: type, name: str) -> Any:
+    @functools.wraps(getattr(protocol, name))
+    async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if protocol not in self.parts:
+            raise TypeError(f"engine {self.index} does not answer {protocol.__name__}.{name}: its run needs none")
+        answer = getattr(self.parts[protocol], name)(*args, **kwargs)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    # Ray pickles a method by value unless it is found under its name.
+    method.__module__, method.__qualname__ = actor.__module__, f"{actor.__qualname__}.{name}"
+    return method
+
+
+@answering(calls.MeasuringCalls, calls.TurnCalls, calls.SampleCalls, calls.DeviceCalls, calls.AnswerCalls)
+class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
+    """One vLLM engine of a run.
+
+    `rhyme` are the run's settings, `run_seed` its --train.seed; `index` is the engine's number; `history_workers` are
+    Ray actor handles (may be empty); `parts(engine)` returns what it has beside itself, by the calls that each answers.
     """
-    parameters.detokenize = bool(parameters.stop)
-    if parameters.logprobs == UPSTREAM_LOGPROBS:
-        parameters.logprobs = 0
-
-
-class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
-    """One vLLM engine of a run. `index` is its number; `history_workers` are Ray actor handles (may be empty)."""
 
     # Ray awaits an actor's constructor; upstream's is one too.
     async def __init__(  # type: ignore[misc]
-        self, *args: Any, rhyme: RhymeSettings, index: int, history_workers: list[Any], **kwargs: Any
+        self,
+        *args: Any,
+        rhyme: RhymeSettings,
+        run_seed: int,
+        index: int,
+        history_workers: list[Any],
+        parts: Callable[[Engine], dict[type, Part]],
+        **kwargs: Any,
     ) -> None:
+        self.rhyme = rhyme
         self.index = index
+        self.seeds = requests.Seeds(run_seed, rhyme.run.reproducible)
         self.weight_version = 0
-        self._running: set[str] = set()
+        self.running: set[str] = set()
+        self.orders = OrdersLock()
         self._may_start = asyncio.Event()
         self._may_start.set()
-        self._reported = EngineCounters()
-        self._traced: frozenset[str] = frozenset()
-        self._timeline = EngineTimeline(time.time())
-        # The state of its timeline while it runs nothing.
-        self._rests = "idle"
+        self.counted = EngineCounters()
+        self.traced: frozenset[str] = frozenset()
+        self.timeline = EngineTimeline(time.time())
+        self.rests = "idle"
+        self.parts = parts(self)
         kwargs.update(rhyme.engine.arguments())
-        self._unspeculated = unspeculated_steps.Unspeculated()
-        if unspeculated_steps.are_wanted(rhyme, index, kwargs):
-            plain = dataclasses.replace(rhyme, histospec=dataclasses.replace(rhyme.histospec, enable=False))
-            arguments = {**kwargs, **speculation_arguments(plain)}
-            start = partial(super().__init__, *args, rhyme=plain, **arguments)
-            self._unspeculated = await unspeculated_steps.measured(self, start, kwargs["tensor_parallel_size"])
-        kwargs.update(self.plugins(rhyme))
+        start = partial(self._start, args, kwargs)
+        for part in self.parts.values():
+            await part.before_start(kwargs, start)
+        # Another engine may have been here.
+        self.rhyme = rhyme
         # Upstream's constructor names the class as a module global, in this process.
         upstream.SingleTurnAgentExecutor = partial(CheckedExecutor, limit_s=rhyme.limits.reward_s)
-        await super().__init__(*args, rhyme=rhyme, **kwargs)
+        await start(rhyme, self.plugins())
         if rhyme.histospec.enable and rhyme.drafting.source == NGRAM:
-            await self.llm.collective_rpc("rhyme_look_up_serially")
+            await self.workers(WorkerCalls.rhyme_look_up_serially)
         if not rhyme.weights_by_buffer:
-            await self.llm.collective_rpc("rhyme_check_broadcast")
+            await self.workers(WorkerCalls.rhyme_check_broadcast)
         workers = history_workers if rhyme.drafts_from_history else []
-        self._history = HistoryFeed(workers, self.call_scheduler, rhyme.history.fetch_timeout_s)
-        self._in_flight = HistoriesInFlight(self._history)
+        self.histories = Histories(HistoryFeed(workers, self.scheduler, rhyme.history.fetch_timeout_s))
         await self._start_the_rest()
+        for part in self.parts.values():
+            part.has_started()
+
+    async def _start(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], rhyme: RhymeSettings, ours: dict[str, Any]
+    ) -> None:
+        self.rhyme = rhyme
+        kwargs = kwargs | ours
+        if not gpu_present():
+            from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+
+            kwargs = cpu_engine_arguments(kwargs, rhyme.cpu)
+        kwargs["worker_extension_cls"] = arguments.WORKER_EXTENSION
+        await super().__init__(*args, **kwargs)
+
+    def plugins(self) -> dict[str, Any]:
+        """Return vLLM's engine arguments of ours."""
+        found = arguments.speculation_arguments(self.rhyme)
+        for part in self.parts.values():
+            found |= part.arguments()
+        return found
 
     async def _start_the_rest(self) -> None:
-        """What else an engine starts once, now: else it is time of the first rollout stage.
+        """Start now what an engine starts once: else it is time of the first rollout stage.
 
         The first requests load plug-ins and start threads here, and kernels in the workers. And this process has
         hundreds of thousands of objects when all is imported, which Python's next full garbage collection goes through:
@@ -167,40 +166,61 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         place this actor stands, leaves them out of all collections, as it does in its engine core; so do we.
         """
         async with asyncio.timeout(self.rhyme.limits.stage_s):
-            await self._run(*REHEARSAL, {PROMPT_KEY: REHEARSED})
+            await requests.generate_alike(self.llm, *REHEARSAL, {requests.PROMPT_KEY: REHEARSED})
         freeze_gc_heap()
 
-    @staticmethod
-    def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
-        """vLLM engine arguments of ours."""
-        return speculation_arguments(rhyme)
+    async def scheduler(self, method: Callable[Concatenate[Any, P], R], *arguments: P.args, **_: P.kwargs) -> R:
+        """Call a method of this engine's scheduler (calls.py)."""
+        answer: R = await core_channel.call_scheduler(self.llm, method.__name__, *arguments)
+        return answer
 
-    async def call_scheduler(self, method: str, *arguments: Any) -> Any:
-        """Call a method of this engine's scheduler (engine/scheduler.py)."""
-        return await core_channel.call_scheduler(self.llm, method, *arguments)
+    async def workers(self, method: Callable[Concatenate[Any, P], R], *arguments: P.args, **_: P.kwargs) -> list[R]:
+        """Call a method of each rank's worker (calls.py)."""
+        answers: list[R] = await self.llm.collective_rpc(method.__name__, args=arguments)
+        return answers
 
-    async def generate_responses(self, prompt: str, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
-        """The responses to one prompt, as upstream, with the prompt's history installed beside."""
+    def ready(self) -> bool:
+        """Answer once the engine has started: what the driver waits for."""
+        return True
+
+    # --- samples
+
+    async def generate_responses(
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        num_samples: int = 1,
+        images: Any = None,
+    ) -> list[dict[str, Any]]:
+        """Return the responses to one prompt, as upstream, with the prompt's history installed beside."""
         key = prompt_key(prompt)
-        fetch = self._in_flight.begin(key)
+        ask = super().generate_responses
+        fetch = self.histories.begin(key)
         try:
-            await self._wait_for_history(fetch)
-            responses: list[dict[str, Any]] = await super().generate_responses(prompt, *args, **kwargs)
+            await self.until_drafted_alike(fetch)
+            responses = await self.seeds.answers(
+                prompt,
+                num_samples,
+                lambda plain: ask(plain, label, sampling_params, max_length, hf_tokenizer, 1, images),
+            )
             for response in responses:
                 check_finite(response)
             await self._add_traces(responses)
             return responses
         finally:
-            await self._in_flight.end(key)
+            await self.histories.end(key)
 
-    async def _wait_for_history(self, fetch: asyncio.Task[None] | None) -> None:
-        """Until an index is there, in a reproducible run; else samples never wait for one."""
+    async def until_drafted_alike(self, fetch: asyncio.Task[None] | None) -> None:
+        """Wait for an index in a reproducible run; else samples never wait for one."""
         if self.rhyme.run.reproducible and fetch is not None:
             await asyncio.wait([fetch], timeout=self.rhyme.history.fetch_timeout_s)
 
     def trace_prompts(self, keys: list[str]) -> None:
-        """From now on, note of the samples of these prompts (`prompt_key`), and of no others, what was drafted."""
-        self._traced = frozenset(keys)
+        """Note from now on of the samples of these prompts (`prompt_key`), and of no others, what was drafted."""
+        self.traced = frozenset(keys)
 
     async def _add_traces(self, responses: list[dict[str, Any]]) -> None:
         """Add to the responses' rounds what the scheduler noted of them."""
@@ -208,98 +228,125 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         if not rounds or not self.rhyme.histospec.enable:
             return
         try:
-            traces = await self.call_scheduler("take_traces", [one.trace for one in rounds])
+            traces = await self.scheduler(SchedulerDrafting.take_traces, [one.trace for one in rounds])
         except EngineDeadError:
-            raise EngineCoreError(self._core_died()) from None
+            raise EngineCoreError(self.core_died) from None
         for one, trace in zip(rounds, traces, strict=True):
             one.drafted, one.spans = trace["drafted"], trace["spans"]
 
     async def generate(
         self, prompt_token_ids: list[int], sampling_params: SamplingParams, multi_modal_data: Any = None
     ) -> RequestOutput:
-        """One request to the engine. Same contract as upstream's method, which it replaces.
+        """Return vLLM's output of one request. Same contract as upstream's method, which it replaces.
 
-        Only the final output is built (upstream has vLLM build one after every step and drops all but the last), and
-        only what upstream's executor reads of it.
+        Only the final output is built, and only what upstream's executor reads of it.
         """
-        await self._may_start.wait()
-        if multi_modal_data and self._mm_pad_token_ids:
-            prompt_token_ids = dedup_media_tokens(prompt_token_ids, self._mm_pad_token_ids)
-        prompt = TokensPrompt(prompt_token_ids=prompt_token_ids, cache_salt=f"weights-{self.weight_version}")
-        if multi_modal_data:
-            prompt["multi_modal_data"] = multi_modal_data
-        parameters = sampling_params.clone()
-        parameters.output_kind = RequestOutputKind.FINAL_ONLY
+        try:
+            return await self._generate(prompt_token_ids, sampling_params, multi_modal_data)
+        finally:
+            for part in self.parts.values():
+                part.answered()
+
+    async def _generate(self, tokens: list[int], sampling_params: SamplingParams, multi_modal: Any) -> RequestOutput:
+        await self.until_open()
+        prompt = requests.prompt_of(tokens, self.weight_version, multi_modal, self.media_padding())
+        length = len(prompt["prompt_token_ids"])
+        parameters = requests.final_only(sampling_params)
         if type(self.executor) is CheckedExecutor:
-            leave_out_unread(parameters)
-        self.seed_request(parameters, len(prompt_token_ids))
+            requests.leave_out_unread(parameters)
+        self.seeds.seed(parameters, length)
         request_id = random_uuid()
-        identity = current_sample.get()
+        identity = requests.current_sample.get()
         noted = None
         if identity is not None:
             key = prompt_key(identity.prompt)
-            of_round, fetch = self._in_flight.round(key, len(identity.rounds))
-            noted = Round(self.index, self.weight_version, len(prompt_token_ids))
+            of_round, fetch = self.histories.round(key, len(identity.rounds))
+            noted = Round(self.index, self.weight_version, length)
             identity.rounds.append(noted)
-            parameters.extra_args = {**(parameters.extra_args or {}), PROMPT_KEY: of_round}
-            if key in self._traced:
-                noted.trace = parameters.extra_args[TRACE] = request_id
-            await self._wait_for_history(fetch)
-        self._started(request_id)
+            parameters.extra_args = {**(parameters.extra_args or {}), requests.PROMPT_KEY: of_round}
+            if key in self.traced:
+                noted.trace = parameters.extra_args[requests.TRACE] = request_id
+            await self.until_drafted_alike(fetch)
+        self.started(request_id)
         try:
-            # FINAL_ONLY: there is exactly one.
-            outputs = [output async for output in self.llm.generate(prompt, parameters, request_id=request_id)]
+            output = await requests.generate(self.llm, prompt, parameters, request_id)
         except EngineDeadError:
-            raise EngineCoreError(self._core_died()) from None
+            raise EngineCoreError(self.core_died) from None
         finally:
-            self._ended(request_id)
+            self.ended(request_id)
         if noted is not None:
-            noted.end(self.weight_version, outputs[-1].outputs[0])
-        return outputs[-1]
+            noted.end(self.weight_version, output.outputs[0])
+        return output
 
-    def _started(self, request_id: str) -> None:
-        if not self._running:
-            self._timeline.enter("generate", time.time(), self.weight_version)
-        self._running.add(request_id)
+    def media_padding(self) -> Any:
+        """Return the tokens that stand for media in prompts, as upstream knows them."""
+        return self._mm_pad_token_ids
 
-    def _ended(self, request_id: str) -> None:
-        self._running.discard(request_id)
-        if not self._running:
-            self._timeline.enter(self._rests, time.time(), self.weight_version)
+    def started(self, request_id: str) -> None:
+        """Note that a sample's request goes to vLLM."""
+        if not self.running:
+            self.timeline.enter("generate", time.time(), self.weight_version)
+        self.running.add(request_id)
+        for part in self.parts.values():
+            part.sample_started(request_id)
+
+    def ended(self, request_id: str) -> None:
+        """Note that a sample's request is over."""
+        for part in self.parts.values():
+            part.sample_ended(request_id)
+        self.running.discard(request_id)
+        if not self.running:
+            self.timeline.enter(self.rests, time.time(), self.weight_version)
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Return the log-probability of each token after the first, by the weights of now, at temperature 1."""
+        output = await PlainRolloutActor.generate(self, list(token_ids), requests.scored())
+        return [at[token].logprob for at, token in list(zip(output.prompt_logprobs, token_ids, strict=True))[1:]]
 
     # --- weights
 
+    @property
+    def is_open(self) -> bool:
+        """Whether samples may start: not while weights load."""
+        return self._may_start.is_set()
+
+    async def until_open(self) -> None:
+        """Wait until samples may start."""
+        await self._may_start.wait()
+
     async def load_weights(self, segment: Segment) -> float:
-        """Load a weight version; returns the seconds it took.
+        """Load a weight version; return the seconds it took.
 
         Raises WeightLoadError when samples run (and the engine is not paused for partial rollout), or when a worker
         reports another version than asked for.
         """
-        if self._running and self._may_start.is_set():
-            raise WeightLoadError(
-                f"engine {self.index} was told to load weight version {segment.version} while "
-                f"{len(self._running)} samples run with version {self.weight_version}"
-            )
-        started = time.time()
-        self._timeline.enter("sync", started, self.weight_version)
-        was_open = self._may_start.is_set()
-        self._may_start.clear()
-        try:
-            versions = await self.llm.collective_rpc("rhyme_load_weights", args=(segment.to_plain(),))
-            if set(versions) != {segment.version}:
-                raise WeightLoadError(f"engine {self.index} loaded {versions} instead of version {segment.version}")
-            await self.llm.reset_prefix_cache()
-            self.weight_version = segment.version
-        finally:
-            if was_open:
-                self._may_start.set()
-            self._timeline.enter("generate" if self._running else self._rests, time.time(), self.weight_version)
-        return time.time() - started
+        async with self.orders.all():
+            if self.running and self.is_open:
+                raise WeightLoadError(
+                    f"engine {self.index} was told to load weight version {segment.version} while "
+                    f"{len(self.running)} samples run with version {self.weight_version}"
+                )
+            started = time.time()
+            self.timeline.enter("sync", started, self.weight_version)
+            was_open = self.is_open
+            self._may_start.clear()
+            try:
+                versions = await self.workers(WorkerCalls.rhyme_load_weights, segment.to_plain())
+                if set(versions) != {segment.version}:
+                    raise WeightLoadError(f"engine {self.index} loaded {versions} instead of version {segment.version}")
+                await self.llm.reset_prefix_cache()
+                self.weight_version = segment.version
+            finally:
+                if was_open:
+                    self._may_start.set()
+                self.timeline.enter("generate" if self.running else self.rests, time.time(), self.weight_version)
+            return time.time() - started
 
     async def pause_generation(self) -> None:
         """Freeze running samples and drop their KV cache; new ones wait (partial rollout, before a weight load)."""
-        self._may_start.clear()
-        await super().pause_generation()
+        async with self.orders.all():
+            self._may_start.clear()
+            await super().pause_generation()
 
     async def resume_generation(self) -> None:
         """Go on after `pause_generation`; frozen samples recompute their KV cache with the weights now loaded."""
@@ -311,64 +358,77 @@ class RhymeRolloutActor(StepMeasuring, SeededRolloutActor):
         self.weight_version = version
 
     def get_weight_version(self) -> int:
-        """The version of the weights this engine runs."""
+        """Return the version of the weights this engine runs."""
         return self.weight_version
 
     # --- what the run record asks
 
     async def begin_rollout(self) -> None:
-        """A rollout stage begins: what was done since the last one (an evaluation, a weight check) is none of it."""
-        self._reported = await self._totals()
-        await self._planning("take_decisions", {})
+        """Begin a rollout stage: what was done since the last one (an evaluation, a weight check) is none of it."""
+        self.counted = await self.totals()
+        if self.rhyme.histospec.enable:
+            await self.scheduler(SchedulerDrafting.take_decisions)
+        for part in self.parts.values():
+            part.rollout_begun()
 
     async def progress(self) -> dict[str, int | float]:
-        """Counters since `begin_rollout`; RUNNING: the samples that run now; KV_CACHE: its share in use."""
-        answer = await self.call_scheduler("read_counters")
-        done = (EngineCounters.from_dict(answer) - self._reported).to_dict()
-        return {**done, RUNNING: len(self._running), KV_CACHE: answer[KV_CACHE]}
+        """Return counters since `begin_rollout`; RUNNING: the samples that run now; KV_CACHE: its share in use."""
+        answer = await self.scheduler(SchedulerMeter.read_counters)
+        done = (EngineCounters.from_dict(answer) - self.counted).to_dict()
+        return {**done, RUNNING: len(self.running), KV_CACHE: answer[KV_CACHE]}
 
-    async def _totals(self) -> EngineCounters:
-        return EngineCounters.from_dict(await self.call_scheduler("read_counters"))
+    async def totals(self) -> EngineCounters:
+        """Return everything the engine did since it started."""
+        return EngineCounters.from_dict(await self.scheduler(SchedulerMeter.read_counters))
 
     async def rollout_report(self, rollout_start: float, rollout_end: float) -> dict[str, Any]:
-        """What this engine did: since `begin_rollout` counters and what was decided to draft (fields of a DraftBudget
-        event), since the last report timeline and problems (sentences); and what drafts gain (of a DraftGain event).
+        """Return what this engine did: since `begin_rollout` counters and what was decided to draft (fields of a
+        DraftBudget event), since the last report timeline and problems (sentences); and what drafts gain (of a
+        DraftGain event).
 
         Times are unix seconds of the rollout stage; idle time within it gets its cause.
         """
+        counted = (await self.totals() - self.counted).to_dict()
+        intervals = self.timeline.take(rollout_start, rollout_end)
+        problems = self.histories.feed.take_problems()
+        decisions, gain, sentences = await self.planning()
         return {
-            "counters": (await self._totals() - self._reported).to_dict(),
-            "intervals": self._timeline.take(rollout_start, rollout_end),
+            "counters": counted,
+            "intervals": intervals,
             "weight_version": self.weight_version,
-            "problems": [*self._history.take_problems(), *await self._planning("take_sentences", [])],
-            "decisions": await self._planning("take_decisions", {}),
-            "gain": await self._planning("read_gain", {}),
+            "problems": [*problems, *sentences],
+            "decisions": decisions,
+            "gain": gain,
         }
 
-    def unspeculated(self) -> unspeculated_steps.Unspeculated:
-        """Return the decode steps of an engine without speculation, as measured before this one started."""
-        return self._unspeculated
-
-    async def _planning(self, method: str, without: Any) -> Any:
-        """What the scheduler tells of its planning; `without` speculation it plans nothing."""
-        return await self.call_scheduler(method) if self.rhyme.histospec.enable else without
+    async def planning(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        """Return what the scheduler tells of its planning: decisions, gain, sentences; empty without speculation."""
+        if not self.rhyme.histospec.enable:
+            return {}, {}, []
+        return await asyncio.gather(
+            self.scheduler(SchedulerDrafting.take_decisions),
+            self.scheduler(SchedulerDrafting.read_gain),
+            self.scheduler(SchedulerDrafting.take_sentences),
+        )
 
     async def alive(self) -> None:
-        """Answers while this engine can generate. Raises EngineCoreError when its vLLM process is gone."""
+        """Answer while this engine can generate. Raises EngineCoreError when its vLLM process is gone."""
         try:
             await self.llm.check_health()
         except EngineDeadError:
-            raise EngineCoreError(self._core_died()) from None
+            raise EngineCoreError(self.core_died) from None
 
-    def _core_died(self) -> str:
+    @property
+    def core_died(self) -> str:
+        """What to say when the vLLM process is gone."""
         return f"the vLLM engine core of engine {self.index} (a child of process {os.getpid()}) died or failed"
 
     def node_id(self) -> str:
-        """The Ray node this engine runs on."""
+        """Return the Ray node this engine runs on."""
         return ray.get_runtime_context().get_node_id()
 
     async def node_ids(self) -> list[str]:
         """Return the Ray nodes of this engine: the actor's, then those of its tensor-parallel ranks."""
-        ranks = await self.llm.collective_rpc("rhyme_node")
+        ranks = await self.workers(WorkerCalls.rhyme_node)
         own = self.node_id()
         return list(dict.fromkeys([own, *(node or own for node in ranks)]))

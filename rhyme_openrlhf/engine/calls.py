@@ -4,7 +4,7 @@
    `SchedulerDrafting`, `SchedulerMoves`.
 2. Actor and scheduler call the workers, one process for each rank: `WorkerCalls`.
 3. Trainers, the samples' home, the pipeline and whoever measures call the actor, through Ray: `EngineCalls`, and by
-   part `MeasuringCalls`, `TurnCalls`, `SampleCalls`, `AnswerCalls`.
+   part `MeasuringCalls`, `TurnCalls`, `SampleCalls`, `DeviceCalls`, `AnswerCalls`.
 
 A call names the method of its protocol, never a string: `await engine.scheduler(SchedulerMoves.hold_room, room, 8)`,
 `await port.call(SampleCalls.hold_room, room, 8)`, `handle.hand_turn.remote(turn, 4, [])` where `handle` is a
@@ -59,6 +59,16 @@ class Caller(Protocol):
         ...
 
 
+class RanksCaller(Protocol):
+    """Calls a method of `WorkerCalls` in each rank's process."""
+
+    def __call__(
+        self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[list[R]]:
+        """Return what each rank answers."""
+        ...
+
+
 # --- what an engine's actor calls on its scheduler
 
 
@@ -73,7 +83,7 @@ class SchedulerTiming(Protocol):
     """Decode steps that are timed on demand."""
 
     def force_drafts(self, each: int | None) -> None: ...
-    def take_steps(self) -> Sequence[Sequence[float]]: ...
+    def take_steps(self) -> Sequence[tuple[int, int, int, float]]: ...
 
 
 class SchedulerDrafting(Protocol):
@@ -191,6 +201,17 @@ class EngineCalls(Protocol):
     # OpenRLHF's own.
     @_remote
     def get_num_unfinished_requests(self) -> int: ...
+    @_remote
+    def generate_responses(
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        num_samples: int = 1,
+        images: Any = None,
+    ) -> list[dict[str, Any]]: ...
 
 
 class MeasuringCalls(Protocol):
@@ -303,6 +324,11 @@ class SampleCalls(Protocol):
     def hold_room(self, room: str, tokens: int) -> str: ...
     @_remote
     def release_room(self, room: str) -> None: ...
+
+
+class DeviceCalls(Protocol):
+    """An engine whose devices and node keep what others need: KV buffers, and the memory of another layout's cache."""
+
     @_remote
     def make_kv_buffer(self, layout: KvLayout, rows: int, on_device: bool = False) -> KvBuffer: ...
     @_remote

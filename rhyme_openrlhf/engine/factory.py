@@ -1,4 +1,4 @@
-"""Stands where OpenRLHF creates its engine actors, and adds our keyword arguments to each.
+"""Stands where OpenRLHF creates its engine actors, adds our keyword arguments to each, and says which parts it has.
 
 Upstream's `create_vllm_engines` writes `RolloutRayActor.options(...).remote(**arguments)` and leaves no way to pass
 more. So its own function decides every engine argument, for training runs and for `rhyme verify` alike. Checked
@@ -15,17 +15,55 @@ from rhyme_openrlhf.settings.config import RhymeSettings
 
 import ray  # isort: skip
 
-RolloutActor = ray.remote(RhymeRolloutActor)
+from rhyme_openrlhf.engine.actor_parts.answers import Answers
+from rhyme_openrlhf.engine.actor_parts.devices import Devices
+from rhyme_openrlhf.engine.actor_parts.measuring import Measuring
+from rhyme_openrlhf.engine.actor_parts.moves import Moves
+from rhyme_openrlhf.engine.actor_parts.part import Engine, Part
+from rhyme_openrlhf.engine.actor_parts.turns import Turns
+from rhyme_openrlhf.engine.calls import AnswerCalls, DeviceCalls, MeasuringCalls, SampleCalls, TurnCalls
+
+# Every sample that an engine generates, and every prompt that waits for its turn, is a call; Ray's own limit is 1000.
+CALLS_AT_ONCE = 1_000_000
 # An engine of several GPUs has none itself: its ranks are other actors. Ray 2.55 hides all GPUs from such an actor
 # (_private/utils.py, set_visible_accelerator_ids) unless told not to, and it would take its machine for one without.
 SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
+def parts_of(engine: Engine) -> dict[type, Part]:
+    """Return the parts of a run's engine, as its settings ask for them, by the calls that each answers."""
+    rhyme = engine.rhyme
+    parts: dict[type, Part] = {MeasuringCalls: Measuring(engine)}
+    turns = Turns(engine) if rhyme.histopipe.enable else None
+    if turns is not None:
+        parts[TurnCalls] = turns
+    if rhyme.samples_move:
+        parts[SampleCalls] = Moves(engine, turns)
+        parts[DeviceCalls] = Devices(engine) if turns is None else Devices(engine, turns.is_tail)
+    return parts
+
+
+def parts_of_checked(engine: Engine) -> dict[type, Part]:
+    """Return the parts of an engine that checks drive: it answers requests in token ids."""
+    return {MeasuringCalls: Measuring(engine), AnswerCalls: Answers(engine)}
+
+
+def parts_of_measured(engine: Engine) -> dict[type, Part]:
+    """Return the parts of an engine that `rhyme profile` measures: one for checks, whose contexts are filled."""
+    return parts_of_checked(engine) | {MeasuringCalls: Measuring(engine, fills=True)}
+
+
+def actor_class(settings: RhymeSettings) -> Any:
+    """Return the Ray actor class of a run's engines."""
+    limit = {"max_concurrency": CALLS_AT_ONCE} if settings.histopipe.enable else {}
+    return (ray.remote(**limit) if limit else ray.remote)(RhymeRolloutActor)
+
+
 class EngineFactory:
     """Makes a run's engines, numbered from 0.
 
-    `actor` is the Ray actor class to make them of; `started` is told each engine's number and handle; `on_gpus`: the
-    run has GPUs (never run on one).
+    `actor` is the Ray actor class to make them of, and `parts` what each has; `started` is told each engine's number
+    and handle; `on_gpus`: the run has GPUs (never run on one).
     """
 
     def __init__(
@@ -33,14 +71,16 @@ class EngineFactory:
         settings: RhymeSettings,
         history_workers: Sequence[Any],
         seed: int,
-        actor: Any = RolloutActor,
+        actor: Any = None,
         started: Callable[[int, Any], None] = lambda index, engine: None,
         on_gpus: bool = False,
+        parts: Callable[[Engine], dict[type, Part]] = parts_of,
     ) -> None:
         self._settings = settings
         self._history_workers = list(history_workers)
         self._seed = seed
-        self._actor = actor
+        self._actor = actor_class(settings) if actor is None else actor
+        self._parts = parts
         self._started = started
         self._on_gpus = on_gpus
         self._made = 0
@@ -67,6 +107,7 @@ class EngineFactory:
             run_seed=self._seed,
             index=index,
             history_workers=self._history_workers,
+            parts=self._parts,
             **{**arguments, **self._more},
         )
         self._started(index, engine)

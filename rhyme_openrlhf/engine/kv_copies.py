@@ -1,4 +1,4 @@
-"""What a worker copies for a move: KV blocks out of its rank's caches and in again, and a generator's state.
+"""Copies that a worker makes for a move: KV blocks out of its rank's caches and in again, and a generator's state.
 
 All is done between two steps. Invariants: only whole blocks are copied, along the block dimension; a cache of another
 layout than [blocks, heads, block size, keys and values] is not touched. Checked against vLLM 0.29.0 on CPU. On a GPU,
@@ -47,7 +47,7 @@ def export_blocks(
 def import_blocks(
     caches: Sequence[torch.Tensor], blocks: Sequence[int], buffer: KvBuffer, first: int, share: HeadShare
 ) -> None:
-    """The inverse: rows `first`... of the buffer into blocks. Raises OSError if the buffer is gone."""
+    """Copy rows `first`... of the buffer into blocks. Raises OSError if the buffer is gone."""
     rows = buffer.open()[:, first : first + len(blocks), share.first : share.end]
     if gpu_present():
         pinned_copies().to_device(rows, caches, blocks)

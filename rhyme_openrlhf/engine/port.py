@@ -1,69 +1,162 @@
-"""How a keeper calls an engine: one method, so that an engine may be a Ray actor, an object of this process or a fake.
+"""How other processes call an engine's actor: without waiting, or with a limit; and which engines prompts go to.
 
-Invariant: an engine that is gone, or whose vLLM process is, is an EngineLost, however that shows.
+Invariants: a call names a method of calls.py; an engine that is gone, or whose vLLM process is, is an EngineLost,
+however that shows; whoever measures gets an EngineCallError for everything that goes wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+import statistics
+from collections.abc import Sequence
+from typing import Any
 
-
-class EngineLost(RuntimeError):
-    """The engine is gone, and with it everything that was only there."""
-
-
-class OrderFailed(RuntimeError):
-    """The engine is well, but a call to it raised; the message says what."""
-
-
-class EnginePort(Protocol):
-    """One engine (MovableEngine's methods, by name)."""
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """What the method answers. Raises EngineLost, TimeoutError if the method does, and OrderFailed for the rest."""
-        ...
-
-
-async def problem_of(port: EnginePort, number: int, limit_s: float, method: str, *arguments: Any) -> str:
-    """Have engine `number` do something within so many seconds: "" or why it is not done. One that is gone has nothing
-    to do."""
-    try:
-        async with asyncio.timeout(limit_s):
-            await port.call(method, *arguments)
-    except EngineLost:
-        return ""
-    except TimeoutError:
-        return f"{method} was not answered by engine {number} within {limit_s:g} s"
-    except OrderFailed as error:
-        return str(error)
-    return ""
+from rhyme_openrlhf.engine.calls import EnginePort, MeasuringCalls, P, R, RemoteMethod
+from rhyme_openrlhf.engine_errors import (
+    EngineCallError,
+    EngineCoreError,
+    EngineLost,
+    OrderFailed,
+    engines_left,
+    last_line,
+)
+from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
+from rhyme_openrlhf.latency.measure import BESIDE_STEPS, OWN_STEPS
+from rhyme_openrlhf.latency.profile import StepPoint, Subject
+from rhyme_openrlhf.telemetry.services import Layouts
 
 
 class RayEngine:
-    """An engine in a Ray actor."""
+    """An engine in a Ray actor, as the samples' home calls it (`EnginePort`)."""
 
     def __init__(self, number: int, handle: Any) -> None:
         self._number = number
         self._handle = handle
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: RemoteMethod[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return what the method answers. Raises as `EnginePort.call`."""
         import ray
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from rhyme_openrlhf.engine.actor import EngineCoreError
-
+        name = method.__name__
         try:
-            return await getattr(self._handle, method).remote(*arguments)
+            answer: R = await getattr(self._handle, name).remote(*args, **kwargs)
         except (ray.exceptions.RayActorError, EngineCoreError, EngineDeadError) as error:
             # An error of a task is raised as one of its cause's class, too.
             raise EngineLost(f"engine {self._number} is gone: {last_line(error)}") from error
         except TimeoutError:
             raise
         except ray.exceptions.RayError as error:
-            raise OrderFailed(f"engine {self._number} failed to {method}: {last_line(error)}") from error
+            raise OrderFailed(f"engine {self._number} failed to {name}: {last_line(error)}") from error
+        return answer
 
 
-def last_line(error: Exception) -> str:
-    """The last line of an error's message: of a remote one, what was raised."""
-    return (str(error).strip().splitlines() or ["no message"])[-1].strip()
+async def problem_of(
+    port: EnginePort, number: int, limit_s: float, method: RemoteMethod[P, Any], *args: P.args, **kwargs: P.kwargs
+) -> str:
+    """Have engine `number` do something within so many seconds; return "" or why it is not done.
+
+    An engine that is gone has nothing to do.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            await port.call(method, *args, **kwargs)
+    except EngineLost:
+        return ""
+    except TimeoutError:
+        return f"{method.__name__} was not answered by engine {number} within {limit_s:g} s"
+    except OrderFailed as error:
+        return str(error)
+    return ""
+
+
+def prompt_engines_left(engines: Sequence[Any], layouts: Layouts | None) -> list[int]:
+    """Return of `engines_left` those that prompts go to: none of a tail layout."""
+    left = engines_left(engines)
+    return left if layouts is None else layouts.aligned(left)
+
+
+class MeasuredEngine:
+    """An engine's `MeasuringCalls` as calls that wait, for latency/measure.py; each raises EngineCallError."""
+
+    def __init__(self, actor: Any, limit_s: float, beside: Sequence[Any] = ()) -> None:
+        """`limit_s`: seconds any call may take; `beside`: engines that do the same whenever this one is measured."""
+        self._actor = actor
+        self._limit_s = limit_s
+        self._beside = tuple(beside)
+
+    def subject(self) -> Subject:
+        """Return what a profile of it is of."""
+        return self._call(MeasuringCalls.subject)
+
+    def limits(self) -> Limits:
+        """Return what it can hold."""
+        return self._call(MeasuringCalls.limits)
+
+    def kv_bytes_per_token(self) -> int:
+        """Return the bytes of all layers, on one rank."""
+        return self._call(MeasuringCalls.kv_bytes_per_token)
+
+    def padded_rows(self) -> tuple[int, ...]:
+        """Return the token counts to which it pads a step."""
+        return self._call(MeasuringCalls.padded_rows)
+
+    def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
+        """Return (running, context, drafts, seconds) of decode steps of this shape."""
+        method = MeasuringCalls.decode_steps
+        if not self._beside:
+            return self._call(method, shape, steps)
+        others = self._ask(self._beside, method, shape, BESIDE_STEPS * steps)
+        own = self._call(method, shape, OWN_STEPS * steps)
+        self._answers(others, method, shape)
+        return own[len(own) // 2 :]
+
+    def prefill(self, shape: PrefillShape) -> float:
+        """Return the seconds of a prefill."""
+        asked = self._ask([self._actor, *self._beside], MeasuringCalls.prefill, shape)
+        return statistics.fmean(self._answers(asked, MeasuringCalls.prefill, shape))
+
+    def kv_bandwidth(self) -> tuple[float, str]:
+        """Return the bytes of KV cache a second, one way, per rank; 0 and why they cannot be measured."""
+        return self._call(MeasuringCalls.kv_bandwidth)
+
+    def weight_load(self) -> tuple[float, str]:
+        """Return the seconds of loading a weight version; 0 and why they cannot be measured."""
+        return self._call(MeasuringCalls.weight_load)
+
+    def unspeculated(self) -> tuple[tuple[StepPoint, ...], str]:
+        """Return decode steps without speculation that it measured before its start, and why none, if that failed."""
+        return self._call(MeasuringCalls.unspeculated)
+
+    def kept_profile(self) -> tuple[str, str]:
+        """Return the file in which its profile is kept, and the text in it ("": none)."""
+        return self._call(MeasuringCalls.kept_profile)
+
+    def keep_profile(self, text: str) -> None:
+        """Keep a profile's text there."""
+        self._call(MeasuringCalls.keep_profile, text)
+
+    def install_profile(self, text: str) -> str:
+        """Let it plan drafts by a profile; return "" or why not."""
+        return self._call(MeasuringCalls.install_profile, text)
+
+    def _call(self, method: RemoteMethod[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        (answer,) = self._answers(self._ask([self._actor], method, *args, **kwargs), method, *args)
+        return answer
+
+    @staticmethod
+    def _ask(actors: Sequence[Any], method: RemoteMethod[P, R], *args: P.args, **kwargs: P.kwargs) -> list[Any]:
+        return [getattr(actor, method.__name__).remote(*args, **kwargs) for actor in actors]
+
+    def _answers(self, asked: list[Any], method: RemoteMethod[Any, R], *arguments: object) -> list[R]:
+        import ray
+
+        named = (str(argument) for argument in arguments if not isinstance(argument, str))
+        words = " ".join([method.__name__.replace("_", " "), *named])
+        try:
+            answers: list[R] = ray.get(asked, timeout=self._limit_s)
+            return answers
+        except ray.exceptions.GetTimeoutError:
+            raise EngineCallError(f"waited {self._limit_s:g} s for an engine: {words}") from None
+        except ray.exceptions.RayError as error:
+            raise EngineCallError(f"an engine failed: {words}: {last_line(error)}") from error

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.decode_bench_connector import DecodeBenchConnector
 
-FILLED = "rhyme_filled_context"
+from rhyme_openrlhf.engine.requests import FILLED
 
 
 class ProfilingConnector(DecodeBenchConnector):

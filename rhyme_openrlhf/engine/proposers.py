@@ -1,15 +1,15 @@
-"""What proposes drafts in a worker: nothing for the source "history", and vLLM's n-grams looked up by one thread.
+"""Proposers of drafts in a worker: none for the source "history", and vLLM's n-grams looked up by one thread.
 
 vLLM asks a proposer in the worker process for drafts. Those from history come from the scheduler, which knows prompts
 and requests, so `NullProposer` fills the place (`speculative_config={"method": "custom_class", ...}`).
 
-vLLM's own n-gram proposer starts a parallel loop in every step and hands it a Python list, whatever the batch: 0.1 to
-0.3 ms of each step where one sample runs (docs/benchmarks.md), for a search that takes microseconds. Its parallel loop
-has a single thread in vLLM 0.29.0 and 0.32.0 in any case. `SerialNgramProposer` searches without it.
+vLLM's own n-gram proposer starts a parallel loop in every step and hands it a Python list. That takes 0.1 to 0.3 ms of
+a step where one sample runs, for a search that takes microseconds. The parallel loop has a single thread in vLLM 0.29.0
+and 0.32.0 in any case. `SerialNgramProposer` searches without it.
 
-Invariants: each search is vLLM's own compiled function, so what is proposed is what vLLM would have proposed; drafts
-of any other method stay as they are. Checked against vLLM 0.29.0 and 0.32.0
-`v1/spec_decode/ngram_proposer.py` and `v1/worker/gpu_model_runner.py`; contract test: `tests/engine/test_proposers.py`.
+Invariants: each search is vLLM's own compiled function, so proposals are vLLM's; drafts of any other method stay as
+they are. Checked against vLLM 0.29.0 and 0.32.0 `v1/spec_decode/ngram_proposer.py` and `v1/worker/gpu_model_runner.py`;
+contract test: `tests/engine/test_proposers.py`.
 """
 
 from __future__ import annotations

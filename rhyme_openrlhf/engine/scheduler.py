@@ -18,9 +18,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from rhyme_openrlhf.engine.arguments import MOVES_KEY, PACE_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import names
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess  # adds the channel to this process's EngineCore
-from rhyme_openrlhf.engine.request_keys import MOVES_KEY, PACE_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.scheduler_parts import Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import Pacing, StepClock, Timing, content_of
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
@@ -64,13 +64,13 @@ class EngineScheduler(Scheduler):
     # --- requests
 
     def add_request(self, request: Any) -> None:
-        """As vLLM, unless a part adds the request by itself."""
+        """Add a request, unless a part adds it by itself."""
         is_new = request.request_id not in self.requests
         if not (is_new and any(part.takes(request) for part in self.parts)):
             self.take_in(request)
 
     def take_in(self, request: Any) -> None:
-        """Add a request, as vLLM does."""
+        """Add a request to vLLM's own scheduler, and tell the parts of it."""
         is_new = request.request_id not in self.requests
         super().add_request(request)
         if is_new:
@@ -83,7 +83,7 @@ class EngineScheduler(Scheduler):
         return super()._free_request(request, *args, **kwargs)
 
     def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Any]:
-        """As vLLM."""
+        """End requests, and tell the parts of it."""
         ids = {request_ids} if isinstance(request_ids, str) else request_ids
         ids = ids if ids is None else list(ids)
         for part in self.parts:
@@ -91,13 +91,13 @@ class EngineScheduler(Scheduler):
         return super().finish_requests(ids, finished_status)
 
     def has_requests(self) -> bool:
-        """As vLLM; and a part of an engine with nothing else to do may look out for a request."""
+        """Return whether there is work; a part of an engine without any may look out for some."""
         return super().has_requests() or any(part.looks_out() for part in self.parts)
 
     # --- a decode step
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM."""
+        """Schedule a decode step, between what the parts do before and after."""
         for part in self.parts:
             part.before_schedule()
         now = time.perf_counter()
@@ -113,7 +113,7 @@ class EngineScheduler(Scheduler):
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """As vLLM."""
+        """Take in what a step computed, and tell the parts of it."""
         sampling, tokens = model_runner_output.req_ids, model_runner_output.sampled_token_ids
         self.meter.begin_step(scheduler_output.num_scheduled_tokens, self.requests)
         # Before vLLM's own update, which forgets the requests that this step finishes.
@@ -142,7 +142,7 @@ class EngineScheduler(Scheduler):
     # --- weights
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """As vLLM, for new weights."""
+        """Empty the prefix cache, because there are new weights."""
         for part in self.parts:
             part.resets(reset_running_requests)
         return super().reset_prefix_cache(reset_running_requests, reset_connector)

@@ -1,16 +1,19 @@
-"""What is added to vLLM's worker processes: weight versions, copies of KV blocks, a KV cache that sleeps, n-grams.
+"""The extension of vLLM's worker processes: weight versions, copies of KV blocks, a KV cache that sleeps, n-grams.
 
 vLLM mixes this class into its Worker (`worker_extension_cls`) and calls its methods by `collective_rpc`
 (`WorkerCalls` of engine/calls.py). OpenRLHF's own extension is the base, so its NCCL and CUDA IPC paths stay available.
 
-A KV cache sleeps without the weights: vLLM's own sleep puts weights to sleep too, at every level. Its allocator can do
-one tag, and KV caches have their own (v1/worker/gpu_worker.py, device_allocator/cumem.py); they keep their addresses,
+A KV cache sleeps without the weights. vLLM's own sleep puts weights to sleep too, at every level. Its allocator can do
+one tag, and KV caches have their own (v1/worker/gpu_worker.py, device_allocator/cumem.py). They keep their addresses,
 which CUDA graphs have in them. **Never run on a GPU**; without one the pages go back to the machine
 (platform/cpu_memory.py).
 
-Invariants: a version is loaded whole or the call raises; the worker maps the file, so engines of one node share one
-copy in memory (weights/segment_file.py); a KV cache sleeps and wakes while nothing is computed and no KV block is in
-use, which the engine sees to, and both may be called twice. Checked against vLLM 0.29.0.
+Invariants:
+- A version is loaded whole or the call raises.
+- The worker maps the file of a version, so engines of one node share one copy in memory (weights/segment_file.py).
+- A KV cache sleeps and wakes while nothing is computed and no KV block is in use. Both may be called twice.
+
+Checked against vLLM 0.29.0.
 """
 
 from __future__ import annotations
@@ -115,27 +118,27 @@ class WorkerExtension(_Base):
         return KvCopies(self.model_runner)
 
     def rhyme_kv_layout(self) -> dict[str, Any] | str:
-        """As `KvCopies.layout`."""
+        """Call `KvCopies.layout`."""
         return self._kv_copies.layout()
 
     def rhyme_export_kv(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
-        """As `KvCopies.export`."""
+        """Call `KvCopies.export`."""
         return self._kv_copies.export(blocks, buffer, first)
 
     def rhyme_import_kv(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
-        """As `KvCopies.load`."""
+        """Call `KvCopies.load`."""
         return self._kv_copies.load(blocks, buffer, first)
 
     def rhyme_import_all(self, copies: list[tuple[list[int], dict[str, Any], int]]) -> list[str]:
-        """As `KvCopies.load`, for each of them."""
+        """Call `KvCopies.load`, for each of them."""
         return [self._kv_copies.load(*copy) for copy in copies]
 
     def rhyme_drop_kv(self, path: str) -> None:
-        """As `KvCopies.drop`."""
+        """Call `KvCopies.drop`."""
         self._kv_copies.drop(path)
 
     def rhyme_generator_state(self, request_id: str) -> bytes | None:
-        """As `KvCopies.generator_state`."""
+        """Call `KvCopies.generator_state`."""
         return self._kv_copies.generator_state(request_id)
 
     def rhyme_sleep_kv(self) -> None:

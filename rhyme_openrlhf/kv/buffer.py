@@ -3,7 +3,7 @@
 A buffer is for one sample, and has room for its handover behind the blocks. It holds all KV heads, so engines of any
 tensor-parallel size write and read their own (`heads.py`): resharding is which heads a rank copies. A worker opens it
 by its plain description. It is a file on tmpfs, for engines of one node; between two nodes each has one, and rows go
-from one to the other (engine/actor_parts/node_buffers.py). One that is `on_device` has only the handover: its blocks
+from one to the other (engine/actor_parts/devices.py). One that is `on_device` has only the handover: its blocks
 are in pieces on the devices (device_rows.py).
 
 Invariants: a buffer's owner makes and removes it, workers only open it; no room on the tmpfs is an OSError of the

@@ -2,23 +2,47 @@
 
 Invariants: no engine is waited for longer than the interval (one that does not answer is left out until it does, and
 asked nothing more); a report is heard once, whoever asks; step times are of engines of one tensor-parallel size, and
-corrected by the steps that those report.
+corrected by the steps that those report. `LayoutReports` is made once for all nodes, so a look at them takes as long as
+there are engines, not as nodes times engines.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
-from rhyme_openrlhf.engine.port import EngineLost, OrderFailed
+from rhyme_openrlhf.engine.calls import EnginePort, MeasuringCalls, SampleCalls
+from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile, ProfileError, parse
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.scheduling.engine_status import EngineStatus, learn
+from rhyme_openrlhf.scheduling.engine_status import EngineStatus, learn, reported_speculation
 from rhyme_openrlhf.scheduling.move_costs import Destination, MoveCosts
+
+
+class LayoutReports:
+    """`statuses`: those of one layout that are fresh (`EngineReports.fresh`)."""
+
+    def __init__(self, statuses: Sequence[EngineStatus]) -> None:
+        self._by_engine = {status.engine: status for status in statuses}
+
+    def of(self, engines: Sequence[int]) -> list[EngineStatus]:
+        """Those of these engines that are there, in this order."""
+        return [self._by_engine[engine] for engine in engines if engine in self._by_engine]
+
+    @cached_property
+    def contexts(self) -> dict[str, int]:
+        """Of each sample, by its place."""
+        return {sample.place: sample.context for status in self._by_engine.values() for sample in status.samples}
+
+    @cached_property
+    def speculation(self) -> tuple[float, float]:
+        """Return tokens and draft tokens of a sample's decode step, on those of the engines that have samples."""
+        return reported_speculation(status for status in self._by_engine.values() if status.samples)
+
 
 # A report that is older is of no engine as it is now.
 STALE_REPORTS = 4
@@ -96,7 +120,7 @@ class EngineReports:
         try:
             if self.layout(number) not in self._profiled:
                 await self._take_profile(port, self.layout(number))
-            status: EngineStatus = await port.call("status")
+            status = await port.call(SampleCalls.status)
         except (EngineLost, OrderFailed, TimeoutError) as error:
             # A lost engine is its keeper's matter.
             if not isinstance(error, EngineLost):
@@ -104,9 +128,9 @@ class EngineReports:
             return None
         return status
 
-    async def _take_profile(self, port: Any, layout: int) -> None:
+    async def _take_profile(self, port: EnginePort, layout: int) -> None:
         """The step times that engines were given before the first rollout, once they are there."""
-        text = await port.call("step_times")
+        text = await port.call(MeasuringCalls.step_times)
         if not text:
             return
         self._profiled.add(layout)

@@ -1,8 +1,8 @@
 """The home of a run's samples: the actor in which every sample's caller waits, whatever engine generates it.
 
-Stands where OpenRLHF calls its engines' `generate_responses`. What surrounds a sample (its agent or reward call, its
-identity, the rounds of a conversation) runs here, and asks engines for one response at a time through the keeper. So a
-sample can move between two tokens, and a round begins where the round before ended.
+Stands where OpenRLHF calls its engines' `generate_responses` (`door`). What surrounds a sample (its agent or reward
+call, its identity, the rounds of a conversation) runs here, and asks engines for one response at a time through the
+keeper. So a sample can move between two tokens, and a round begins where the round before ended.
 
 Invariant: what a caller gets is what its engine's own `generate_responses` would have given, but for the notes on
 drafts of kept samples, which are not made (they would be on several engines).
@@ -12,32 +12,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+
+import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
+import time
+
+import ray  # isort: skip
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from rhyme_openrlhf.engine.actor import leave_out_unread  # first: installs the shims where needed
-from rhyme_openrlhf.prompt_keys import prompt_key
-from rhyme_openrlhf.settings.config import RhymeSettings
-
-import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
-
+from rhyme_openrlhf.engine.calls import EngineCalls, EnginePort, TurnCalls
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, check_finite
 from rhyme_openrlhf.engine.messages import LOADS, SampleRequest
-from rhyme_openrlhf.engine.port import EngineLost, EnginePort
-from rhyme_openrlhf.engine.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
+from rhyme_openrlhf.engine.port import RayEngine
+from rhyme_openrlhf.engine.requests import (  # first: installs the shims where needed
+    SampleIdentity,
+    VisitedPrompt,
+    current_sample,
+    leave_out_unread,
+    request_seed,
+)
+from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.kv.buffer import KvBufferStore
-from rhyme_openrlhf.moves.convoy import Convoy
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.home_watch import HomeWatch
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
-from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
-from rhyme_openrlhf.moves.mover import Mover
+from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
+from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_costs import MoveCosts
 from rhyme_openrlhf.scheduling.turns import step_of
+from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.moves import DEVICE
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
 from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
@@ -128,7 +136,7 @@ class SampleHome:
         for number, engine in self._keeper.engines.items():
             # One that is gone already is on no node.
             with contextlib.suppress(EngineLost):
-                self._nodes[number] = await engine.port.call("node_id")
+                self._nodes[number] = await engine.port.call(EngineCalls.node_id)
         self._keeper.start()
         await self._mover.open()
         if self._watch is not None:
@@ -176,7 +184,7 @@ class SampleHome:
         """
         port = self._keeper.engines[engine].port
         # The engine's last news may be from before it had these weights.
-        version = await port.call("enter_turn", number, place, arguments["num_samples"])
+        version = await port.call(TurnCalls.enter_turn, number, place, arguments["num_samples"])
         _in_turn.set(_InTurn((number, place), version))
         return await self.generate_responses(engine, **arguments)
 
@@ -297,3 +305,49 @@ class _Conversation:
             self._identity, self._engine, prompt_token_ids, sampling_params, multi_modal_data
         )
         return output
+
+
+SOURCE = "home"
+# One call for each prompt waits in it at the same time; Ray's own limit would be 1000.
+CALLS_AT_ONCE = 1_000_000
+
+
+class PlainHomeActor(SampleHome):
+    """`engines`: handles of engine actors; `recorder`: the run's, which is told without waiting."""
+
+    def __init__(
+        self,
+        engines: list[Any],
+        rhyme: RhymeSettings,
+        run_seed: int,
+        agent: str | None,
+        reward: Any,
+        recorder: Any,
+        plan: LayoutPlan | None = None,
+    ) -> None:
+        ports = {number: RayEngine(number, handle) for number, handle in enumerate(engines)}
+
+        def record(event: Event) -> None:
+            recorder.write.remote(event, SOURCE, time.time())
+
+        node = ray.get_runtime_context().get_node_id()
+        super().__init__(ports, rhyme, run_seed, agent, reward, record, plan, node)
+
+
+# On the caller's node, and not counted: it waits for engines and reward functions.
+HomeActor = ray.remote(num_cpus=0, max_concurrency=CALLS_AT_ONCE)(PlainHomeActor)
+
+
+def door(home: Any, engine: int) -> Any:
+    """As much of an engine's handle as OpenRLHF's dispatch uses; behind it is the home."""
+
+    def generate_responses(**arguments: Any) -> Any:
+        return home.generate_responses.remote(engine, **arguments)
+
+    def unfinished() -> Any:
+        return home.unfinished.remote(engine)
+
+    return SimpleNamespace(
+        generate_responses=SimpleNamespace(remote=generate_responses),
+        get_num_unfinished_requests=SimpleNamespace(remote=unfinished),
+    )

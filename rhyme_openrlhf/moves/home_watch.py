@@ -1,29 +1,93 @@
 """What looks at the engines while samples of a home generate: one loop for all that moves samples by itself.
 
+`Reallocator` asks the policy which samples go from full to empty engines (scheduling/reallocation_policy.py), and
+tp_switcher.py which node's samples go to engines of more devices.
+
 Invariants: engines are asked once for all policies; of those that want the same sample, reallocation comes before a
-switch of layouts, which takes what it left; what goes wrong ends the looking, never the run, and is told.
+switch of layouts, which takes what it left; reallocation makes one decision at a time, so an engine takes part in one
+migration, and evens out engines of the first layout only. A move that fails leaves its sample generating, which is the
+mover's promise. What goes wrong ends the looking, never the run, and is told once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from rhyme_openrlhf.engine.calls import DeviceCalls
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.reallocator import Reallocator
-from rhyme_openrlhf.moves.tp_switcher import LayoutSwitcher
-from rhyme_openrlhf.moves.turn_holds import TurnHolds
+from rhyme_openrlhf.moves.tp_switcher import TpSwitcher, TurnHolds
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
+from rhyme_openrlhf.scheduling.move import MoveRefused, NotYet
+from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
 from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.moves import ReallocationSettings
 from rhyme_openrlhf.telemetry.events import Event, Note
+
+CAUSE = "reallocation"
+
+
+class Reallocator:
+    """That of one home. `move(sample, destination, cause)` orders a move."""
+
+    def __init__(
+        self,
+        settings: ReallocationSettings,
+        keeper: SampleKeeper,
+        move: Callable[[int, int, str], Awaitable[Any]],
+        reports: EngineReports,
+    ) -> None:
+        self._keeper = keeper
+        self._move = move
+        self._reports = reports
+        self.policy = ReallocationPolicy(settings.threshold, settings.cooldown_steps)
+        self._moves: set[asyncio.Task[None]] = set()
+        self.decisions = 0
+        """Decisions that ordered moves."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether moves of a decision are under way."""
+        return bool(self._moves)
+
+    def stop(self) -> None:
+        """Order nothing more."""
+        for task in self._moves:
+            task.cancel()
+
+    def look(self) -> None:
+        """Begin what the newest reports make worth it."""
+        self.policy.predictor = self._reports.predictors.get(0)
+        fresh = self._reports.fresh()
+        if self._moves or len(fresh) < 2:
+            return
+        numbers = {
+            s.place: int(s.name) for status in fresh for s in self._keeper.samples(status.engine) if not s.moving
+        }
+        orders = self.policy.decide(fresh, numbers)
+        self.decisions += bool(orders)
+        for order in orders:
+            for sample in order.samples:
+                task = asyncio.create_task(self._carry_out(sample, order.destination))
+                self._moves.add(task)
+                task.add_done_callback(self._moves.discard)
+
+    async def _carry_out(self, sample: int, destination: int) -> None:
+        try:
+            await self._move(sample, destination, CAUSE)
+        except (KeyError, NotYet):
+            # It has ended since the report; or an engine has other weights since, and a later look asks again.
+            return
+        except MoveRefused as refused:
+            self._reports.tell(f"reallocation: {refused}")
 
 
 class HomeWatch:
     """That of one home.
 
-    `step()`: the training step; `admitted()`: whether all its prompts have come. Others as in LayoutSwitcher.
+    `step()`: the training step; `admitted()`: whether all its prompts have come. Others as in TpSwitcher.
     """
 
     def __init__(
@@ -47,12 +111,12 @@ class HomeWatch:
         self._reallocator: Reallocator | None = None
         if rhyme.reallocation.enable:
             self._reallocator = Reallocator(rhyme.reallocation, keeper, move, self.reports)
-        self.switcher: LayoutSwitcher | None = None
+        self.switcher: TpSwitcher | None = None
         """None if layouts are not switched."""
         if plan is not None and rhyme.tp_switch.enable:
             holds = TurnHolds(keeper, self.reports) if rhyme.histopipe.enable else None
             limit_s = rhyme.move.timeout_s
-            self.switcher = LayoutSwitcher(
+            self.switcher = TpSwitcher(
                 rhyme.tp_switch, plan, keeper, self.reports, move, record, step, admitted, limit_s, holds
             )
         self._loop: asyncio.Task[None] | None = None
@@ -68,7 +132,7 @@ class HomeWatch:
             self.switcher.place(nodes)
             for number in nodes:
                 if self.reports.layout(number) != ALIGNED:
-                    await self._keeper.engines[number].port.call("stand_by")
+                    await self._keeper.engines[number].port.call(DeviceCalls.stand_by)
         self._loop = asyncio.create_task(self._run())
         self._loop.add_done_callback(self._ended)
 

@@ -20,8 +20,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rhyme_openrlhf.engine.calls import EnginePort, SampleCalls
 from rhyme_openrlhf.engine.messages import Grown, News, Progress, SampleRequest
-from rhyme_openrlhf.engine.port import EngineLost, EnginePort
+from rhyme_openrlhf.engine_errors import EngineLost
 
 
 @dataclass(eq=False)
@@ -174,7 +175,7 @@ class SampleKeeper:
             # Nothing to go on from: it may wait there for new weights.
             progress = sample.known if sample.known.tokens else None
             if known.alive:
-                started = await known.port.call("start_sample", sample.place, sample.request, progress)
+                started = await known.port.call(SampleCalls.start_sample, sample.place, sample.request, progress)
                 return known.alive and not started.refused
         except EngineLost:
             self._lost(engine)
@@ -191,7 +192,7 @@ class SampleKeeper:
     async def _abort(self, sample: KeptSample) -> None:
         if sample.engine is not None and self.engines[sample.engine].alive:
             try:
-                await self.engines[sample.engine].port.call("discard_sample", sample.place)
+                await self.engines[sample.engine].port.call(SampleCalls.discard_sample, sample.place)
             except EngineLost:
                 self._lost(sample.engine)
 
@@ -199,7 +200,7 @@ class SampleKeeper:
         known = self.engines[number]
         while known.alive:
             try:
-                self._hear(await known.port.call("collect", self._hear_s), known)
+                self._hear(await known.port.call(SampleCalls.collect, self._hear_s), known)
             except EngineLost:
                 self._lost(number)
 

@@ -1,7 +1,16 @@
 """Carries moves out: takes the steps that the state machine (scheduling/move.py) orders, at engines behind ports.
 
-Invariants: every call has a limit, and ends when its engine is known to be gone; a move leaves neither reservation nor
-buffer nor stopped sample at an engine that answers, however it ends; a sample is moved by one move at a time.
+A move may go together with others (`Convoy`), to engines on the same devices as those that they come from. While some
+samples run at one of them and some at the other, both are slow. So none is stopped before all can be, and their
+destination is told of no stop before all have been made: it begins with all of them in one step. Where the devices hold
+the KV cache of one layout only, that is handed over in between.
+
+Invariants:
+- Every call has a limit, and ends when its engine is known to be gone.
+- A move leaves neither reservation nor buffer nor stopped sample at an engine that answers, however it ends.
+- A sample is moved by one move at a time.
+- In a convoy, whoever is over or never began is waited for no more; nobody waits longer for a stop than STOP_SECONDS;
+  the devices are handed over once, after the stops and before the first start, and if that fails none is started.
 """
 
 from __future__ import annotations
@@ -10,17 +19,16 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from rhyme_openrlhf.engine.calls import DeviceCalls, P, R, RemoteMethod, SampleCalls
 from rhyme_openrlhf.engine.messages import Rest, Stopped
-from rhyme_openrlhf.engine.port import EngineLost, OrderFailed
+from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
 from rhyme_openrlhf.kv.buffer import KvBuffer, KvBufferStore, KvLayout
-from rhyme_openrlhf.moves.convoy import Convoy
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
-from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
 from rhyme_openrlhf.scheduling.move import (
     KV_TRANSFER,
     MOVED,
@@ -33,6 +41,84 @@ from rhyme_openrlhf.scheduling.move import (
     Step,
     ask,
 )
+from rhyme_openrlhf.scheduling.move_costs import Destination
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a sample is to be carried; the downtime that is expected of it, and on which grounds (None: not known)."""
+
+    carrier: str
+    predicted: float | None = None
+    destination: Destination | None = None
+
+
+@dataclass(frozen=True)
+class MoveRecord:
+    """A move that is over. `seconds`: all of it; `tokens`: of context.
+
+    `downtime`: seconds from the stop at the source to the first token elsewhere (or to the order to resume), None where
+    that is not known. `group`: as in SampleRequest.
+    """
+
+    move: Move
+    cause: str
+    seconds: float
+    downtime: float | None
+    tokens: int
+    choice: Choice
+    group: tuple[int, int] | None = None
+
+
+# Samples that are stopped generate nothing. A stop is made within a step of its engine; one that takes longer than any
+# step does is of an engine that has failed, and the others go on without it.
+STOP_SECONDS = 1.0
+_STOPPING, _STOPPED, _OVER = range(1, 4)
+_POINTS = {Step.STOP: _STOPPING, Step.START: _STOPPED}
+
+
+class Convoy:
+    """`samples` by name. `name`: what their destinations know it by. `between`: "" or why none can be started."""
+
+    def __init__(self, name: str, samples: Iterable[str], between: Callable[[], Awaitable[str]] | None = None) -> None:
+        self.name = name
+        self._reached = dict.fromkeys(samples, 0)
+        self._changed = asyncio.Event()
+        self._between = between
+        self._handing: asyncio.Future[str] | None = None
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether source and destination never have their KV caches at once."""
+        return self._between is not None
+
+    async def before(self, move: Move) -> str:
+        """Wait for the others, where the next step of a move is one to be taken together; "" or why it cannot be."""
+        point = _POINTS.get(move.step) if move.step is not None else None
+        if point is None:
+            return ""
+        self._reach(move.sample, point)
+        try:
+            async with asyncio.timeout(STOP_SECONDS if point == _STOPPED else None):
+                while min(self._reached.values()) < point:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        if point < _STOPPED or self._between is None:
+            return ""
+        if self._handing is None:
+            self._handing = asyncio.ensure_future(self._between())
+        # One that is aborted meanwhile does not end it for the others.
+        return await asyncio.shield(self._handing)
+
+    def leave(self, sample: str) -> None:
+        """Its move is over, or was refused."""
+        self._reach(sample, _OVER)
+
+    def _reach(self, sample: str, point: int) -> None:
+        self._reached[sample] = max(self._reached[sample], point)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 @dataclass
@@ -208,11 +294,11 @@ class Mover:
             reply = Reply.SOURCE_LOST if lost.engine == move.source else Reply.DESTINATION_LOST
             return reply, f"engine {lost.engine} was lost"
 
-    async def _call(self, engine: int, method: str, *arguments: Any) -> Any:
+    async def _call(self, engine: int, method: RemoteMethod[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         known = self._keeper.engines[engine]
         if not known.alive:
             raise _Lost(engine)
-        answer = asyncio.ensure_future(known.port.call(method, *arguments))
+        answer = asyncio.ensure_future(known.port.call(method, *args, **kwargs))
         # vLLM leaves an order unanswered whose engine core dies with it; its keeper hears of that.
         gone = asyncio.ensure_future(known.gone.wait())
         try:
@@ -231,7 +317,7 @@ class Mover:
     async def _reserve(self, move: Move, way: _Way) -> tuple[Reply, str]:
         # What it grows by on the way is added when it is stopped.
         tokens = len(way.sample.request.prompt) + len(way.sample.known.tokens) + 1
-        refused = await self._call(move.destination, "hold_room", way.room, tokens)
+        refused = await self._call(move.destination, SampleCalls.hold_room, way.room, tokens)
         return (Reply.REFUSED if refused else Reply.DONE), refused
 
     async def _stage(self, move: Move, way: _Way) -> tuple[Reply, str]:
@@ -252,13 +338,13 @@ class Mover:
         else:
             way.buffers[move.destination] = await self._make_buffer(move.destination, layout, rows, on_device)
         # Those that are full and final, while the source generates on.
-        exported = await self._call(move.source, "export_kv", way.left, way.buffers[move.source])
+        exported = await self._call(move.source, SampleCalls.export_kv, way.left, way.buffers[move.source])
         if exported is None:
             return Reply.GONE, "the sample ended"
         problem = exported.problem or await self._bring(move, way, 0, exported.blocks)
         if exported.blocks and not problem and not way.in_turns:
             there = way.buffers[move.destination]
-            problem = await self._call(move.destination, "import_kv", way.room, there, 0, exported.blocks)
+            problem = await self._call(move.destination, SampleCalls.import_kv, way.room, there, 0, exported.blocks)
             way.arrived = exported.blocks
         if problem:
             return Reply.FAILED, problem
@@ -267,13 +353,13 @@ class Mover:
 
     async def _layout(self, engine: int) -> KvLayout | str:
         if engine not in self._layouts:
-            self._layouts[engine] = await self._call(engine, "kv_layout")
+            self._layouts[engine] = await self._call(engine, SampleCalls.kv_layout)
         return self._layouts[engine]
 
     async def _make_buffer(self, engine: int, layout: KvLayout, rows: int, on_device: bool) -> KvBuffer:
         if self._node(engine) == self._here:
             return self._store.make(layout, rows, on_device)
-        return await self._call(engine, "make_kv_buffer", layout, rows, on_device)
+        return await self._call(engine, DeviceCalls.make_kv_buffer, layout, rows, on_device)
 
     async def _bring(self, move: Move, way: _Way, first: int, end: int) -> str:
         """Between nodes: what the source has written of blocks `first` to `end` to the destination; "" or why not."""
@@ -281,20 +367,20 @@ class Mover:
             return ""
         source, buffers = self._keeper.engines[move.source].port, way.buffers
         theirs, ours = buffers[move.source], buffers[move.destination]
-        return await self._call(move.destination, "fetch_kv_rows", source, theirs, ours, first, end)
+        return await self._call(move.destination, DeviceCalls.fetch_kv_rows, source, theirs, ours, first, end)
 
     async def _expect(self, move: Move, way: _Way) -> tuple[Reply, str]:
         version = self._keeper.engines[move.source].weight_version
         request, buffer = way.sample.request, way.buffers[move.source]
         convoy = "" if way.convoy is None else way.convoy.name
         refused = await self._call(
-            move.destination, "expect_sample", way.room, request, buffer, way.staged, version, convoy
+            move.destination, SampleCalls.expect_sample, way.room, request, buffer, way.staged, version, convoy
         )
         return (Reply.REFUSED if refused else Reply.DONE), refused
 
     async def _stop(self, move: Move, way: _Way) -> tuple[Reply, str]:
         carried = (way.buffers[move.source], way.staged, move.expected) if move.carrier == KV_TRANSFER else ()
-        way.stopped = await self._call(move.source, "stop_sample", way.left, *carried)
+        way.stopped = await self._call(move.source, SampleCalls.stop_sample, way.left, *carried)
         if way.stopped is None:
             return Reply.GONE, "the sample ended"
         way.sample.known = way.stopped.progress
@@ -326,20 +412,20 @@ class Mover:
         if computed and way.stopped is not None and way.stopped.blocks > way.arrived:
             rest = Rest(way.buffers[move.destination], way.arrived, way.stopped.blocks)
         started = await self._call(
-            move.destination, "start_sample", way.room, sample.request, progress, way.room, computed, rest
+            move.destination, SampleCalls.start_sample, way.room, sample.request, progress, way.room, computed, rest
         )
         if started.refused:
             return Reply.REFUSED, started.refused
         return (Reply.RECOMPUTING if started.not_carried else Reply.DONE), started.not_carried
 
     async def _withdraw(self, move: Move, way: _Way) -> tuple[Reply, str]:
-        withdrawn = await self._call(move.destination, "withdraw_sample", way.room)
+        withdrawn = await self._call(move.destination, SampleCalls.withdraw_sample, way.room)
         if withdrawn:
             way.sample.ahead.clear()
         return (Reply.DONE, "") if withdrawn else (Reply.REFUSED, "it has finished there")
 
     async def _resume(self, move: Move, way: _Way) -> tuple[Reply, str]:
-        resumed = await self._call(move.source, "resume_sample", way.left)
+        resumed = await self._call(move.source, SampleCalls.resume_sample, way.left)
         if way.stopped is not None:
             way.downtime = max(time.time() - way.stopped.at, 0.0)
         return (Reply.DONE, "") if resumed else (Reply.GONE, "the sample ended")
@@ -347,26 +433,26 @@ class Mover:
     async def _until_first_token(self, move: Move, way: _Way, stopped: float) -> float | None:
         try:
             async with asyncio.timeout(self._limit_s):
-                at = await self._call(move.destination, "first_token_at", way.room, self._limit_s / 2)
+                at = await self._call(move.destination, SampleCalls.first_token_at, way.room, self._limit_s / 2)
         except (TimeoutError, OrderFailed, _Lost):
             return None
         # Between nodes: as well as their clocks agree.
         return None if at is None else max(at - stopped, 0.0)
 
     async def _clean_up(self, move: Move, way: _Way) -> None:
-        orders = {
-            Cleanup.RELEASE: (move.destination, "release_room", way.room),
-            Cleanup.DISCARD: (move.source, "discard_sample", way.left),
+        orders: dict[Cleanup, tuple[int, RemoteMethod[..., None], Any]] = {
+            Cleanup.RELEASE: (move.destination, SampleCalls.release_room, way.room),
+            Cleanup.DISCARD: (move.source, SampleCalls.discard_sample, way.left),
         }
-        todo: list[tuple[int, str, Any]] = [orders[cleanup] for cleanup in move.cleanup]
+        todo = [orders[cleanup] for cleanup in move.cleanup]
         for engine, buffer in way.buffers.items():
             if self._node(engine) != self._here:
-                todo.append((engine, "remove_kv_buffer", buffer))
+                todo.append((engine, DeviceCalls.remove_kv_buffer, buffer))
             if buffer.on_device and engine == move.source:
-                todo.append((engine, "drop_kv", buffer))
+                todo.append((engine, DeviceCalls.drop_kv, buffer))
         if way.sample.answer.cancelled() and move.may_generate == move.destination:
             # Aborted with the last order on its way: whoever aborted it looked for it at the source.
-            todo.append((move.destination, "discard_sample", way.room))
+            todo.append((move.destination, SampleCalls.discard_sample, way.room))
         for engine, method, argument in todo:
             try:
                 async with asyncio.timeout(self._limit_s):

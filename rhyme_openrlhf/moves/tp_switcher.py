@@ -1,15 +1,22 @@
 """Adaptive tensor parallelism while a run generates: asks the policy, and moves a node's samples to a tail layout.
 
 Beside the samples' home. Nodes are independent; one may switch more than once in a step, to larger engines every time.
-Invariants: nothing switches while prompts of the step are still to come, or while other moves of the node are under way
-(so an outlier and a reallocation come first: they decide on single samples, a switch on all that they left); samples go
-only if the tail engines have room for all of them; one that could not be moved goes on where it is and is not asked
-again; the aligned engines stay as they are, so the next step's prompts go there without anything being moved back (in a
-pipelined run not before the tail engines are done, turn_holds.py).
 
-Where devices hold the KV cache of one layout at a time (awake_layout.py), all samples of the node go or none, and the
-devices go to whichever layout has samples when that which has them has none; with none anywhere, to the aligned one. So
-no sample waits for ever at an engine without its KV cache.
+- Nothing switches while prompts of the step are still to come, or while other moves of the node are under way (so an
+  outlier and a reallocation come first: they decide on single samples, a switch on all that they left).
+- Samples go only if the tail engines have room for all of them; one that could not be moved goes on where it is and is
+  not asked again. The aligned engines stay as they are, so the next step's prompts go there without any moves back.
+- **Where devices hold the KV cache of one layout at a time** (`AwakeLayouts`), all samples of the node go or none, and
+  the devices go to whichever layout has samples when that which has them has none; with none anywhere, to the aligned
+  one. So no sample waits for ever at an engine without its KV cache. Memory is taken from the engines of one layout
+  before those of another get it, and of a node one handing is under way at a time. If it fails, the devices are whose
+  they were; if even that fails, they are partly nobody's until it is tried again.
+- **In a pipelined run** (`TurnHolds`) aligned engines would begin the next step on devices that the tail layout uses.
+  So a node switches when all its engines are done with the same step but for what moves, which is where they would wait
+  for weights anyway, and its engines go on when the tail engines are done. What moves is of one turn, with one weight
+  version, which the tail engines have too. Whatever happens to samples or engines, those that were held are let go.
+
+An engine that is gone has no memory and no turns, and is not asked.
 """
 
 from __future__ import annotations
@@ -19,16 +26,15 @@ import contextlib
 import functools
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
-from rhyme_openrlhf.engine.port import EngineLost, OrderFailed
-from rhyme_openrlhf.moves.awake_layout import DeviceTurns
-from rhyme_openrlhf.moves.convoy import Convoy
-from rhyme_openrlhf.moves.engine_reports import EngineReports
+from rhyme_openrlhf.engine.calls import DeviceCalls, P, RemoteMethod, TurnCalls
+from rhyme_openrlhf.engine.port import problem_of
+from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
+from rhyme_openrlhf.moves.engine_reports import EngineReports, LayoutReports
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
-from rhyme_openrlhf.moves.layout_reports import LayoutReports
-from rhyme_openrlhf.moves.move_record import MoveRecord
-from rhyme_openrlhf.moves.turn_holds import TurnHolds, turn_of
+from rhyme_openrlhf.moves.mover import Convoy, MoveRecord
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused, NotYet
@@ -39,10 +45,164 @@ from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.settings.tp_switch import BY_HISTORY, TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 
+
+class AwakeLayouts:
+    """Those of one home. `nodes`: of each node the engines of its layouts. `limit_s`: for an engine to give or take."""
+
+    def __init__(self, keeper: SampleKeeper, nodes: Mapping[str, Mapping[int, Sequence[int]]], limit_s: float) -> None:
+        self._keeper = keeper
+        self._nodes = nodes
+        self._limit_s = limit_s
+        self._awake: dict[str, int] = defaultdict(lambda: ALIGNED)
+        self._partly: set[str] = set()
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def awake(self, node: str) -> int:
+        """The layout whose engines can generate."""
+        return self._awake[node]
+
+    async def hand(self, node: str, layout: int) -> str:
+        """Give a node's devices to a layout; "" or why it has them not."""
+        async with self._locks[node]:
+            before = self._awake[node]
+            if before == layout and node not in self._partly:
+                return ""
+            problem = await self._change(node, before, layout)
+            if not problem:
+                self._awake[node] = layout
+                self._partly.discard(node)
+                return ""
+            if not (undone := await self._change(node, layout, before)):
+                self._partly.discard(node)
+                return problem
+            self._partly.add(node)
+            return f"{problem}; and then {undone}"
+
+    def partly(self, node: str) -> bool:
+        """Whether some engines of the layout that has the devices are without their memory."""
+        return node in self._partly
+
+    async def _change(self, node: str, source: int, target: int) -> str:
+        problem = "" if source == target else await self._order(node, source, DeviceCalls.sleep_kv)
+        return problem or await self._order(node, target, DeviceCalls.wake_kv)
+
+    async def _order(self, node: str, layout: int, method: RemoteMethod[[], None]) -> str:
+        engines = [number for number in self._nodes[node].get(layout, ()) if self._keeper.engines[number].alive]
+        asked = (problem_of(self._keeper.engines[number].port, number, self._limit_s, method) for number in engines)
+        return next(filter(None, await asyncio.gather(*asked)), "")
+
+
+# An engine answers between two decode steps; a tail engine that is told to load weights when it has loaded them.
+ANSWER_SECONDS = 60.0
+
+
+class TurnHolds:
+    """Those of one home."""
+
+    def __init__(self, keeper: SampleKeeper, reports: EngineReports) -> None:
+        self._keeper = keeper
+        self._reports = reports
+        self._loading: dict[int, asyncio.Task[None]] = {}
+        # Of each node that is held: for which turn, what is set to let it go, and what does.
+        self._held: dict[str, tuple[int, asyncio.Event, asyncio.Task[None]]] = {}
+
+    def stop(self) -> None:
+        """Let all engines go, and order nothing more."""
+        for task in self._loading.values():
+            task.cancel()
+        for node in self._held:
+            self.let_go(node)
+
+    def may_go(self, samples: Sequence[KeptSample], tail: Sequence[int]) -> bool:
+        """Whether samples of a node may go to these tail engines together; those are brought to their weights."""
+        statuses = self._reports.statuses
+        versions = {statuses[s.engine].weight_version for s in samples if s.engine in statuses}
+        if len(versions) != 1 or len({turn_of(sample) for sample in samples}) != 1:
+            return False
+        (version,) = versions
+        behind = [engine for engine in tail if engine in statuses and statuses[engine].weight_version != version]
+        for engine in behind:
+            if engine not in self._loading:
+                task = self._loading[engine] = asyncio.create_task(self._tell(engine, TurnCalls.take_weights, version))
+                task.add_done_callback(functools.partial(self._told, engine))
+        return not behind
+
+    def _told(self, engine: int, task: asyncio.Task[None]) -> None:
+        del self._loading[engine]
+
+    async def hold(self, node: str, samples: Sequence[KeptSample], engines: Sequence[int]) -> bool:
+        """Have none of a node's `engines` go on behind the turn of these samples until they have ended; False: one
+        already has. True for a node that is held for this turn."""
+        turn = turn_of(samples[0])
+        if node in self._held:
+            return self._held[node][0] == turn
+        ordered: list[int] = []
+        try:
+            agreed = True
+            for engine in engines:
+                ordered.append(engine)
+                agreed = agreed and await self._hold(engine, turn)
+        except asyncio.CancelledError:
+            await self._release(ordered)
+            raise
+        if not agreed:
+            await self._release(ordered)
+            return False
+        given_up = asyncio.Event()
+        # Never cancelled: before its beginning it would let nobody go.
+        task = asyncio.create_task(self._until_over(samples, given_up, ordered))
+        self._held[node] = turn, given_up, task
+        task.add_done_callback(functools.partial(self._over, node))
+        return True
+
+    def let_go(self, node: str) -> None:
+        """Do not wait for the samples: none of them has moved."""
+        if node in self._held:
+            self._held[node][1].set()
+
+    async def _until_over(self, samples: Sequence[KeptSample], given_up: asyncio.Event, engines: Sequence[int]) -> None:
+        ended = asyncio.ensure_future(asyncio.wait([sample.answer for sample in samples]))
+        waits = asyncio.ensure_future(given_up.wait())
+        await asyncio.wait({ended, waits}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        waits.cancel()
+        await self._release(engines)
+
+    async def _release(self, engines: Sequence[int]) -> None:
+        for engine in engines:
+            await self._tell(engine, TurnCalls.release_turns)
+
+    def _over(self, node: str, task: asyncio.Task[None]) -> None:
+        del self._held[node]
+
+    async def _hold(self, engine: int, turn: int) -> bool:
+        """Whether it stays in the turn, or has ended it and begins none; so does one that is gone."""
+        if not self._keeper.engines[engine].alive:
+            return True
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return bool(await self._keeper.engines[engine].port.call(TurnCalls.hold_turns, turn))
+        except EngineLost:
+            return True
+        except (OrderFailed, TimeoutError):
+            return False
+
+    async def _tell(self, engine: int, method: RemoteMethod[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        port = self._keeper.engines[engine].port
+        if problem := await problem_of(port, engine, ANSWER_SECONDS, method, *args, **kwargs):
+            self._reports.tell(f"adaptive tensor parallelism: {problem}")
+
+
+def turn_of(sample: KeptSample) -> int:
+    """The number of the turn that a pipelined run's sample belongs to."""
+    assert sample.request.group is not None, "a sample of no prompt group in a pipelined run"
+    return sample.request.group[0]
+
+
 CAUSE = "tp_switch"
 
 
-class LayoutSwitcher:
+class TpSwitcher:
     """That of one home. `move(sample, destination, cause, convoy)` orders a move and says how it ended;
     `record(event)`; `step()`: the training step; `admitted()`: whether all prompts of it have come; `limit_s`: seconds
     that an engine may take to give its KV cache's memory up, or to take it; `holds`: of a pipelined run, whose engines
@@ -74,7 +234,7 @@ class LayoutSwitcher:
         # Of each node the engines of its layouts.
         self._nodes: dict[str, dict[int, list[int]]] = {}
         self._node_of: dict[int, str] = {}
-        self._turns = None if plan.both_awake else DeviceTurns(keeper, self._nodes, limit_s)
+        self._devices = None if plan.both_awake else AwakeLayouts(keeper, self._nodes, limit_s)
         self._lengths: dict[str, tuple[int, ...]] = {}
         self._cost = SwitchCost()
         self._stuck: set[str] = set()
@@ -95,9 +255,9 @@ class LayoutSwitcher:
     def begins_at(self, engine: int) -> int:
         """Where what was to begin at `engine` begins: its devices may be those of another layout, which has samples."""
         node = self._node_of.get(engine)
-        if self._turns is None or node is None or self._turns.awake(node) == self._reports.layout(engine):
+        if self._devices is None or node is None or self._devices.awake(node) == self._reports.layout(engine):
             return engine
-        busy = {number: len(self._keeper.samples(number)) for number in self._nodes[node][self._turns.awake(node)]}
+        busy = {number: len(self._keeper.samples(number)) for number in self._nodes[node][self._devices.awake(node)]}
         lives = [number for number in busy if self._keeper.engines[number].alive]
         # Otherwise the devices are about to come back.
         return min(lives, key=lambda number: busy[number]) if lives and any(busy.values()) else engine
@@ -146,24 +306,24 @@ class LayoutSwitcher:
 
     def _next_turn(self, node: str) -> int | None:
         """The layout that is to have the devices now; None: that which has them."""
-        if self._turns is None:
+        if self._devices is None:
             return None
-        awake = self._turns.awake(node)
+        awake = self._devices.awake(node)
         waiting = [layout for layout in self._nodes[node] if self._samples(node, layout)]
         wanted = awake if awake in waiting else min(waiting, default=ALIGNED)
-        return None if wanted == awake and not self._turns.partly(node) else wanted
+        return None if wanted == awake and not self._devices.partly(node) else wanted
 
     async def _hand(self, node: str, layout: int) -> None:
-        assert self._turns is not None
-        if problem := await self._turns.hand(node, layout):
+        assert self._devices is not None
+        if problem := await self._devices.hand(node, layout):
             self._reports.tell(f"adaptive tensor parallelism: the devices of node {node} were not handed on: {problem}")
 
     async def _hand_with(self, node: str, source: int, target: int) -> str:
         """In a switch, when its samples are stopped; "" or why the devices stay where they are."""
-        assert self._turns is not None
+        assert self._devices is not None
         if any(not sample.moving for sample in self._samples(node, source)):
             return "a sample of the node cannot go along, and would wait without KV cache"
-        if problem := await self._turns.hand(node, target):
+        if problem := await self._devices.hand(node, target):
             self._reports.tell(f"adaptive tensor parallelism: node {node} was not switched: {problem}")
         return problem
 
@@ -176,7 +336,7 @@ class LayoutSwitcher:
             going = [sample for sample in samples if sample.name not in self._stuck]
             if not going or any(sample.moving for sample in samples):
                 continue
-            if self._turns is not None and (source != self._turns.awake(node) or len(going) < len(samples)):
+            if self._devices is not None and (source != self._devices.awake(node) or len(going) < len(samples)):
                 continue
             target = self._target(node, source, going)
             if target is not None:
@@ -247,17 +407,17 @@ class LayoutSwitcher:
         if self._holds is not None and not await self._holds.hold(node, samples, self._nodes[node][ALIGNED]):
             return
         began = time.monotonic()
-        hand = None if self._turns is None else functools.partial(self._hand_with, node, source, target)
+        hand = None if self._devices is None else functools.partial(self._hand_with, node, source, target)
         convoy = Convoy(uuid.uuid4().hex, [sample.name for sample in samples], hand)
         engines = self._nodes[node][target]
         ways = [
             self._carry(samples[place], engines[engine], convoy)
             for place, engine in in_turn([len(sample.known.tokens) for sample in samples], len(engines))
         ]
-        _, *records = await asyncio.gather(self._tell(engines, "begin_switch"), *ways)
+        _, *records = await asyncio.gather(self._tell(engines, DeviceCalls.begin_switch), *ways)
         moved = [record for record in records if record is not None and record.move.phase in MOVED]
         took = time.monotonic() - began
-        await self._tell(engines, "end_switch")
+        await self._tell(engines, DeviceCalls.end_switch)
         if not moved:
             if self._holds is not None and source == ALIGNED:
                 self._holds.let_go(node)
@@ -267,7 +427,7 @@ class LayoutSwitcher:
         if lost is not None:
             self._cost.learn(lost, len(moved))
         emptied = [engine for engine in self._nodes[node][source] if not self._keeper.samples(engine)]
-        await self._tell(emptied, "lend_devices")
+        await self._tell(emptied, DeviceCalls.lend_devices)
         sizes = self._plan.sizes
         step = self._step() if self._holds is None else step_of(turn_of(samples[0]))
         self._record(LayoutSwitched(step, node, sizes[source], sizes[target], len(moved), took))
@@ -287,7 +447,7 @@ class LayoutSwitcher:
             self._stuck.add(sample.name)
         return record
 
-    async def _tell(self, engines: Sequence[int], method: str) -> None:
+    async def _tell(self, engines: Sequence[int], method: RemoteMethod[[], None]) -> None:
         for engine in engines:
             # Its timeline only: one that is gone has none.
             with contextlib.suppress(EngineLost, OrderFailed):

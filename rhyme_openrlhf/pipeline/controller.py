@@ -21,9 +21,8 @@ from typing import Any
 import ray
 
 from rhyme_openrlhf.engine.checked_reward import RewardLateError
-from rhyme_openrlhf.engine.lost_engines import LostEngine
 from rhyme_openrlhf.engine.messages import TurnReport
-from rhyme_openrlhf.engine.port import EngineLost
+from rhyme_openrlhf.engine_errors import EngineLost, LostEngine
 from rhyme_openrlhf.pipeline.engine_loss import LOST, EngineLoss
 from rhyme_openrlhf.pipeline.events import ENGINE_TIMEOUT_SECONDS, stage_intervals, turn_events
 from rhyme_openrlhf.pipeline.generator import DrawnStep, PipelineSamplesGenerator

@@ -13,9 +13,8 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.engine.actor import EngineCoreError
-from rhyme_openrlhf.engine.lost_engines import engines_left, prompt_engines_left
-from rhyme_openrlhf.engine.port import EngineLost
+from rhyme_openrlhf.engine.port import prompt_engines_left
+from rhyme_openrlhf.engine_errors import EngineCoreError, EngineLost, engines_left
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator
 from rhyme_openrlhf.pipeline.step_in_flight import StepInFlight
 from rhyme_openrlhf.telemetry.services import RunServices

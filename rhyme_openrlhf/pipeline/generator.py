@@ -22,7 +22,7 @@ from typing import Any
 import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from rhyme_openrlhf.engine.lost_engines import prompt_engines_left
+from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.history.worker import ask_last_lengths
 from rhyme_openrlhf.pipeline.prompt_stream import Prompts, PromptStream
 from rhyme_openrlhf.prompt_keys import prompt_key

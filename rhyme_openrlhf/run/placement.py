@@ -20,9 +20,8 @@ import openrlhf.cli.train_ppo_ray as launcher
 import openrlhf.trainer.ppo_trainer as sync_module
 import openrlhf.trainer.ppo_trainer_async as async_module
 import openrlhf.trainer.ray.vllm_engine as engine_module
-import ray
 
-from rhyme_openrlhf.engine.factory import EngineFactory, RolloutActor
+from rhyme_openrlhf.engine.factory import EngineFactory
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.redaction import hide_when_printed
 from rhyme_openrlhf.telemetry.services import RunServices
@@ -32,8 +31,6 @@ from rhyme_openrlhf.training.policy import PolicyModelActor
 from rhyme_openrlhf.training.trainer import PPOTrainer
 from rhyme_openrlhf.training.trainer_async import PPOTrainerAsync
 
-CALLS_AT_ONCE = 1_000_000
-
 
 def strategy_of(args: SimpleNamespace, upstream_strategy: Callable[[SimpleNamespace], Any], on_gpus: bool) -> Any:
     """Upstream's strategy; without a GPU the platform's."""
@@ -42,22 +39,6 @@ def strategy_of(args: SimpleNamespace, upstream_strategy: Callable[[SimpleNamesp
     from rhyme_openrlhf.platform.cpu_strategy import cpu_strategy
 
     return cpu_strategy(args)
-
-
-def engine_actor(settings: RhymeSettings) -> Any:
-    """The Ray actor class of a run's engines."""
-    if settings.histopipe.enable:
-        from rhyme_openrlhf.engine.actor_parts.moves_in_turns import MovablePipelineEngine
-        from rhyme_openrlhf.engine.actor_parts.turns import PipelineEngine
-
-        kind = MovablePipelineEngine if settings.samples_move else PipelineEngine
-        # Every prompt that waits for its turn is a call; Ray's own limit is 1000.
-        return ray.remote(max_concurrency=CALLS_AT_ONCE)(kind)
-    if not settings.samples_move:
-        return RolloutActor
-    from rhyme_openrlhf.engine.actor_parts.moves import MovableEngine
-
-    return ray.remote(MovableEngine)
 
 
 def asynchronous_trainer(settings: RhymeSettings) -> Any:
@@ -80,12 +61,7 @@ def install(services: RunServices, seed: int, engine_started: Callable[[int, Any
         return strategy
 
     factory = EngineFactory(
-        services.settings,
-        services.history_workers,
-        seed,
-        engine_actor(services.settings),
-        engine_started,
-        services.on_gpus,
+        services.settings, services.history_workers, seed, started=engine_started, on_gpus=services.on_gpus
     )
     engine_module.RolloutRayActor = factory
     if services.layouts is not None:

@@ -26,11 +26,13 @@ import openrlhf.trainer.ray.ppo_actor as policy_module
 import openrlhf.trainer.ray.vllm_engine as engine_module
 import ray
 
-from rhyme_openrlhf.engine.seeded_actor import SeededRolloutActor
-from rhyme_openrlhf.engine.seeding import in_prompt_order, seed_controller
+from rhyme_openrlhf.engine.actor import PlainRolloutActor
+from rhyme_openrlhf.engine.arguments import WORKER_EXTENSION
+from rhyme_openrlhf.engine.requests import Seeds
 from rhyme_openrlhf.run.placement import strategy_of
 from rhyme_openrlhf.run.resources import SPARE_CPUS, required_gpus
 from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.training.dispatch import in_prompt_order, seed_controller
 from rhyme_openrlhf.training.policy import PlainPolicyModelActor
 from rhyme_openrlhf.training.trainer import PlainPPOTrainer
 
@@ -76,7 +78,42 @@ class UnchangedPPOTrainer(PlainPPOTrainer):
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
 
 
-RolloutActor = ray.remote(SeededRolloutActor)
+class UnchangedRolloutActor(PlainRolloutActor):
+    """Upstream's engine, seeded; without a GPU with what it needs there."""
+
+    # Ray awaits an actor's constructor; upstream's is one too.
+    async def __init__(self, *args: Any, rhyme: RhymeSettings, run_seed: int, **kwargs: Any) -> None:  # type: ignore[misc]
+        self.seeds = Seeds(run_seed, rhyme.run.reproducible)
+        if not gpu_present():
+            from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+
+            kwargs = cpu_engine_arguments(kwargs, rhyme.cpu)
+        kwargs["worker_extension_cls"] = WORKER_EXTENSION
+        await super().__init__(*args, **kwargs)
+
+    async def generate_responses(
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        num_samples: int = 1,
+        images: Any = None,
+    ) -> list[dict[str, Any]]:
+        """Return the responses to one prompt, as upstream; each knows which sample it is."""
+        ask = super().generate_responses
+        return await self.seeds.answers(
+            prompt, num_samples, lambda plain: ask(plain, label, sampling_params, max_length, hf_tokenizer, 1, images)
+        )
+
+    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        """Return vLLM's output of one request, as upstream; seeded if the run is reproducible."""
+        self.seeds.seed(sampling_params, len(prompt_token_ids))
+        return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+
+
+RolloutActor = ray.remote(UnchangedRolloutActor)
 
 
 class UnchangedEngineFactory:

@@ -13,6 +13,8 @@ VLLM_MAX_DRAFT_TOKENS = 128
 HISTORY, NGRAM, DRAFT_MODEL, EAGLE3 = SOURCES = ("history", "ngram", "draft_model", "eagle3")
 # vLLM's methods that load a model beside the policy.
 WITH_MODEL = (DRAFT_MODEL, EAGLE3)
+# What proposes in vLLM's worker; other sources propose in the scheduler.
+VLLM_METHODS = (NGRAM, *WITH_MODEL)
 
 
 @dataclass(frozen=True)

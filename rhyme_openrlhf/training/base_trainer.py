@@ -23,12 +23,12 @@ import ray
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
-from rhyme_openrlhf.engine.lost_engines import leave_out_lost
-from rhyme_openrlhf.engine.seeding import in_prompt_order
+from rhyme_openrlhf.engine_errors import leave_out_lost
 from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Note, Stage, StageStarted, TrainStep
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
 from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
+from rhyme_openrlhf.training.dispatch import in_prompt_order
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import STOPPED_ON_REQUEST, StopRequested
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, GeneratorState

@@ -30,3 +30,15 @@ def _stand_in(engine: Any, send: Callable[..., Any]) -> Any:
         generate_responses=SimpleNamespace(remote=send),
         get_num_unfinished_requests=engine.get_num_unfinished_requests,
     )
+
+
+def seed_controller(seed: int) -> None:
+    """Seed this process, so that the prompt loader's shuffle depends on --train.seed alone."""
+    import transformers
+
+    transformers.set_seed(seed)
+
+
+def in_prompt_order(samples: Sequence[Any]) -> list[Any]:
+    """Return samples ordered by prompt instead of by who finished first; a prompt's own samples keep their order."""
+    return sorted(samples, key=lambda sample: sample.prompts[0])

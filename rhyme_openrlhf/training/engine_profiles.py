@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.engine.measured_engine import EngineCallError, RemoteEngine
+from rhyme_openrlhf.engine.port import MeasuredEngine
+from rhyme_openrlhf.engine_errors import EngineCallError
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.measure import QUICKLY, MeasureError, Plan, measure
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
@@ -67,7 +68,7 @@ def _install(
     def say(level: NoteLevel, text: str) -> None:
         services.record(Note(level, text), SOURCE)
 
-    first = RemoteEngine(engines[0], CALL_SECONDS)
+    first = MeasuredEngine(engines[0], CALL_SECONDS)
     try:
         if settings.emulate.profile:
             # What is kept for later runs is of this machine's own clock, and only that.
@@ -81,7 +82,7 @@ def _install(
             profiles.parse(text, f"the profile {path}").check_fits(first.subject(), str(path))
             say("info", f"drafts follow the step times of {path}")
         for engine in engines:
-            if refused := RemoteEngine(engine, CALL_SECONDS).install_profile(text):
+            if refused := MeasuredEngine(engine, CALL_SECONDS).install_profile(text):
                 raise ProfileError(refused)
         return profiles.parse(text, "the profile of this run")
     except (MeasureError, EngineCallError) as error:
@@ -89,7 +90,7 @@ def _install(
         return None
 
 
-def _kept_or_quick(engine: RemoteEngine, say: Any, awake: Callable[[], AbstractContextManager[None]]) -> str:
+def _kept_or_quick(engine: MeasuredEngine, say: Any, awake: Callable[[], AbstractContextManager[None]]) -> str:
     path, text = engine.kept_profile()
     if text:
         try:
@@ -118,7 +119,7 @@ def _kept_or_quick(engine: RemoteEngine, say: Any, awake: Callable[[], AbstractC
     return text
 
 
-def _with_unspeculated(profile: Profile, engine: RemoteEngine, say: Any) -> Profile:
+def _with_unspeculated(profile: Profile, engine: MeasuredEngine, say: Any) -> Profile:
     """Add the steps of an engine without speculation that `engine` measured before its start, if it did."""
     steps, problem = engine.unspeculated()
     if problem:

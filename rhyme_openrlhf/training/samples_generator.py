@@ -19,8 +19,9 @@ from typing import Any
 import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from rhyme_openrlhf.engine.lost_engines import engines_left, leave_out_lost, prompt_engines_left
-from rhyme_openrlhf.engine.seeding import VisitedPrompt
+from rhyme_openrlhf.engine.port import prompt_engines_left
+from rhyme_openrlhf.engine.requests import VisitedPrompt
+from rhyme_openrlhf.engine_errors import engines_left, leave_out_lost
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
 from rhyme_openrlhf.scheduling.dispatch import by_predicted_work
@@ -156,7 +157,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         """Have a home for samples, if they may move; it starts while the engines do."""
         if not self.services.settings.samples_move:
             return
-        from rhyme_openrlhf.moves.home_actor import HomeActor
+        from rhyme_openrlhf.moves.home import HomeActor
 
         args = self.args
         self._home = HomeActor.remote(
@@ -175,7 +176,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
         if self._home is None:
             yield
             return
-        from rhyme_openrlhf.moves.home_actor import door
+        from rhyme_openrlhf.moves.home import door
 
         engines = self.vllm_engines
         ray.get(self._home.open.remote(), timeout=REPORT_TIMEOUT_SECONDS)

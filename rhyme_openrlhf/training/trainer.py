@@ -12,9 +12,9 @@ from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims 
 import openrlhf.trainer.ppo_trainer as upstream  # isort: skip
 import ray
 
-from rhyme_openrlhf.engine.seeding import seed_controller
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.telemetry.events import Evaluation, StageStarted
+from rhyme_openrlhf.training.dispatch import seed_controller
 from rhyme_openrlhf.training.engine_profiles import install_step_times
 from rhyme_openrlhf.training.failure import FAULTS, one_sentence
 from rhyme_openrlhf.training.samples_generator import GeneratorState, RhymeSamplesGenerator

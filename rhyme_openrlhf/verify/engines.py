@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -25,12 +25,14 @@ import openrlhf.trainer.ray.vllm_engine as upstream
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from rhyme_openrlhf.engine.factory import EngineFactory
+from rhyme_openrlhf.engine.actor import RhymeRolloutActor
+from rhyme_openrlhf.engine.actor_parts.part import Part
+from rhyme_openrlhf.engine.calls import AnswerCalls
+from rhyme_openrlhf.engine.factory import EngineFactory, parts_of_checked
 from rhyme_openrlhf.engine.messages import Answer, Request
 from rhyme_openrlhf.run.resources import SPARE_CPUS
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.verify.engine_actor import VerifyEngine
 from rhyme_openrlhf.verify.outcome import VerifyError
 
 # Loading tens of GB from a slow disk and capturing CUDA graphs; two small engines take under a minute.
@@ -44,12 +46,12 @@ SHARED_FRACTION = 0.9
 # vLLM reserves a KV cache beside the weights; with less than this share of room beside them it does not start.
 WEIGHTS_SHARE = 0.8
 
-VerifyActor = ray.remote(VerifyEngine)
+RolloutActor = ray.remote(RhymeRolloutActor)
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine said of itself (`VerifyEngine.facts`); GPU memory in bytes after its start, 0 without a GPU."""
+    """What an engine said of itself (`AnswerCalls.facts`); GPU memory in bytes after its start, 0 without a GPU."""
 
     dtype: str
     async_scheduling: bool
@@ -69,7 +71,7 @@ class EngineFacts:
 class Engine:
     """One running engine; plain calls that wait."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: AnswerCalls) -> None:
         self._actor = actor
         self.facts = EngineFacts(**wait(actor.facts.remote(), CALL_SECONDS, "an engine to describe itself"))
 
@@ -128,11 +130,15 @@ class EnginePool:
         args: SimpleNamespace,
         settings: RhymeSettings,
         on_gpus: bool,
-        actor: Any = VerifyActor,
+        actor: Any = RolloutActor,
         more: Mapping[str, Any] = MappingProxyType({}),
+        parts: Callable[[Any], dict[type, Part]] = parts_of_checked,
     ) -> None:
-        """`actor`: the Ray actor class to make engines of; `more`: vLLM's arguments in place of upstream's."""
+        """`actor`: the Ray actor class to make engines of, and `parts` what each has; `more`: vLLM's arguments in place
+        of upstream's.
+        """
         self._actor = actor
+        self._parts = parts
         self._more = more
         self._args = args
         self._settings = settings
@@ -230,7 +236,9 @@ class EnginePool:
         args = self._args
         # Two engines of one seed could sample the same: a history would then be an answer that is still to come.
         seed = args.train.seed + speculate
-        upstream.RolloutRayActor = _Factory(settings, {**self._more, "dtype": dtype}, seed, self._actor, self._on_gpus)
+        factory = EngineFactory(settings, (), seed, self._actor, on_gpus=self._on_gpus, parts=self._parts)
+        factory.use(settings, {"max_logprobs": -1, **self._more, "dtype": dtype})
+        upstream.RolloutRayActor = factory
         (actor,) = upstream.create_vllm_engines(
             1,
             args.vllm.tensor_parallel_size,
@@ -284,20 +292,6 @@ class EnginePool:
         if ray.is_initialized():
             self.stop_engines()
             ray.shutdown()
-
-
-class _Factory(EngineFactory):
-    """Makes VerifyEngines whose arguments may differ from the run's, in their number format above all."""
-
-    def __init__(
-        self, settings: RhymeSettings, changed: Mapping[str, Any], seed: int, actor: Any, on_gpus: bool
-    ) -> None:
-        super().__init__(settings, (), seed, actor, on_gpus=on_gpus)
-        self._changed = {"max_logprobs": -1, **changed}
-
-    def remote(self, **arguments: Any) -> Any:
-        """Start the next engine."""
-        return super().remote(**arguments | self._changed)
 
 
 def wait(ref: Any, timeout_s: float, what: str) -> Any:

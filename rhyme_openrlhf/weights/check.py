@@ -59,7 +59,7 @@ class WeightCheck:
         policy_moved = None if old_policy is None else distance(policy, old_policy)
         for engine, scores in enumerate(engines):
             if scores is None:
-                # Lost (engine/lost_engines.py).
+                # Lost (engine_errors.py).
                 continue
             difference = distance(scores, policy)
             old = old_engines[engine] if old_policy is not None else None

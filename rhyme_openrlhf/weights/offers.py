@@ -13,8 +13,7 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.engine.actor import EngineCoreError
-from rhyme_openrlhf.engine.lost_engines import LostEngine, leave_out_lost
+from rhyme_openrlhf.engine_errors import EngineCoreError, LostEngine, leave_out_lost
 from rhyme_openrlhf.telemetry.events import Note, WeightsChecked, WeightsLoaded
 from rhyme_openrlhf.weights.check import CHECKED_TOKENS, SUSPICIOUS_DIFFERENCE, WeightCheck, distance, suspicion
 from rhyme_openrlhf.weights.sync import SOURCE, WeightSync

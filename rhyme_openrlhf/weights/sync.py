@@ -68,7 +68,7 @@ class WeightSync:
         """Publish the policy's weights as `version` and load them into every engine."""
         coming = self._begin(version)
         loading = [
-            # A lost engine (engine/lost_engines.py) may have had no node to tell.
+            # A lost engine (engine_errors.py) may have had no node to tell.
             engine.load_weights.remote(self._segment_of(nodes, coming.segments))
             for engine, nodes in zip(self._engines, self._nodes, strict=True)
         ]

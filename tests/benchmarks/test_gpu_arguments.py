@@ -49,7 +49,7 @@ def test_movable_engines_share_the_memory_of_a_gpu(gpu: None, monkeypatch: pytes
     async def start(self: Any, **arguments: Any) -> None:
         found.append(arguments)
 
-    monkeypatch.setattr(movable_engines.MovableEngine, "__init__", start)
+    monkeypatch.setattr(movable_engines.RhymeRolloutActor, "__init__", start)
     for index in range(2):
         engine = movable_engines.LocalEngine(index, RhymeSettings(), 1024, 8, engines=2)
         engine._loop.call_soon_threadsafe(engine._loop.stop)

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.engine import seeded_actor
+from rhyme_openrlhf.engine import arguments
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
 from rhyme_openrlhf.engine.worker import WorkerExtension
 from rhyme_openrlhf.weights.buckets import Segment
@@ -27,7 +27,7 @@ class LazyEngine(RhymeRolloutActor):
     """A rollout actor whose vLLM workers are lazy."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
-        seeded_actor.WORKER_EXTENSION = f"{LazyExtension.__module__}.{LazyExtension.__qualname__}"
+        arguments.WORKER_EXTENSION = f"{LazyExtension.__module__}.{LazyExtension.__qualname__}"
         await super().__init__(*args, **kwargs)
 
 

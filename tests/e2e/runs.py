@@ -126,12 +126,12 @@ class KilledRun:
         kill_all(self._mark)
 
 
-def engines(folder: Path, kind: str = "MovableEngine") -> list[int]:
+def engines(folder: Path) -> list[int]:
     """Processes of the engine actors whose driver works in `folder`, in the order of their start."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "cmdline").read_bytes().startswith(f"ray::{kind}".encode()):
+            if (process / "cmdline").read_bytes().startswith(b"ray::RhymeRolloutActor"):
                 found += [int(process.name)] if Path(os.readlink(process / "cwd")) == folder else []
         except OSError:
             # It has ended since.
@@ -139,7 +139,7 @@ def engines(folder: Path, kind: str = "MovableEngine") -> list[int]:
     return sorted(found)
 
 
-def kill_one_in_step(step: int, run: Path, folder: Path, kind: str = "MovableEngine") -> None:
+def kill_one_in_step(step: int, run: Path, folder: Path) -> None:
     """Kill one engine's actor once the rollout of `step` goes on."""
     end = time.monotonic() + RUN_TIMEOUT_S
     log = run / "events.jsonl"
@@ -147,7 +147,7 @@ def kill_one_in_step(step: int, run: Path, folder: Path, kind: str = "MovableEng
         events = [recorded.event for recorded in read_events(log)] if log.exists() else []
         if any(isinstance(event, RolloutStarted) and event.step == step for event in events):
             time.sleep(0.3)
-            os.kill(engines(folder, kind)[-1], signal.SIGKILL)
+            os.kill(engines(folder)[-1], signal.SIGKILL)
             return
         time.sleep(0.1)
 

@@ -120,19 +120,16 @@ def reward_func(queries, prompts, labels, **kwargs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "more"),
-    [("PipelineEngine", ()), ("MovablePipelineEngine", ("--move.enable", "--move.news_s", "0.1"))],
-)
+@pytest.mark.parametrize("more", [(), ("--move.enable", "--move.news_s", "0.1")], ids=["", "moves"])
 def test_a_run_goes_on_without_an_engine_and_without_a_reward(
-    train: Train, tmp_path: Path, small_prompts: Path, kind: str, more: tuple[str, ...]
+    train: Train, tmp_path: Path, small_prompts: Path, more: tuple[str, ...]
 ) -> None:
     """An engine is killed in the middle of step 4; one prompt's reward hangs, always. Prompt groups may be deferred,
     and there is a critic."""
     hanging = json.loads(small_prompts.read_text().splitlines()[2])["input"]
     reward = tmp_path / "reward.py"
     reward.write_text(HANGING_REWARD.format(prompt=hanging))
-    killer = threading.Thread(target=kill_one_in_step, args=(4, tmp_path / "run", tmp_path, kind), daemon=True)
+    killer = threading.Thread(target=kill_one_in_step, args=(4, tmp_path / "run", tmp_path), daemon=True)
     killer.start()
     critic = ("--algo.advantage.estimator", "gae", "--critic.num_gpus_per_node", "1")
     critic += ("--critic.model_name_or_path", str(embedded.MODEL))

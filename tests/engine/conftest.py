@@ -34,8 +34,7 @@ class RunningEngine:
     async def _start(self, settings: RhymeSettings, tensor_parallel_size: int) -> Any:
         import vllm
 
-        from rhyme_openrlhf.engine.actor import speculation_arguments
-        from rhyme_openrlhf.engine.seeded_actor import WORKER_EXTENSION
+        from rhyme_openrlhf.engine.arguments import WORKER_EXTENSION, speculation_arguments
         from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
 
         arguments = {

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from rhyme_openrlhf import embedded
+from rhyme_openrlhf.engine.calls import SchedulerDrafting, SchedulerMeter
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.prompt_keys import prompt_key, round_key
 from rhyme_openrlhf.settings.config import RhymeSettings
@@ -32,27 +33,28 @@ LONG = 700
 
 
 class Actor:
-    """RhymeRolloutActor, or one of its kinds, with its event loop in a thread."""
+    """RhymeRolloutActor with the parts that its settings ask for, and its event loop in a thread."""
 
-    def __init__(self, kind: Any = None) -> None:
+    def __init__(self, **settings: Any) -> None:
         from rhyme_openrlhf.engine.actor import RhymeRolloutActor
+        from rhyme_openrlhf.engine.factory import parts_of
 
-        kind = kind or RhymeRolloutActor
+        cpu, size = CpuSettings(kv_cache_mb=64), EngineSettings(100, 3000)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self.raw = kind.__new__(kind)
+        self.raw = RhymeRolloutActor.__new__(RhymeRolloutActor)
         self.call(
             self.raw.__init__(
                 model=str(embedded.MODEL), max_model_len=768, enforce_eager=True, tensor_parallel_size=1, num_gpus=0,
                 enable_prefix_caching=True, distributed_executor_backend="uni", logprobs_mode="processed_logprobs",
                 max_logprobs=1, bundle_indices=None,
-                rhyme=RhymeSettings(cpu=CpuSettings(kv_cache_mb=64), engine=EngineSettings(100, 3000)), run_seed=1,
-                index=0, history_workers=[],
+                rhyme=RhymeSettings(cpu=cpu, engine=size, **settings), run_seed=1, index=0, history_workers=[],
+                parts=parts_of,
             )
         )  # fmt: skip
         # Before anything is asked of it.
         self.had_requests = self.raw.llm.output_handler is not None
-        self.counted = self.call(self.raw._totals())
+        self.counted = self.call(self.raw.totals())
 
     def call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(240)
@@ -62,7 +64,7 @@ class Actor:
 
 
 @contextmanager
-def an_actor(kind: Any = None) -> Iterator[Actor]:
+def an_actor(**settings: Any) -> Iterator[Actor]:
     """An engine for some tests."""
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {
@@ -73,7 +75,7 @@ def an_actor(kind: Any = None) -> Iterator[Actor]:
             "OMP_NUM_THREADS": "1",
         }.items():
             environment.setenv(name, value)
-        found = Actor(kind)
+        found = Actor(**settings)
         yield found
         found.raw.llm.shutdown()
 
@@ -139,7 +141,7 @@ def sampling(**values: Any) -> Any:
 
 
 def until_running(actor: Actor) -> None:
-    while not actor.raw._running:
+    while not actor.raw.running:
         time.sleep(0.001)
 
 
@@ -183,7 +185,7 @@ def test_each_version_is_loaded_and_no_cached_block_survives_it(actor: Actor, tm
 
 
 def test_loading_under_running_samples_is_refused(actor: Actor, tmp_path: Path) -> None:
-    from rhyme_openrlhf.engine.actor import WeightLoadError
+    from rhyme_openrlhf.engine_errors import WeightLoadError
 
     segment = stored(model_with(1.0), 9, tmp_path)
     running = actor.start(actor.raw.generate(list(PROMPT[:8]), sampling(max_tokens=LONG, ignore_eos=True)))
@@ -204,7 +206,7 @@ def test_partial_rollout_goes_on_with_the_new_weights(actor: Actor, tmp_path: Pa
     parameters = sampling(temperature=1, seed=3, max_tokens=LONG, ignore_eos=True)
     running = actor.start(actor.raw.generate(list(PROMPT[:8]), parameters))
     until_running(actor)
-    while max(actor.call(actor.raw.call_scheduler("output_lengths")).values(), default=0) < 50:
+    while max(actor.call(actor.raw.scheduler(SchedulerMeter.output_lengths)).values(), default=0) < 50:
         pass
     actor.call(actor.raw.pause_generation())
     actor.call(actor.raw.load_weights(stored(new, 21, tmp_path)))
@@ -233,7 +235,7 @@ def test_a_request_that_comes_while_weights_load_waits_for_them(actor: Actor, tm
     actor.call(actor.raw.pause_generation())
     waiting = actor.start(actor.raw.generate(list(PROMPT[:8]), sampling()))
     actor.call(asyncio.sleep(0.3))
-    assert not actor.raw._running and not waiting.done()
+    assert not actor.raw.running and not waiting.done()
     model = model_with(0.7)
     actor.call(actor.raw.load_weights(stored(model, 30, tmp_path)))
     actor.call(actor.raw.resume_generation())
@@ -255,15 +257,19 @@ def test_what_ran_between_two_rollouts_is_in_no_rollouts_counts(actor: Actor) ->
 
 
 def test_only_offered_scheduler_methods_can_be_called(actor: Actor) -> None:
+    from rhyme_openrlhf.engine.patches import core_channel
+
     with pytest.raises(Exception, match="offers no method 'shutdown'"):
-        actor.call(actor.raw.call_scheduler("shutdown"))
+        actor.call(core_channel.call_scheduler(actor.raw.llm, "shutdown"))
 
 
 def test_a_bad_index_is_refused_and_harms_nothing(actor: Actor, tmp_path: Path) -> None:
     torn = tmp_path / "torn"
     torn.write_bytes(b"RHYMEIDX" + bytes(100))
-    assert "refused" in actor.call(actor.raw.call_scheduler("install_history", "key", str(torn)))
-    assert "refused" in actor.call(actor.raw.call_scheduler("install_history", "key", str(tmp_path / "gone")))
+    assert "refused" in actor.call(actor.raw.scheduler(SchedulerDrafting.install_history, "key", str(torn)))
+    assert "refused" in actor.call(
+        actor.raw.scheduler(SchedulerDrafting.install_history, "key", str(tmp_path / "gone"))
+    )
     assert actor.call(actor.raw.generate(list(PROMPT[:8]), sampling())).outputs[0].token_ids
 
 
@@ -312,7 +318,7 @@ def test_each_round_of_a_conversation_is_drafted_from_its_own_history(
         return response["answers"]
 
     def accepted() -> float:
-        return actor.call(actor.raw._totals()).accepted
+        return actor.call(actor.raw.totals()).accepted
 
     without = answers()
     key = prompt_key("p")
@@ -321,10 +327,10 @@ def test_each_round_of_a_conversation_is_drafted_from_its_own_history(
         key: build_index([Piece(context, [3] * 24, 1.0)]),
         round_key(key, 1): build_index([Piece(context, without[1], 1.0)]),
     })  # fmt: skip
-    monkeypatch.setattr(actor.raw._history, "_workers", [worker])
+    monkeypatch.setattr(actor.raw.histories.feed, "_workers", [worker])
     before = accepted()
     assert answers() == without
     assert worker.asked == [key, round_key(key, 1)]
     assert accepted() - before >= 20
-    assert actor.raw._history.take_problems() == []
-    assert actor.raw._history._installed == set()
+    assert actor.raw.histories.feed.take_problems() == []
+    assert actor.raw.histories.feed._installed == set()

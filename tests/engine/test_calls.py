@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,25 +21,30 @@ PACKAGE = Path(rhyme_openrlhf.__file__).parent
 
 def answering() -> dict[type, Any]:
     """Return, for each protocol, the class that answers."""
-    from rhyme_openrlhf.engine.actor_parts.moves_in_turns import MovablePipelineEngine
+    from rhyme_openrlhf.engine.actor import RhymeRolloutActor
+    from rhyme_openrlhf.engine.actor_parts.answers import Answers
+    from rhyme_openrlhf.engine.actor_parts.devices import Devices
+    from rhyme_openrlhf.engine.actor_parts.measuring import Measuring
+    from rhyme_openrlhf.engine.actor_parts.moves import Moves
+    from rhyme_openrlhf.engine.actor_parts.turns import Turns
+    from rhyme_openrlhf.engine.scheduler_parts import moves as scheduler_moves
     from rhyme_openrlhf.engine.scheduler_parts.clock import Timing
     from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
     from rhyme_openrlhf.engine.scheduler_parts.meter import Meter
-    from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
     from rhyme_openrlhf.engine.worker import WorkerExtension
-    from rhyme_openrlhf.verify.profile_engine import ProfileEngine
 
     return {
         calls.SchedulerMeter: Meter,
         calls.SchedulerTiming: Timing,
         calls.SchedulerDrafting: Drafting,
-        calls.SchedulerMoves: Moves,
+        calls.SchedulerMoves: scheduler_moves.Moves,
         calls.WorkerCalls: WorkerExtension,
-        calls.EngineCalls: MovablePipelineEngine,
-        calls.MeasuringCalls: ProfileEngine,
-        calls.TurnCalls: MovablePipelineEngine,
-        calls.SampleCalls: MovablePipelineEngine,
-        calls.AnswerCalls: ProfileEngine,
+        calls.EngineCalls: RhymeRolloutActor,
+        calls.MeasuringCalls: Measuring,
+        calls.TurnCalls: Turns,
+        calls.SampleCalls: Moves,
+        calls.DeviceCalls: Devices,
+        calls.AnswerCalls: Answers,
     }
 
 
@@ -58,6 +64,18 @@ def test_a_class_answers_each_call_of_a_protocol(protocol: type) -> None:
     assert calls.names(protocol)
     for name in calls.names(protocol):
         assert parameters(getattr(owner, name)) == parameters(getattr(protocol, name)), name
+
+
+def test_no_call_names_its_method_by_a_string() -> None:
+    by_string = re.compile(r"(call_scheduler|collective_rpc|call_workers|\bcall|_call)\(\s*[\"']")
+    found = [
+        f"{path.name}: {line.strip()}"
+        for room in ("engine", "moves", "training", "pipeline", "weights", "verify")
+        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if by_string.search(line)
+    ]
+    assert found == []
 
 
 CALLS = """

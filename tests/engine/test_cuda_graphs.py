@@ -23,7 +23,7 @@ PROGRAM = f"""
 import dataclasses, json, sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
 import cuda_stand_in
-from cuda_stand_in import MOVABLE, engine_config, resolve_graphs
+from cuda_stand_in import engine_config, resolve_graphs
 cuda_stand_in.install()
 from graph_padding import Step, counted
 from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings, RhymeSettings
@@ -55,7 +55,7 @@ found = dict(
     wide=most_rows(engine_config(drafting, max_num_seqs=512, max_num_batched_tokens=8192)),
     eager=most_rows(engine_config(drafting, max_num_seqs=512, max_num_batched_tokens=8192, enforce_eager=True)),
     # These set which runner all processes use from then on.
-    moving=facts(engine_config(plain, MOVABLE)), ngram=facts(engine_config(ngram)),
+    moving=facts(engine_config(plain, moving=True)), ngram=facts(engine_config(ngram)),
 )
 json.dump(found, sys.stdout)
 """
@@ -103,6 +103,7 @@ def test_padding_is_the_workers(on_gpu: dict[str, Any], monkeypatch: pytest.Monk
     """vLLM rounds sizes in the worker's configuration alone; what it has there is what a profile must know."""
     from rhyme_openrlhf.engine import worker as worker_extension
     from rhyme_openrlhf.engine.actor_parts import measuring
+    from rhyme_openrlhf.settings.config import RhymeSettings
 
     def config(sizes: list[int]) -> Any:
         return SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_capture_sizes=sizes))
@@ -110,12 +111,12 @@ def test_padding_is_the_workers(on_gpu: dict[str, Any], monkeypatch: pytest.Monk
     frontend, worker = on_gpu["default"]["sizes"], on_gpu["default"]["resolved"]
     assert len(frontend) > len(worker)
 
-    async def collective_rpc(method: str) -> list[Any]:
+    async def workers(method: Any) -> list[Any]:
         rank = SimpleNamespace(vllm_config=config(worker))
-        return [getattr(worker_extension.WorkerExtension, method)(rank)]
+        return [getattr(worker_extension.WorkerExtension, method.__name__)(rank)]
 
     for module in (measuring, worker_extension):
         monkeypatch.setattr(module, "gpu_present", lambda: True, raising=False)
-    engine = measuring.StepMeasuring()
-    engine.llm = SimpleNamespace(vllm_config=config(frontend), collective_rpc=collective_rpc)
-    assert asyncio.run(engine.padded_rows()) == tuple(worker)
+    llm = SimpleNamespace(vllm_config=config(frontend))
+    engine: Any = SimpleNamespace(llm=llm, workers=workers, rhyme=RhymeSettings())
+    assert asyncio.run(measuring.Measuring(engine).padded_rows()) == tuple(worker)

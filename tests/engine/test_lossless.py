@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf import embedded
-from rhyme_openrlhf.engine.request_keys import UNCOUNTED
+from rhyme_openrlhf.engine.requests import UNCOUNTED
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.latency.profile import to_text
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
@@ -57,7 +57,7 @@ def prompts_of(task: str, tokenizer: Any) -> list[list[int]]:
 def greedy(prompt: list[int], key: str | None = None) -> Any:
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+    from rhyme_openrlhf.engine.requests import PROMPT_KEY
 
     extra = {PROMPT_KEY: key} if key else None
     return SamplingParams(temperature=0, max_tokens=640 - len(prompt), logprobs=1, extra_args=extra)
@@ -122,7 +122,7 @@ def test_greedy_output_is_the_same_with_drafts_from_siblings(
 ) -> None:
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+    from rhyme_openrlhf.engine.requests import PROMPT_KEY
 
     prompts, expected = prompts_of(TASKS[0], tokenizer), plain_answers(TASKS[0])
     before = EngineCounters.from_dict(default_engine.scheduler("read_counters"))
@@ -187,7 +187,7 @@ def test_log_probabilities_equal_transformers(
     import torch
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+    from rhyme_openrlhf.engine.requests import PROMPT_KEY
 
     prompts, answers = prompts_of(TASKS[0], tokenizer)[:8], plain_answers(TASKS[0])[:8]
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
@@ -214,7 +214,7 @@ def test_sampling_follows_the_models_distribution(
     import torch
     from vllm import SamplingParams
 
-    from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+    from rhyme_openrlhf.engine.requests import PROMPT_KEY
 
     prompt, first, second_probabilities = uncertain_second_token(prompts_of(TASKS[0], tokenizer), model)
     drafted = int(torch.argmax(second_probabilities) if kind == "right" else torch.argmin(second_probabilities))
@@ -254,7 +254,7 @@ def uncertain_second_token(prompts: list[list[int]], model: Any) -> tuple[list[i
 
 
 def test_what_is_traced_of_drafts_is_what_was_accepted(default_engine: Any, tokenizer: Any) -> None:
-    from rhyme_openrlhf.engine.request_keys import TRACE
+    from rhyme_openrlhf.engine.requests import TRACE
 
     prompts = prompts_of(TASKS[0], tokenizer)
     parameters = [greedy(prompt, f"traced-{number}") for number, prompt in enumerate(prompts)]
@@ -310,6 +310,6 @@ def test_greedy_output_is_the_same_when_a_planner_cuts_the_drafts(
 
 
 def of(key: str) -> dict[str, str]:
-    from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+    from rhyme_openrlhf.engine.requests import PROMPT_KEY
 
     return {PROMPT_KEY: key}

@@ -19,7 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import GainMeter
-from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
+from rhyme_openrlhf.engine.requests import PROMPT_KEY
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.latency.profile import to_text
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings

@@ -17,6 +17,7 @@ pytest.importorskip("vllm")
 
 from rhyme_openrlhf.engine import worker as worker_extension
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
+from rhyme_openrlhf.engine.calls import WorkerCalls
 from rhyme_openrlhf.engine.worker import KV_TAG, UNCONVERTED_EXPERTS, WorkerExtension, converted_weights
 from rhyme_openrlhf.weights.buckets import Bucket, Entry, Parameter, Segment, WeightVersion
 from rhyme_openrlhf.weights.node import SegmentStore
@@ -111,15 +112,15 @@ def test_a_rank_on_another_node_loads_the_copy_of_its_own_node(tmp_path: Path, m
 
 
 def test_an_engine_is_on_the_nodes_of_all_its_ranks() -> None:
-    async def ranks(method: str) -> list[str]:
-        assert method == "rhyme_node"
+    async def ranks(method: Any) -> list[str]:
+        assert method is WorkerCalls.rhyme_node
         return ["a", "a", "b", "b"]
 
-    async def processes(method: str) -> list[str]:
+    async def processes(method: Any) -> list[str]:
         return [""]
 
     def nodes(rpc: Any) -> list[str]:
-        engine: Any = SimpleNamespace(llm=SimpleNamespace(collective_rpc=rpc), node_id=lambda: "a")
+        engine: Any = SimpleNamespace(workers=rpc, node_id=lambda: "a")
         return asyncio.run(RhymeRolloutActor.node_ids(engine))
 
     assert nodes(ranks) == ["a", "b"] and nodes(processes) == ["a"]

@@ -15,7 +15,8 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from rhyme_openrlhf.engine.actor_parts.history_feed import PREFIX, HistoryFeed  # noqa: E402
+from rhyme_openrlhf.engine.actor_parts.histories import PREFIX, HistoryFeed  # noqa: E402
+from rhyme_openrlhf.engine.calls import SchedulerDrafting  # noqa: E402
 from rhyme_openrlhf.history.index import DraftIndex, Piece  # noqa: E402
 from rhyme_openrlhf.history.worker import (  # noqa: E402
     PromptRollout,
@@ -43,8 +44,8 @@ class Scheduler:
         self.answer = answer
         self.indexes: dict[str, DraftIndex] = {}
 
-    async def call(self, method: str, key: str, path: str = "") -> str:
-        if method == "forget_history":
+    async def call(self, method: Any, key: str, path: str = "") -> str:
+        if method is SchedulerDrafting.forget_history:
             del self.indexes[key]
         else:
             self.indexes[key] = DraftIndex.from_buffer(np.fromfile(path, dtype=np.uint8))

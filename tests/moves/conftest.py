@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rhyme_openrlhf.engine.calls import SampleCalls
 from tests.moves.engines import SEATS, VARIABLES, Engines, LocalEngine, variables
 
 
@@ -38,4 +39,4 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
             assert engine.scheduler("rooms") == []
             assert engine.scheduler("seats") == SEATS
             assert engine.scheduler("read_counters")["kv_cache"] == 0
-            assert engine.raw._here == {}
+            assert engine.raw.parts[SampleCalls].here == {}

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf import embedded
+from rhyme_openrlhf.engine.calls import SampleCalls
 from rhyme_openrlhf.engine.messages import SampleRequest
-from rhyme_openrlhf.engine.port import EngineLost
+from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
-from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
-from rhyme_openrlhf.moves.mover import Mover
+from rhyme_openrlhf.moves.mover import Choice, Mover, MoveRecord
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.settings.engine import CpuSettings
+from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
+from rhyme_openrlhf.settings.moves import MoveSettings
 
 TIMEOUT_S = 240
 LENGTH = 640
@@ -50,7 +52,7 @@ def variables() -> Iterator[None]:
 class LocalEngine:
     """A steered engine of this process (steered_engines.py), with its own event loop; may be called from any."""
 
-    def __init__(self, index: int, tensor_parallel_size: int = 1, kind: Any = None) -> None:
+    def __init__(self, index: int, tensor_parallel_size: int = 1, kind: Any = None, pipelined: bool = False) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         # Awaited before each call, with the method's name; what it raises the caller gets.
@@ -59,9 +61,10 @@ class LocalEngine:
         self.node = ""
         # The first call of this method is followed, and not answered.
         self.hangs_after = ""
-        self._starting = self._submit(self._start(index, tensor_parallel_size, kind))
+        self._starting = self._submit(self._start(index, tensor_parallel_size, kind, pipelined))
 
-    async def _start(self, index: int, tensor_parallel_size: int, kind: Any) -> Any:
+    async def _start(self, index: int, tensor_parallel_size: int, kind: Any, pipelined: bool) -> Any:
+        from rhyme_openrlhf.engine.factory import parts_of
         from tests.moves.steered_engines import HeldEngine
 
         kind = kind or HeldEngine
@@ -69,13 +72,16 @@ class LocalEngine:
         # Speculation from a sample's own text, which does not depend on who else runs, and little of it, so that a
         # sample is not over before it is moved.
         settings = RhymeSettings(
-            histospec=HistoSpecSettings(siblings=False, window_max=4), cpu=CpuSettings(kv_cache_mb=16)
+            histospec=HistoSpecSettings(siblings=False, window_max=4),
+            cpu=CpuSettings(kv_cache_mb=16),
+            move=MoveSettings(enable=True),
+            histopipe=HistoPipeSettings(enable=pipelined),
         )
         await raw.__init__(
             model=str(embedded.MODEL), max_model_len=LENGTH, max_num_seqs=SEATS, block_size=BLOCK, enforce_eager=True,
             tensor_parallel_size=tensor_parallel_size, num_gpus=0, enable_prefix_caching=True,
             distributed_executor_backend="uni", logprobs_mode="processed_logprobs", max_logprobs=1,
-            bundle_indices=None, rhyme=settings, run_seed=1, index=index, history_workers=[],
+            bundle_indices=None, rhyme=settings, run_seed=1, index=index, history_workers=[], parts=parts_of,
         )  # fmt: skip
         return raw
 
@@ -86,8 +92,9 @@ class LocalEngine:
     def raw(self) -> Any:
         return self._starting.result(TIMEOUT_S)
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, called: Any, *arguments: Any) -> Any:
         """As a port."""
+        method = called if isinstance(called, str) else called.__name__
         if method == "node_id":
             return self.node
         if self.before is not None:
@@ -96,10 +103,12 @@ class LocalEngine:
             raise EngineLost("gone, says the test")
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from rhyme_openrlhf.engine.actor import EngineCoreError
+        from rhyme_openrlhf.engine_errors import EngineCoreError
 
         try:
-            answer = await asyncio.wrap_future(self._submit(getattr(self.raw, method)(*arguments)))
+            answer = getattr(self.raw, method)(*arguments)
+            if asyncio.iscoroutine(answer):
+                answer = await asyncio.wrap_future(self._submit(answer))
             if method == self.hangs_after:
                 self.hangs_after = ""
                 await asyncio.sleep(TIMEOUT_S)
@@ -111,7 +120,9 @@ class LocalEngine:
         return self._submit(getattr(self.raw, method)(*arguments)).result(TIMEOUT_S)
 
     def scheduler(self, method: str, *arguments: Any) -> Any:
-        return self.now("call_scheduler", method, *arguments)
+        from rhyme_openrlhf.engine.patches import core_channel
+
+        return self._submit(core_channel.call_scheduler(self.raw.llm, method, *arguments)).result(TIMEOUT_S)
 
     def hold_at(self, tokens: int) -> None:
         """Let no sample grow beyond about so many tokens until another number is said; 0 is none."""
@@ -121,11 +132,11 @@ class LocalEngine:
         """After a test in which this engine was said to be gone: end what it still has."""
         self.gone, self.before = False, None
         self.hold_at(0)
-        for place in list(self.raw._here):
+        for place in list(self.raw.parts[SampleCalls].here):
             self.now("discard_sample", place)
         for room in self.scheduler("rooms"):
             self.now("release_room", room)
-        self.raw._finished.clear()
+        self.raw.parts[SampleCalls].finished.clear()
 
     def stop(self) -> None:
         async def shut_down() -> None:

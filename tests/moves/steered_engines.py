@@ -14,12 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.engine.actor_parts.moves import MovableEngine
-from rhyme_openrlhf.engine.actor_parts.moves_in_turns import MovablePipelineEngine
+from rhyme_openrlhf.engine.actor import RhymeRolloutActor
 from rhyme_openrlhf.engine.patches import queues
 from rhyme_openrlhf.engine.scheduler import EngineScheduler
 from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
-from rhyme_openrlhf.settings.config import RhymeSettings
 
 PAUSE_S = 0.002
 
@@ -53,18 +51,11 @@ class HeldScheduler(EngineScheduler):
         return scheduled
 
 
-class HeldEngine(MovableEngine):
+class HeldEngine(RhymeRolloutActor):
     """The run's engine with that scheduler."""
 
-    @staticmethod
-    def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
-        return MovableEngine.plugins(rhyme) | {"scheduler_cls": f"{Path(__file__).stem}.{HeldScheduler.__name__}"}
-
-
-class HeldPipelineEngine(MovablePipelineEngine):
-    """The engine of a pipelined run with that scheduler."""
-
-    plugins = staticmethod(HeldEngine.plugins)
+    def plugins(self) -> dict[str, Any]:
+        return super().plugins() | {"scheduler_cls": f"{Path(__file__).stem}.{HeldScheduler.__name__}"}
 
 
 class DyingMoves(Moves):
@@ -136,9 +127,8 @@ class DyingScheduler(HeldScheduler):
         self.calls["die_at"] = self.moves.die_at  # type: ignore[union-attr]
 
 
-class DyingEngine(MovableEngine):
+class DyingEngine(RhymeRolloutActor):
     """The run's engine with that scheduler."""
 
-    @staticmethod
-    def plugins(rhyme: RhymeSettings) -> dict[str, Any]:
-        return MovableEngine.plugins(rhyme) | {"scheduler_cls": f"{Path(__file__).stem}.{DyingScheduler.__name__}"}
+    def plugins(self) -> dict[str, Any]:
+        return super().plugins() | {"scheduler_cls": f"{Path(__file__).stem}.{DyingScheduler.__name__}"}

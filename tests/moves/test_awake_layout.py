@@ -18,13 +18,10 @@ import pytest
 
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
-from rhyme_openrlhf.moves.awake_layout import DeviceTurns
-from rhyme_openrlhf.moves.convoy import Convoy
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
-from rhyme_openrlhf.moves.mover import Mover
-from rhyme_openrlhf.moves.tp_switcher import LayoutSwitcher
+from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
+from rhyme_openrlhf.moves.tp_switcher import AwakeLayouts, TpSwitcher
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
@@ -94,7 +91,7 @@ class Node:
         asked = TpSwitchSettings(enable=True, status_s=0.02, **settings)
         self.reports = EngineReports(self.keeper, asked.status_s, self.said.append, self.layouts)
         self.came = False
-        self.switcher = LayoutSwitcher(
+        self.switcher = TpSwitcher(
             asked, plan, self.keeper, self.reports, self.move, self.events.append, lambda: 1, lambda: self.came, LATE_S
         )
         self.switcher.place(dict.fromkeys(self.layouts, "here"))
@@ -280,7 +277,7 @@ def test_a_device_never_has_two_kv_caches(tmp_path: Path) -> None:
         node = Node(tmp_path, LayoutPlan(4, 1, (Tail(2, 2), Tail(1, 4)), both_awake=False), fault)
         node.keeper.start()
         nodes = {"here": {layout: list(node.plan.numbers(layout)) for layout in range(3)}}
-        turns = DeviceTurns(node.keeper, nodes, LATE_S)
+        turns = AwakeLayouts(node.keeper, nodes, LATE_S)
         for _ in range(10):
             asked = [chance.randrange(3) for _ in range(3)]
             problems = await asyncio.gather(*(turns.hand("here", layout) for layout in asked))

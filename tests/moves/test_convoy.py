@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.moves import convoy as convoys
-from rhyme_openrlhf.moves.convoy import Convoy
+from rhyme_openrlhf.moves import mover as movers
+from rhyme_openrlhf.moves.mover import Convoy
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Move, Phase, Step
 from tests.moves.engines import TIMEOUT_S, Engines, answer, grown_to, request
 
@@ -40,7 +40,7 @@ def test_none_goes_before_all_can() -> None:
 
 
 def test_a_stopped_sample_does_not_wait_for_an_engine_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convoys, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(movers, "STOP_SECONDS", 0.05)
 
     async def main() -> None:
         convoy = Convoy("c", "ab")
@@ -92,7 +92,7 @@ def test_a_destination_begins_with_all_of_a_convoy(
     had ended before all of them were known to have 40 tokens. What comes late comes when the test has seen what it
     looks for, not after a time.
     """
-    monkeypatch.setattr(convoys, "STOP_SECONDS", 0.2 if fails else float(TIMEOUT_S))
+    monkeypatch.setattr(movers, "STOP_SECONDS", 0.2 if fails else float(TIMEOUT_S))
     asked = [request([*range(10 + number, 60), number + 7], max_tokens=250) for number in range(3)]
     pair.carrier = KV_TRANSFER
     expected = [answer(pair.run(lambda keeper, mover, one=one: keeper.generate(one, 0), tmp_path))[0] for one in asked]

@@ -68,7 +68,7 @@ def play(pair: Engines, folder: Path, moment: str, dies: str, phase: Phase) -> N
         running = [asyncio.create_task(generate(keeper, number, source)) for number in range(len(asked))]
         # Drafts make the first one the faster of the two.
         sample, _ = await grown_to(keeper, 60, 0), await grown_to(keeper, 5, 1)
-        await victim.call("call_scheduler", "die_at", moment)
+        victim.scheduler("die_at", moment)
         record = await mover.move(sample, destination, "reallocation")
         pair.engines[0].hold_at(0)
         outputs = await asyncio.gather(*running)

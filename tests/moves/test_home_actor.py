@@ -10,12 +10,14 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from rhyme_openrlhf.engine.actor import EngineCoreError  # first: installs the shims where needed
+from rhyme_openrlhf.engine_errors import EngineCoreError  # first: installs the shims where needed
 
 import ray  # isort: skip
 
-from rhyme_openrlhf.engine.port import EngineLost, OrderFailed, RayEngine
-from rhyme_openrlhf.moves.home_actor import door
+from rhyme_openrlhf.engine.calls import SampleCalls
+from rhyme_openrlhf.engine.port import RayEngine
+from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
+from rhyme_openrlhf.moves.home import door
 
 
 def test_a_door_leads_each_engines_prompts_to_the_home() -> None:
@@ -43,7 +45,7 @@ def raised_by(error: Exception) -> Exception:
 
     engine = RayEngine(3, SimpleNamespace(stop_sample=SimpleNamespace(remote=method)))
     with pytest.raises((EngineLost, OrderFailed, TimeoutError)) as caught:
-        asyncio.run(engine.call("stop_sample", "s"))
+        asyncio.run(engine.call(SampleCalls.stop_sample, "s"))
     return caught.value
 
 

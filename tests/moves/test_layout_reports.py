@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rhyme_openrlhf.moves.layout_reports import LayoutReports
+from rhyme_openrlhf.moves.engine_reports import LayoutReports
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, SampleStatus
 
 BUSY, IDLE = DecodeMean(3, 300, 6, 0.01), DecodeMean(1, 100, 0, 0.01)

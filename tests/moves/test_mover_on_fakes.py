@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.engine.messages import Exported, Grown, News, Progress, Rest, SampleRequest, Started, Stopped
-from rhyme_openrlhf.engine.port import EngineLost, OrderFailed
+from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
 from rhyme_openrlhf.kv import handover
 from rhyme_openrlhf.kv.buffer import KvBufferStore, KvLayout
 from rhyme_openrlhf.moves.keeper import SampleKeeper, longer
-from rhyme_openrlhf.moves.move_record import Choice
-from rhyme_openrlhf.moves.mover import Mover
+from rhyme_openrlhf.moves.mover import Choice, Mover
 from rhyme_openrlhf.scheduling.move import ENDED, KV_TRANSFER, RECOMPUTE, MoveRefused, Phase
 from tests import virtual_time
 
@@ -49,7 +48,7 @@ class _Running:
 
 @dataclass
 class FakeEngine:
-    """As much of MovableEngine as keeper and mover see; `fault(method)` says what becomes of a call."""
+    """As much of an engine as keeper and mover see; `fault(method)` says what becomes of a call."""
 
     fault: Any
     alive: bool = True
@@ -58,7 +57,8 @@ class FakeEngine:
     rooms: dict[str, int] = field(default_factory=dict)
     weights: int = 0
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, called: Any, *arguments: Any) -> Any:
+        method = called.__name__
         fault = self.fault(method)
         if method == "start_sample" and len(arguments) < 4 and fault != "dies":
             # From the keeper, which hands what an engine raises to the sample's caller.
@@ -257,8 +257,8 @@ def test_an_order_whose_engine_dies_with_it_is_not_waited_for(tmp_path: Path, me
         hanging = asyncio.Event()
 
         class Silent(FakeEngine):
-            async def call(self, called: str, *arguments: Any) -> Any:
-                if called == method and (method != "start_sample" or len(arguments) > 3):
+            async def call(self, called: Any, *arguments: Any) -> Any:
+                if called.__name__ == method and (method != "start_sample" or len(arguments) > 3):
                     hanging.set()
                     await asyncio.sleep(3600)
                 return await super().call(called, *arguments)
@@ -289,9 +289,9 @@ def test_what_is_told_before_a_move_is_known_to_be_over_is_not_lost(tmp_path: Pa
 
     async def main() -> None:
         class SlowToSay(FakeEngine):
-            async def call(self, called: str, *arguments: Any) -> Any:
+            async def call(self, called: Any, *arguments: Any) -> Any:
                 answer = await super().call(called, *arguments)
-                if called == "start_sample":
+                if called.__name__ == "start_sample":
                     await asyncio.sleep(0.02)
                 return answer
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rhyme_openrlhf.engine.actor_parts.node_buffers import NodeBuffers
+from rhyme_openrlhf.engine.actor_parts.devices import Devices
 from rhyme_openrlhf.engine.port import RayEngine
 from rhyme_openrlhf.kv.buffer import PREFIX, KvBufferStore, KvLayout, read_rows, write_rows
 from rhyme_openrlhf.moves.keeper import SampleKeeper
@@ -113,7 +113,7 @@ def test_rows_go_from_actor_to_actor(starts_ray: None) -> None:
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
-        source, destination = (ray.remote(num_cpus=0)(NodeBuffers).remote() for _ in range(2))
+        source, destination = (ray.remote(num_cpus=0)(Devices).remote(None) for _ in range(2))
         theirs, ours = ray.get([actor.make_kv_buffer.remote(LAYOUT, 9) for actor in (source, destination)])
         theirs.open().copy_(torch.arange(9).view(1, 9, 1, 1, 1))
         fetch = destination.fetch_kv_rows.remote

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.engine.port import EngineLost
+from rhyme_openrlhf.engine_errors import EngineLost
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
@@ -26,10 +26,8 @@ LONG = 560
 
 @pytest.fixture
 def engines(starts_engine: None) -> Iterator[list[LocalEngine]]:
-    from tests.moves.steered_engines import HeldPipelineEngine
-
     with variables():
-        found = [LocalEngine(index, kind=HeldPipelineEngine) for index in (0, 1)]
+        found = [LocalEngine(index, pipelined=True) for index in (0, 1)]
         for engine in found:
             assert engine.raw
     yield found

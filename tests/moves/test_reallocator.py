@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.engine.messages import SampleRequest
-from rhyme_openrlhf.engine.port import OrderFailed
+from rhyme_openrlhf.engine_errors import OrderFailed
 from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.moves.engine_reports import EngineReports
+from rhyme_openrlhf.moves.home_watch import Reallocator
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.move_record import Choice
-from rhyme_openrlhf.moves.mover import Mover
-from rhyme_openrlhf.moves.reallocator import Reallocator
+from rhyme_openrlhf.moves.mover import Choice, Mover
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus, SampleStatus
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER
 from rhyme_openrlhf.settings.moves import ReallocationSettings

@@ -12,12 +12,10 @@ import pytest
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
 from rhyme_openrlhf.latency.profile import Profile, StepPoint, Subject
-from rhyme_openrlhf.moves.convoy import Convoy
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
-from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
-from rhyme_openrlhf.moves.mover import Mover
-from rhyme_openrlhf.moves.tp_switcher import LayoutSwitcher, has_room
+from rhyme_openrlhf.moves.mover import Choice, Convoy, Mover, MoveRecord
+from rhyme_openrlhf.moves.tp_switcher import TpSwitcher, has_room
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Move, MoveRefused, NotYet, Phase
@@ -86,9 +84,7 @@ async def generate(
     if profiles is not None:
         for layout, seconds in enumerate(profiles):
             reports.install(profile(seconds), layout)
-    switcher = LayoutSwitcher(
-        settings, PLAN, keeper, reports, move, events.append, lambda: 7, lambda: came == len(lengths)
-    )
+    switcher = TpSwitcher(settings, PLAN, keeper, reports, move, events.append, lambda: 7, lambda: came == len(lengths))
     switcher.place({0: "here", 1: "here", 2: "here"})
 
     async def watch() -> None:
@@ -165,7 +161,7 @@ def test_what_a_switch_costs_is_the_time_without_a_token(tmp_path: Path) -> None
     """Not that in which samples were prepared to go, and ran on: else no node would switch a second time."""
     costs: list[float] = []
 
-    class Noting(LayoutSwitcher):
+    class Noting(TpSwitcher):
         def _over(self, node: str, task: asyncio.Task[None]) -> None:
             super()._over(node, task)
             costs.append(self._cost.seconds(0, 1, [100, 100]))
@@ -238,7 +234,7 @@ def test_a_look_lists_each_layouts_engines_once_however_many_nodes_there_are(mon
         reports.statuses = {n: status(n, 2, 5000) for n in kept}
         reports._heard = dict.fromkeys(kept, asyncio.get_running_loop().time())
         nothing: Any = None
-        switcher = LayoutSwitcher(
+        switcher = TpSwitcher(
             TpSwitchSettings(enable=True), plan, keeper, reports, nothing, nothing, lambda: 7, lambda: True
         )
         switcher.place({n: str(n // 2 if n < 2 * nodes else n - 2 * nodes) for n in kept})
@@ -265,7 +261,7 @@ def test_a_move_that_may_begin_later_is_asked_for_again(refusal: type[MoveRefuse
     async def move(*_: Any) -> MoveRecord:
         raise refusal("engine 1 has other weights")
 
-    switcher = LayoutSwitcher.__new__(LayoutSwitcher)
+    switcher = TpSwitcher.__new__(TpSwitcher)
     switcher._reports, switcher._move, switcher._stuck = SimpleNamespace(tell=told.append), move, set()  # type: ignore[assignment]
     convoy = Convoy("c", ["7"])
     assert asyncio.run(switcher._carry(SimpleNamespace(name="7"), 2, convoy)) is None  # type: ignore[arg-type]

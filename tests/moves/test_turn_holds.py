@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.engine.messages import SampleRequest
-from rhyme_openrlhf.engine.port import EngineLost, OrderFailed
+from rhyme_openrlhf.engine_errors import EngineLost, OrderFailed
 from rhyme_openrlhf.moves.keeper import KeptSample, KnownEngine
-from rhyme_openrlhf.moves.turn_holds import TurnHolds
+from rhyme_openrlhf.moves.tp_switcher import TurnHolds
 from tests import virtual_time
 
 TURN = 6
@@ -24,7 +24,8 @@ class Port:
         self.holds = holds
         self.told: list[tuple[Any, ...]] = []
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, called: Any, *arguments: Any) -> Any:
+        method = called.__name__
         self.told.append((method, *arguments))
         if isinstance(self.holds, Exception):
             raise self.holds

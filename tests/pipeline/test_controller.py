@@ -17,8 +17,8 @@ pytest.importorskip("vllm")
 import ray
 
 from rhyme_openrlhf.engine.checked_reward import RewardLateError
-from rhyme_openrlhf.engine.lost_engines import LostEngine
 from rhyme_openrlhf.engine.messages import TurnReport
+from rhyme_openrlhf.engine_errors import LostEngine
 from rhyme_openrlhf.pipeline import controller as pipeline
 from rhyme_openrlhf.pipeline import engine_loss
 from rhyme_openrlhf.pipeline import events as pipeline_events

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import ray
 
-from rhyme_openrlhf.engine.lost_engines import leave_out_lost
+from rhyme_openrlhf.engine_errors import leave_out_lost
 from rhyme_openrlhf.run.actor_table import NAMES, read_actors
 from rhyme_openrlhf.run.process_log import TAIL_LINES, last_lines
 from rhyme_openrlhf.run.supervisor import POLL_SECONDS, Supervisor

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.engine.measured_engine import EngineCallError
+from rhyme_openrlhf.engine_errors import EngineCallError
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Profile, ProfileError, StepPoint, Subject
@@ -77,7 +77,7 @@ def install(monkeypatch: pytest.MonkeyPatch, engines: list[FormulaEngine], **set
         settings=RhymeSettings(**settings),
         record=lambda note, source: said.append(f"{note.level}: {note.text}"),
     )
-    monkeypatch.setattr(engine_profiles, "RemoteEngine", lambda actor, limit_s: actor)
+    monkeypatch.setattr(engine_profiles, "MeasuredEngine", lambda actor, limit_s: actor)
 
     @contextmanager
     def awake() -> Iterator[None]:

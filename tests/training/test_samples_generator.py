@@ -22,7 +22,7 @@ if not gpu_present():
 
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from rhyme_openrlhf.engine.seeding import VisitedPrompt
+from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
 from rhyme_openrlhf.training import samples_generator
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rhyme_openrlhf.engine.measured_engine import RemoteEngine
+from rhyme_openrlhf.engine.port import MeasuredEngine
 from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
 from rhyme_openrlhf.latency.measure import OWN_STEPS
 
@@ -15,7 +15,7 @@ STEPS = 8
 
 
 @pytest.fixture(scope="module")
-def engine(starts_engine: None, starts_ray: None) -> Iterator[RemoteEngine]:
+def engine(starts_engine: None, starts_ray: None) -> Iterator[MeasuredEngine]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from rhyme_openrlhf.cli import demo, upstream
     from rhyme_openrlhf.platform import gpu_present, run_has_gpus, shims
@@ -23,27 +23,26 @@ def engine(starts_engine: None, starts_ray: None) -> Iterator[RemoteEngine]:
 
     if not gpu_present():
         shims.install()
-    import ray
 
+    from rhyme_openrlhf.engine.factory import parts_of_measured
     from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments
     from rhyme_openrlhf.verify.engines import EnginePool
-    from rhyme_openrlhf.verify.profile_engine import ProfileEngine
 
     args = upstream.parse(demo.arguments("unused"))
     on_gpus = run_has_gpus()
     if not on_gpus:
         adapt_arguments(args)
-    pool = EnginePool(args, RhymeSettings.from_namespace(args), on_gpus, ray.remote(ProfileEngine))
+    pool = EnginePool(args, RhymeSettings.from_namespace(args), on_gpus, parts=parts_of_measured)
     try:
         # With another one that does the same, as `rhyme profile --beside 1`.
         measured, other = pool.several(2)
-        yield RemoteEngine(measured, 120, [other])
+        yield MeasuredEngine(measured, 120, [other])
     finally:
         pool.close()
 
 
 @pytest.mark.parametrize("shape", [StepShape(1, 64, 0), StepShape(4, 128, 3), StepShape(3, 300, 7)], ids=str)
-def test_steps_have_the_shape_that_was_asked_for(engine: RemoteEngine, shape: StepShape) -> None:
+def test_steps_have_the_shape_that_was_asked_for(engine: MeasuredEngine, shape: StepShape) -> None:
     steps = engine.decode_steps(shape, STEPS)
     # Of the measured engine, while the other one makes steps too.
     assert len(steps) >= STEPS
@@ -56,7 +55,7 @@ def test_steps_have_the_shape_that_was_asked_for(engine: RemoteEngine, shape: St
         assert 0 < seconds < 60
 
 
-def test_longer_prompts_take_longer(engine: RemoteEngine) -> None:
+def test_longer_prompts_take_longer(engine: MeasuredEngine) -> None:
     limits = engine.limits()
     assert limits.kv_cache_tokens > limits.length
     engine.prefill(PrefillShape(1, 32))
@@ -66,7 +65,7 @@ def test_longer_prompts_take_longer(engine: RemoteEngine) -> None:
     assert long > 2 * short
 
 
-def test_carrying_is_measured_and_leaves_the_engine_as_it_was(engine: RemoteEngine) -> None:
+def test_carrying_is_measured_and_leaves_the_engine_as_it_was(engine: MeasuredEngine) -> None:
     bandwidth, reason = engine.kv_bandwidth()
     assert reason == "" and 1e6 < bandwidth < 1e12
     seconds, reason = engine.weight_load()
@@ -74,6 +73,6 @@ def test_carrying_is_measured_and_leaves_the_engine_as_it_was(engine: RemoteEngi
     assert len(engine.decode_steps(StepShape(2, 64, 1), STEPS)) >= STEPS // 2
 
 
-def test_padding_ascends(engine: RemoteEngine) -> None:
+def test_padding_ascends(engine: MeasuredEngine) -> None:
     sizes = engine.padded_rows()
     assert list(sizes) == sorted(set(sizes)) and sizes

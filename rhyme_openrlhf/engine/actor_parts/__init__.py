@@ -1,12 +1,11 @@
-"""Parts of the engine's actor: the process that OpenRLHF, the trainer and the home of samples call.
+"""What an engine's actor does beside itself, each idea a part that the run's settings attach (`engine/factory.py`).
 
-Read in this order:
+1. `part` says what a part is, and what it sees of its engine.
+2. `turns` are those of the streaming pipeline; the actor goes from one to the next.
+3. `moves` are an engine's samples where samples can move; `devices` is what its node and devices keep for others.
+4. `measuring` times decode steps and carrying; `unspeculated_steps` those of an engine without drafts.
+5. `answers` are those to checks, in token ids.
 
-1. `draft_arguments` says how vLLM's own draft methods are asked for.
-2. `history_feed` brings a prompt's draft index to the engine; `histories_in_flight` knows which are needed.
-3. `timeline` is the engine's time as intervals; `caused_timeline` knows why it was idle in the pipeline.
-4. `turns` is the engine of the streaming pipeline.
-5. `moves` lets samples move: `arrivals` (they come), `orders_lock` (one order a sample), `node_buffers` (their blocks).
-6. `moves_in_turns` joins turns and moves.
-7. `measuring` runs decode steps to be timed; `carrying_measuring` times KV transfers and weight loads.
+`histories` (draft indexes for the engine core) and `timeline` (what the actor did, and why it waited) are the actor's
+own.
 """

@@ -1,126 +1,201 @@
-"""What an engine actor can do to have its decode steps measured: of a run that has no profile, or of `rhyme profile`.
+"""What an engine is measured by: its decode steps and prefills, and carrying to it, KV blocks and weights alike.
 
-Invariants: measuring is done while no sample runs, leaves no trace in the engine's counters, and ends with the
-scheduler as it was; requests sample at temperature 1, as runs do, and stop only at the length asked for.
+A run without a profile measures its first engine, and `rhyme profile` one of its own. Blocks and weights go the ways
+that a run's go: blocks through a new buffer in the node's shared memory (kv/), written by every tensor-parallel rank
+and read again, one after the other; weights through a segment there (weights/node).
+
+Invariants: measuring is done while no sample runs, leaves no trace in the engine's counters, and ends with scheduler,
+blocks and weights as they were; requests sample at temperature 1, as runs do, and stop only at the length asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
+import dataclasses
+import statistics
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vllm import SamplingParams
-from vllm.inputs import TokensPrompt
-from vllm.sampling_params import RequestOutputKind
-from vllm.utils import random_uuid
+import numpy as np
+import torch
 
-from rhyme_openrlhf.engine.request_keys import UNCOUNTED
+from rhyme_openrlhf.engine import requests
+from rhyme_openrlhf.engine.actor_parts import unspeculated_steps
+from rhyme_openrlhf.engine.actor_parts.part import Engine, Part
+from rhyme_openrlhf.engine.arguments import filling_arguments, speculation_arguments
+from rhyme_openrlhf.engine.calls import SchedulerDrafting, SchedulerTiming, WorkerCalls
+from rhyme_openrlhf.kv.buffer import KvBufferStore, KvLayout
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency import subject as subjects
 from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Subject
 from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.weights.buckets import Bucket, Parameter, Segment, WeightVersion, plan_buckets
+from rhyme_openrlhf.weights.node import SegmentStore, WeightSpaceError
+
+# Enough for a median; the first of each is not counted, because memory is allocated and code is loaded in it.
+REPEATS = 5
 
 
-class StepMeasuring:
-    """Mixed into an engine actor with `llm`, vLLM's AsyncLLM, its settings `rhyme`, and `call_scheduler`."""
+class Measuring(Part):
+    """`fills`: contexts of decode steps are filled instead of computed, where the engine speculates.
 
-    llm: Any
-    rhyme: RhymeSettings
-    call_scheduler: Any
-    _step_times = ""
+    An engine without speculation has nothing that serves measuring, because a connector could keep vLLM from the model
+    runner and graphs it would take else.
+    """
 
-    def context_arguments(self) -> dict[str, Any]:
-        """Return what requests of measured decode steps carry beside UNCOUNTED; nothing: contexts are computed."""
-        return {}
+    def __init__(self, engine: Engine, fills: bool = False) -> None:
+        super().__init__(engine)
+        self._fills = fills and engine.rhyme.histospec.enable
+        self._unspeculated = unspeculated_steps.Unspeculated()
+        self._step_times = ""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return vLLM's arguments for the connector that fills contexts, if they are filled."""
+        return filling_arguments() if self._fills else {}
+
+    async def before_start(
+        self, arguments: dict[str, Any], start: Callable[[RhymeSettings, dict[str, Any]], Awaitable[None]]
+    ) -> None:
+        """Measure an engine without speculation, if a run's first engine is to."""
+        rhyme = self.engine.rhyme
+        if unspeculated_steps.are_wanted(rhyme, self.engine.index, arguments):
+            plain = dataclasses.replace(rhyme, histospec=dataclasses.replace(rhyme.histospec, enable=False))
+            begin = partial(start, plain, speculation_arguments(plain))
+            self._unspeculated = await unspeculated_steps.measured(self, begin, arguments["tensor_parallel_size"])
 
     async def subject(self) -> Subject:
-        """What a profile of this engine is of."""
-        config = self.llm.vllm_config
-        hardware = (await self.llm.collective_rpc("rhyme_hardware"))[0]
+        """Return what a profile of this engine is of."""
+        config = self.engine.llm.vllm_config
+        hardware = (await self.engine.workers(WorkerCalls.rhyme_hardware))[0]
         return Subject(
-            model=subjects.model_name(config.model_config.hf_config, self.rhyme.drafting),
+            model=subjects.model_name(config.model_config.hf_config, self.engine.rhyme.drafting),
             hardware=hardware,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             tensor_parallel_size=config.parallel_config.tensor_parallel_size,
         )
 
     async def limits(self) -> Limits:
-        """What this engine can hold."""
-        config = self.llm.vllm_config
+        """Return what this engine can hold."""
+        config = self.engine.llm.vllm_config
+        drafts = config.speculative_config
         return Limits(
             running=config.scheduler_config.max_num_seqs,
             length=config.model_config.max_model_len,
             kv_cache_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size,
             step_tokens=config.scheduler_config.max_num_scheduled_tokens
             or config.scheduler_config.max_num_batched_tokens,
-            drafts_each=config.speculative_config.num_speculative_tokens if config.speculative_config else 0,
-            verified_rows=await self.call_scheduler("row_limit") if config.speculative_config else None,
+            drafts_each=drafts.num_speculative_tokens if drafts else 0,
+            verified_rows=await self.engine.scheduler(SchedulerDrafting.row_limit) if drafts else None,
         )
 
     async def kv_bytes_per_token(self) -> int:
-        """As in `latency/profile.py`."""
-        config, subject = self.llm.vllm_config.model_config.hf_config, await self.subject()
+        """Return the bytes of a token's KV cache, as in `latency/profile.py`."""
+        config, subject = self.engine.llm.vllm_config.model_config.hf_config, await self.subject()
         return subjects.kv_bytes_per_token(config, subject.dtype, subject.tensor_parallel_size)
 
     async def padded_rows(self) -> tuple[int, ...]:
-        """Token counts to which a step is padded, ascending: as the worker has resolved them."""
-        return tuple((await self.llm.collective_rpc("rhyme_padded_rows"))[0])
+        """Return the token counts to which a step is padded, ascending: as the worker has resolved them."""
+        return tuple((await self.engine.workers(WorkerCalls.rhyme_padded_rows))[0])
+
+    # --- steps
 
     async def decode_steps(self, shape: StepShape, steps: int) -> list[tuple[int, int, int, float]]:
-        """Run `steps` decode steps of this shape: (running, context, drafts, seconds) of those that had it."""
-        await self.call_scheduler("force_drafts", shape.drafts_each)
+        """Run `steps` decode steps of this shape; return (running, context, drafts, seconds) of those that had it."""
+        scheduler = self.engine.scheduler
+        await scheduler(SchedulerTiming.force_drafts, shape.drafts_each)
         try:
-            await self.call_scheduler("take_steps")
+            await scheduler(SchedulerTiming.take_steps)
             # The first step of a request is its prefill (of one token), the last one has no next to be timed by.
             tokens = 2 + steps
-            filled = self.context_arguments()
-            if not filled:
+            if not self._fills:
                 # Contexts are computed: the first samples have to wait for the last ones', decoding meanwhile.
                 computed = shape.running * shape.context_each
                 tokens += 2 * -(-computed // (await self.limits()).step_tokens) * (1 + shape.drafts_each // 8)
-            await self._run(shape.running, shape.context_each, tokens, filled)
-            found = await self.call_scheduler("take_steps")
+            filled = {requests.FILLED: True} if self._fills else {}
+            await requests.generate_alike(self.engine.llm, shape.running, shape.context_each, tokens, filled)
+            found = await scheduler(SchedulerTiming.take_steps)
         finally:
-            await self.call_scheduler("force_drafts", None)
+            await scheduler(SchedulerTiming.force_drafts, None)
         wanted = (shape.running, shape.running * shape.drafts_each)
-        return [tuple(step) for step in found if (step[0], step[2]) == wanted][:steps]
+        timed = [(running, context, drafts, seconds) for running, context, drafts, seconds in found]
+        return [step for step in timed if (step[0], step[2]) == wanted][:steps]
 
     async def prefill(self, shape: PrefillShape) -> float:
-        """Seconds until all sequences of this shape have their first token."""
+        """Return the seconds until all sequences of this shape have their first token."""
         started = time.perf_counter()
-        await self._run(shape.sequences, shape.length, 1, {})
+        await requests.generate_alike(self.engine.llm, shape.sequences, shape.length, 1, {})
         return time.perf_counter() - started
 
-    async def _run(self, sequences: int, length: int, tokens: int, arguments: dict[str, Any]) -> None:
-        parameters = SamplingParams(
-            temperature=1.0,
-            max_tokens=tokens,
-            min_tokens=tokens,
-            ignore_eos=True,
-            detokenize=False,
-            logprobs=0,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={UNCOUNTED: True} | arguments,
+    def unspeculated(self) -> unspeculated_steps.Unspeculated:
+        """Return the decode steps of an engine without speculation, as measured before this one started."""
+        return self._unspeculated
+
+    # --- carrying
+
+    async def kv_bandwidth(self) -> tuple[float, str]:
+        """Return the bytes a second that one rank sends one way (PAT 4.3, B_net^uni), for the longest context.
+
+        Orders to the workers are in it, as in a move. Where it cannot be measured: 0, and why not.
+        """
+        workers = self.engine.workers
+        layout = (await workers(WorkerCalls.rhyme_kv_layout))[0]
+        if isinstance(layout, str):
+            return 0.0, layout
+        limits, size = await self.limits(), layout["block_size"]
+        # Block 0 is vLLM's null block.
+        count = min(-(-limits.length // size), limits.kv_cache_tokens // size - 1)
+        blocks, store, seconds = list(range(1, 1 + count)), KvBufferStore(), []
+        for _ in range(1 + REPEATS):
+            buffer = store.make(KvLayout(**layout), count)
+            try:
+                began = time.perf_counter()
+                for order in (WorkerCalls.rhyme_export_kv, WorkerCalls.rhyme_import_kv):
+                    said = await workers(order, blocks, buffer.to_plain(), 0)
+                    if refused := next(filter(None, said), ""):
+                        return 0.0, refused
+                seconds.append(time.perf_counter() - began)
+            finally:
+                store.remove(buffer)
+        return count * size * await self.kv_bytes_per_token() / statistics.median(seconds[1:]), ""
+
+    async def weight_load(self) -> tuple[float, str]:
+        """Return the seconds until this engine runs a weight version of its node's memory; or 0 and why not."""
+        store = SegmentStore()
+        try:
+            segment = await asyncio.to_thread(self._segment_of_checkpoint, store)
+            seconds = [await self.engine.load_weights(segment) for _ in range(1 + REPEATS)]
+        except (OSError, ValueError, WeightSpaceError) as error:
+            return 0.0, str(error).splitlines()[0]
+        finally:
+            store.close()
+        return statistics.median(seconds[1:]), ""
+
+    def _segment_of_checkpoint(self, store: SegmentStore) -> Segment:
+        """Store the model's own weights, in the engine's number format, as a policy publishes them."""
+        from transformers import AutoModelForCausalLM
+
+        config = self.engine.llm.vllm_config.model_config
+        model = AutoModelForCausalLM.from_pretrained(
+            config.model, dtype=config.dtype, trust_remote_code=config.trust_remote_code
         )
-        most = self.llm.vllm_config.model_config.get_vocab_size()
-        # Different tokens, so that no prefix is found in a cache.
-        chance = random.Random(time.perf_counter_ns())
-
-        async def one() -> None:
-            prompt = TokensPrompt(prompt_token_ids=[chance.randrange(most) for _ in range(length)])
-            async for _ in self.llm.generate(prompt, parameters.clone(), request_id=random_uuid()):
-                pass
-
-        await asyncio.gather(*(one() for _ in range(sequences)))
+        tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        described = [
+            Parameter(name, tuple(t.shape), str(t.dtype).removeprefix("torch."), t.numel() * t.element_size())
+            for name, t in tensors.items()
+        ]
+        # A bucket for each parameter, so that no more than one is packed at a time.
+        buckets = plan_buckets(described, 1, 1)
+        version = WeightVersion(self.engine.weight_version, buckets)
+        return store.store(version, _packed(buckets, tensors))
 
     # --- the profile
 
     async def kept_profile(self) -> tuple[str, str]:
-        """The file on this node in which a profile of this engine is kept, and what is in it ("": nothing yet).
+        """Return the file on this node in which a profile of this engine is kept, and its text ("": nothing yet).
 
         Raises ProfileError when it cannot be read.
         """
@@ -134,9 +209,11 @@ class StepMeasuring:
         profiles.write(profiles.parse(text, "the profile"), path)
 
     async def install_profile(self, text: str) -> str:
-        """Keep it for who asks (`step_times`), and plan drafts by it if this run plans any; returns "" or why not."""
+        """Keep it for who asks (`step_times`), and plan drafts by it if this run plans any; return "" or why not."""
         self._step_times = text
-        return await self.call_scheduler("install_profile", text) if self.rhyme.drafts_planned else ""
+        if not self.engine.rhyme.drafts_planned:
+            return ""
+        return await self.engine.scheduler(SchedulerDrafting.install_profile, text)
 
     def step_times(self) -> str:
         """Return the text of the profile this engine was given, "" before."""
@@ -144,3 +221,12 @@ class StepMeasuring:
 
     async def _profile_path(self) -> Path:
         return subjects.folder() / subjects.file_name(await self.subject())
+
+
+def _packed(buckets: tuple[Bucket, ...], tensors: dict[str, torch.Tensor]) -> Iterator[np.ndarray]:
+    for bucket in buckets:
+        (entry,) = bucket.entries
+        packed = np.zeros(bucket.nbytes, dtype=np.uint8)
+        raw = tensors[entry.parameter.name].contiguous().view(-1).view(torch.uint8).numpy()
+        packed[: raw.size] = raw
+        yield packed

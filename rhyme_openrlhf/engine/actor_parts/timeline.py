@@ -1,12 +1,17 @@
 """One engine's time as intervals, and why it was idle. Pure: times in, intervals out.
 
-Bubbles (docs/architecture.md): engine time in the rollout stage with nothing to run, always with a cause.
-Invariants: intervals are contiguous, but for times in which the engine's devices are another layout's (ELSEWHERE);
-they never overlap, and are handed out once; an idle interval never crosses the border of the rollout stage.
+Bubbles (docs/architecture.md) are engine time in the rollout stage with nothing to run, always with a cause. Where
+rollout stages follow each other, the stage's borders tell the cause (`EngineTimeline`). In the streaming pipeline,
+where steps overlap, the engine itself tells it when it becomes idle (`CausedTimeline`).
+
+Invariants: intervals never overlap, and are handed out once; those up to a border are contiguous, so an engine's states
+add up to wall time, but for times in which the engine's devices are another layout's (ELSEWHERE); no interval crosses a
+border that was asked for: what is behind it is handed out later.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 # Not a state that is told: another engine's timeline has this time.
@@ -39,15 +44,18 @@ class EngineTimeline:
         return self._state
 
     def enter(self, state: str, now: float, weight_version: int) -> None:
-        """The engine is in `state` from `now` on. Entering the same state again only continues it."""
+        """Note the state from `now` on. Entering the same state again only continues it."""
         if state == self._state and weight_version == self._version:
             return
         if now > self._since:
             self._closed.append((self._state, self._since, now, self._version))
         self._state, self._since, self._version = state, now, weight_version
 
+    def because(self, cause: str, now: float) -> None:
+        """Note why idle time from `now` on is idle: here the stage's borders tell."""
+
     def take(self, rollout_start: float, rollout_end: float) -> list[TimelineInterval]:
-        """Everything up to `rollout_end` that was not taken yet; the running state goes on from there.
+        """Return everything up to `rollout_end` that was not taken yet; the running state goes on from there.
 
         Idle time inside the stage is `tail` once the engine has generated in it (others still run) and `weights`
         before that (it waits for its first request of this version); outside the stage the cause is `trainer`.
@@ -73,3 +81,41 @@ class EngineTimeline:
             if end > start:
                 intervals.append(TimelineInterval("idle", start, end, "tail" if generated else "weights", version))
         return intervals
+
+
+class CausedTimeline(EngineTimeline):
+    """Starts idle at `now`, because of the trainer: nothing has been handed to the engine yet."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__(now)
+        self._cause = "trainer"
+        self._intervals: list[TimelineInterval] = []
+
+    def enter(self, state: str, now: float, weight_version: int) -> None:
+        """Note the state from `now` on; the cause of idle time is the last one given."""
+        if state != self._state or weight_version != self._version:
+            self._cut(now)
+            self._state, self._version = state, weight_version
+
+    def because(self, cause: str, now: float) -> None:
+        """Note that idle time from `now` on, running or to come, is for this cause."""
+        if cause != self._cause and self._state == "idle":
+            self._cut(now)
+        self._cause = cause
+
+    def _cut(self, now: float) -> None:
+        if now <= self._since:
+            return
+        if self._state != ELSEWHERE:
+            causes = {"idle": self._cause, "sync": "sync", "switch": "switch"}
+            cause = causes.get(self._state, "")
+            self._intervals.append(TimelineInterval(self._state, self._since, now, cause, self._version))
+        self._since = now
+
+    def take(self, rollout_start: float, rollout_end: float) -> list[TimelineInterval]:
+        """Return everything up to `rollout_end` that was not taken yet; the border divides an interval over it."""
+        self._cut(max(rollout_end, self._since))
+        before = [one for one in self._intervals if one.start < rollout_end]
+        after = [one for one in self._intervals if one.end > rollout_end]
+        self._intervals = [dataclasses.replace(one, start=max(one.start, rollout_end)) for one in after]
+        return [dataclasses.replace(one, end=min(one.end, rollout_end)) for one in before]

@@ -1,12 +1,19 @@
-"""The engine of the streaming pipeline: it has its turns ahead of time and goes from one to the next by itself.
+"""An engine's turns in the streaming pipeline: it has them ahead of time and goes from one to the next by itself.
 
 Prompts come before their turn and wait here, in the engine's actor, not in vLLM. Which turn begins and which weights
 are loaded before it is decided by `scheduling/turns.py`. RhymeRL 4.2 (worker-controlled weight updates) and figure 10.
+Where samples can move, their callers wait in the samples' home, and the part that has the samples tells of each stay
+here (`SampleStays`).
 
-Invariants: as `RhymeRolloutActor`'s; a turn's samples are all generated with one weight version, but for deferred ones,
-which hold up no turn and go on through loads (each is noted with the tokens until then); a turn is over when its last
-sample needs the engine no more, so rewards do not hold it up (an agent may come back for another turn of its
-conversation: there it is over when its calls are); what goes wrong between two turns fails the calls that wait.
+Invariants:
+- A turn's samples are all generated with one weight version, but for deferred ones, which hold up no turn and go on
+  through loads (each is noted with the tokens until then).
+- A turn is over when its last sample needs the engine no more, so rewards do not hold it up (an agent may come back for
+  another round of its conversation: there it is over when its calls are).
+- A sample that came from another engine holds the turn up that it came into, so no weights load below it (but if it is
+  deferred); a sample that left holds none up.
+- An engine of a tail layout has no turns: it takes weights when it is told to, and only while it has no sample.
+- What goes wrong between two turns fails the calls that wait.
 """
 
 from __future__ import annotations
@@ -17,15 +24,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from rhyme_openrlhf.engine.actor import RhymeRolloutActor, WeightLoadError  # first: installs the shims where needed
-from rhyme_openrlhf.engine.actor_parts.caused_timeline import CausedTimeline
+from rhyme_openrlhf.engine.actor_parts.part import Engine, Part
+from rhyme_openrlhf.engine.actor_parts.timeline import ELSEWHERE, CausedTimeline
+from rhyme_openrlhf.engine.calls import SchedulerMeter, SchedulerMoves
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardLateError
 from rhyme_openrlhf.engine.messages import Loaded, RunningSamples, TurnReport
-from rhyme_openrlhf.engine.seeding import current_sample
+from rhyme_openrlhf.engine.requests import current_sample
+from rhyme_openrlhf.engine_errors import WeightLoadError
 from rhyme_openrlhf.scheduling.turns import AwaitWeights, Begin, EngineTurns, Load, Turn
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import Round
 from rhyme_openrlhf.weights.buckets import Segment
+
+# A step's turn, and the place of a prompt in that step.
+Group = tuple[int, int]
 
 
 @dataclass(eq=False)
@@ -46,10 +58,11 @@ class TurnCall:
 _current: ContextVar[TurnCall | None] = ContextVar("pipeline_call", default=None)
 
 
-class PipelineEngine(RhymeRolloutActor):
-    """One vLLM engine of a pipelined run."""
+class Turns(Part):
+    """The turns of one engine of a pipelined run."""
 
-    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
         self._turns = EngineTurns()
         self._segments: dict[int, Segment] = {}
         self._loads: dict[int, asyncio.Future[Loaded | None]] = {}
@@ -65,8 +78,18 @@ class PipelineEngine(RhymeRolloutActor):
         self._calls: set[TurnCall] = set()
         self._going_on: asyncio.Task[None] | None = None
         self._held = False
-        await super().__init__(*args, **kwargs)
-        self._timeline: CausedTimeline = CausedTimeline(time.time())
+        # Where samples can move. By prompt group: the call that began here. By place: the call of each sample that is
+        # here, and its group.
+        self._entered: dict[Group, TurnCall] = {}
+        self._stays: dict[str, tuple[TurnCall, Group]] = {}
+        self._loads_below: dict[str, list[tuple[int, int]]] = {}
+        self._deferred: set[Group] = set()
+        self._tail = False
+        self._taking = asyncio.Lock()
+
+    def has_started(self) -> None:
+        """Begin to note time with causes of its own."""
+        self.engine.timeline = CausedTimeline(time.time())
 
     # --- what the controller tells
 
@@ -105,26 +128,38 @@ class PipelineEngine(RhymeRolloutActor):
         self._last_turn = True
         self._advance()
 
-    async def begin_rollout(self) -> None:
-        """The first rollout begins: what was done before (a weight check, step times) is none of it."""
-        await super().begin_rollout()
-        self._before_turn = self._reported
+    def rollout_begun(self) -> None:
+        """Begin the first rollout: what was done before (a weight check, step times) is none of it."""
+        self._before_turn = self.engine.counted
 
     async def running_samples(self) -> RunningSamples:
-        """What runs now."""
+        """Return what runs now."""
         lengths = await self._lengths()
-        current = self._turns.current
         found = [(call.number, call.place, lengths.get(name, 0), -1) for name, (call, _) in self._samples.items()]
-        return RunningSamples(-1 if current is None else current.number, found, self.weight_version)
+        free_tokens = 0
+        if self.engine.rhyme.samples_move:
+            free_tokens = (await self.engine.scheduler(SchedulerMoves.status))["free_tokens"]
+            found += [
+                (turn, place, lengths.get(name, 0), int(name.partition(".")[0]))
+                for name, (_, (turn, place)) in self._stays.items()
+            ]
+        current = self._turns.current
+        number = -1 if current is None else current.number
+        return RunningSamples(number, found, self.engine.weight_version, free_tokens)
 
     async def _lengths(self) -> dict[str, int]:
         """Response tokens so far of each running request."""
-        states = self.llm.output_processor.request_states
-        lengths = await self.call_scheduler("output_lengths")
+        states = self.engine.llm.output_processor.request_states
+        lengths = await self.engine.scheduler(SchedulerMeter.output_lengths)
         return {str(states[name].external_req_id): tokens for name, tokens in lengths.items() if name in states}
 
     async def defer(self, number: int, place: int) -> None:
-        """Turn `number` is not to wait for the samples of prompt `place` any more; they go on."""
+        """Let turn `number` wait no more for the samples of prompt `place`, here or to come; they go on."""
+        self._deferred.add((number, place))
+        for call, group in self._stays.values():
+            if group == (number, place) and call not in self._calls and not call.deferred:
+                call.deferred = True
+                self._turns.ended(call.number, call.left)
         for call in self._calls:
             if (call.number, call.place) == (number, place) and not call.deferred:
                 call.deferred = True
@@ -141,7 +176,7 @@ class PipelineEngine(RhymeRolloutActor):
         try:
             await self._until_begun(call)
             _current.set(call)
-            return await self.generate_responses(**arguments)
+            return await self.engine.generate_responses(**arguments)
         except RewardLateError:
             await call.idle.wait()
             raise
@@ -163,7 +198,7 @@ class PipelineEngine(RhymeRolloutActor):
 
     def stage_intervals(self, start: float, end: float) -> list[Any]:
         """The engine's timeline (`TimelineInterval`s) up to `end`, as far as it was not asked for before."""
-        return self._timeline.take(start, end)
+        return self.engine.timeline.take(start, end)
 
     # --- what the trainer tells
 
@@ -210,17 +245,17 @@ class PipelineEngine(RhymeRolloutActor):
                 case Begin(turn):
                     self._begin(turn)
                 case AwaitWeights():
-                    self._timeline.because("weights", time.time())
+                    self.engine.timeline.because("weights", time.time())
                     return
                 case None:
                     if self._turns.over and self._last_turn:
-                        self._timeline.because("tail", time.time())
+                        self.engine.timeline.because("tail", time.time())
                     return
 
     def _begin(self, turn: Turn) -> None:
         self._turns.begun(turn)
         self._reported_turn = False
-        self._traced = self._to_trace.pop(turn.number)
+        self.engine.traced = self._to_trace.pop(turn.number)
         self._begun[turn.number].set_result(None)
 
     async def _report_turn(self) -> None:
@@ -228,85 +263,152 @@ class PipelineEngine(RhymeRolloutActor):
         turn = self._turns.current
         assert turn is not None
         self._reported_turn = True
-        self._timeline.because("weights", time.time())
+        self.engine.timeline.because("weights", time.time())
         report = await self.report_since()
         del self._begun[turn.number]
         self._reports[turn.number].set_result(report)
 
     async def report_since(self) -> TurnReport:
-        """What the engine did since it reported last."""
-        totals, decisions, gain, sentences = await asyncio.gather(
-            self._totals(),
-            self._planning("take_decisions", {}),
-            self._planning("read_gain", {}),
-            self._planning("take_sentences", []),
-        )
+        """Return what the engine did since it reported last."""
+        totals, (decisions, gain, sentences) = await asyncio.gather(self.engine.totals(), self.engine.planning())
         counters, self._before_turn = totals - self._before_turn, totals
-        problems = [*self._history.take_problems(), *sentences]
-        return TurnReport(self.weight_version, counters, decisions, gain, problems)
+        problems = [*self.engine.histories.feed.take_problems(), *sentences]
+        return TurnReport(self.engine.weight_version, counters, decisions, gain, problems)
 
     async def _load(self, version: int) -> None:
-        tokens, replaced = self._scored.pop(version, None), self.weight_version
-        before = await self.score(tokens) if tokens else None
-        limit = self.rhyme.weights.timeout_s
+        tokens, replaced = self._scored.pop(version, None), self.engine.weight_version
+        before = await self.engine.score(tokens) if tokens else None
+        limit = self.engine.rhyme.weights.timeout_s
         try:
             async with asyncio.timeout(limit):
                 seconds = await self._load_below_deferred(version)
         except TimeoutError:
             raise WeightLoadError(
-                f"engine {self.index} did not load weight version {version} within {limit:g} s (--weights.timeout_s)"
+                f"engine {self.engine.index} did not load weight version {version} within {limit:g} s "
+                "(--weights.timeout_s)"
             ) from None
         self._turns.loaded(version)
-        after = await self.score(tokens) if tokens else None
+        after = await self.engine.score(tokens) if tokens else None
         for other in [known for known in self._loads if known <= version]:
             done = self._loads.pop(other)
             done.set_result(Loaded(seconds, replaced, before, after) if other == version else None)
             del self._segments[other]
 
     async def _load_below_deferred(self, version: int) -> float:
-        if not self._running:
-            return await self.load_weights(self._segments[version])
-        await self.pause_generation()
+        if not self.engine.running:
+            return await self.engine.load_weights(self._segments[version])
+        await self.engine.pause_generation()
         try:
-            seconds = await self.load_weights(self._segments[version])
+            seconds = await self.engine.load_weights(self._segments[version])
             for name, tokens in (await self._lengths()).items():
                 self._note_load(name, version, tokens)
         finally:
-            await self.resume_generation()
+            await self.engine.resume_generation()
         return seconds
 
     def _note_load(self, request_id: str, version: int, tokens: int) -> None:
-        """Weights were loaded when a sample had so many tokens."""
+        """Note weights that were loaded when a sample had so many tokens."""
         if request_id in self._samples:
             self._samples[request_id][1].loads.append((version, tokens))
+        if request_id in self._stays:
+            self._loads_below.setdefault(request_id, []).append((version, tokens))
 
     # --- samples
 
-    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """One request, as the engine's own method; in a single-turn task its sample then needs the engine no more."""
-        try:
-            return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
-        finally:
-            call = _current.get()
-            if call is not None and type(self.executor) is CheckedExecutor:
-                call.left -= 1
-                self._ended_in_turn(call, 1)
-                if call.left == 0:
-                    call.idle.set()
+    def answered(self) -> None:
+        """Note in a single-turn task that the current task's sample needs the engine no more."""
+        call = _current.get()
+        if call is not None and type(self.engine.executor) is CheckedExecutor:
+            call.left -= 1
+            self._ended_in_turn(call, 1)
+            if call.left == 0:
+                call.idle.set()
 
-    def _started(self, request_id: str) -> None:
-        super()._started(request_id)
+    def sample_started(self, request_id: str) -> None:
+        """Note which call a request belongs to."""
         call, identity = _current.get(), current_sample.get()
         if call is not None and identity is not None:
             self._samples[request_id] = (call, identity.rounds[-1])
         # Inside of a turn an engine is idle when an agent's samples are all elsewhere.
-        self._timeline.because("tail", time.time())
+        self.engine.timeline.because("tail", time.time())
 
-    def _ended(self, request_id: str) -> None:
+    def sample_ended(self, request_id: str) -> None:
+        """Forget the request."""
         self._samples.pop(request_id, None)
-        super()._ended(request_id)
 
     def _ended_in_turn(self, call: TurnCall, samples: int) -> None:
         if samples and not call.deferred:
             self._turns.ended(call.number, samples)
             self._advance()
+
+    # --- samples that can move (`SampleStays`)
+
+    async def enter_turn(self, number: int, place: int, samples: int) -> int:
+        """Wait until turn `number` has begun, in which so many samples of prompt `place` follow; return the weights
+        that they will have."""
+        call = TurnCall(number, place, samples)
+        self._entered[number, place] = call
+        self._calls.add(call)
+        await self._until_begun(call)
+        return self.engine.weight_version
+
+    @property
+    def expects_samples(self) -> bool:
+        """Whether samples may be expected here before they are started: only where they belong to no turn."""
+        return self._tail
+
+    def comes(self, place: str, group: Group | None, begins: bool) -> None:
+        """Take a sample up; `begins`: it has generated nothing elsewhere, so it may be one of a call that entered."""
+        assert group is not None, "a sample of no prompt group was sent to a pipelined engine"
+        if place not in self._stays:
+            call = self._entered.get(group) if begins else None
+            self._stays[place] = (call or self._guest(group), group)
+
+    def _guest(self, group: Group) -> TurnCall:
+        deferred = group in self._deferred
+        if self._tail:
+            return TurnCall(group[0], group[1], 1, deferred)
+        current = self._turns.current
+        assert current is not None, "a sample came to an engine that has not begun"
+        if not deferred:
+            self._turns.extend(current, 1)
+        return TurnCall(current.number, group[1], 1, deferred)
+
+    def goes(self, place: str) -> list[tuple[int, int]]:
+        """Let a sample go, however its stay ended; return what was loaded below it: version, and its tokens then."""
+        call, _ = self._stays.pop(place, (None, None))
+        if call is not None:
+            call.left -= 1
+            self._ended_in_turn(call, 1)
+            if call.left == 0:
+                self._calls.discard(call)
+                if self._entered.get((call.number, call.place)) is call:
+                    del self._entered[call.number, call.place]
+        return self._loads_below.pop(place, [])
+
+    # --- two layouts on the same devices
+
+    def is_tail(self) -> None:
+        """Have no turns from now on: this is an engine of a tail layout."""
+        self._tail = True
+
+    async def take_weights(self, version: int) -> None:
+        """Load weights that were offered, if they are newer and no sample is here."""
+        async with self._taking:
+            newer = version > self.engine.weight_version
+            if self._tail and not self._stays and newer and version in self._segments:
+                await self._load(version)
+
+    async def hold_turns(self, number: int) -> bool:
+        """Begin nothing behind turn `number` until `release_turns`; False if something has, or that turn has not."""
+        self._held = self._turns.is_behind(number)
+        return self._held
+
+    async def release_turns(self) -> None:
+        """Go on, if it was held."""
+        if not self._held:
+            return
+        self._held = False
+        if self.engine.timeline.state == ELSEWHERE:
+            self.engine.timeline.enter(self.engine.rests, time.time(), self.engine.weight_version)
+        self._advance()

@@ -60,34 +60,37 @@ def are_wanted(rhyme: RhymeSettings, index: int, arguments: Mapping[str, Any]) -
         return True
 
 
-async def measured(engine: Any, start: Callable[[], Awaitable[None]], ranks: int) -> Unspeculated:
-    """Return the steps of `engine`, an actor that does not speculate once `start` is done, and end its vLLM."""
+async def measured(measuring: Any, start: Callable[[], Awaitable[None]], ranks: int) -> Unspeculated:
+    """Return the steps of an engine that does not speculate once `start` is done, and end its vLLM.
+
+    `measuring`: the part of its actor that measures (measuring.py).
+    """
     if ranks > 1:
         return Unspeculated(problem=SEVERAL_RANKS)
     try:
         await start()
-        waiting: Any = _Waiting(engine)
+        waiting: Any = _Waiting(measuring)
         plan = await asyncio.to_thread(Plan.of, waiting, versions(), UNSPECULATED_QUICKLY)
         return Unspeculated((await asyncio.to_thread(measure, plan, waiting)).steps)
     except _FAILURES as error:
         return Unspeculated(problem=(str(error).strip().splitlines() or [type(error).__name__])[-1])
     finally:
-        if (llm := getattr(engine, "llm", None)) is not None:
+        if (llm := getattr(measuring.engine, "llm", None)) is not None:
             llm.shutdown()
 
 
 class _Waiting:
-    """An engine of this process, as calls that wait, for threads beside its event loop."""
+    """What measures an engine of this process, as calls that wait, for threads beside its event loop."""
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(self, measuring: Any) -> None:
+        self._measuring = measuring
         self._loop = asyncio.get_running_loop()
 
     def __getattr__(self, method: str) -> Any:
         return partial(self._wait, method)
 
     def _wait(self, method: str, *arguments: Any) -> Any:
-        asked = asyncio.run_coroutine_threadsafe(getattr(self._engine, method)(*arguments), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(getattr(self._measuring, method)(*arguments), self._loop)
         try:
             return asked.result(CALL_SECONDS)
         except TimeoutError:

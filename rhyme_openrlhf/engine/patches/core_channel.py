@@ -1,8 +1,8 @@
-"""A patch: one method on vLLM's EngineCore, so that an engine's owner can call its scheduler, and that its workers.
+"""A patch: one method on vLLM's EngineCore, by which an engine's owner calls its scheduler, and the scheduler workers.
 
 vLLM offers `call_utility(name, *args)` from the driver to methods of EngineCore, and no way to reach the scheduler.
-Importing this module (the scheduler plug-in does, in the engine-core process) adds `EngineCore.rhyme_scheduler`.
-What it calls is given a way to the workers, and may say whether the engine's loop may wait for calls.
+Importing this module (the scheduler plug-in does, in the engine-core process) adds `EngineCore.rhyme_scheduler`. Each
+call gives the scheduler a way to the workers, and to the engine's loop, which waits for calls.
 Checked against vLLM 0.29.0 `v1/engine/core.py`; contract test: `tests/engine/patches/test_core_channel.py`.
 
 Invariant: only methods that a part of the scheduler offers by a protocol of engine/calls.py can be called.
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 @dataclass
 class EngineCoreAccess:
-    """What a scheduler may ask of the engine core around it, as of the last call from the engine's owner."""
+    """The engine core around a scheduler, as of the last call from the engine's owner."""
 
     collective_rpc: Callable[..., list[Any]] | None = None
     is_called: Callable[[], bool] | None = None

@@ -5,7 +5,7 @@ Here they are filled before the engine hears of the request. So text, tokens, lo
 the seam come out as if the request had always been here, and nothing needs stitching.
 Checked against vLLM 0.29.0 `v1/engine/output_processor.py`; contract test: `tests/engine/patches/test_contracts.py`.
 
-What an engine core makes of a sample that was handed over to it (engine/actor_parts/arrivals.py) comes before that is
+What an engine core makes of a sample that was handed over to it (engine/actor_parts/moves.py) comes before that is
 known here: it is held back and processed after.
 
 Invariant: only requests that were announced by `expect` or `hold` are touched.
@@ -34,7 +34,7 @@ class ResumedOutputs:
         self._held: dict[str, list[Any]] = {}
 
     def expect(self, request_id: str, progress: Progress) -> None:
-        """The next request of this (external) id goes on from `progress`."""
+        """Have the next request of this (external) id go on from `progress`."""
         self._expected[request_id] = progress
 
     def hold(self, request_id: str) -> None:
@@ -42,7 +42,10 @@ class ResumedOutputs:
         self._announced.add(request_id)
 
     def release(self, request_id: str, progress: Progress) -> list[str]:
-        """It went on from `progress`. Returns vLLM's names of those that a stop string ends: to be aborted there."""
+        """Give out what was held back, behind `progress`.
+
+        Returns vLLM's names of requests that a stop string ends, which are to be aborted in the engine core.
+        """
         state = self.state(request_id)
         if state is None:
             return []
@@ -62,12 +65,12 @@ class ResumedOutputs:
         return self._process(outputs, *args, **kwargs)
 
     def state(self, request_id: str) -> Any:
-        """What the frontend keeps of the unfinished request with this (external) id, or None."""
+        """Return what the frontend keeps of the unfinished request with this (external) id, or None."""
         internal = self._processor.external_req_ids.get(request_id)
         return self._processor.request_states.get(internal[0]) if internal else None
 
     def name_of(self, request_id: str) -> str:
-        """The (external) id of the unfinished request that vLLM calls `request_id`, "" if there is none."""
+        """Return the (external) id of the unfinished request that vLLM calls `request_id`, "" if there is none."""
         state = self._processor.request_states.get(request_id)
         return "" if state is None else str(state.external_req_id)
 

@@ -35,12 +35,12 @@ def request_state(*, sampling_params: Any, generator: Any, output_token_ids: lis
 
 
 def generator_state(state: bytes) -> torch.Tensor:
-    """The bytes of `generator_bytes` as torch's generators take them."""
+    """Return the bytes of `generator_bytes` as torch's generators take them."""
     return torch.from_numpy(np.frombuffer(state, dtype=np.uint8).copy())
 
 
 def generator_bytes(generator: torch.Generator) -> bytes:
-    """A generator's state, so that another of the same device type goes on alike."""
+    """Return a generator's state, so that another of the same device type goes on alike."""
     return generator.get_state().numpy().tobytes()
 
 

@@ -1,19 +1,21 @@
-"""How long decode steps take: from a step's scheduling to the next one's, when that follows at once.
+"""Times of decode steps: a step lasts from its scheduling to the next step's, when that follows at once.
 
 So a step's time has in it all that surrounds the forward pass: sampling, drafting, vLLM's own work between two steps.
-Whoever plans a step before it is scheduled gets the time of the one before it already then: from planning to planning,
-in which there is just as much. Asynchronous scheduling runs a step ahead: from one scheduling to the next is then still
-what one step takes, because the next one waits for the output of the one before.
+Drafting plans a step before it is scheduled, and gets the time of the one before it by then: from planning to planning,
+in which there is just as much. Asynchronous scheduling runs a step ahead. From one scheduling to the next is still what
+one step takes, because the next one waits for the output of the one before.
 
 Two parts of the scheduler live by the clock. `Timing` notes the steps of an engine that is measured. `Pacing` makes
 steps as long as a profile says (--emulate.profile), so that engines with another machine's timing run on this one:
 tokens, acceptance and control flow are real.
 
-Invariants: only steps that decode and prefill nothing are timed; a step after which the engine had nothing to run has
-no next one to be timed by, and is dropped; who asks for no time has vLLM's own steps. A paced step never ends before
-the profile's time for it is over, counted from its own begin or from the end of the one before, whichever is later;
-where this machine is slower than the profile, that is counted (`late_seconds`). Checked against vLLM 0.29.0
-`v1/core/sched/scheduler.py`, `v1/core/sched/output.py`, `v1/engine/core.py`.
+Invariants:
+- Only steps that decode and prefill nothing are timed.
+- A step after which the engine had nothing to run is dropped, because no next one times it.
+- A paced step never ends before the profile's time for it is over. The time counts from the step's begin, or from the
+  end of the step before if that is later. Steps that this machine makes longer are counted (`late_seconds`).
+
+Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`, `v1/core/sched/output.py`, `v1/engine/core.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class StepClock:
         self._runs = True
 
     def interrupted(self) -> None:
-        """Note that whatever comes next does not follow at once."""
+        """Note that the next step does not follow at once."""
         self.skipped()
         self._runs = False
 
@@ -134,7 +136,7 @@ class Pacing(Part):
 
     @property
     def late_seconds(self) -> float:
-        """By how much steps took longer than the profile says, in all."""
+        """The seconds by which steps took longer than the profile says, in all."""
         return self._pace.late_seconds
 
     def is_timed(self) -> bool:

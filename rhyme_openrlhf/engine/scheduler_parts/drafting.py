@@ -1,20 +1,23 @@
 """The part of the scheduler that drafts: it asks the source for drafts between two steps, and keeps them within a step.
 
-With a profile (`install_profile`) a planner decides how much of the drafts the next step verifies, from the step times
-that the profile and this engine's own steps say; without one the source's fixed rules do. Now and then drafts are left
-out for a few steps to measure what they gain; where they gain nothing they stay out (drafting/gain.py).
+With a profile (`install_profile`) a planner decides how much of the drafts the next step verifies. It knows step times
+from the profile and from this engine's own steps. Without a profile the source's fixed rules decide. Now and then
+drafts are left out for a few steps to measure what they gain; where they gain nothing they stay out (drafting/gain.py).
 
 A row is one token whose logits a step computes: one for each running sample, and one for each draft token. Logits,
 probabilities and log-probabilities are all [rows, vocabulary], so rows decide what the sampler needs beside the KV
 cache. On a GPU the worker reserves that memory for `most_rows` rows before vLLM sizes the KV cache
-(engine/patches/rejection_sampling.py). Without a GPU nothing is reserved, and vLLM's own limit of tokens a step holds
-alone.
+(engine/patches/rejection_sampling.py). Without a GPU nothing is reserved, and only vLLM's own limit of tokens a step
+holds.
 
-Invariants: a draft only ever proposes, vLLM's rejection sampler decides; every draft reaches a request through
-`_set_drafts`, whoever made it, so that no step verifies more than there are rows for; a draft is only ever cut at its
-end; scheduling is synchronous, so every token is known when drafts are made. Checked against vLLM 0.29.0
-`v1/core/sched/scheduler.py` (num_spec_tokens_to_schedule, update_draft_token_ids) and
-`v1/spec_decode/llm_base_proposer.py` (K = 0).
+Invariants:
+- A draft only ever proposes; vLLM's rejection sampler decides.
+- Every draft of every source reaches a request through `_set_drafts`, so no step verifies more than there are rows for.
+- A draft is only ever cut at its end.
+- Scheduling is synchronous, so every token is known when drafts are made.
+
+Checked against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py` (num_spec_tokens_to_schedule,
+update_draft_token_ids) and `v1/spec_decode/llm_base_proposer.py` (K = 0).
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import GainMeter, Ticket
 from rhyme_openrlhf.drafting.planner import Decision, DecisionLog
 from rhyme_openrlhf.drafting.source import DraftSource, Verified, WorkerProposals
+from rhyme_openrlhf.engine.arguments import DRAFTING_KEY, SETTINGS_KEY
 from rhyme_openrlhf.engine.calls import SchedulerDrafting
-from rhyme_openrlhf.engine.request_keys import DRAFTING_KEY, PROMPT_KEY, SETTINGS_KEY, TRACE, WINDOW
+from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE, WINDOW
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, Timing
 from rhyme_openrlhf.engine.scheduler_parts.meter import DraftTraces, Meter, extra_arguments
@@ -45,22 +49,13 @@ from rhyme_openrlhf.latency.predictor import Predictor, SpeculationOverhead
 from rhyme_openrlhf.latency.profile import ProfileError, parse
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.platform import gpu_present
-from rhyme_openrlhf.settings.drafting import (
-    DRAFT_MODEL,
-    EAGLE3,
-    HISTORY,
-    NGRAM,
-    DraftingSettings,
-    HistoSpecSettings,
-)
+from rhyme_openrlhf.settings.drafting import HISTORY, VLLM_METHODS, DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import reserved_rows
 
-# By `--drafting.source`. Each takes the settings and drafts for one engine.
+# By `--drafting.source`: what makes an engine's source of the settings.
 SOURCES: dict[str, Callable[[HistoSpecSettings, DraftingSettings], DraftSource]] = {
     HISTORY: lambda histospec, _: HistoryDrafter(histospec),
-    NGRAM: lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens),
-    DRAFT_MODEL: lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens),
-    EAGLE3: lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens),
+    **dict.fromkeys(VLLM_METHODS, lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens)),
 }
 # A draft token of a measured step: any token of any vocabulary.
 DUMMY = 1
@@ -198,7 +193,7 @@ class Drafting(Part):
         return self.source.draft([request.request_id for request in decoding], context, self._most_drafts())
 
     def _draft_dummies(self, names: Iterable[str], draft: list[int]) -> None:
-        """While steps are measured nearly all drafts are rejected, so that samples grow by one token."""
+        """Give each decoding sample dummies: nearly all are rejected, so that samples grow by one token."""
         asked = (self._scheduler.requests.get(name) for name in names)
         requests = [request for request in asked if request is not None and not request.is_finished()]
         self._set_drafts(requests, [[] if request.is_prefill_chunk else list(draft) for request in requests])
@@ -288,6 +283,6 @@ class Drafting(Part):
         self._traces.finish(request_id)
 
     def resets(self, running: bool) -> None:
-        """Doubt what was accepted so far: drafts fare differently with new weights."""
+        """Doubt what was accepted so far, because there are new weights."""
         if self.source.planner is not None:
             self.source.planner.policy_updated()

@@ -1,12 +1,15 @@
 """Counts of what the decode steps of one engine did: counters, traces of drafts, figures of an engine's status.
 
-What vLLM says of a step goes in, and plain figures come out. Nothing here is done once a sample and step that can be
-done once a step, because it lies between two forward passes.
+vLLM's word on a step goes in, and plain figures come out. Nothing here is done once a sample and step that can be done
+once a step, because it lies between two forward passes.
 
-Invariants: a sample's first token (which prefill emits) is a response token but not a decode token; drafts that vLLM
-pads with -1 to keep a batch uniform are no drafts; an accepted draft token counts only if it became a response token
-(tokens after the end of a response do not); samples that are not to be counted, are not. A trace's spans are in order
-and do not overlap; traces that nobody takes are dropped, oldest first, so that aborted requests cannot fill the memory.
+Invariants:
+- A sample's first token (which prefill emits) is a response token but not a decode token.
+- Drafts that vLLM pads with -1 to keep a batch uniform are no drafts.
+- An accepted draft token counts only if it became a response token; tokens after the end of a response do not.
+- Samples that are not to be counted are not.
+- A trace's spans are in order and do not overlap. Traces that nobody takes are dropped, oldest first, so that aborted
+  requests cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, Protocol
 
 from rhyme_openrlhf.drafting.source import Attribution, Verified
 from rhyme_openrlhf.engine.calls import SchedulerMeter
-from rhyme_openrlhf.engine.request_keys import UNCOUNTED
+from rhyme_openrlhf.engine.requests import UNCOUNTED
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.telemetry.engine_events import KV_CACHE
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES
@@ -26,7 +29,7 @@ from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES
 PADDING = -1
 # Finished traces that wait to be taken: a few prompt groups finish between two calls of the engine's owner.
 TRACES_KEPT = 4096
-# Of so many decode steps one is timed for an engine's status: reading what a step computes takes some 20 microseconds
+# One of this many decode steps is timed for an engine's status: reading what a step computes takes some 20 microseconds
 # at 64 samples.
 TIMED_EACH = 8
 
@@ -38,7 +41,7 @@ def extra_arguments(request: Any) -> dict[str, Any]:
 
 
 class Emitted(Protocol):
-    """What a step gave one sample: response tokens, and why it finished, if it did (vLLM's EngineCoreOutput)."""
+    """One sample's output of a step: response tokens, and why it finished, if it did (vLLM's EngineCoreOutput)."""
 
     request_id: str
     new_token_ids: Sequence[int]
@@ -63,19 +66,19 @@ class StepMeter:
         self._names: Sequence[str] = ()
 
     def start(self, request_id: str, response_tokens: int, counted: bool) -> None:
-        """A sample begins, or goes on, with so many response tokens from elsewhere."""
+        """Begin a sample that has some response tokens from elsewhere, or none."""
         if not counted:
             self._uncounted.add(request_id)
         elif not response_tokens:
             self._beginning.add(request_id)
 
     def finish(self, request_id: str) -> None:
-        """A sample ended or was aborted."""
+        """Forget a sample that ended or was aborted."""
         self._beginning.discard(request_id)
         self._uncounted.discard(request_id)
 
     def begin_step(self, scheduled: Mapping[str, int], known: Container[str]) -> None:
-        """A step has run that computed `scheduled` tokens of each sample; those not `known` were aborted meanwhile."""
+        """Begin to count a step that computed `scheduled` tokens of each sample; those not `known` were aborted."""
         here = sum(map(known.__contains__, scheduled))
         self._prefilling, self._ignored = set(), set()
         if self._beginning or self._uncounted:
@@ -87,7 +90,7 @@ class StepMeter:
     def verified_drafts(
         self, drafts: Mapping[str, Sequence[int]], sampled: Mapping[str, int], known: Container[str]
     ) -> Verified:
-        """The drafts of the step that count: `drafts` as scheduled, `sampled` tokens that came out of the step.
+        """Return the drafts of the step that count: `drafts` as scheduled, `sampled` tokens that came out of the step.
 
         A request that sampled n tokens accepted n - 1 of its draft: the last one is the model's own.
         """
@@ -107,7 +110,7 @@ class StepMeter:
         self._verified, self._came, self._names = drafts, came, names
 
     def end_step(self, emitted: Iterable[Sequence[Emitted]], seconds: float) -> None:
-        """What the step gave its samples, and how long it took."""
+        """Count what the step gave its samples, and how long it took."""
         if self._ignored and not self._decoding and not self._prefilling:
             return
         totals = self._totals
@@ -152,12 +155,12 @@ class StepMeter:
         self._came = None
 
     def add_draft_seconds(self, seconds: float) -> None:
-        """Time spent looking up drafts, which lies between two steps and is busy time too."""
+        """Add time spent on drafts, which lies between two steps and is busy time too."""
         self._totals["draft_seconds"] += seconds
         self._totals["busy_seconds"] += seconds
 
     def counters(self) -> dict[str, int | float]:
-        """The totals, by EngineCounters' field names."""
+        """Return the totals, by EngineCounters' field names."""
         return dict(self._totals)
 
 
@@ -199,7 +202,7 @@ class _Trace:
 
 
 class DraftTraces:
-    """Which tokens of chosen requests of one engine came from accepted drafts, and from which source.
+    """The tokens of chosen requests that came from accepted drafts, and their sources.
 
     A request that did not ask costs a look-up in a dictionary a verified draft, and nothing while none asks.
     """
@@ -284,7 +287,7 @@ class StatusFigures(Part):
         self._came_with.pop(request_id, None)
 
     def accepted_per_step(self, request: str, generated: int) -> float:
-        """Return draft tokens accepted per decode step here, of a sample with so many response tokens."""
+        """Return draft tokens accepted per decode step here, of a sample with `generated` response tokens."""
         accepted = self._accepted.get(request, 0)
         steps = generated - self._came_with.get(request, 0) - accepted
         return accepted / steps if steps > 0 else 0.0

@@ -1,20 +1,24 @@
 """The part of the scheduler that moves samples: what a move needs at its source and at its destination.
 
-At the source a sample can be stopped and kept: it is in no queue, so it is not scheduled, but it is a request like any
-other with its KV blocks.
+**Source.** A sample can be stopped and kept: it is in no queue, so it is not scheduled, but it is a request like any
+other, with its KV blocks.
 
-At the destination blocks and a seat in the batch are held for a sample that is to come, by reference: nobody else gets
-them. A sample that comes is a new request whose first response tokens are there already; one that is expected becomes
-that between two steps, as soon as its engine has handed it over (kv/handover.py). Those of one convoy go on together,
-when the last of them is handed over or an order asks for one: their engines' devices may be this one's.
+**Destination.** Blocks and a seat in the batch are held for a sample that is to come, so nobody else gets them. The
+sample is a new request that has its first response tokens already. An expected sample becomes such a request between
+two steps, as soon as its engine has handed it over (kv/handover.py). Samples of one convoy go on together, because
+their engines' devices may be this one's: when the last of them is handed over, or an order asks for one.
 
-Invariants: every order may be given twice; a reservation, and a sample that was stopped while it ran, keep one seat
-free (engine/patches/queues.py), so that there is always one to go on with; no KV block survives a reset of the prefix
-cache (a weight load): arrivals and stopped samples recompute then, and reservations are void; an engine that only
-expects samples runs no model: not even an empty step, for which its workers would stay awake and take the processors of
-those who are to hand over. Checked against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py`,
-`v1/core/kv_cache_manager.py`, and `v1/engine/core.py`, whose loop asks `has_requests` before it waits for a call, and
-again in a step.
+Invariants:
+- Every order may be given twice.
+- A reservation keeps one seat free, and so does a sample that was stopped while it ran (engine/patches/queues.py). So
+  there is always a seat to go on with.
+- No KV block survives a reset of the prefix cache (a weight load): arrivals and stopped samples recompute then, and
+  reservations are void.
+- An engine that only expects samples runs no model, not even an empty step. Its workers would stay awake for the step
+  and take the processors of those who are to hand over.
+
+Checked against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`, and
+`v1/engine/core.py`, whose loop asks `has_requests` before it waits for a call, and again in a step.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from rhyme_openrlhf.engine.calls import SchedulerMoves, WorkerCalls
 from rhyme_openrlhf.engine.messages import ARRIVED, Arrival
 from rhyme_openrlhf.engine.patches import queues
 from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess
-from rhyme_openrlhf.engine.request_keys import UNCOUNTED, WINDOW
+from rhyme_openrlhf.engine.requests import UNCOUNTED, WINDOW
 from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
 from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
 from rhyme_openrlhf.engine.scheduler_parts.meter import Meter, StatusFigures, extra_arguments
@@ -55,7 +59,7 @@ def keep(of: dict[str, Any], request_id: str, value: Any) -> None:
 
 
 class Moves(Part):
-    """The samples of one engine that leave, arrive or are kept, and what is told of the engine."""
+    """The samples of one engine that leave, arrive or are kept, and the engine's status."""
 
     calls = SchedulerMoves
 
@@ -79,7 +83,7 @@ class Moves(Part):
         # Stopped requests, and whether each keeps a seat: one that had none yet must not take another's.
         self._stopped: dict[str, bool] = {}
 
-    # --- what is told of this engine
+    # --- status
 
     def status(self) -> dict[str, Any]:
         """Return what an EngineStatus is made of, as plain values; means are of the time since the last call."""
@@ -311,7 +315,7 @@ class Moves(Part):
         queues.put_first(self._scheduler, request)
 
     def _move_in(self, request: Any, blocks: list[Any], computed: int) -> None:
-        """As vLLM does when a request's KV cache has come from elsewhere (WAITING_FOR_REMOTE_KVS)."""
+        """Give a request KV blocks that came from elsewhere, as vLLM does (WAITING_FOR_REMOTE_KVS)."""
         (manager,) = self._scheduler.kv_cache_manager.coordinator.single_type_managers
         manager.req_to_blocks[request.request_id] = blocks
         request.num_computed_tokens = min(computed, request.num_tokens - 1)
@@ -347,7 +351,7 @@ class Moves(Part):
                     keep(self._first_tokens, request_id, time.time())
 
     def looks_out(self) -> bool:
-        """As the base: an engine with nothing else to do waits for what it expects, or for a call, and not long."""
+        """Wait a moment for what is expected, or for a call, in an engine with nothing else to do."""
         expecting = bool(self._expected) and self._scheduler._pause_state is PauseState.UNPAUSED
         core = self._core
         if core.is_called is None or core.wait_for_calls is None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.engine.actor_parts.caused_timeline import CausedTimeline
-from rhyme_openrlhf.engine.actor_parts.timeline import ELSEWHERE, TimelineInterval
+from rhyme_openrlhf.engine.actor_parts.timeline import ELSEWHERE, CausedTimeline, TimelineInterval
 
 
 def test_causes_are_those_of_their_moment_and_borders_divide() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rhyme_openrlhf.engine.actor_parts.histories_in_flight import HistoriesInFlight
+from rhyme_openrlhf.engine.actor_parts.histories import Histories
 from rhyme_openrlhf.prompt_keys import round_key
 
 
@@ -27,8 +27,8 @@ class Feed:
         self.held.discard(key)
 
 
-def in_flight(feed: Feed) -> HistoriesInFlight:
-    return HistoriesInFlight(feed)  # type: ignore[arg-type]
+def in_flight(feed: Feed) -> Histories:
+    return Histories(feed)  # type: ignore[arg-type]
 
 
 def test_each_round_is_fetched_once_however_many_samples_get_there() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rhyme_openrlhf.engine.actor_parts.orders_lock import OrdersLock
+from rhyme_openrlhf.engine.actor_parts.part import OrdersLock
 from tests import virtual_time
 
 

@@ -11,8 +11,10 @@ import pytest
 from vllm import SamplingParams
 
 from rhyme_openrlhf import embedded
+from rhyme_openrlhf.engine.calls import TurnCalls
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, RewardLateError
 from rhyme_openrlhf.scheduling.turns import training_turn
+from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.telemetry.samples import ROUNDS
 from tests.engine.test_actor import LONG, Actor, an_actor, model_with, stored
 
@@ -23,10 +25,8 @@ FIRST, SECOND, THIRD = (training_turn(BEFORE + n, BEFORE) for n in (1, 2, 3))
 
 @pytest.fixture
 def actor(starts_engine: None) -> Iterator[Actor]:
-    from rhyme_openrlhf.engine.actor_parts.turns import PipelineEngine
-
-    with an_actor(PipelineEngine) as found:
-        found.raw.weight_version = found.raw._turns.version = BEFORE
+    with an_actor(histopipe=HistoPipeSettings(enable=True)) as found:
+        found.raw.weight_version = found.raw.parts[TurnCalls]._turns.version = BEFORE
         yield found
 
 

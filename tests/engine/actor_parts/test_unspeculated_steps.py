@@ -25,8 +25,8 @@ from tests.engine.test_actor import an_actor
 from tests.latency import formula
 
 pytest.importorskip("vllm")
-from rhyme_openrlhf.engine.actor import speculation_arguments
 from rhyme_openrlhf.engine.actor_parts import unspeculated_steps
+from rhyme_openrlhf.engine.arguments import speculation_arguments
 from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
 
 ARGUMENTS = {"model": str(embedded.MODEL), "dtype": "bfloat16", "tensor_parallel_size": 1}
@@ -94,7 +94,7 @@ def test_an_engine_measures_one_without_speculation_and_then_speculates(
     monkeypatch.setattr(unspeculated_steps, "UNSPECULATED_QUICKLY", few)
     monkeypatch.setattr(unspeculated_steps, "are_wanted", lambda *_: True)
     with an_actor() as actor:
-        found = actor.raw.unspeculated()
+        found = actor.call(actor.raw.unspeculated())
         assert found.problem == "" and [point.running for point in found.steps] == [1, 4]
         assert all(point.drafts == 0 and point.seconds > 0 for point in found.steps)
         assert actor.raw.rhyme.histospec.enable
@@ -104,13 +104,14 @@ def test_an_engine_measures_one_without_speculation_and_then_speculates(
 
 def test_a_start_that_fails_is_a_sentence_and_ends_what_started() -> None:
     ended = []
-    engine = SimpleNamespace(llm=SimpleNamespace(shutdown=lambda: ended.append(1)))
+    engine = SimpleNamespace(engine=SimpleNamespace(llm=SimpleNamespace(shutdown=lambda: ended.append(1))))
 
     async def failing() -> None:
         raise RuntimeError("Engine core initialization failed\nno memory left")
 
     assert asyncio.run(unspeculated_steps.measured(engine, failing, 1)) == ((), "no memory left") and ended == [1]
-    assert asyncio.run(unspeculated_steps.measured(SimpleNamespace(), failing, 1)).problem == "no memory left"
+    without = SimpleNamespace(engine=SimpleNamespace())
+    assert asyncio.run(unspeculated_steps.measured(without, failing, 1)).problem == "no memory left"
     # Several ranks do not even begin.
     several = asyncio.run(unspeculated_steps.measured(engine, failing, 2))
     assert several.problem == unspeculated_steps.SEVERAL_RANKS and ended == [1]

@@ -41,6 +41,19 @@ def test_only_offered_methods_are_called() -> None:
     assert scheduler.core.workers(WorkerCalls.rhyme_drop_kv, "path") == [("rhyme_drop_kv", ("path",))]
 
 
+def test_the_scheduler_methods_we_override_exist() -> None:
+    """engine/scheduler.py: a renamed method upstream would silently stop drafting or counting."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from rhyme_openrlhf.engine.scheduler import EngineScheduler
+
+    overridden = {name for name, value in vars(EngineScheduler).items() if inspect.isfunction(value)} - {"take_in"}
+    assert overridden >= {"schedule", "update_from_output", "add_request", "update_draft_token_ids", "_free_request"}
+    for name in overridden:
+        assert callable(getattr(Scheduler, name))
+    assert "scheduled_spec_decode_tokens" in inspect.getsource(Scheduler.update_from_output)
+
+
 def test_a_scheduler_can_say_whether_the_loop_waits_for_calls() -> None:
     """engine/scheduler_parts/moves.py: an engine that expects a sample must see it come."""
     import queue

@@ -25,7 +25,8 @@ from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import FEWEST, INTERVAL_STEPS, GainMeter
 from rhyme_openrlhf.drafting.source import Proposals
 from rhyme_openrlhf.engine import scheduler as scheduler_module
-from rhyme_openrlhf.engine.request_keys import DRAFTING_KEY, PROMPT_KEY, TRACE
+from rhyme_openrlhf.engine.arguments import DRAFTING_KEY
+from rhyme_openrlhf.engine.requests import PROMPT_KEY, TRACE
 from rhyme_openrlhf.engine.scheduler_parts import drafting as drafting_part
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.latency.profile import StepPoint, to_text

@@ -22,7 +22,7 @@ HALF = str(embedded.DRAFT_MODEL)
 
 
 def arguments(monkeypatch: pytest.MonkeyPatch, **drafting: Any) -> dict[str, Any]:
-    from rhyme_openrlhf.engine.actor import speculation_arguments
+    from rhyme_openrlhf.engine.arguments import speculation_arguments
 
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     return speculation_arguments(RhymeSettings(drafting=DraftingSettings(**drafting)))

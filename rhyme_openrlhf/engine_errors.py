@@ -1,12 +1,12 @@
-"""A run that outlives an engine: what stands in the lists of its engines once one is gone.
+"""How an engine fails, as everybody catches it, and what stands in the lists of engines for one that is gone.
 
-With samples at home (moves/) an engine takes nothing with it but its share of the speed: its samples go on
-elsewhere. Everything else that calls all engines (weights, reports, sleep) calls a `LostEngine` in its place, so that
-engines keep their numbers.
+A run may outlive an engine: with samples at home (moves/) the samples go on elsewhere, and the streaming pipeline has
+prompt groups generated again. Whatever calls all engines (weights, reports, sleep) then calls a `LostEngine` in place
+of the one that is gone, so that engines keep their numbers.
 
 Invariants: an engine is left out only if its actor or its vLLM process is gone, never because it is slow; a run without
-an engine ends, and says so. An engine that dies within a weight sync or a check still ends the run: what it had loaded
-is not known.
+an engine ends, and says so. An engine that dies within a weight sync or a check still ends the run, because nobody
+knows what the engine had loaded.
 """
 
 from __future__ import annotations
@@ -15,12 +15,28 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import ray
-
-from rhyme_openrlhf.telemetry.services import Layouts
-
 # Engines answer between two decode steps; one that does not is not lost.
 ALIVE_SECONDS = 10.0
+
+
+class EngineCoreError(RuntimeError):
+    """The vLLM process behind an engine is gone."""
+
+
+class WeightLoadError(RuntimeError):
+    """An engine was told to load weights at a moment when it must not, or could not load them."""
+
+
+class EngineLost(RuntimeError):
+    """The engine is gone, and with it everything that was only there."""
+
+
+class OrderFailed(RuntimeError):
+    """The engine is well, but a call to it raised; the message says what."""
+
+
+class EngineCallError(RuntimeError):
+    """The engine failed, or did not answer in time; the message says what was waited for."""
 
 
 class LostEngine:
@@ -33,14 +49,18 @@ class LostEngine:
     def __getattr__(self, method: str) -> Any:
         if method.startswith("__"):
             raise AttributeError(method)
+        import ray
+
         return SimpleNamespace(remote=lambda *args, **kwargs: ray.put(None))
 
 
 def leave_out_lost(engines: list[Any]) -> list[LostEngine]:
-    """Replace the engines that are gone, in place; returns those that were replaced now.
+    """Replace the engines that are gone, in place; return those that were replaced now.
 
     Raises RuntimeError if none is left.
     """
+    import ray
+
     asked = {number: engines[number].alive.remote() for number in engines_left(engines)}
     answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ALIVE_SECONDS) if asked else ([], [])
     found = []
@@ -53,20 +73,18 @@ def leave_out_lost(engines: list[Any]) -> list[LostEngine]:
             # Not reached just now: it may well be there.
             continue
         except ray.exceptions.RayError as error:
-            reason = (str(error).strip().splitlines() or ["no message"])[-1].strip()
-            found.append(LostEngine(number, reason))
+            found.append(LostEngine(number, last_line(error)))
             engines[number] = found[-1]
     if engines and not engines_left(engines):
         raise RuntimeError(f"all {len(engines)} engines are gone: {'; '.join(engine.reason for engine in engines)}")
     return found
 
 
-def prompt_engines_left(engines: Sequence[Any], layouts: Layouts | None) -> list[int]:
-    """Of `engines_left` those that prompts go to: none of a tail layout."""
-    left = engines_left(engines)
-    return left if layouts is None else layouts.aligned(left)
-
-
 def engines_left(engines: Sequence[Any]) -> list[int]:
-    """The numbers of the engines that were not replaced."""
+    """Return the numbers of the engines that were not replaced."""
     return [number for number, engine in enumerate(engines) if not isinstance(engine, LostEngine)]
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of an error's message: of a remote one, what was raised."""
+    return (str(error).strip().splitlines() or ["no message"])[-1].strip()

@@ -1,4 +1,4 @@
-"""The engine that checks drive: what it sets before vLLM starts, and what it says of itself."""
+"""An engine that checks drive: what it sets before vLLM starts, and what it says of itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
-from rhyme_openrlhf.verify.engine_actor import EXACT_PRODUCTS, VerifyEngine
+from rhyme_openrlhf.engine.actor_parts.answers import EXACT_PRODUCTS, Answers
+from rhyme_openrlhf.engine.factory import parts_of_checked
+from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.verify.engines import EngineFacts
 
 
@@ -22,14 +24,21 @@ def test_products_are_exact_in_fp32_before_the_engine_starts(
 ) -> None:
     found: list[Any] = []
 
-    async def start(self: Any, *args: Any, **kwargs: Any) -> None:
+    class Stopped(Exception):
+        pass
+
+    async def start(self: Any, _: Any, kwargs: Any, *__: Any) -> None:
         found.append((kwargs["dtype"], os.environ.get("TRITON_F32_DEFAULT")))
+        raise Stopped
 
     # So that what the engine sets is taken back.
     monkeypatch.setenv("TRITON_F32_DEFAULT", "")
     monkeypatch.delenv("TRITON_F32_DEFAULT")
-    monkeypatch.setattr(RhymeRolloutActor, "__init__", start)
-    asyncio.run(VerifyEngine.__new__(VerifyEngine).__init__(model="m", dtype=dtype))  # type: ignore[misc]
+    monkeypatch.setattr(RhymeRolloutActor, "_start", start)
+    engine: Any = RhymeRolloutActor.__new__(RhymeRolloutActor)
+    ours = {"rhyme": RhymeSettings(), "run_seed": 1, "index": 0, "history_workers": [], "parts": parts_of_checked}
+    with pytest.raises(Stopped):
+        asyncio.run(engine.__init__(model="m", dtype=dtype, **ours))
     assert found == [(dtype, set_to)]
 
 
@@ -49,8 +58,7 @@ def test_triton_takes_its_default_from_that_variable(starts_python: None) -> Non
     ],
 )
 def test_it_says_what_vllm_chose(asynchronous: bool, second_runner: bool, words: str) -> None:
-    engine: Any = VerifyEngine.__new__(VerifyEngine)
-    engine.llm = SimpleNamespace(
+    llm = SimpleNamespace(
         vllm_config=SimpleNamespace(
             model_config=SimpleNamespace(dtype="torch.float32"),
             scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
@@ -58,7 +66,7 @@ def test_it_says_what_vllm_chose(asynchronous: bool, second_runner: bool, words:
             use_v2_model_runner=second_runner,
         )
     )
-    facts = EngineFacts(**asyncio.run(engine.facts()))
+    facts = EngineFacts(**asyncio.run(Answers(SimpleNamespace(llm=llm)).facts()))  # type: ignore[arg-type]
     assert facts.words == words and not facts.speculates
 
 

@@ -1,0 +1,176 @@
+"""What an engine's actor has beside itself, its parts; what a part sees of the engine; and the order of its orders.
+
+An actor (engine/actor.py) knows no part by name. `factory.parts_of` attaches those that a run's settings ask for; each
+answers the calls of one protocol of calls.py, and is told of what happens to the engine by the methods of `Part`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from rhyme_openrlhf.engine.actor_parts.histories import Histories
+from rhyme_openrlhf.engine.actor_parts.timeline import EngineTimeline
+from rhyme_openrlhf.engine.calls import Caller, RanksCaller
+from rhyme_openrlhf.engine.requests import Seeds
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.weights.buckets import Segment
+
+
+class OrdersLock:
+    """Orders about samples run beside each other, one at a time of each sample; what excludes them all runs alone.
+
+    A weight load excludes them all. It begins when the orders that have begun are over; later ones wait for it. Of one
+    engine, and used from one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._held: set[str] = set()
+        self._all_held = False
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def of(self, place: str) -> AsyncIterator[None]:
+        """Hold the lock for an order about the sample of this place."""
+        await self._until(lambda: not self._all_held and place not in self._held)
+        self._held.add(place)
+        try:
+            yield
+        finally:
+            self._held.discard(place)
+            self._tell()
+
+    @asynccontextmanager
+    async def all(self) -> AsyncIterator[None]:
+        """Hold the lock without any order under way."""
+        await self._until(lambda: not self._all_held)
+        self._all_held = True
+        try:
+            await self._until(lambda: not self._held)
+            yield
+        finally:
+            self._all_held = False
+            self._tell()
+
+    async def _until(self, free: Callable[[], bool]) -> None:
+        # Nothing runs between an answer that it is free and what the caller then notes.
+        while not free():
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Engine(Protocol):
+    """What a part sees of its engine's actor.
+
+    `running`: vLLM's names of the samples that run; `rests`: the timeline's state while nothing runs; `traced`: the
+    prompts of whose samples drafts are noted; `counted`: totals of before the rollout.
+    """
+
+    llm: Any
+    rhyme: RhymeSettings
+    index: int
+    executor: Any
+    seeds: Seeds
+    histories: Histories
+    weight_version: int
+    timeline: EngineTimeline
+    rests: str
+    orders: OrdersLock
+    running: set[str]
+    traced: frozenset[str]
+    counted: EngineCounters
+
+    @property
+    def scheduler(self) -> Caller:
+        """Call the engine's scheduler."""
+
+    @property
+    def workers(self) -> RanksCaller:
+        """Call each worker of the engine."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether samples may start: not while weights load."""
+
+    @property
+    def core_died(self) -> str:
+        """What to say when the vLLM process is gone."""
+
+    def media_padding(self) -> Any:
+        """Return the tokens that stand for media in prompts, if any."""
+
+    async def until_open(self) -> None:
+        """Wait until samples may start."""
+
+    def started(self, request_id: str) -> None:
+        """Note that a sample's request goes to vLLM."""
+
+    def ended(self, request_id: str) -> None:
+        """Note that it is over."""
+
+    async def until_drafted_alike(self, fetch: asyncio.Task[None] | None) -> None:
+        """Wait for a draft index where the run is reproducible."""
+
+    async def alive(self) -> None:
+        """Raise EngineCoreError when the vLLM process is gone."""
+
+    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        """Return vLLM's output of one request."""
+
+    async def generate_responses(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        """Return the responses to one prompt."""
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Return the log-probabilities of tokens."""
+
+    async def load_weights(self, segment: Segment) -> float:
+        """Load a weight version; return the seconds it took."""
+
+    async def pause_generation(self) -> None:
+        """Freeze running samples."""
+
+    async def resume_generation(self) -> None:
+        """Go on with them."""
+
+    async def totals(self) -> EngineCounters:
+        """Return everything the engine did since it started."""
+
+    async def planning(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        """Return what the scheduler tells of its planning: decisions, gain, sentences."""
+
+
+class Part:
+    """A part of an engine's actor; told of what happens there, and does nothing then unless it says otherwise."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def arguments(self) -> dict[str, Any]:
+        """Return vLLM's engine arguments that this part needs."""
+        return {}
+
+    async def before_start(
+        self, arguments: dict[str, Any], start: Callable[[RhymeSettings, dict[str, Any]], Awaitable[None]]
+    ) -> None:
+        """Do what comes before the engine's own start; `start` begins an engine of other settings and arguments."""
+
+    def has_started(self) -> None:
+        """The engine has started, and answered its first requests."""
+
+    def sample_started(self, request_id: str) -> None:
+        """A sample's request goes to vLLM."""
+
+    def sample_ended(self, request_id: str) -> None:
+        """A sample's request is over."""
+
+    def answered(self) -> None:
+        """The current task's call of `generate` is over, well or not."""
+
+    def rollout_begun(self) -> None:
+        """What was done before is none of the rollout that begins."""
