@@ -18,10 +18,10 @@
 #
 # What a test starts is known from its fixtures (tests/starts.py).
 # Without arguments, with --runs and with --slow, the control plane's own tests run as `--server newest`, where pip finds
-# newer releases than those that run beside vLLM; all others run in the environment of scripts/setup_cpu.sh. `--vllm
-# VERSION` runs in `.venv-vllm-VERSION`, which scripts/setup_cpu.sh makes.
-# Without arguments, with --runs, --slow and --server, tests run in the order of their files. Otherwise, files without
-# engines and Ray run in another order each time; `-p no:randomly` keeps the order there too.
+# newer releases than those that run beside vLLM; all others run in the environment of scripts/setup_cpu.sh.
+# `--vllm VERSION` runs in `.venv-vllm-VERSION`, which scripts/setup_cpu.sh makes.
+# Without arguments, with --runs, --slow, --server and --vllm, tests run in the order of their files. Otherwise, files
+# without engines and Ray run in another order each time; `-p no:randomly` keeps the order there too.
 # Runs everything even when an early part fails, so that one run shows all faults; fails when anything failed.
 # Two pytest processes share the tests (tests/side_by_side.py), and without arguments, with --runs and --slow a third
 # one has the control plane's; `-n 0` runs them in one, for a debugger.

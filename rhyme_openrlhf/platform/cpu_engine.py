@@ -1,7 +1,7 @@
 """vLLM engine arguments on a machine without a GPU.
 
-Checked against vLLM 0.29.0's CPU build: the KV cache is sized in bytes, there is no sleep mode, tensor parallelism
-runs in local processes (the Ray executor asks for a device key that the CPU platform lacks). Without tensor
+Checked against vLLM 0.29.0's and 0.32.0's CPU build: the KV cache is sized in bytes, there is no sleep mode, tensor
+parallelism runs in local processes (the Ray executor asks for a device key that the CPU platform lacks). Without tensor
 parallelism the model runs inside the engine-core process.
 """
 

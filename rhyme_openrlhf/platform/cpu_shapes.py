@@ -1,8 +1,9 @@
 """Few matrix shapes on CPU: token counts are padded before vLLM's oneDNN matrix products.
 
-oneDNN builds a kernel for every number of rows it has not kept; vLLM 0.29.0 keeps 32 a layer (model_executor/layers/
-utils.py). Plain decoding has a row for each running sample and seldom changes their number; a step that verifies
-drafts has another number of rows every time, and on a small model building kernels then takes longer than using them.
+oneDNN builds a kernel for every number of rows it has not kept; vLLM 0.29.0 and 0.32.0 keep 32 a layer
+(model_executor/layers/utils.py). Plain decoding has a row for each running sample and seldom changes their number; a
+step that verifies drafts has another number of rows every time, and on a small model building kernels then takes longer
+than using them.
 
 Invariants: on a GPU nothing is touched (PlatformError); the rows that were asked for are computed as before, padding
 rows are zeros and cut off again; up to MOST_ROWS tokens there are never more shapes than vLLM keeps.

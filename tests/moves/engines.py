@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -85,8 +86,13 @@ class LocalEngine:
         )  # fmt: skip
         return raw
 
-    def _submit(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def _submit(self, answer: Any) -> Any:
+        """Run a coroutine of the engine; a plain method's answer is there already, as with Ray."""
+        if asyncio.iscoroutine(answer):
+            return asyncio.run_coroutine_threadsafe(answer, self._loop)
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_result(answer)
+        return future
 
     @property
     def raw(self) -> Any:

@@ -3,7 +3,7 @@
 vLLM offers `call_utility(name, *args)` from the driver to methods of EngineCore, and no way to reach the scheduler.
 Importing this module (the scheduler plug-in does, in the engine-core process) adds `EngineCore.rhyme_scheduler`. Each
 call gives the scheduler a way to the workers, and to the engine's loop, which waits for calls.
-Checked against vLLM 0.29.0 `v1/engine/core.py`; contract test: `tests/engine/patches/test_core_channel.py`.
+Checked against vLLM 0.29.0 and 0.32.0 `v1/engine/core.py`; contract test: `tests/engine/patches/test_core_channel.py`.
 
 Invariant: only methods that a part of the scheduler offers by a protocol of engine/calls.py can be called.
 """
