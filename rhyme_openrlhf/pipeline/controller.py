@@ -133,8 +133,8 @@ class Pipeline:
         lengths = self._planner.last_lengths()
         handed = self._generator.hand(drawn, turn, engine_of, lengths, **self._generate_kwargs)
         if last:
-            for engine in self._engines:
-                engine.no_more_turns.remote()
+            for handle in self._engines:
+                handle.no_more_turns.remote()
         self._flying.append(StepInFlight(drawn, placement, handed))
         self._ledger.add(drawn.step, [(drawn.step, place) for place in range(len(drawn.prompts))], drawn.epoch)
         self._news_at = time.time()

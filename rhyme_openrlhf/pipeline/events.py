@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import ray
 
+from rhyme_openrlhf.engine.calls import TurnCalls
 from rhyme_openrlhf.engine.messages import TurnReport
 from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
 from rhyme_openrlhf.telemetry.events import Event
@@ -22,7 +22,7 @@ def turn_events(step: int, engine: int, report: TurnReport) -> list[Event]:
     )
 
 
-def stage_intervals(engines: Sequence[Any], step: int, began: float, ended: float) -> list[Event]:
+def stage_intervals(engines: Sequence[TurnCalls], step: int, began: float, ended: float) -> list[Event]:
     """The engines' states in the rollout stage of a step, from `began` to `ended`; none of an engine that is gone."""
     events: list[Event] = []
     for number, answer in enumerate([engine.stage_intervals.remote(began, ended) for engine in engines]):

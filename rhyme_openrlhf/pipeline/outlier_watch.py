@@ -11,10 +11,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 
+from rhyme_openrlhf.engine.calls import TurnCalls
 from rhyme_openrlhf.engine.messages import RunningSamples
 from rhyme_openrlhf.pipeline.step_in_flight import StepInFlight
 from rhyme_openrlhf.scheduling.outliers import RunningEngine, RunningEngines, destination, outliers
@@ -45,7 +45,7 @@ class Outlier:
 class OutlierWatch:
     """That of one run. `beta()`: how much longer than ever before is too long."""
 
-    def __init__(self, engines: Sequence[Any], beta: Callable[[], float], samples_per_prompt: int) -> None:
+    def __init__(self, engines: Sequence[TurnCalls], beta: Callable[[], float], samples_per_prompt: int) -> None:
         self._engines = engines
         self._beta = beta
         self._samples = samples_per_prompt

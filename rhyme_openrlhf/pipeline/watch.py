@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.telemetry.engine_events import EngineSampler
 from rhyme_openrlhf.telemetry.events import RolloutProgress
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
@@ -23,7 +24,7 @@ class PipelineWatch:
     """A thread from `start` to `stop`. Samples of the next step count for the one that is being completed: what the
     engines did meanwhile."""
 
-    def __init__(self, engines: list[Any], services: RunServices) -> None:
+    def __init__(self, engines: list[EngineHandle], services: RunServices) -> None:
         self._engines = engines
         self._services = services
         self._step = 0

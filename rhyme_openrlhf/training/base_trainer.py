@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.platform import gpu_present, shims
 
 if not gpu_present():
@@ -40,7 +41,7 @@ SOURCE = "trainer"
 PARTS = {"timing/make_experience": "experience", "timing/ppo_train": "train", "timing/broadcast": "sync"}
 
 
-def wait_for_engines(engines: list[Any], services: RunServices) -> None:
+def wait_for_engines(engines: list[EngineHandle], services: RunServices) -> None:
     """Wait until every engine has started (upstream lets the first rollout wait), so that no stage starts too early.
 
     Raises the error of an engine that could not start, or RuntimeError when one takes too long.

@@ -22,6 +22,7 @@ import openrlhf.trainer.ray.utils as upstream
 import ray
 from ray.util.placement_group import placement_group, placement_group_table
 
+from rhyme_openrlhf.engine.calls import DeviceCalls, RemoteMethod
 from rhyme_openrlhf.engine.factory import EngineFactory
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, check_nodes
 from rhyme_openrlhf.telemetry.services import Layouts, RunServices
@@ -49,7 +50,7 @@ def with_tail_layouts(create: Callable[..., list[Any]], factory: EngineFactory, 
             engines.append(create(**{**asked, **of_layout}))
         if not plan.both_awake:
             _make_room(engines[-1], plan, services)
-            _call(engines[ALIGNED], "wake_kv", services)
+            _call(engines[ALIGNED], DeviceCalls.wake_kv, services)
         return [engine for of_layout in engines for engine in of_layout]
 
     return create_all
@@ -63,24 +64,24 @@ def taking_turn(engines: Sequence[Any], layout: int, services: RunServices) -> I
         yield
         return
     aligned, own = ([engines[number] for number in plan.numbers(one)] for one in (ALIGNED, layout))
-    _call(aligned, "sleep_kv", services)
-    _call(own, "wake_kv", services)
+    _call(aligned, DeviceCalls.sleep_kv, services)
+    _call(own, DeviceCalls.wake_kv, services)
     try:
         yield
     finally:
-        _call(own, "sleep_kv", services)
-        _call(aligned, "wake_kv", services)
+        _call(own, DeviceCalls.sleep_kv, services)
+        _call(aligned, DeviceCalls.wake_kv, services)
 
 
 def _make_room(engines: list[Any], plan: Layouts, services: RunServices) -> None:
     """For the next layout to start."""
     wait_for_engines(engines, services)
     if not plan.both_awake:
-        _call(engines, "sleep_kv", services)
+        _call(engines, DeviceCalls.sleep_kv, services)
 
 
-def _call(engines: list[Any], method: str, services: RunServices) -> None:
-    ray.get([getattr(engine, method).remote() for engine in engines], timeout=services.settings.limits.stage_s)
+def _call(engines: list[Any], method: RemoteMethod[[], None], services: RunServices) -> None:
+    ray.get([getattr(engine, method.__name__).remote() for engine in engines], timeout=services.settings.limits.stage_s)
 
 
 def _devices(count: int, limit_s: float) -> Any:

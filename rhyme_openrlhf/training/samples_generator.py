@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
+from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.engine_errors import engines_left, leave_out_lost
@@ -77,7 +78,7 @@ class GeneratorState:
 class RhymeSamplesGenerator(SamplesGenerator):
     """Upstream's generator; `step` is the last training step it generated for."""
 
-    vllm_engines: list[Any]
+    vllm_engines: list[EngineHandle]
 
     def __init__(self, *args: Any, services: RunServices, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -298,7 +299,7 @@ def leave_out(engines: list[Any], services: RunServices) -> None:
 class RolloutWatch:
     """One rollout stage: looks at the engines about once a second, from now until `stop`, and records how far it is."""
 
-    def __init__(self, engines: list[Any], services: RunServices, step: int, samples_total: int) -> None:
+    def __init__(self, engines: list[EngineHandle], services: RunServices, step: int, samples_total: int) -> None:
         self._engines = engines
         self._services = services
         self._step = step

@@ -92,8 +92,8 @@ def create(plan: LayoutPlan, monkeypatch: pytest.MonkeyPatch, shared: Any = None
     order: list[str] = []
     real = layout_placement._call
 
-    def call(engines: list[Any], method: str, services: Any) -> None:
-        order.append(f"{method} of {len(engines)}")
+    def call(engines: list[Any], method: Any, services: Any) -> None:
+        order.append(f"{method.__name__} of {len(engines)}")
         real(engines, method, services)
 
     monkeypatch.setattr(layout_placement, "_call", call)
