@@ -8,7 +8,6 @@ classes and ours, closes the three gaps. Without it nothing here runs, and behav
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,19 +49,7 @@ class VisitedPrompt(str):
 current_sample: ContextVar[SampleIdentity | None] = ContextVar("current_sample", default=None)
 
 
-def seed_controller(seed: int) -> None:
-    """Seed this process, so that the prompt loader's shuffle depends on --train.seed alone."""
-    import transformers
-
-    transformers.set_seed(seed)
-
-
 def request_seed(run_seed: int, identity: SampleIdentity, prompt_tokens: int) -> int:
     """The seed of one request; `prompt_tokens` (its length in tokens) tells the rounds of a conversation apart."""
     text = f"{run_seed}|{identity.prompt}|{identity.visit}|{identity.sample}|{prompt_tokens}"
     return zlib.crc32(text.encode())
-
-
-def in_prompt_order(samples: Sequence[Any]) -> list[Any]:
-    """Samples ordered by prompt instead of by who finished first; a prompt's own samples keep their order."""
-    return sorted(samples, key=lambda sample: sample.prompts[0])

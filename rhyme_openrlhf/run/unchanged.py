@@ -27,11 +27,11 @@ import openrlhf.trainer.ray.vllm_engine as engine_module
 import ray
 
 from rhyme_openrlhf.engine.seeded_actor import SeededRolloutActor
-from rhyme_openrlhf.engine.seeding import in_prompt_order, seed_controller
 from rhyme_openrlhf.run.placement import strategy_of
 from rhyme_openrlhf.run.resources import SPARE_CPUS, required_gpus
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.training.policy import PlainPolicyModelActor
+from rhyme_openrlhf.training.model_actors import PlainPolicyModelActor
+from rhyme_openrlhf.training.reproducible import in_prompt_order, seed_controller
 from rhyme_openrlhf.training.trainer import PlainPPOTrainer
 
 

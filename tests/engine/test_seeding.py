@@ -2,7 +2,8 @@
 
 from types import SimpleNamespace
 
-from rhyme_openrlhf.engine.seeding import SampleIdentity, in_prompt_order, request_seed
+from rhyme_openrlhf.engine.seeding import SampleIdentity, request_seed
+from rhyme_openrlhf.training.reproducible import in_prompt_order
 
 
 def test_each_request_has_its_own_seed_and_keeps_it() -> None:

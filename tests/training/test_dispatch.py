@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.training.dispatch import choose, routed
+from rhyme_openrlhf.training.samples_generator import choose, routed
 
 
 def test_long_prompts_are_spread_and_unfinished_samples_count() -> None:

@@ -134,7 +134,8 @@ def test_engines_count_anew_when_a_rollout_begins_and_not_for_an_evaluation(monk
     services = NS(record=lambda *_: None, epoch_of=lambda _: 1, history_workers=[])
     generator.services = NS(**vars(generator.services), **vars(services))
     generator.services.settings.telemetry = NS(sample_groups=0)
-    monkeypatch.setattr(samples_generator, "RolloutWatch", lambda *_: "stage")
+    stage = NS(begin=lambda *_: None, start=lambda: None)
+    monkeypatch.setattr(samples_generator, "RolloutWatch", lambda *_: stage)
     monkeypatch.setattr(SamplesGenerator, "_dispatch_prompts_to_vllm", lambda *_, **__: done.append("prompts"))
     generator._evaluating = True
     RhymeSamplesGenerator._dispatch_prompts_to_vllm(generator, ["a"], ["label"])
