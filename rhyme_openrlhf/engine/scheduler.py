@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.drafting.decision_log import DecisionLog
@@ -273,10 +274,9 @@ class HistoryScheduler(StepTiming, Metering, RowLimit, Scheduler):
                 request.spec_token_ids = self._grammatical(request, request.spec_token_ids)
 
     def _grammatical(self, request: Any, draft: list[int]) -> list[int]:
-        """As much of a draft as the request's grammar allows."""
-        if not self.structured_output_manager.should_advance(request):
-            return draft
-        allowed: list[int] = request.structured_output_request.grammar.validate_tokens(draft)
+        """Return as much of a draft as the request's grammar allows: vLLM cuts each draft that it is given."""
+        super().update_draft_token_ids(DraftTokenIds([request.request_id], [draft]))
+        allowed: list[int] = request.spec_token_ids
         return allowed
 
     def _drafts(self, decoding: list[Any]) -> list[list[int]]:

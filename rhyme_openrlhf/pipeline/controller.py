@@ -185,7 +185,7 @@ class Pipeline:
                 self._take(step, ref)
         self._late = [step for step in self._late if step.calls]
         if self._outliers is not None and len(self._flying) == STEPS_AHEAD:
-            self._judge_lengths(self._outliers, *self._flying)
+            self._judge_lengths(self._outliers, self._flying[0])
         self._send(self._ledger.newly_certain(self._flying[0].number))
 
     def _take(self, step: Step, ref: Any) -> None:
@@ -274,10 +274,9 @@ class Pipeline:
         step.done.add(place)
         self._ledger.ended(step.number, step.key(place))
 
-    def _judge_lengths(self, outliers: OutlierWatch, step: Step, following: Step) -> None:
-        """Have responses that are far too long go on at another engine, or their prompt groups train in the next step:
-        that within an epoch, for each epoch trains its own prompts."""
-        may_defer = self._services.settings.histopipe.defer and step.epoch == following.epoch
+    def _judge_lengths(self, outliers: OutlierWatch, step: Step) -> None:
+        """Have responses that are far too long go on at another engine, or their prompt groups train a step later."""
+        may_defer = self._services.settings.histopipe.defer
         for one in outliers.find(step):
             if one.destination is not None:
                 if one.sample not in step.moved:

@@ -13,7 +13,6 @@ loader's state, a new generator draws exactly the prompts that were not trained 
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from rhyme_openrlhf.engine.lost_engines import engines_left, prompt_engines_left
 from rhyme_openrlhf.engine.seeding import VisitedPrompt
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
-from rhyme_openrlhf.scheduling.dispatch import assign
+from rhyme_openrlhf.scheduling.dispatch import by_predicted_work
 from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
 from rhyme_openrlhf.telemetry.events import RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
@@ -218,7 +217,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             [engine.get_num_unfinished_requests.remote() for engine in engines], timeout=REPORT_TIMEOUT_SECONDS
         )
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
-        chosen = choose(lengths, unfinished, samples)
+        chosen = by_predicted_work(lengths, unfinished, samples)
         if chosen is not None:
             self.vllm_engines = routed(engines, chosen)
         try:
@@ -282,20 +281,6 @@ def announce(prompts: list[str], workers: Sequence[Any]) -> None:
         keys[owner(key, len(workers))].append(key)
     for number, share in keys.items():
         workers[number].prepare.remote(share)
-
-
-def choose(lengths: Sequence[Sequence[int]], unfinished: Sequence[int], samples: int) -> list[int] | None:
-    """Return the engine of each prompt, which is answered `samples` times; None without any history.
-
-    `lengths`: response lengths of each prompt's last rollout (none: never seen); `unfinished`: samples that each engine
-    still has, which count as samples of the mean length.
-    """
-    means = [statistics.fmean(of_prompt) if of_prompt else None for of_prompt in lengths]
-    known = [mean for mean in means if mean is not None]
-    if not known:
-        return None
-    each = statistics.fmean(known)
-    return assign([None if mean is None else samples * mean for mean in means], [count * each for count in unfinished])
 
 
 def routed(engines: Sequence[Any], chosen: Sequence[int]) -> list[Any]:

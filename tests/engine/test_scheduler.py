@@ -69,19 +69,14 @@ def test_drafts_follow_what_steps_sampled() -> None:
     assert engine.step(a=[14, 50], b=[41]) == {"a": [], "b": [42, 43]}
 
 
-def test_requests_without_a_key_or_with_a_grammar_change_nothing_for_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_without_a_key_or_with_a_grammar_change_nothing_for_the_others() -> None:
     engine = Engine(a="p", keyless=None, ruled="p", b="p")
     ruled = engine.scheduler.requests["ruled"]
-    structured = SimpleNamespace(grammar=Grammar())
+    structured = SimpleNamespace(grammar=Grammar(), reasoning_ended=True)
     # A grammar of its own would have to be compiled: what the scheduler asks of one is all there is.
     engine.step(a=[10], keyless=[10], ruled=[10], b=[10])
     ruled.structured_output_request = structured
     engine.scheduler._ruled.add("ruled")
-    monkeypatch.setattr(
-        engine.scheduler.structured_output_manager, "should_advance", lambda request, **_: request is ruled
-    )
     engine.scheduler.update_draft_token_ids(DraftTokenIds(["a", "keyless", "ruled", "b"], [[]] * 4))
     drafts = {name: request.spec_token_ids for name, request in engine.scheduler.requests.items()}
     assert drafts == {"a": [11, 12], "keyless": [], "ruled": [11, 12], "b": [11, 12]}

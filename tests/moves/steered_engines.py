@@ -16,6 +16,7 @@ from typing import Any
 
 from rhyme_openrlhf.engine.actor_parts.moves import MovableEngine
 from rhyme_openrlhf.engine.actor_parts.moves_in_turns import MovablePipelineEngine
+from rhyme_openrlhf.engine.patches import queues
 from rhyme_openrlhf.engine.scheduler_parts.moves import MovingHistoryScheduler
 from rhyme_openrlhf.settings.config import RhymeSettings
 
@@ -41,12 +42,12 @@ class HeldScheduler(MovingHistoryScheduler):
             return super().schedule(*args, **kwargs)
         # Their seats stay theirs.
         self.running = [one for one in self.running if one not in held]
-        self.max_num_running_reqs -= len(held)
+        queues.hold_seats(self, len(held))
         try:
             scheduled = super().schedule(*args, **kwargs)
         finally:
             self.running = held + self.running
-            self.max_num_running_reqs += len(held)
+            queues.hold_seats(self, -len(held))
         if not scheduled.total_num_scheduled_tokens:
             time.sleep(PAUSE_S)
         return scheduled

@@ -25,7 +25,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from rhyme_openrlhf.engine.seeding import VisitedPrompt
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
 from rhyme_openrlhf.training import samples_generator
-from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce
+from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce, routed
 from tests.examples import examples
 from tests.training.prompt_loader import a_loader
 
@@ -163,3 +163,21 @@ def test_prompts_are_announced_to_the_workers_that_own_them_when_they_are_sent()
     told.clear()
     announce(prompts, [])
     assert told == []
+
+
+def test_each_prompt_goes_where_it_was_chosen_to_whichever_engine_upstream_takes() -> None:
+    sent: list[tuple[int, Any]] = []
+
+    def engine(number: int) -> Any:
+        return NS(
+            generate_responses=NS(remote=lambda **sent_with: sent.append((number, sent_with["prompt"]))),
+            get_num_unfinished_requests=NS(remote=lambda: number),
+        )
+
+    first, second = routed([engine(0), engine(1)], [1, 1, 0])
+    assert second.get_num_unfinished_requests.remote() == 1
+    for stand_in, prompt in ((first, "a"), (second, "b"), (first, "c")):
+        stand_in.generate_responses.remote(prompt=prompt)
+    assert sent == [(1, "a"), (1, "b"), (0, "c")]
+    with pytest.raises(StopIteration):
+        first.generate_responses.remote(prompt="d")

@@ -5,12 +5,12 @@ comes is a new request whose first response tokens are there already; one that i
 steps, as soon as its engine has handed it over (kv/handover.py). Those of one convoy go on together, when the last of
 them is handed over or an order asks for one: their engines' devices may be this one's.
 
-Invariants: every order may be given twice; a reservation keeps one seat free (`max_num_running_reqs`), so that there is
-always one to go on with; no KV block survives a reset of the prefix cache (a weight load): arrivals recompute then, and
-reservations are void; an engine that only expects samples runs no model: not even an empty step, for which its workers
-would stay awake and take the processors of those who are to hand over.
-Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`, and `v1/engine/core.py`, whose
-loop asks `has_requests` before it waits for a call, and again in a step.
+Invariants: every order may be given twice; a reservation keeps one seat free (`engine/patches/queues.py`), so that
+there is always one to go on with; no KV block survives a reset of the prefix cache (a weight load): arrivals recompute
+then, and reservations are void; an engine that only expects samples runs no model: not even an empty step, for which
+its workers would stay awake and take the processors of those who are to hand over.
+Checked against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`, and
+`v1/engine/core.py`, whose loop asks `has_requests` before it waits for a call, and again in a step.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.engine.messages import ARRIVED, Arrival
+from rhyme_openrlhf.engine.patches import queues
 from rhyme_openrlhf.engine.request_keys import WINDOW
 from rhyme_openrlhf.engine.scheduler import Metering
 from rhyme_openrlhf.engine.scheduler_parts.status_figures import StatusFigures
@@ -80,13 +81,13 @@ class ArrivingScheduler(Metering, Scheduler):
         if blocks is None:
             return "the reservation is void: the KV cache was given up since"
         pool, needed = self.kv_cache_manager.block_pool, -(-tokens // self.block_size) - len(blocks)
-        if name not in self._rooms and len(self.running) >= self.max_num_running_reqs:
-            return f"all {self.max_num_running_reqs} seats are taken"
+        if name not in self._rooms and len(self.running) >= queues.seats(self):
+            return f"all {queues.seats(self)} seats are taken"
         if needed > pool.get_num_free_blocks():
             return f"{needed} KV blocks are needed, {pool.get_num_free_blocks()} are free"
         if name not in self._rooms:
             self._rooms[name] = blocks
-            self.max_num_running_reqs -= 1
+            queues.hold_seats(self, 1)
         if needed > 0:
             blocks += pool.get_new_blocks(needed)
         return ""
@@ -124,7 +125,7 @@ class ArrivingScheduler(Metering, Scheduler):
 
     def seats(self) -> int:
         """Samples that can run at once, beside those that moves keep a seat for."""
-        return self.max_num_running_reqs
+        return queues.seats(self)
 
     def rooms(self) -> list[str]:
         """The reservations there are."""
@@ -132,7 +133,7 @@ class ArrivingScheduler(Metering, Scheduler):
 
     def _take_room(self, name: str) -> list[Any]:
         if name in self._rooms:
-            self.max_num_running_reqs += 1
+            queues.hold_seats(self, -1)
         self._filled.pop(name, None)
         return self._rooms.pop(name, None) or []
 
@@ -207,8 +208,7 @@ class ArrivingScheduler(Metering, Scheduler):
         elif blocks:
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
         super().add_request(request)
-        self.waiting.remove_request(request)
-        self.waiting.prepend_request(request)
+        queues.put_first(self, request)
 
     def _move_in(self, request: Any, blocks: list[Any], computed: int) -> None:
         """As vLLM does when a request's KV cache has come from elsewhere (WAITING_FOR_REMOTE_KVS)."""
@@ -287,8 +287,9 @@ class ArrivingScheduler(Metering, Scheduler):
     def _recompute(self, request: Any) -> None:
         if request.status == RequestStatus.RUNNING:
             self._preempt_request(request, time.monotonic(), drop_stale_output=True)
-            self.waiting.remove_request(request)
+            queues.take_out(self, request)
         elif request.request_id in self._arrived:
             self.kv_cache_manager.free(request)
             request.num_computed_tokens = 0
+            queues.gave_up_kv(self, request)
             self._arrived.discard(request.request_id)

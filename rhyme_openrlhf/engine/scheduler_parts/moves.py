@@ -4,9 +4,9 @@ At the source a sample can be stopped and kept: it is in no queue, so it is not 
 other with its KV blocks. What the destination needs is the base (arrivals.py).
 
 Invariants: every order may be given twice; a sample that was stopped while it ran keeps one seat free
-(`max_num_running_reqs`), so that there is always one to go on with; no KV block survives a reset of the prefix cache (a
-weight load): stopped samples recompute then.
-Checked against vLLM 0.29.0 `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`.
+(`engine/patches/queues.py`), so that there is always one to go on with; no KV block survives a reset of the prefix
+cache (a weight load): stopped samples recompute then.
+Checked against vLLM 0.29.0 and 0.32.0 `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
 from rhyme_openrlhf.drafting.drafter import Attribution, Verified
+from rhyme_openrlhf.engine.patches import queues
 from rhyme_openrlhf.engine.request_keys import UNCOUNTED
 from rhyme_openrlhf.engine.scheduler import HistoryScheduler, MeteredScheduler, extra_arguments
 from rhyme_openrlhf.engine.scheduler_parts.arrivals import ArrivingScheduler
@@ -52,7 +53,7 @@ class MovingScheduler(ArrivingScheduler):
         return {
             "samples": samples,
             "free_tokens": pool.get_num_free_blocks() * self.block_size,
-            "free_seats": max(self.max_num_running_reqs - len(self.running), 0),
+            "free_seats": max(queues.seats(self) - len(self.running), 0),
             "step_tokens": self.max_num_scheduled_tokens,
             **self._reports.take(self.meter.counters()),
         }
@@ -98,14 +99,9 @@ class MovingScheduler(ArrivingScheduler):
         if request is None or request.is_finished():
             return None
         if request_id not in self._stopped:
-            seated = request.status == RequestStatus.RUNNING
-            if seated:
-                self.running.remove(request)
-            else:
-                self.waiting.remove_requests([request])
-                self.skipped_waiting.remove_requests([request])
+            seated = queues.take_out(self, request)
             self._stopped[request_id] = seated
-            self.max_num_running_reqs -= seated
+            queues.hold_seats(self, seated)
         at, computed = time.time(), self._final_tokens(request)
         blocks = self._blocks(request)[: -(-computed // self.block_size)]
         window, generator = self.window_of(request_id), None
@@ -128,10 +124,7 @@ class MovingScheduler(ArrivingScheduler):
             return False
         if request_id in self._stopped:
             self._forget_stop(request_id)
-            if request.status == RequestStatus.RUNNING:
-                self.running.append(request)
-            else:
-                self.waiting.prepend_request(request)
+            queues.put_back(self, request)
         return True
 
     def window_of(self, request_id: str) -> int | None:
@@ -148,7 +141,7 @@ class MovingScheduler(ArrivingScheduler):
         return list(self.kv_cache_manager.get_block_ids(request.request_id)[0])
 
     def _forget_stop(self, request_id: str) -> None:
-        self.max_num_running_reqs += self._stopped.pop(request_id, False)
+        queues.hold_seats(self, -self._stopped.pop(request_id, False))
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._forget_stop(request.request_id)

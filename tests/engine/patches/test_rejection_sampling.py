@@ -6,6 +6,7 @@ vLLM's own sampler runs here on CPU tensors, with the stand-ins that its CPU bui
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 import vllm.utils.cpu_triton_utils as cpu_kernels
 import vllm.v1.sample.rejection_sampler as upstream
 import vllm.v1.worker.gpu_model_runner as runner
+from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -32,10 +34,22 @@ KERNELS = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    """The CPU's stand-ins for vLLM's Triton kernels, as vLLM's workers have them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(cpu_kernels, "expand_kernel"):
+            for name in KERNELS:
+                patch.setattr(upstream, name, getattr(cpu_kernels, name))
+        else:
+            # From 0.32 on. vLLM then looks at all modules' names, and llvmlite's library answers to any.
+            patch.delitem(sys.modules, "llvmlite.binding.ffi", raising=False)
+            current_platform.register_triton_kernel_overrides()
+        yield
+
+
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in KERNELS:
-        monkeypatch.setattr(upstream, name, getattr(cpu_kernels, name))
     monkeypatch.setattr(upstream, "expand_batch_to_tokens", cpu_sampling.expand_batch_to_tokens)
     # To compile starts processes.
     with torch.compiler.set_stance("force_eager"):
