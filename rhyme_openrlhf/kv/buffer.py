@@ -162,7 +162,7 @@ def read_rows(buffer: KvBuffer, first: int, end: int) -> np.ndarray:
 
 
 def write_rows(buffer: KvBuffer, first: int, rows: np.ndarray) -> None:
-    """Write what `read_rows` returns, from block `first` on. Raises OSError if the buffer is gone or there is no room."""
+    """Write what `read_rows` returns, from block `first` on. Raises OSError without buffer or room."""
     descriptor = os.open(buffer.path, os.O_WRONLY)
     try:
         for layer, row in enumerate(rows):
