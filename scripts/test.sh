@@ -13,12 +13,15 @@
 #   scripts/test.sh PYTEST ARGUMENTS         these tests alone, for example: -m "not engine and not e2e" tests/history
 #   scripts/test.sh --server newest|oldest   the control plane alone, without torch and vLLM, at the newest or at the
 #                                            lowest versions that pyproject.toml allows
+#   scripts/test.sh --vllm VERSION           what runs vLLM or knows its insides, on another CPU build of vLLM than the one
+#                                            that OpenRLHF pins, for example 0.32.0
 #
 # What a test starts is known from its fixtures (tests/starts.py).
-# Without arguments, with --runs and with --slow, the control plane's own tests run as `--server newest`, where pip finds newer releases
-# than those that run beside vLLM; all others run in the environment of scripts/setup_cpu.sh.
-# Without arguments, with --runs, --slow and --server, tests run in the order of their files. Otherwise, files without engines
-# and Ray run in another order each time; `-p no:randomly` keeps the order there too.
+# Without arguments, with --runs and with --slow, the control plane's own tests run as `--server newest`, where pip finds
+# newer releases than those that run beside vLLM; all others run in the environment of scripts/setup_cpu.sh. `--vllm
+# VERSION` runs in `.venv-vllm-VERSION`, which scripts/setup_cpu.sh makes.
+# Without arguments, with --runs, --slow and --server, tests run in the order of their files. Otherwise, files without
+# engines and Ray run in another order each time; `-p no:randomly` keeps the order there too.
 # Runs everything even when an early part fails, so that one run shows all faults; fails when anything failed.
 # Two pytest processes share the tests (tests/side_by_side.py), and without arguments, with --runs and --slow a third
 # one has the control plane's; `-n 0` runs them in one, for a debugger.
@@ -70,6 +73,21 @@ join_server() {
     wait "$SERVER" || FAILED+=("the control plane's tests at its newest releases")
     cat "$SERVER_LOG"
 }
+
+# All engines (lossless drafts, moves, checks of `rhyme verify`), the CPU build's corrections, and what is read of vLLM's
+# source, without training runs.
+other_vllm() { # VERSION
+    scripts/setup_cpu.sh --vllm "$1" --extras test
+    PATH=$PWD/.venv-vllm-$1/bin:$PATH
+    run python -m pytest -n 2 -p no:randomly -m "not slow and not e2e" tests/{engine,moves,platform,verify} \
+        tests/benchmarks/test_gpu_arguments.py tests/training/test_layout_placement.py
+}
+
+if [[ ${1-} = --vllm ]]; then
+    other_vllm "${2:?test: --vllm needs a version such as 0.32.0}"
+    finish
+    exit
+fi
 
 scripts/setup_cpu.sh --extras test,demo
 # Activated, so that ninja is found by what the tests compile.

@@ -119,6 +119,19 @@ def test_the_numbers_are_those_of_vllm_bit_for_bit(mode: str, logprobs: int, gre
     tokens, found = sampled(ComputedRowsSampler, mode, step, logits, asking)
     expected_tokens, expected = sampled(upstream.RejectionSampler, mode, step, logits, asking)
     assert tokens == expected_tokens and any(len(sample) > 1 for sample in tokens)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_a_step_may_have_empty_drafts_alone(mode: str) -> None:
+    step, logits, asking = a_step([0, 0, 0]), torch.randn(3, VOCABULARY), asked(3, 1)
+    tokens, found = sampled(ComputedRowsSampler, mode, step, logits, asking)
+    expected_tokens, expected = sampled(upstream.RejectionSampler, mode, step, logits, asking)
+    assert tokens == expected_tokens and [len(sample) for sample in tokens] == [1, 1, 1]
+    assert_same(found, expected)
+
+
+def assert_same(found: Any, expected: Any) -> None:
     for ours, theirs in zip(found[:3], expected[:3], strict=True):
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and (ours == theirs).all()
     assert found.cu_num_generated_tokens == expected.cu_num_generated_tokens
