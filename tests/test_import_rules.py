@@ -31,7 +31,7 @@ PURE_MODULES = (
     "history/index.py",
     "history/index_store.py",
     "history/journal.py",
-    "pipeline/step_buffer.py",
+    "pipeline/batch.py",
     "prompt_keys.py",
     "history/ranks.py",
     "history/record.py",

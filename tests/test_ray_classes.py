@@ -35,7 +35,7 @@ def test_something_else_is_refused() -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("rhyme_openrlhf.training.policy", "PlainPolicyModelActor"),
+        ("rhyme_openrlhf.training.model_actors", "PlainPolicyModelActor"),
         ("rhyme_openrlhf.training.trainer", "PlainPPOTrainer"),
         ("rhyme_openrlhf.training.trainer_async", "PlainTrainingActor"),
         ("rhyme_openrlhf.training.trainer_async", "PlainGenerateSamplesActor"),

@@ -71,7 +71,7 @@ def check_profile(args: SimpleNamespace, config: Any, drafting: DraftingSettings
         return
     try:
         profile = profiles.read(Path(args.latency.profile))
-        # Hardware and number format are the engines' to tell (training/engine_profiles.py).
+        # Hardware and number format are the engines' to tell (training/engines.py).
         wanted = dataclasses.replace(
             profile.subject, model=model_name(config, drafting), tensor_parallel_size=args.vllm.tensor_parallel_size
         )

@@ -7,8 +7,8 @@
    part `MeasuringCalls`, `TurnCalls`, `SampleCalls`, `DeviceCalls`, `AnswerCalls`.
 
 A call names the method of its protocol, never a string: `await engine.scheduler(SchedulerMoves.hold_room, room, 8)`,
-`await port.call(SampleCalls.hold_room, room, 8)`, `handle.hand_turn.remote(turn, 4, [])` where `handle` is a
-`TurnCalls`. So mypy checks name and arguments where the call stands. `tests/engine/test_calls.py` compares the
+`await port.call(SampleCalls.hold_room, room, 8)`, `handle.hand_turn.remote(turn, 4, [])` where `handle` is an
+`EngineHandle`. So mypy checks name and arguments where the call stands. `tests/engine/test_calls.py` compares the
 protocols with the classes that answer. What a method does is said there.
 
 Invariants: an actor's method may be a coroutine, its protocol names the answer; a worker's method answers once for each
@@ -352,6 +352,10 @@ class DeviceCalls(Protocol):
     def sleep_kv(self) -> None: ...
     @_remote
     def wake_kv(self) -> None: ...
+
+
+class EngineHandle(EngineCalls, MeasuringCalls, TurnCalls, SampleCalls, DeviceCalls, Protocol):
+    """The Ray handle of a run's engine; which parts it has, the run's settings say (factory.py)."""
 
 
 class AnswerCalls(Protocol):

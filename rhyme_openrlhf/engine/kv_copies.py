@@ -15,9 +15,8 @@ import torch
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
 from rhyme_openrlhf.engine.patches.resumed_requests import generator_bytes
-from rhyme_openrlhf.kv.buffer import KvBuffer, KvLayout
+from rhyme_openrlhf.kv.buffer import HeadShare, KvBuffer, KvLayout, head_share
 from rhyme_openrlhf.kv.device_rows import DeviceRows, import_pieces
-from rhyme_openrlhf.kv.heads import HeadShare, head_share
 from rhyme_openrlhf.kv.pinned_copies import pinned_copies
 from rhyme_openrlhf.platform import gpu_present
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate
 
 from rhyme_openrlhf.engine.calls import EnginePort, MeasuringCalls, P, R, RemoteMethod
 from rhyme_openrlhf.engine_errors import (
@@ -20,9 +20,8 @@ from rhyme_openrlhf.engine_errors import (
     engines_left,
     last_line,
 )
-from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
+from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
 from rhyme_openrlhf.latency.measure import BESIDE_STEPS, OWN_STEPS
-from rhyme_openrlhf.latency.profile import StepPoint, Subject
 from rhyme_openrlhf.telemetry.services import Layouts
 
 
@@ -76,76 +75,55 @@ def prompt_engines_left(engines: Sequence[Any], layouts: Layouts | None) -> list
     return left if layouts is None else layouts.aligned(left)
 
 
+def _waiting(method: RemoteMethod[P, R]) -> Callable[Concatenate[MeasuredEngine, P], R]:
+    """Return a method of MeasuredEngine that calls the actor's and waits for its answer."""
+
+    def call(self: MeasuredEngine, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.together(method, [self.actor], *args, **kwargs)[0]
+
+    return call
+
+
 class MeasuredEngine:
     """An engine's `MeasuringCalls` as calls that wait, for latency/measure.py; each raises EngineCallError."""
 
     def __init__(self, actor: Any, limit_s: float, beside: Sequence[Any] = ()) -> None:
         """`limit_s`: seconds any call may take; `beside`: engines that do the same whenever this one is measured."""
-        self._actor = actor
+        self.actor = actor
         self._limit_s = limit_s
         self._beside = tuple(beside)
 
-    def subject(self) -> Subject:
-        """Return what a profile of it is of."""
-        return self._call(MeasuringCalls.subject)
-
-    def limits(self) -> Limits:
-        """Return what it can hold."""
-        return self._call(MeasuringCalls.limits)
-
-    def kv_bytes_per_token(self) -> int:
-        """Return the bytes of all layers, on one rank."""
-        return self._call(MeasuringCalls.kv_bytes_per_token)
-
-    def padded_rows(self) -> tuple[int, ...]:
-        """Return the token counts to which it pads a step."""
-        return self._call(MeasuringCalls.padded_rows)
+    subject = _waiting(MeasuringCalls.subject)
+    limits = _waiting(MeasuringCalls.limits)
+    kv_bytes_per_token = _waiting(MeasuringCalls.kv_bytes_per_token)
+    padded_rows = _waiting(MeasuringCalls.padded_rows)
+    kv_bandwidth = _waiting(MeasuringCalls.kv_bandwidth)
+    weight_load = _waiting(MeasuringCalls.weight_load)
+    unspeculated = _waiting(MeasuringCalls.unspeculated)
+    kept_profile = _waiting(MeasuringCalls.kept_profile)
+    keep_profile = _waiting(MeasuringCalls.keep_profile)
+    install_profile = _waiting(MeasuringCalls.install_profile)
 
     def decode_steps(self, shape: StepShape, steps: int) -> Sequence[tuple[int, int, int, float]]:
         """Return (running, context, drafts, seconds) of decode steps of this shape."""
         method = MeasuringCalls.decode_steps
         if not self._beside:
-            return self._call(method, shape, steps)
-        others = self._ask(self._beside, method, shape, BESIDE_STEPS * steps)
-        own = self._call(method, shape, OWN_STEPS * steps)
+            return self.together(method, [self.actor], shape, steps)[0]
+        others = self._ask(method, self._beside, shape, BESIDE_STEPS * steps)
+        (own,) = self.together(method, [self.actor], shape, OWN_STEPS * steps)
         self._answers(others, method, shape)
         return own[len(own) // 2 :]
 
     def prefill(self, shape: PrefillShape) -> float:
         """Return the seconds of a prefill."""
-        asked = self._ask([self._actor, *self._beside], MeasuringCalls.prefill, shape)
-        return statistics.fmean(self._answers(asked, MeasuringCalls.prefill, shape))
+        return statistics.fmean(self.together(MeasuringCalls.prefill, [self.actor, *self._beside], shape))
 
-    def kv_bandwidth(self) -> tuple[float, str]:
-        """Return the bytes of KV cache a second, one way, per rank; 0 and why they cannot be measured."""
-        return self._call(MeasuringCalls.kv_bandwidth)
-
-    def weight_load(self) -> tuple[float, str]:
-        """Return the seconds of loading a weight version; 0 and why they cannot be measured."""
-        return self._call(MeasuringCalls.weight_load)
-
-    def unspeculated(self) -> tuple[tuple[StepPoint, ...], str]:
-        """Return decode steps without speculation that it measured before its start, and why none, if that failed."""
-        return self._call(MeasuringCalls.unspeculated)
-
-    def kept_profile(self) -> tuple[str, str]:
-        """Return the file in which its profile is kept, and the text in it ("": none)."""
-        return self._call(MeasuringCalls.kept_profile)
-
-    def keep_profile(self, text: str) -> None:
-        """Keep a profile's text there."""
-        self._call(MeasuringCalls.keep_profile, text)
-
-    def install_profile(self, text: str) -> str:
-        """Let it plan drafts by a profile; return "" or why not."""
-        return self._call(MeasuringCalls.install_profile, text)
-
-    def _call(self, method: RemoteMethod[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        (answer,) = self._answers(self._ask([self._actor], method, *args, **kwargs), method, *args)
-        return answer
+    def together(self, method: RemoteMethod[P, R], actors: Sequence[Any], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Have actors do the same at once; return what each answers."""
+        return self._answers(self._ask(method, actors, *args, **kwargs), method, *args)
 
     @staticmethod
-    def _ask(actors: Sequence[Any], method: RemoteMethod[P, R], *args: P.args, **kwargs: P.kwargs) -> list[Any]:
+    def _ask(method: RemoteMethod[P, R], actors: Sequence[Any], *args: P.args, **kwargs: P.kwargs) -> list[Any]:
         return [getattr(actor, method.__name__).remote(*args, **kwargs) for actor in actors]
 
     def _answers(self, asked: list[Any], method: RemoteMethod[Any, R], *arguments: object) -> list[R]:

@@ -1,7 +1,7 @@
 """Where KV blocks lie between two engines: one contiguous buffer in (layer, block) order (RLHFSpec, section 6).
 
 A buffer is for one sample, and has room for its handover behind the blocks. It holds all KV heads, so engines of any
-tensor-parallel size write and read their own (`heads.py`): resharding is which heads a rank copies. A worker opens it
+tensor-parallel size write and read their own (`head_share`): resharding is which heads a rank copies. A worker opens it
 by its plain description. It is a file on tmpfs, for engines of one node; between two nodes each has one, and rows go
 from one to the other (engine/actor_parts/devices.py). One that is `on_device` has only the handover: its blocks
 are in pieces on the devices (device_rows.py).
@@ -16,7 +16,7 @@ import os
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,29 @@ from rhyme_openrlhf.kv.handover import Handover
 from rhyme_openrlhf.shared_files import SHARED_MEMORY, owned_prefix, remove_stale
 
 PREFIX = "rhyme-move"
+
+
+class HeadShare(NamedTuple):
+    """Heads `first` to `end` of all of a layer's KV heads; `writes`: no rank before this one has the same."""
+
+    first: int
+    end: int
+    writes: bool
+
+
+def head_share(rank: int, ranks: int, heads: int) -> HeadShare:
+    """Return the share of rank `rank` of `ranks`, of `heads` KV heads in all, as vLLM 0.29.0 shards them.
+
+    With more ranks than heads each head is on several ranks, which hold the same. Raises ValueError where neither
+    number divides the other: no engine runs so.
+    """
+    if heads % ranks == 0:
+        each = heads // ranks
+        return HeadShare(rank * each, (rank + 1) * each, True)
+    if ranks % heads == 0:
+        replicas = ranks // heads
+        return HeadShare(rank // replicas, rank // replicas + 1, rank % replicas == 0)
+    raise ValueError(f"{heads} KV heads cannot be shared by {ranks} ranks")
 
 
 @dataclass(frozen=True)
@@ -80,7 +103,7 @@ class KvBuffer:
         return self.handover_offset + handover.room_bytes(self.rows * self.layout.block_size)
 
     def open(self) -> torch.Tensor:
-        """The buffer, [layers, rows, heads, block_size, width]. Raises OSError if it is not there (any more)."""
+        """Return the buffer, [layers, rows, heads, block_size, width]. Raises OSError if it is not there (any more)."""
         layout = self.layout
         shape = (layout.layers, self.rows, layout.heads, layout.block_size, layout.width)
         size = self.handover_offset
@@ -110,7 +133,7 @@ class KvBufferStore:
         remove_stale(PREFIX, folder)
 
     def make(self, layout: KvLayout, rows: int, on_device: bool = False) -> KvBuffer:
-        """A new buffer for `rows` blocks; it takes up memory only as it is written. Raises OSError."""
+        """Return a new buffer for `rows` blocks; it takes up memory only as it is written. Raises OSError."""
         buffer = KvBuffer(str(self._folder / f"{self._name}{uuid.uuid4().hex}"), rows, layout, on_device)
         with open(buffer.path, "xb") as file:
             file.truncate(buffer.file_bytes)
@@ -125,7 +148,7 @@ class KvBufferStore:
 
 
 def read_rows(buffer: KvBuffer, first: int, end: int) -> np.ndarray:
-    """Blocks `first` to `end` of every layer, bytes [layers, (end - first) * block_bytes]. Raises OSError."""
+    """Return blocks `first` to `end` of every layer, as bytes [layers, (end - first) * block_bytes]. Raises OSError."""
     layout = buffer.layout
     rows = np.empty((layout.layers, (end - first) * layout.block_bytes), np.uint8)
     descriptor = os.open(buffer.path, os.O_RDONLY)
@@ -139,7 +162,7 @@ def read_rows(buffer: KvBuffer, first: int, end: int) -> np.ndarray:
 
 
 def write_rows(buffer: KvBuffer, first: int, rows: np.ndarray) -> None:
-    """The inverse, from block `first` on. Raises OSError if the buffer is gone or there is no room."""
+    """Write what `read_rows` returns, from block `first` on. Raises OSError without buffer or room."""
     descriptor = os.open(buffer.path, os.O_WRONLY)
     try:
         for layer, row in enumerate(rows):
@@ -150,7 +173,7 @@ def write_rows(buffer: KvBuffer, first: int, rows: np.ndarray) -> None:
 
 
 def write_handover(buffer: KvBuffer, handed: Handover) -> str:
-    """Hand a buffer's sample over; "" or why not."""
+    """Hand a buffer's sample over; return "" or why not."""
     try:
         handover.write(buffer.path, buffer.handover_offset, handed)
     except OSError as error:
@@ -159,5 +182,5 @@ def write_handover(buffer: KvBuffer, handed: Handover) -> str:
 
 
 def read_handover(buffer: KvBuffer) -> Handover | None:
-    """What was handed over with a buffer's sample; None if nothing is, or the buffer is gone."""
+    """Return what was handed over with a buffer's sample; None if nothing is, or the buffer is gone."""
     return handover.read(buffer.path, buffer.handover_offset)

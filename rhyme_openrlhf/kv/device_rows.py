@@ -26,8 +26,7 @@ from typing import NamedTuple
 import torch
 from torch.multiprocessing import reductions
 
-from rhyme_openrlhf.kv.buffer import KvBuffer
-from rhyme_openrlhf.kv.heads import HeadShare
+from rhyme_openrlhf.kv.buffer import HeadShare, KvBuffer
 
 # Where torch's arguments for opening a CUDA tensor have the device it was made on (torch 2.x, rebuild_cuda_tensor).
 _DEVICE_ARGUMENT = 6

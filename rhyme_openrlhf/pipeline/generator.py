@@ -11,10 +11,10 @@ the next prompt whatever was drawn or generated since.
 from __future__ import annotations
 
 import copy
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.history.worker import ask_last_lengths
-from rhyme_openrlhf.pipeline.prompt_stream import Prompts, PromptStream
+from rhyme_openrlhf.pipeline.step import PromptStream, Step
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.turns import Turn, evaluation_turn
 from rhyme_openrlhf.telemetry.samples import chosen_prompts
@@ -41,57 +41,31 @@ from rhyme_openrlhf.training.samples_generator import (
 MOVED_WITHIN = "outlier_intra"
 
 
-@dataclass(frozen=True)
-class DrawnStep:
-    """The prompts of training step `step`, and the states (OpenRLHF's and ours) right after drawing them.
+ScoreRange = tuple[float, float]
 
-    `stream`: where they are from; None where nothing more can be drawn for the step. `places`: of the prompts in it;
-    `drawn`: how far it had been read when the step was drawn.
+
+def score_range(args: SimpleNamespace) -> ScoreRange | None:
+    """Return what a prompt group's mean score must lie within; None where nothing is filtered."""
+    if not args.algo.dynamic_filtering_enable:
+        return None
+    low, high = args.algo.dynamic_filtering_range
+    return float(low), float(high)
+
+
+def teaches_nothing(samples: Sequence[Any], within: ScoreRange | None) -> bool:
+    """Return whether the prompt group of these samples (OpenRLHF's experiences) is to be filtered out.
+
+    The rule is upstream's (`_generate_vllm`): a prompt group's mean score must lie within the range, both ends
+    excluded; where a sample has no score nothing is filtered.
     """
-
-    step: int
-    epoch: int
-    prompts: list[str]
-    labels: list[Any]
-    images: list[Any]
-    client_states: dict[str, Any]
-    generator: GeneratorState
-    stream: PromptStream | None = None
-    places: list[int] = field(default_factory=list)
-    drawn: int = 0
-
-    def with_replacement(self) -> DrawnStep | None:
-        """The step with one prompt more, drawn behind all that were drawn so far; None at its epoch's end."""
-        more = self.stream.take(1) if self.stream else Prompts()
-        if self.stream is None or not more.prompts:
-            return None
-        self.stream.use(self.step, more.places)
-        all_of = Prompts(self.prompts, self.labels, self.images, self.places) + more
-        return replace(self, **vars(all_of))
-
-    def generator_after(self, swapped: Swapped) -> GeneratorState:
-        """The state after the step is trained on; `swapped`: as in that state."""
-        used = self.stream.used(self.step, self.drawn) if self.stream else ()
-        return replace(self.generator, swapped=swapped, used=used)
-
-
-@dataclass(frozen=True)
-class HandedStep:
-    """A step that engines have: `calls` gives each call's place in the step, `reports` each report's engine.
-
-    `engine_of`: the engine that has the prompt of each place now. `unreached`: engines that could not be given theirs,
-    and why.
-    """
-
-    turn: Turn
-    calls: dict[Any, int]
-    reports: dict[Any, int]
-    engine_of: dict[int, int] = field(default_factory=dict)
-    unreached: dict[int, ray.exceptions.RayActorError] = field(default_factory=dict)
+    if within is None or any(sample.scores is None for sample in samples):
+        return False
+    low, high = within
+    return not low < statistics.fmean(sample.scores[0].item() for sample in samples) < high
 
 
 def turn_door(engine: Any, number: int, places: Iterable[int] = (), begin: Any = None) -> Any:
-    """As much of an engine's handle as OpenRLHF's dispatch uses; what is sent to it waits for turn `number`.
+    """Return as much of an engine's handle as OpenRLHF's dispatch uses; what is sent to it waits for turn `number`.
 
     `places`: of the prompts that will be sent, in that order; -1 where none is given. `begin`: what a call is sent to
     instead of the engine's own method.
@@ -120,8 +94,8 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         super().restore(state)
         self._swapped, self._used = state.swapped, state.used
 
-    def draw(self, episode: int, consumed: int) -> Iterator[DrawnStep]:
-        """The steps of the rest of the run, from `episode` (from 0) on; `consumed` prompts were drawn before."""
+    def draw(self, episode: int, consumed: int) -> Iterator[Step]:
+        """Draw the steps of the rest of the run, from `episode` (from 0) on; `consumed` prompts were drawn before."""
         for number in range(episode, self.args.train.num_episodes):
             # A resumed run may have prompts to generate first.
             begun: Iterator[Any] | None = self.__dict__.pop("_dataloader_iter", None)
@@ -142,7 +116,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
                     # It may hold what the loader goes on changing.
                     "data_loader_state_dict": copy.deepcopy(self.prompts_dataloader.state_dict()),
                 }
-                yield DrawnStep(
+                yield Step(
                     self.step,
                     number + 1,
                     client_states=states,
@@ -154,12 +128,12 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
 
     def hand(
         self,
-        drawn: DrawnStep,
+        step: Step,
         turn: Turn,
         engine_of: Sequence[int],
         lengths: Mapping[str, Sequence[int]] | None = None,
         **generate_kwargs: Any,
-    ) -> HandedStep:
+    ) -> None:
         """Give every engine its prompts of a step; engines without any have no turn of this step.
 
         `lengths`: how long prompts (`prompt_key`) were answered before, where somebody asks.
@@ -168,77 +142,66 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         for place, engine in enumerate(engine_of):
             by_engine[engine].append(place)
         if self.services.settings.histospec.enable:
-            announce(drawn.prompts, self.services.history_workers)
+            announce(step.prompts, self.services.history_workers)
         if self._home is not None:
             self._acknowledged([self._home.open.remote()])
-            self._home.begin_step.remote(drawn.step, 0, lengths)
-        handed = HandedStep(turn, {}, {})
-        samples, traced = self.args.rollout.n_samples_per_prompt, self._traced(drawn)
+            self._home.begin_step.remote(step.number, 0, lengths)
+        step.turn = turn
+        samples, traced = self.args.rollout.n_samples_per_prompt, self._traced(step)
         # Waited for: calls with large arguments can be overtaken by others.
         answers = {
             e: self.vllm_engines[e].hand_turn.remote(turn, len(by_engine[e]) * samples, traced) for e in by_engine
         }
         for engine, places in sorted(by_engine.items()):
-            handed.engine_of.update(dict.fromkeys(places, engine))
+            step.engine_of.update(dict.fromkeys(places, engine))
             try:
                 self._acknowledged([answers[engine]])
-                self._send(drawn, handed, engine, places, turn.number, **generate_kwargs)
+                self._send(step, engine, places, turn.number, **generate_kwargs)
             except ray.exceptions.RayActorError as error:
-                handed.unreached[engine] = error
+                step.unreached[engine] = error
                 continue
-            handed.reports[self.vllm_engines[engine].turn_report.remote(turn.number)] = engine
-        return handed
+            step.reports[self.vllm_engines[engine].turn_report.remote(turn.number)] = engine
 
-    def hand_again(
-        self, drawn: DrawnStep, handed: HandedStep, places: Sequence[int], engine: int, **generate_kwargs: Any
-    ) -> None:
+    def hand_again(self, step: Step, places: Sequence[int], engine: int, **generate_kwargs: Any) -> None:
         """Have whole prompt groups of a step that engines have generated again, or for the first time, at `engine`."""
         if self.services.settings.histospec.enable:
-            announce([drawn.prompts[place] for place in places], self.services.history_workers)
+            announce([step.prompts[place] for place in places], self.services.history_workers)
         samples = len(places) * self.args.rollout.n_samples_per_prompt
         ((number, new),) = self._acknowledged(
-            [self.vllm_engines[engine].extend_turn.remote(handed.turn, samples, self._traced(drawn))]
+            [self.vllm_engines[engine].extend_turn.remote(step.turn, samples, self._traced(step))]
         )
-        self._send(drawn, handed, engine, places, number, **generate_kwargs)
+        self._send(step, engine, places, number, **generate_kwargs)
         if new:
-            handed.reports[self.vllm_engines[engine].turn_report.remote(number)] = engine
+            step.reports[self.vllm_engines[engine].turn_report.remote(number)] = engine
 
-    def _traced(self, drawn: DrawnStep) -> list[str]:
+    def _traced(self, step: Step) -> list[str]:
         groups = self.services.settings.telemetry.sample_groups
-        return chosen_prompts(drawn.prompts, drawn.step, groups) if groups else []
+        return chosen_prompts(step.prompts, step.number, groups) if groups else []
 
-    def _send(
-        self,
-        drawn: DrawnStep,
-        handed: HandedStep,
-        number: int,
-        places: Sequence[int],
-        turn_number: int,
-        **generate_kwargs: Any,
-    ) -> None:
-        begin = None if self._home is None else partial(self._home.generate_in_turn.remote, number)
-        with self._doors([turn_door(self.vllm_engines[number], turn_number, places, begin)]):
+    def _send(self, step: Step, engine: int, places: Sequence[int], turn: int, **generate_kwargs: Any) -> None:
+        begin = None if self._home is None else partial(self._home.generate_in_turn.remote, engine)
+        with self._doors([turn_door(self.vllm_engines[engine], turn, places, begin)]):
             calls = SamplesGenerator._dispatch_prompts_to_vllm(
                 self,
-                [drawn.prompts[place] for place in places],
-                [drawn.labels[place] for place in places],
-                images=[drawn.images[place] for place in places],
+                [step.prompts[place] for place in places],
+                [step.labels[place] for place in places],
+                images=[step.images[place] for place in places],
                 **generate_kwargs,
             )
-        handed.calls.update(zip(calls, places, strict=True))
-        handed.engine_of.update(dict.fromkeys(places, number))
+        step.calls.update(zip(calls, places, strict=True))
+        step.engine_of.update(dict.fromkeys(places, engine))
 
     def move(self, sample: int, engine: int) -> None:
         """Have a running sample go on at another engine, if it still runs; not waited for."""
         self._home.move.remote(sample, engine, MOVED_WITHIN)
 
     def experiences(self, responses: Sequence[dict[str, Any]], **generate_kwargs: Any) -> list[Any]:
-        """One prompt's responses as upstream's experiences."""
+        """Return one prompt's responses as upstream's experiences."""
         return [self._process_response_into_experience(response, **generate_kwargs) for response in responses]
 
     @contextmanager
     def evaluation(self, version: int) -> Iterator[None]:
-        """Within it, prompts that are sent wait for the turn of the evaluation of weight version `version`."""
+        """Within the block, prompts that are sent wait for the turn of the evaluation of weight version `version`."""
         turn = evaluation_turn(version)
         leave_out(self.vllm_engines, self.services)
         left = prompt_engines_left(self.vllm_engines, self.services.layouts)
@@ -270,7 +233,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
 
 
 def last_lengths(prompts: Sequence[str], workers: Sequence[Any], timeout_s: float) -> list[tuple[int, ...]]:
-    """Response lengths of each prompt's last rollout, as the history workers have them; empty where none is known.
+    """Return the response lengths of each prompt's last rollout, as the history workers have them; empty: none known.
 
     Raises Ray's errors for a worker that is gone or does not answer in time.
     """

@@ -11,12 +11,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 
+from rhyme_openrlhf.engine.calls import TurnCalls
 from rhyme_openrlhf.engine.messages import RunningSamples
-from rhyme_openrlhf.pipeline.step_in_flight import StepInFlight
+from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.scheduling.outliers import RunningEngine, RunningEngines, destination, outliers
 
 # What is too long has to be found while it still runs: with a small model, 100 tokens take a third of a second. With
@@ -45,7 +45,7 @@ class Outlier:
 class OutlierWatch:
     """That of one run. `beta()`: how much longer than ever before is too long."""
 
-    def __init__(self, engines: Sequence[Any], beta: Callable[[], float], samples_per_prompt: int) -> None:
+    def __init__(self, engines: Sequence[TurnCalls], beta: Callable[[], float], samples_per_prompt: int) -> None:
         self._engines = engines
         self._beta = beta
         self._samples = samples_per_prompt
@@ -53,7 +53,7 @@ class OutlierWatch:
         self.look_seconds = max(LOOK_SECONDS, len(engines) * LOOK_SECONDS_PER_ENGINE)
         """From one look to the next."""
 
-    def find(self, step: StepInFlight) -> list[Outlier]:
+    def find(self, step: Step) -> list[Outlier]:
         """What should leave its rank group, the longest of each first; nothing before the next look is due."""
         if not step.placement.rank_groups or time.monotonic() - self._looked < self.look_seconds:
             return []
@@ -66,10 +66,10 @@ class OutlierWatch:
 
 
 def too_long(
-    step: StepInFlight, answers: Sequence[RunningSamples | None], samples_per_prompt: int, factor: float
+    step: Step, answers: Sequence[RunningSamples | None], samples_per_prompt: int, factor: float
 ) -> list[Outlier]:
     """The outliers of the step, as `OutlierWatch.find`; `answers`: of each engine, None if it is gone."""
-    number, engine_of = step.handed.turn.number, step.handed.engine_of
+    number, engine_of = step.turn.number, step.engine_of
     owed = set(step.owed()) - step.deferred
     there = [
         Outlier(place, engine, sample, tokens)

@@ -16,7 +16,8 @@ import ray
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.pipeline.generator import DrawnStep, last_lengths
+from rhyme_openrlhf.pipeline.generator import last_lengths
+from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.scheduling.group_time import Speculation
 from rhyme_openrlhf.scheduling.outliers import Growth
@@ -68,14 +69,14 @@ class StepPlanner:
         """The last training step took `seconds`."""
         self._training_seconds = seconds
 
-    def ended(self, drawn: DrawnStep, place: int, lengths: list[int]) -> None:
+    def ended(self, step: Step, place: int, lengths: list[int]) -> None:
         """A prompt group of a step has ended, with responses of these lengths."""
-        prompt = drawn.prompts[place]
-        self._ended.setdefault(drawn.step, {})[prompt] = lengths
-        last = self._known.get(drawn.step, {}).get(prompt)
-        self._growth.note(drawn.epoch, prompt, last, statistics.median(lengths))
-        _forget(self._ended, drawn.step - KEPT_STEPS)
-        _forget(self._known, drawn.step - KEPT_STEPS)
+        prompt = step.prompts[place]
+        self._ended.setdefault(step.number, {})[prompt] = lengths
+        last = self._known.get(step.number, {}).get(prompt)
+        self._growth.note(step.epoch, prompt, last, statistics.median(lengths))
+        _forget(self._ended, step.number - KEPT_STEPS)
+        _forget(self._known, step.number - KEPT_STEPS)
 
     def beta(self) -> float:
         """How much longer than a rank group's longest response ever a response may become (RhymeRL 6.3)."""
@@ -84,22 +85,22 @@ class StepPlanner:
     def last_lengths(self) -> dict[str, Sequence[int]]:
         """How long the prompts (`prompt_key`) of the steps that engines have were answered before, as far as known;
         nothing where layouts are not switched, because nobody else asks."""
-        return {prompt_key(prompt): of for step in self._last.values() for prompt, of in step.items() if of}
+        return {prompt_key(prompt): of for lately in self._last.values() for prompt, of in lately.items() if of}
 
-    def place(self, drawn: DrawnStep, engines: int) -> StepPlacement:
+    def place(self, step: Step, engines: int) -> StepPlacement:
         """The engine of each of the step's prompts, of `engines` that are there."""
         self._engines = engines
         groups = most_rank_groups(self._settings.rank_groups, engines)
-        histories: Sequence[LengthHistory | None] = [None] * len(drawn.prompts)
+        histories: Sequence[LengthHistory | None] = [None] * len(step.prompts)
         if groups > 1 or self._services.settings.tp_switch.enable:
-            histories = self._histories(drawn)
+            histories = self._histories(step)
         if groups > 1:
-            known = zip(drawn.prompts, histories, strict=True)
-            self._known[drawn.step] = {prompt: one.median for prompt, one in known if one is not None}
-        return placed(drawn.step, histories, engines, groups, self._shares)
+            known = zip(step.prompts, histories, strict=True)
+            self._known[step.number] = {prompt: one.median for prompt, one in known if one is not None}
+        return placed(step.number, histories, engines, groups, self._shares)
 
-    def _histories(self, drawn: DrawnStep) -> list[LengthHistory | None]:
-        prompts = drawn.prompts
+    def _histories(self, step: Step) -> list[LengthHistory | None]:
+        prompts = step.prompts
         timeout = self._services.settings.history.fetch_timeout_s
         try:
             lengths = last_lengths(prompts, self._services.history_workers, timeout)
@@ -107,12 +108,12 @@ class StepPlanner:
             self._say_once(f"prompts go to engines by load, because a history worker did not tell lengths: {error}")
             lengths = [()] * len(prompts)
         newer: dict[str, tuple[int, ...]] = {
-            prompt: tuple(of) for _, step in sorted(self._ended.items()) for prompt, of in step.items()
+            prompt: tuple(of) for _, lately in sorted(self._ended.items()) for prompt, of in lately.items()
         }
         lengths = [newer.get(prompt, known) for prompt, known in zip(prompts, lengths, strict=True)]
         if self._services.settings.tp_switch.enable:
-            self._last[drawn.step] = dict(zip(prompts, lengths, strict=True))
-            _forget(self._last, drawn.step - STEPS_WITH_ENGINES)
+            self._last[step.number] = dict(zip(prompts, lengths, strict=True))
+            _forget(self._last, step.number - STEPS_WITH_ENGINES)
         return [LengthHistory.of(one) for one in lengths]
 
     def _shares(self, groups: Sequence[RankGroup]) -> Sequence[int] | None:

@@ -1,45 +1,36 @@
-"""The streaming pipeline's trainer (RhymeRL 4.2 and 6), beside OpenRLHF's synchronous and asynchronous ones.
+"""The streaming pipeline's trainer (RhymeRL 4.2 and 6): what it puts into OpenRLHF's asynchronous training.
 
-Generator and trainer are two actors, as in OpenRLHF's asynchronous training, whose loops and checkpoints they keep.
-Between them prompt groups go one by one instead of whole batches. Checked against OpenRLHF 0.11.2
-`trainer/ppo_trainer_async.py`.
+Generator and trainer are two actors, as in OpenRLHF's asynchronous training, whose loops and checkpoints they keep
+(`training/trainer_async.py`). Between them prompt groups go one by one instead of whole batches: engines generate ahead
+of the trainer (`StreamedGeneration`), the trainer takes prompt groups as they end (`StreamedBatches`), and forward
+passes (policy, reference, critic, reward model) begin when whole prompt groups are there (`StreamingExperienceMaker`).
+Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer_async.py` and `trainer/ppo_utils/experience_maker.py`.
 
 Invariants: what is trained in a step is the step's own prompts, each with all its samples, at most one step off policy
-(`pipeline/step_buffer.py`, also for what --histopipe.defer and dynamic filtering exchange with the next step); a
-checkpoint holds the data loader's state right after the step's prompts were drawn.
+(`pipeline/batch.py`, also for what --histopipe.defer and dynamic filtering exchange with the next step); a checkpoint
+holds the data loader's state right after the step's prompts were drawn. The micro-batches are those that upstream would
+make of the whole step in the same order, each computed once and with the weights that upstream would use (the policy is
+not trained in between); rewards are shaped and advantages computed on the whole step, by upstream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims where needed
-    RhymeTraining,
-    wait_for_engines,
-)
+from rhyme_openrlhf.training.trainer_async import AsyncParts, QueuedBatches  # first: installs the shims where needed
 
 import ray  # isort: skip
 from ray.util.queue import Empty
 
+from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.pipeline.batch import EXCHANGED, OWN_ALONE, TAKEN_AHEAD, Batches, PromptGroup, StepEnd
 from rhyme_openrlhf.pipeline.controller import SOURCE, STEPS_AHEAD, Pipeline
-from rhyme_openrlhf.pipeline.experience import StreamingExperienceMaker
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator
-from rhyme_openrlhf.pipeline.step_buffer import EXCHANGED, OWN_ALONE, TAKEN_AHEAD, PromptGroup, StepBuffer
-from rhyme_openrlhf.pipeline.step_in_flight import StepEnd
 from rhyme_openrlhf.pipeline.step_planner import StepPlanner
 from rhyme_openrlhf.telemetry.events import Note
-from rhyme_openrlhf.training.engine_profiles import install_step_times
-from rhyme_openrlhf.training.trainer_async import (
-    RhymeGenerateSamplesActor,
-    RhymePPOTrainerAsync,
-    RhymeTrainingActor,
-)
-from rhyme_openrlhf.weights.check import WeightCheck
-from rhyme_openrlhf.weights.offers import OfferedWeightCheck, WeightOffers
-from rhyme_openrlhf.weights.sync import WeightSync
+from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 
 # Engines answer from their actor; only their start takes long, and that is waited for before.
 LIMITS_TIMEOUT_SECONDS = 60.0
@@ -68,197 +59,188 @@ class Boxed:
         return ray.get(self.content)
 
 
-class StepStream:
-    """The queue from the generator as OpenRLHF's training loop sees it: gives whole steps, after their prompt groups
-    have gone to `maker` one by one. `begun()` is called when the first one comes."""
+class StreamingExperienceMaker(RhymeExperienceMaker):
+    """Upstream's, with `take` beside `make_experience_batch`."""
 
-    def __init__(
-        self,
-        queue: Any,
-        maker: StreamingExperienceMaker,
-        samples_per_prompt: int,
-        late: tuple[int, ...] = OWN_ALONE,
-        begun: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._queue = queue
-        self._maker = maker
-        self._samples_per_prompt = samples_per_prompt
-        self._buffer: StepBuffer | None = None
-        self._late = late
-        self._begun = begun
-        self.metrics: dict[str, float] = {}
-        """Of the last step that was given."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._taken: list[Any] = []
+        self._made: list[Any] = []
+
+    def take(self, samples: list[Any], of: int) -> None:
+        """Take the samples of a prompt group, of a step that has `of` samples; compute what can be computed."""
+        self._taken += samples
+        # Micro-batches of like length are only known when all samples are.
+        if self.args.train.dynamic_batch_enable:
+            return
+        unit = self._unit()
+        while len(self._taken) >= self._done + unit and (of - self._done) // unit > 1:
+            self._make(self._taken[self._done : self._done + unit])
+
+    def _unit(self) -> int:
+        """Samples that make one micro-batch for every rank: fewer could not be shared among the ranks."""
+        groups = (self.actor_model_group, self.critic_model_group, self.reward_model_group, self.initial_model_group)
+        ranks = max(len(one._actor_handlers) // one.duplicate_actors for one in groups if one is not None)
+        return int(self.args.rollout.micro_batch_size) * ranks
+
+    @property
+    def _done(self) -> int:
+        return sum(len(experience.index) for experience in self._made)
+
+    def _make(self, samples: list[Any]) -> None:
+        first = self._done
+        experiences = super().make_experience(super().split_rollout_samples(samples))
+        for experience in experiences:
+            experience.index = [first + number for number in experience.index]
+        self._made += experiences
+
+    def split_rollout_samples(self, rollout_samples: list[Any]) -> list[Any]:
+        """Return micro-batches of the samples whose passes are still to be made."""
+        first = self._done
+        if [id(sample) for sample in rollout_samples] != [id(sample) for sample in self._taken]:
+            raise ValueError("the samples of the step are not those that came for it, in that order")
+        if first == len(rollout_samples):
+            # Prompt groups were left out that the last micro-batch was kept for.
+            return []
+        rest: list[Any] = super().split_rollout_samples(rollout_samples[first:])
+        for experience in rest:
+            experience.index = [first + number for number in experience.index]
+        return rest
+
+    def make_experience(self, samples_list: list[Any]) -> list[Any]:
+        """Return all experiences of the step, in order."""
+        made, self._made, self._taken = self._made, [], []
+        return [*made, *super().make_experience(samples_list)] if samples_list else made
+
+
+class StreamedBatches(QueuedBatches):
+    """The queue from the generator as OpenRLHF's training loop sees it: gives whole steps, after their prompt groups
+    have gone to the experience maker one by one. In place of slots, the generator gets the seconds of each training
+    step. `metrics` are of the last step that was given."""
+
+    def __init__(self, queue: Any, slots: Any, trainer: Any) -> None:
+        super().__init__(self, self, trainer)
+        self._from_generator = queue
+        self._to_generator = slots
+        self._maker: StreamingExperienceMaker = trainer.experience_maker
+        self._weights_soon = trainer._weights.prepare
+        self._samples_per_prompt: int = trainer.args.rollout.n_samples_per_prompt
+        self._late = TAKEN_AHEAD if trainer.args.algo.dynamic_filtering_enable else OWN_ALONE
+        if trainer.services.settings.histopipe.defer:
+            self._late = EXCHANGED
+        self._batches: Batches | None = None
+        self._training_seconds: float | None = None
 
     def get(self, block: bool) -> Any:
-        """The next step (samples, client states, pass rate, seconds), evaluation or "done". Raises StepBufferError."""
+        """Return the next step (samples, states, pass rate, seconds), evaluation or "done". Raises BatchError."""
         while True:
-            item = self._queue.get(block=block)
+            item = self._from_generator.get(block=block)
             if isinstance(item, Boxed):
                 item = item.open()
             if isinstance(item, PromptGroup):
-                if self._buffer is None:
-                    self._begun()
-                    self._buffer = StepBuffer(item.trained_in, self._samples_per_prompt, self._late)
-                self._buffer.add(item)
+                if self._batches is None:
+                    self._weights_soon()
+                    self._batches = Batches(item.trained_in, self._samples_per_prompt, self._late)
+                self._batches.add(item)
                 self._maker.take(list(item.samples), item.batch * self._samples_per_prompt)
             elif isinstance(item, StepEnd):
-                assert self._buffer is not None, "a step ended before any of its prompt groups came"
-                self.metrics = {EXCLUDED_METRIC: float(item.excluded)} if item.excluded else {}
-                if self._late == EXCHANGED:
-                    self.metrics[DEFERRED_METRIC] = float(item.deferred)
-                if item.pass_rate is not None:
-                    self.metrics[PASSED_METRIC] = item.pass_rate
-                samples = self._buffer.complete(item.step, item.prompts)
+                assert self._batches is not None, "a step ended before any of its prompt groups came"
+                self.metrics = self._metrics(item)
+                samples = self._batches.complete(item.step, item.prompts)
                 return samples, item.client_states, item.pass_rate, item.seconds
             else:
                 return item
 
-
-class TrainerNews:
-    """Stands where OpenRLHF's trainer gives a slot back for each batch it takes: says how long it trained before."""
-
-    def __init__(self, queue: Any) -> None:
-        self._queue = queue
-        self.training_seconds: float | None = None
+    def _metrics(self, end: StepEnd) -> dict[str, float]:
+        metrics = {EXCLUDED_METRIC: float(end.excluded)} if end.excluded else {}
+        if self._late == EXCHANGED:
+            metrics[DEFERRED_METRIC] = float(end.deferred)
+        if end.pass_rate is not None:
+            metrics[PASSED_METRIC] = end.pass_rate
+        return metrics
 
     def put(self, step: int, block: bool) -> None:
         """The trainer takes the next batch, after `step` completed steps."""
-        if self.training_seconds is not None:
-            self._queue.put(self.training_seconds, block=block)
+        if self._training_seconds is not None:
+            self._to_generator.put(self._training_seconds, block=block)
+
+    def trained(self, seconds: float) -> None:
+        """The trainer has trained on the last batch for so long."""
+        self._training_seconds = seconds
 
 
-class RhymePipelineTrainingActor(RhymeTrainingActor):
-    """Trains on steps as they come together; offers weights instead of loading them into engines."""
-
-    experience_maker_class = StreamingExperienceMaker
-    experience_maker: StreamingExperienceMaker
-    _weights: WeightOffers
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        samples = self.args.rollout.n_samples_per_prompt
-        late = TAKEN_AHEAD if self.args.algo.dynamic_filtering_enable else OWN_ALONE
-        if self.services.settings.histopipe.defer:
-            late = EXCHANGED
-        self.rollout_queue = StepStream(
-            kwargs["rollout_queue"], self.experience_maker, samples, late, self._weights.prepare
-        )
-        self.rollout_slots = TrainerNews(kwargs["rollout_slots"])
-
-    def make_weight_check(self) -> WeightCheck:
-        """Engines are asked when they load."""
-        return OfferedWeightCheck(self.actor_model_group, self.vllm_engines, self.services)
-
-    def make_weight_sync(self) -> WeightSync:
-        """Engines load when they are ready."""
-        assert isinstance(self._check, OfferedWeightCheck)
-        return WeightOffers(self._check, self.actor_model_group, self.vllm_engines, self.services)
-
-    def broadcast_to_vllm(self) -> None:
-        """Without upstream's lock, which keeps a broadcast out of an evaluation: engines load between two turns."""
-        RhymeTraining.broadcast_to_vllm(self)
-
-    def step_metrics(self) -> dict[str, float]:
-        """The prompt groups that were left out, once there are any; those deferred, where that is allowed; and how many
-        passed the filter, where there is one."""
-        return self.rollout_queue.metrics
-
-    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
-        """One training step, as the asynchronous trainer's."""
-        status, step = super().train_step(rollout_samples, global_step)
-        self.rollout_slots.training_seconds = status["timing/ppo_train"]
-        return status, step
-
-    def fit(self, global_step: int = 0) -> None:
-        """Train until the generator is done, or the run is asked to end."""
-        super().fit(global_step)
-        self._weights.collect()
-
-
-class RhymePipelineGenerateSamplesActor(RhymeGenerateSamplesActor):
+class StreamedGeneration:
     """Has engines generate ahead of the trainer, and sends it prompt groups as they end."""
 
-    samples_generator: PipelineSamplesGenerator
-    samples_generator_class = PipelineSamplesGenerator
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._generator: PipelineSamplesGenerator = actor.samples_generator
+        self._services = self._generator.services
+        self.evaluated_step = 0
+        """The training step that made the weights which are evaluated."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.rollout_queue = kwargs["rollout_queue"]
-        self._evaluated = 0
-
-    def fit(self, episode: int, total_consumed_prompts: int) -> None:
-        """Generate to the end of the last epoch."""
-        generator = self.samples_generator
-        engines, services = generator.vllm_engines, generator.services
-        wait_for_engines(engines, services)
-        profile = install_step_times(engines, services, nullcontext)
+    def run(self, profile: Profile | None, episode: int, consumed: int) -> None:
+        """Generate from `episode` (from 0) to the end of the last epoch; `consumed` prompts were drawn before."""
+        actor = self._actor
         self._training_seconds()  # upstream's free slots
         self._say_how_far_ahead()
-        limits = ray.get(engines[0].limits.remote(), timeout=LIMITS_TIMEOUT_SECONDS)
-        samples = self.args.rollout.n_samples_per_prompt
-        planner = StepPlanner(services, samples, profile, limits.running)
-        evaluates = self.eval_dataloader is not None and self.args.eval.steps != float("inf")
+        limits = ray.get(self._generator.vllm_engines[0].limits.remote(), timeout=LIMITS_TIMEOUT_SECONDS)
+        planner = StepPlanner(self._services, actor.args.rollout.n_samples_per_prompt, profile, limits.running)
+        evaluates = actor.eval_dataloader is not None and actor.args.eval.steps != float("inf")
         pipeline = Pipeline(
-            generator,
-            services,
+            self._generator,
+            self._services,
             planner,
             self._put,
             self._evaluate if evaluates else None,
             self._training_seconds,
-            self.generate_kwargs,
+            actor.generate_kwargs,
         )
-        pipeline.run(generator.draw(episode, total_consumed_prompts))
+        pipeline.run(self._generator.draw(episode, consumed))
         self._put("done")
 
     def _say_how_far_ahead(self) -> None:
-        prompts, asked = self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size
-        if asked > prompts:
+        rollout = self._actor.args.rollout
+        if rollout.vllm_generate_batch_size > rollout.batch_size:
             text = (
-                f"engines always have the prompts of {STEPS_AHEAD} steps, {STEPS_AHEAD * prompts}: "
-                f"--rollout.vllm_generate_batch_size {asked} changes nothing"
+                f"engines always have the prompts of {STEPS_AHEAD} steps, {STEPS_AHEAD * rollout.batch_size}: "
+                f"--rollout.vllm_generate_batch_size {rollout.vllm_generate_batch_size} changes nothing"
             )
-            self.samples_generator.services.record(Note("info", text), SOURCE)
+            self._services.record(Note("info", text), SOURCE)
 
     def _put(self, item: Any) -> None:
-        self.rollout_queue.put(Boxed.of(item) if isinstance(item, PromptGroup | StepEnd) else item, block=True)
+        self._actor.rollout_queue.put(Boxed.of(item) if isinstance(item, PromptGroup | StepEnd) else item, block=True)
 
     def _training_seconds(self) -> list[float]:
         found = []
         while True:
             try:
-                found.append(self.rollout_slots.get(block=False))
+                found.append(self._actor.rollout_slots.get(block=False))
             except Empty:
                 return found
 
     def _evaluate(self, version: int) -> None:
         """Evaluate the weights of `version`, if it is due; engines do it between two of their turns."""
-        if version % self.args.eval.steps:
+        if version % self._actor.args.eval.steps:
             return
-        self._evaluated = version
-        with self.samples_generator.evaluation(version):
-            metrics = self._run_eval()
+        self.evaluated_step = version
+        with self._generator.evaluation(version):
+            metrics = self._actor._run_eval()
         self._put(("eval", version, metrics))
 
-    def evaluated_step(self) -> int:
-        """The training step that made the weights which are evaluated."""
-        return self._evaluated
 
+class PipelineParts(AsyncParts):
+    """What the actors of a pipelined run are made of."""
 
-PipelineTrainingActor = ray.remote(RhymePipelineTrainingActor)
-PipelineGenerateSamplesActor = ray.remote(RhymePipelineGenerateSamplesActor)
+    experience_maker = StreamingExperienceMaker
+    samples_generator = PipelineSamplesGenerator
+    source = StreamedBatches
+    generation = StreamedGeneration
 
+    @staticmethod
+    def prepare(args: SimpleNamespace) -> None:
+        """Have a queue for the prompt groups of the steps ahead, their ends and evaluations.
 
-class RhymePPOTrainerPipeline(RhymePPOTrainerAsync):
-    """Starts generator and trainer of a pipelined run and waits for both."""
-
-    training_actor = PipelineTrainingActor
-    generator_actor_class = PipelineGenerateSamplesActor
-
-    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        # What may be in the queue: the prompt groups of the steps ahead, their ends and evaluations. It must never
-        # be full, for who waits to put something into it hands out no step.
-        strategy.args.train.async_queue_size = STEPS_AHEAD * (strategy.args.rollout.batch_size + 2) + 1
-        super().__init__(pretrain, strategy, *args, **kwargs)
-
-
-PPOTrainerPipeline = ray.remote(RhymePPOTrainerPipeline)
+        The queue must never be full, for who waits to put something into it hands out no step.
+        """
+        args.train.async_queue_size = STEPS_AHEAD * (args.rollout.batch_size + 2) + 1

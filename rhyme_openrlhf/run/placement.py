@@ -8,6 +8,7 @@ model actors are upstream's own: nothing of ours changes what they do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +26,8 @@ from rhyme_openrlhf.engine.factory import EngineFactory
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.redaction import hide_when_printed
 from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.training.critic import CriticModelActor
-from rhyme_openrlhf.training.layout_placement import with_tail_layouts
-from rhyme_openrlhf.training.policy import PolicyModelActor
+from rhyme_openrlhf.training.engines import with_tail_layouts
+from rhyme_openrlhf.training.model_actors import CriticModelActor, PolicyModelActor
 from rhyme_openrlhf.training.trainer import PPOTrainer
 from rhyme_openrlhf.training.trainer_async import PPOTrainerAsync
 
@@ -42,12 +42,12 @@ def strategy_of(args: SimpleNamespace, upstream_strategy: Callable[[SimpleNamesp
 
 
 def asynchronous_trainer(settings: RhymeSettings) -> Any:
-    """The Ray actor class that stands for OpenRLHF's asynchronous trainer."""
+    """Return what stands for the Ray actor class of OpenRLHF's asynchronous trainer."""
     if not settings.histopipe.enable:
         return PPOTrainerAsync
-    from rhyme_openrlhf.pipeline.trainer import PPOTrainerPipeline
+    from rhyme_openrlhf.pipeline.trainer import PipelineParts
 
-    return PPOTrainerPipeline
+    return SimpleNamespace(remote=partial(PPOTrainerAsync.remote, parts=PipelineParts))
 
 
 def install(services: RunServices, seed: int, engine_started: Callable[[int, Any], None]) -> None:

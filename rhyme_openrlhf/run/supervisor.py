@@ -21,6 +21,7 @@ from typing import Any
 
 import ray
 
+from rhyme_openrlhf.engine.calls import EngineCalls
 from rhyme_openrlhf.run.actor_table import ActorRow, read_actors
 from rhyme_openrlhf.run.process_log import last_lines
 from rhyme_openrlhf.run.stage_watch import StageWatch
@@ -182,7 +183,7 @@ class _Death:
 class _EngineCheck:
     """Asks one engine again and again whether it can generate, one question at a time."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: EngineCalls) -> None:
         self._engine = engine
         self._question: Any = None
         self._asked = 0.0

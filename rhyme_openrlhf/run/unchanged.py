@@ -32,8 +32,8 @@ from rhyme_openrlhf.engine.requests import Seeds
 from rhyme_openrlhf.run.placement import strategy_of
 from rhyme_openrlhf.run.resources import SPARE_CPUS, required_gpus
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.training.dispatch import in_prompt_order, seed_controller
-from rhyme_openrlhf.training.policy import PlainPolicyModelActor
+from rhyme_openrlhf.training.model_actors import PlainPolicyModelActor
+from rhyme_openrlhf.training.reproducible import in_prompt_order, seed_controller
 from rhyme_openrlhf.training.trainer import PlainPPOTrainer
 
 

@@ -38,7 +38,7 @@ from rhyme_openrlhf.telemetry.run_directory import EVENTS_FILE, LENGTHS_FILE
 
 # A step's simulated time counts as right within this share of the real one.
 TOLERANCE = 0.1
-# Parts of a step (training/base_trainer.py::PARTS) that are the trainer's work on its batch, and the one behind it.
+# Parts of a step (training/trainer.py::PARTS) that are the trainer's work on its batch, and the one behind it.
 TRAINING_PARTS = ("experience", "train")
 SYNC_PART = "sync"
 

@@ -1,14 +1,13 @@
-"""OpenRLHF's trainers, samples generator and model actors, subclassed: a step from prompts to trained weights.
+"""OpenRLHF's trainers, samples generator and model actors, each subclassed once.
 
 Read in this order:
 
-1. `base_trainer` is what our trainers share; `trainer` is the synchronous one, `trainer_async` the asynchronous one.
-2. `samples_generator` draws prompts and records each rollout; `dispatch` sends prompts where the policy says.
-3. `experience` makes experiences, and hands responses to history and record.
-4. `policy` and `critic` are the model actors.
-5. `layouts` plans the engines of a run; `layout_placement` starts them; `engine_profiles` gives them step times.
-6. `checkpoint` saves what OpenRLHF does not; `checkpoint_directory` knows what is complete; `resume` goes on from it.
-7. `random_state` is part of a checkpoint; `failure` says how a fault or a wish to stop reaches the driver.
-
-The streaming pipeline is `pipeline/`.
+1. `trainer` is what both kinds of training do around upstream's step, and the synchronous trainer; `trainer_async` the
+   asynchronous one. `failure` says how a fault or a stop request reaches the driver.
+2. `samples_generator` gives out rollouts, sends prompts where there is least predicted work; `rollout_watch` records.
+3. `experience` makes experiences and hands responses to history and to the run directory.
+4. `model_actors` are one rank of policy and critic.
+5. `checkpoint` adds what upstream does not save, in `checkpoint_directory`; `resume` chooses what a run goes on from;
+   `reproducible` has seeds, orders and random states.
+6. `layouts` plans engines and their memory; `engines` starts them, gives them profiles, and leaves lost ones out.
 """

@@ -30,7 +30,7 @@ from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note, StageStarted
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory, tag_of, write_atomically, write_json
-from rhyme_openrlhf.training.random_state import random_state, set_random_state
+from rhyme_openrlhf.training.reproducible import random_state, set_random_state
 from rhyme_openrlhf.training.resume import STATE_FILE, STATE_VERSION
 from rhyme_openrlhf.training.samples_generator import GeneratorState
 

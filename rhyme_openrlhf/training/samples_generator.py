@@ -1,47 +1,43 @@
 """OpenRLHF's samples generator, which also records each rollout stage, and can go on where a killed one stopped.
 
-Which prompts are drawn, and without history to which engine each goes, is upstream's. Checked against OpenRLHF 0.11.2
-`trainer/ppo_utils/samples_generator.py`. Invariants: recording never waits for an engine that generates longer than
-one poll, and never changes a sample; with `state` and the data loader's state, a new generator draws exactly the
-prompts that were not trained on yet.
+Which prompts are drawn, and without history to which engine each goes, is upstream's. With history, prompts go to
+engines by predicted work: upstream's dispatch chooses by counts and calls the engine it chose, prompt after prompt, and
+`routed` stands for its engines: the n-th prompt goes to the engine chosen for it, whichever stand-in was called.
+Checked against OpenRLHF 0.11.2 `trainer/ppo_utils/samples_generator.py`.
+
+Invariants: recording never changes a sample; what decides by history is only which engine, never what is generated or
+in which order prompts are sent; asking for lengths has a limit, and no answer is no history; with `state` and the data
+loader's state, a new generator draws exactly the prompts that were not trained on yet.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
+from rhyme_openrlhf.engine.calls import EngineHandle
 from rhyme_openrlhf.engine.port import prompt_engines_left
 from rhyme_openrlhf.engine.requests import VisitedPrompt
-from rhyme_openrlhf.engine_errors import engines_left, leave_out_lost
+from rhyme_openrlhf.engine_errors import engines_left
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
 from rhyme_openrlhf.scheduling.dispatch import by_predicted_work
-from rhyme_openrlhf.telemetry.engine_events import EngineSampler, engine_events, interval_events
-from rhyme_openrlhf.telemetry.events import (
-    Note,
-    RolloutFinished,
-    RolloutProgress,
-    RolloutStarted,
-)
+from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
+from rhyme_openrlhf.telemetry.events import RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
 from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.training.dispatch import routed
-from rhyme_openrlhf.training.random_state import random_state, set_random_state
+from rhyme_openrlhf.training.engines import leave_out
+from rhyme_openrlhf.training.reproducible import random_state, set_random_state
+from rhyme_openrlhf.training.rollout_watch import SOURCE, RolloutWatch, rollout_finished
 
-SOURCE = "rollout"
-# How often a running rollout is looked at, and how long one look may take before it is given up.
-POLL_SECONDS = 1.0
-POLL_TIMEOUT_SECONDS = 10.0
 # A report asks an engine's scheduler for its counters, which it answers between two steps.
 REPORT_TIMEOUT_SECONDS = 120.0
 # History workers answer within milliseconds; a rollout does not wait longer to be spread a little better.
@@ -77,7 +73,7 @@ class GeneratorState:
 class RhymeSamplesGenerator(SamplesGenerator):
     """Upstream's generator; `step` is the last training step it generated for."""
 
-    vllm_engines: list[Any]
+    vllm_engines: list[EngineHandle]
 
     def __init__(self, *args: Any, services: RunServices, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -89,8 +85,17 @@ class RhymeSamplesGenerator(SamplesGenerator):
         self._visits: Counter[str] = Counter()
         self._home: Any = None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Nothing: upstream's trainer adds to a step's metrics what this generator found."""
+        return {}
+
+    def state_after(self, client_states: dict[str, Any]) -> GeneratorState:
+        """Return where this generator stands after the samples that it gave out last."""
+        return self.state()
+
     def state(self) -> GeneratorState:
-        """Where this generator stands; goes with the data loader's state of the same moment."""
+        """Return where this generator stands; goes with the data loader's state of the same moment."""
         waiting = {sample.prompts[0]: sample for sample in getattr(self, "_sample_buffer", [])}
         pending = tuple((prompt, sample.labels[0], sample.images[0]) for prompt, sample in waiting.items())
         return GeneratorState(self.step, dict(self._visits), random_state(), pending)
@@ -145,7 +150,9 @@ class RhymeSamplesGenerator(SamplesGenerator):
             for engine in self.vllm_engines:
                 # Not waited for: an engine takes this in before the prompts, which are sent after it.
                 engine.begin_rollout.remote()
-            self._stage = RolloutWatch(self.vllm_engines, self.services, step, samples)
+            self._stage = RolloutWatch(self.vllm_engines, self.services)
+            self._stage.begin(step, samples)
+            self._stage.start()
             # Not for the single prompts that dynamic filtering sends later: those chosen before still run.
             self._choose_samples(prompts)
         announce(prompts, self.services.history_workers)
@@ -269,14 +276,6 @@ class RhymeSamplesGenerator(SamplesGenerator):
         self.services.record(rollout_finished(step, epoch, ended - started, samples), SOURCE)
 
 
-def rollout_finished(step: int, epoch: int, seconds: float, samples: list[Any]) -> RolloutFinished:
-    """A step's rollout stage took so many seconds and gave these samples (OpenRLHF's experiences)."""
-    lengths = [int(sample.response_length.item()) for sample in samples]
-    rewards = [sample.rewards.item() for sample in samples if sample.rewards is not None]
-    truncated = sum(bool(sample.truncated.item()) for sample in samples)
-    return RolloutFinished.of(step, epoch, seconds, lengths, rewards, truncated)
-
-
 def announce(prompts: list[str], workers: Sequence[Any]) -> None:
     """Tell each history worker, without waiting, which of its prompts engines will ask for."""
     keys: dict[int, list[str]] = defaultdict(list)
@@ -286,60 +285,18 @@ def announce(prompts: list[str], workers: Sequence[Any]) -> None:
         workers[number].prepare.remote(share)
 
 
-def leave_out(engines: list[Any], services: RunServices) -> None:
-    """Go on without engines that are gone, in a run that can, and say so. Raises RuntimeError if none is left."""
-    if not services.settings.outlives_engines:
-        return
-    for lost in leave_out_lost(engines):
-        text = f"the run goes on without engine {lost.number}, and its samples at the others: {lost.reason}"
-        services.record(Note("warning", text), SOURCE)
+def routed(engines: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
+    """Return stand-ins for `engines`: the n-th prompt that is sent to any of them goes to engine `chosen[n]`."""
+    order = iter(chosen)
+
+    def send(**arguments: Any) -> Any:
+        return engines[next(order)].generate_responses.remote(**arguments)
+
+    return [_stand_in(engine, send) for engine in engines]
 
 
-class RolloutWatch:
-    """One rollout stage: looks at the engines about once a second, from now until `stop`, and records how far it is."""
-
-    def __init__(self, engines: list[Any], services: RunServices, step: int, samples_total: int) -> None:
-        self._engines = engines
-        self._services = services
-        self._step = step
-        self._samples_total = samples_total
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
-        self.started = self.ended = time.time()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """The stage is over."""
-        self.ended = time.time()
-        self._stop.set()
-        self._thread.join(POLL_TIMEOUT_SECONDS + POLL_SECONDS)
-
-    def _leave_out(self) -> None:
-        # Without any engine the rollout itself ends the run.
-        with contextlib.suppress(RuntimeError):
-            leave_out(self._engines, self._services)
-
-    def _watch(self) -> None:
-        known: dict[int, Any] = {}
-        sampler = EngineSampler(self._step, len(self._engines), time.monotonic())
-        while not self._stop.wait(POLL_SECONDS):
-            try:
-                answers = ray.get([engine.progress.remote() for engine in self._engines], timeout=POLL_TIMEOUT_SECONDS)
-            except (ray.exceptions.RayError, TimeoutError):
-                # The rollout itself meets the same engine and reports what is wrong with it, or goes on without it.
-                self._leave_out()
-                continue
-            # What an engine had done before it was lost stays done.
-            known = {**known, **{number: answer for number, answer in enumerate(answers) if answer is not None}}
-            done = sum((EngineCounters.from_dict(answer) for answer in known.values()), EngineCounters())
-            progress = RolloutProgress(
-                self._step,
-                done.finished_samples,
-                self._samples_total,
-                done.response_tokens,
-                time.time() - self.started,
-                done.drafted,
-                done.accepted,
-            )
-            samples = sampler.samples(answers, time.monotonic())
-            self._services.record_all([progress, *samples], SOURCE)
+def _stand_in(engine: Any, send: Callable[..., Any]) -> Any:
+    return SimpleNamespace(
+        generate_responses=SimpleNamespace(remote=send),
+        get_num_unfinished_requests=engine.get_num_unfinished_requests,
+    )

@@ -1,31 +1,35 @@
-"""The asynchronous trainer: generation of the next step beside training of this one, as OpenRLHF does it.
+"""The asynchronous trainer: generation of the next step beside training of this one, in two actors, as OpenRLHF does.
 
-Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer_async.py`, whose coordinator names the other two classes as
-module globals.
+`RhymePPOTrainerAsync` starts a generator and a trainer with a queue between them, and waits for both. What goes through
+the queue is the parts' affair: whole batches, as upstream (`AsyncParts`), or prompt groups one by one in the streaming
+pipeline (`pipeline/trainer.py`). Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer_async.py`, whose coordinator
+names the two actors' classes as module globals.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Protocol
 
-from rhyme_openrlhf.training.base_trainer import (  # first: installs the shims where needed
-    RhymeTraining,
-    wait_for_engines,
-)
+from rhyme_openrlhf.training.trainer import RhymeTraining, record_evaluation, with_record  # first: installs the shims
 
 import openrlhf.trainer.ppo_trainer_async as upstream  # isort: skip
 import ray
 from ray.util.queue import Full
 
+from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.ray_classes import plain_class
-from rhyme_openrlhf.telemetry.events import Evaluation, StageStarted
-from rhyme_openrlhf.training.dispatch import seed_controller
-from rhyme_openrlhf.training.engine_profiles import install_step_times
+from rhyme_openrlhf.telemetry.events import StageStarted
+from rhyme_openrlhf.training.engines import install_step_times, wait_for_engines
+from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, is_stop_request, one_sentence
+from rhyme_openrlhf.training.reproducible import seed_controller
 from rhyme_openrlhf.training.samples_generator import GeneratorState, RhymeSamplesGenerator
-from rhyme_openrlhf.training.trainer import with_record
+from rhyme_openrlhf.training.trainer import SOURCE
+from rhyme_openrlhf.weights.offers import WeightOffers
 
 PlainTrainingActor = plain_class(upstream.TrainingActor, __name__, "PlainTrainingActor")
 PlainGenerateSamplesActor = plain_class(upstream.GenerateSamplesActor, __name__, "PlainGenerateSamplesActor")
@@ -44,6 +48,56 @@ GENERATOR = "rhyme_generator"
 LOADER = "loader"
 
 
+class QueuedBatches:
+    """The source of a trainer to which the generator queues whole batches, each with the generator's state in it.
+
+    `queue` and `slots` are what upstream's training loop takes batches from, and gives their slots back to.
+    """
+
+    seconds: float | None = None
+    metrics: dict[str, float]
+
+    def __init__(self, queue: Any, slots: Any, trainer: RhymeTrainingActor) -> None:
+        self.queue = queue
+        self.slots = slots
+        self.metrics = {}
+
+    def state_after(self, client_states: dict[str, Any]) -> GeneratorState:
+        """Return what the generator queued with the samples: by now the generator is ahead of them."""
+        state: GeneratorState = client_states.pop(GENERATOR)
+        return state
+
+    def trained(self, seconds: float) -> None:
+        """The trainer has trained on the last batch for so long."""
+
+
+class Generation(Protocol):
+    """How the generator's actor generates."""
+
+    evaluated_step: int
+    """The training step that made the weights which are evaluated."""
+
+    def run(self, profile: Profile | None, episode: int, consumed: int) -> None:
+        """Generate from `episode` (from 0) to the end of the last epoch; `consumed` prompts were drawn before."""
+
+
+class QueuedGeneration:
+    """Generates batches ahead of the trainer, as upstream, as many as the queue holds."""
+
+    def __init__(self, actor: RhymeGenerateSamplesActor) -> None:
+        self._actor = actor
+        actor.rollout_queue = StateQueue(actor.rollout_queue, actor.samples_generator)
+
+    @property
+    def evaluated_step(self) -> int:
+        """The last step that samples were generated for."""
+        return self._actor.samples_generator.step
+
+    def run(self, profile: Profile | None, episode: int, consumed: int) -> None:
+        """Generate as upstream."""
+        PlainGenerateSamplesActor.fit(self._actor, episode, consumed)
+
+
 class StateQueue:
     """The queue to the trainer as the generator sees it: puts the generator's state into each batch."""
 
@@ -58,11 +112,32 @@ class StateQueue:
         self._queue.put(item, block=block)
 
 
+class AsyncParts:
+    """What the actors of an asynchronous run are made of. A class, not an object: Ray brings it to them by its name."""
+
+    experience_maker: type[RhymeExperienceMaker] = RhymeExperienceMaker
+    samples_generator: type[RhymeSamplesGenerator] = RhymeSamplesGenerator
+    source: Any = QueuedBatches
+    generation: Any = QueuedGeneration
+
+    @staticmethod
+    def prepare(args: SimpleNamespace) -> None:
+        """Change what upstream's coordinator reads of the arguments."""
+
+
 class RhymeTrainingActor(PlainTrainingActor, RhymeTraining):  # type: ignore[misc, valid-type]
-    """Trains on the batches that the generator queues."""
+    """Trains on what the generator queues."""
+
+    source: QueuedBatches
+
+    def __init__(self, *args: Any, parts: type[AsyncParts] = AsyncParts, **kwargs: Any) -> None:
+        self.experience_maker_class = parts.experience_maker
+        super().__init__(*args, **kwargs)
+        self.source = parts.source(kwargs["rollout_queue"], kwargs["rollout_slots"], self)
+        self.rollout_queue, self.rollout_slots = self.source.queue, self.source.slots
 
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Upstream's states to resume from; upstream hands the loader's state to the generator, and ours goes along."""
+        """Return upstream's states to resume from; upstream hands the loader's to the generator, and ours go along."""
         states = super().init_checkpoint_states()
         states["data_loader_state_dict"] = {
             LOADER: states["data_loader_state_dict"],
@@ -71,13 +146,22 @@ class RhymeTrainingActor(PlainTrainingActor, RhymeTraining):  # type: ignore[mis
         return states
 
     def broadcast_to_vllm(self) -> None:
-        """As upstream, which first pauses engines for partial rollout: those that are there."""
+        """As upstream, which keeps a broadcast out of an evaluation by a lock, and pauses engines for partial rollout.
+
+        Engines that load by themselves, between two turns, need no lock.
+        """
+        if isinstance(self._weights, WeightOffers):
+            RhymeTraining.broadcast_to_vllm(self)
+            return
+        # Only those that are there can be paused.
         self.leave_out_lost()
         super().broadcast_to_vllm()
 
-    def generator_state(self, client_states: dict[str, Any]) -> GeneratorState:
-        """Taken from what the generator queued with the samples: by now it is ahead of them."""
-        return client_states.pop(GENERATOR)
+    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
+        """One training step, as the synchronous trainer's."""
+        status, step = super().train_step(rollout_samples, global_step)
+        self.source.trained(status["timing/ppo_train"])
+        return status, step
 
     def fit(self, global_step: int = 0) -> None:
         """Train until the generator is done, or the run is asked to end."""
@@ -86,44 +170,44 @@ class RhymeTrainingActor(PlainTrainingActor, RhymeTraining):  # type: ignore[mis
             super().fit(global_step)
         finally:
             self.close()
+        if isinstance(self._weights, WeightOffers):
+            self._weights.collect()
 
 
 class RhymeGenerateSamplesActor(PlainGenerateSamplesActor):  # type: ignore[misc, valid-type]
-    """Generates batches ahead of the trainer, as many as the queue holds."""
+    """Generates ahead of the trainer."""
 
     samples_generator: RhymeSamplesGenerator
-    samples_generator_class: type[RhymeSamplesGenerator] = RhymeSamplesGenerator
 
-    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, pretrain: str, strategy: Any, *args: Any, parts: type[AsyncParts] = AsyncParts, **kwargs: Any
+    ) -> None:
         if strategy.services.settings.run.reproducible:
             seed_controller(strategy.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
-        self.samples_generator = with_record(self.samples_generator, strategy.services, self.samples_generator_class)
-        self.rollout_queue: StateQueue = StateQueue(kwargs["rollout_queue"], self.samples_generator)
+        self.services = strategy.services
+        self.samples_generator = with_record(self.samples_generator, self.services, parts.samples_generator)
+        self._generation: Generation = parts.generation(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint: the data loader's state, and where the generator stood."""
         super().load_state_dict(state_dict[LOADER])
         self.samples_generator.restore(state_dict[GENERATOR])
 
-    def fit(self, *args: Any, **kwargs: Any) -> None:
+    def fit(self, episode: int, total_consumed_prompts: int) -> None:
         """Generate to the end of the last epoch."""
-        engines, services = self.samples_generator.vllm_engines, self.samples_generator.services
-        wait_for_engines(engines, services)
+        engines = self.samples_generator.vllm_engines
+        wait_for_engines(engines, self.services)
         # Upstream lets no engine of an asynchronous run sleep.
-        install_step_times(engines, services, nullcontext)
-        super().fit(*args, **kwargs)
+        profile = install_step_times(engines, self.services, nullcontext)
+        self._generation.run(profile, episode, total_consumed_prompts)
 
     def _run_eval(self) -> dict[str, float]:
-        step, services = self.evaluated_step(), self.samples_generator.services
-        services.record(StageStarted(step, "evaluate"), "trainer")
-        logs = super()._run_eval()
-        services.record(Evaluation(step, {key: float(value) for key, value in logs.items()}), "trainer")
+        step = self._generation.evaluated_step
+        self.services.record(StageStarted(step, "evaluate"), SOURCE)
+        logs: dict[str, float] = super()._run_eval()
+        record_evaluation(self.services, step, logs)
         return logs
-
-    def evaluated_step(self) -> int:
-        """The step that an evaluation now belongs to."""
-        return self.samples_generator.step
 
 
 TrainingActor = ray.remote(RhymeTrainingActor)
@@ -133,13 +217,13 @@ GenerateSamplesActor = ray.remote(RhymeGenerateSamplesActor)
 class RhymePPOTrainerAsync(PlainPPOTrainerAsync):  # type: ignore[misc, valid-type]
     """Starts generator and trainer and waits for both."""
 
-    training_actor: Any = TrainingActor
-    generator_actor_class: Any = GenerateSamplesActor
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        upstream.TrainingActor = self.training_actor
-        upstream.GenerateSamplesActor = self.generator_actor_class
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, pretrain: str, strategy: Any, *args: Any, parts: type[AsyncParts] = AsyncParts, **kwargs: Any
+    ) -> None:
+        parts.prepare(strategy.args)
+        upstream.TrainingActor = SimpleNamespace(remote=partial(TrainingActor.remote, parts=parts))
+        upstream.GenerateSamplesActor = SimpleNamespace(remote=partial(GenerateSamplesActor.remote, parts=parts))
+        super().__init__(pretrain, strategy, *args, **kwargs)
 
     def fit(self) -> None:
         """Train to the end; after a fault, with a checkpoint of the last completed step where one can be made."""

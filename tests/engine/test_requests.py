@@ -1,9 +1,9 @@
-"""The seeding shim."""
+"""Who samples are, and their seeds."""
 
 from types import SimpleNamespace
 
 from rhyme_openrlhf.engine.requests import SampleIdentity, request_seed
-from rhyme_openrlhf.training.dispatch import in_prompt_order
+from rhyme_openrlhf.training.reproducible import in_prompt_order
 
 
 def test_each_request_has_its_own_seed_and_keeps_it() -> None:

@@ -13,9 +13,8 @@ import torch
 
 from rhyme_openrlhf.engine.kv_copies import export_blocks, import_blocks
 from rhyme_openrlhf.kv import device_rows
-from rhyme_openrlhf.kv.buffer import PREFIX, KvBuffer, KvBufferStore, KvLayout
+from rhyme_openrlhf.kv.buffer import PREFIX, KvBuffer, KvBufferStore, KvLayout, head_share
 from rhyme_openrlhf.kv.device_rows import DeviceRows, import_pieces
-from rhyme_openrlhf.kv.heads import head_share
 from rhyme_openrlhf.shared_files import remove_stale
 
 LAYERS, HEADS, BLOCK, WIDTH = 3, 4, 8, 6

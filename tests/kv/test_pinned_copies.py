@@ -14,8 +14,7 @@ import torch
 from rhyme_openrlhf.engine import kv_copies
 from rhyme_openrlhf.engine.kv_copies import export_blocks, import_blocks
 from rhyme_openrlhf.kv import pinned_copies
-from rhyme_openrlhf.kv.buffer import KvBufferStore, KvLayout
-from rhyme_openrlhf.kv.heads import head_share
+from rhyme_openrlhf.kv.buffer import KvBufferStore, KvLayout, head_share
 from rhyme_openrlhf.kv.pinned_copies import PinnedCopies
 
 LAYERS, HEADS, BLOCK, WIDTH = 3, 2, 4, 6

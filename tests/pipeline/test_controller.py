@@ -17,168 +17,16 @@ pytest.importorskip("vllm")
 import ray
 
 from rhyme_openrlhf.engine.checked_reward import RewardLateError
-from rhyme_openrlhf.engine.messages import TurnReport
-from rhyme_openrlhf.engine_errors import LostEngine
 from rhyme_openrlhf.pipeline import controller as pipeline
-from rhyme_openrlhf.pipeline import engine_loss
-from rhyme_openrlhf.pipeline import events as pipeline_events
-from rhyme_openrlhf.pipeline.controller import NoRewardError, Pipeline, PipelineWaitError
-from rhyme_openrlhf.pipeline.generator import DrawnStep, HandedStep
+from rhyme_openrlhf.pipeline import engines as pipeline_engines
+from rhyme_openrlhf.pipeline.batch import EXCHANGED, Batches, PromptGroup, StepEnd
+from rhyme_openrlhf.pipeline.controller import NoRewardError, PipelineWaitError
 from rhyme_openrlhf.pipeline.outlier_watch import Outlier
-from rhyme_openrlhf.pipeline.step_buffer import EXCHANGED, PromptGroup, StepBuffer
-from rhyme_openrlhf.pipeline.step_in_flight import StepEnd
-from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.scheduling.step_plan import by_load
-from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.events import EngineStep, Note, RolloutFinished, RolloutStarted
-from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.training.samples_generator import GeneratorState
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 from tests.examples import examples
-
-ENGINES, SAMPLES = 2, 2
-
-
-class Ref:
-    """Stands for Ray's reference to `value`."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class Engine:
-    """Answers at once."""
-
-    def __getattr__(self, name: str) -> NS:
-        return NS(remote=lambda *_: Ref([]))
-
-
-class Gone(LostEngine):
-    """Answers None, without Ray."""
-
-    def __getattr__(self, name: str) -> NS:
-        return NS(remote=lambda *_: Ref(None))
-
-
-class Generator:
-    """Prompts are numbers; responses are their samples, generated with the oldest weights that are allowed."""
-
-    def __init__(self, filters: bool = False) -> None:
-        self.vllm_engines = [Engine() for _ in range(ENGINES)]
-        algo = NS(dynamic_filtering_enable=filters, dynamic_filtering_range=(0, 1))
-        self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES), algo=algo)
-        self.handed: list[int] = []
-        # Steps whose lengths were recorded, and of how many samples.
-        self.lengths: list[tuple[int, int]] = []
-        self.again: list[tuple[int, int, int]] = []
-        # The scores of prompts' samples, where they have one.
-        self.scores: dict[str, float] = {}
-        # What prompts fail with, one after the other; an engine that is gone fails what it has.
-        self.failing: dict[str, list[Exception]] = {}
-        self.gone: set[int] = set()
-        self.unreached: set[int] = set()
-
-    def hand(self, drawn: DrawnStep, turn: Turn, engine_of: Any, lengths: Any, **_: Any) -> HandedStep:
-        self.handed.append(drawn.step)
-        handed = HandedStep(turn, {}, {})
-        for place, engine in enumerate(engine_of):
-            if engine in self.unreached:
-                handed.engine_of[place] = engine
-                handed.unreached[engine] = ray.exceptions.RayActorError()
-            else:
-                self.send(drawn, handed, place, engine)
-        report = TurnReport(turn.oldest, EngineCounters(response_tokens=3), problems=["slow"])
-        handed.reports.update({self.ref(report, engine): engine for engine in set(engine_of)})
-        return handed
-
-    def hand_again(self, drawn: DrawnStep, handed: HandedStep, places: Any, engine: int, **_: Any) -> None:
-        for place in places:
-            self.again.append((drawn.step, place, engine))
-            self.send(drawn, handed, place, engine)
-
-    def send(self, drawn: DrawnStep, handed: HandedStep, place: int, engine: int) -> None:
-        prompt = drawn.prompts[place]
-        errors = self.failing.get(prompt)
-        value = errors.pop(0) if errors else [(prompt, handed.turn.oldest)] * SAMPLES
-        handed.calls[self.ref(value, engine)] = place
-        handed.engine_of[place] = engine
-
-    def ref(self, value: Any, engine: int) -> Ref:
-        return Ref(ray.exceptions.RayActorError() if engine in self.gone else value)
-
-    def experiences(self, responses: Any, **_: Any) -> list[Any]:
-        number = NS(item=lambda: 4)
-        made = [
-            NS(
-                prompt=prompt,
-                response_length=number,
-                rewards=None,
-                scores=[NS(item=lambda score=self.scores[prompt]: score)] if prompt in self.scores else None,
-                truncated=number,
-                total_length=number,
-            )
-            for prompt, _ in responses
-        ]
-        for sample, (_, version) in zip(made, responses, strict=True):
-            setattr(sample, ROUNDS, [Round(0, version, 1, tokens=4, last_weight_version=version)])
-        return made
-
-
-def a_pipeline(
-    put: Any, evaluate: Any = None, defer: bool = False, filters: bool = False, layouts: LayoutPlan | None = None
-) -> tuple[Pipeline, Generator, list[Any]]:
-    generator, recorded = Generator(filters), []
-    services = NS(
-        record=lambda event, source: recorded.append(event),
-        record_all=lambda events, source: recorded.extend(events),
-        record_lengths=lambda step, samples: generator.lengths.append((step, len(samples))),
-        settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), samples_move=False, outlives_engines=False),
-        layouts=layouts,
-    )
-    planner = NS(
-        place=lambda drawn, engines: by_load([None] * len(drawn.prompts), engines),
-        ended=lambda drawn, place, lengths: None,
-        observe=lambda counters, tokens: None,
-        trained=lambda seconds: None,
-        beta=None,
-        last_lengths=dict,
-    )
-    return Pipeline(generator, services, planner, put, evaluate, list, {}), generator, recorded  # type: ignore[arg-type]
-
-
-def drawn_steps(sizes: list[int], first: int) -> list[DrawnStep]:
-    numbers = iter(range(1000))
-    found = []
-    for step, size in enumerate(sizes, start=first + 1):
-        prompts = [f"{next(numbers)}" for _ in range(size)]
-        labels = [f"label of {prompt}" for prompt in prompts]
-        state = GeneratorState(step)
-        found.append(DrawnStep(step, 1, prompts, labels, [None] * size, {"episode": 0}, state))
-    return found
-
-
-def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Ray gives what has ended in any order, one or several at a time."""
-    chance = random.Random(seed)
-
-    def wait(refs: list[Ref], num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
-        ready = chance.sample(refs, chance.randint(1, min(3, len(refs))))
-        return ready, [ref for ref in refs if ref not in ready]
-
-    def get(refs: Any, timeout: float = 0.0) -> Any:
-        if not isinstance(refs, Ref):
-            return [ref.value for ref in refs]
-        if isinstance(refs.value, Exception):
-            raise refs.value
-        return refs.value
-
-    for module in (pipeline, pipeline_events, engine_loss):
-        monkeypatch.setattr(module, "ray", NS(wait=wait, get=get, exceptions=ray.exceptions))
-    monkeypatch.setattr(pipeline, "PipelineWatch", lambda *_: Engine())
-    monkeypatch.setattr(Engine, "start", lambda self: None, raising=False)
-    monkeypatch.setattr(Engine, "stop", lambda self: None, raising=False)
-    monkeypatch.setattr(Engine, "begin", lambda self, step, samples: None, raising=False)
+from tests.pipeline.made_up import SAMPLES, Gone, a_pipeline, by_chance, drawn_steps
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -199,15 +47,15 @@ def test_whatever_is_deferred_every_prompt_trains_once_and_a_resume_knows_which(
         controller, _, _ = a_pipeline(sent.append, defer=True)
         steps = drawn_steps(sizes, first)
         controller.run(iter(steps))
-    buffer = StepBuffer(first + 1, SAMPLES, late=EXCHANGED)
+    batches = Batches(first + 1, SAMPLES, late=EXCHANGED)
     everything: list[str] = []
     before: list[str] = []
     for item in sent:
         if isinstance(item, PromptGroup):
-            buffer.add(item)
+            batches.add(item)
             continue
         number = item.step - first - 1
-        batch = [sample.prompt for sample in buffer.complete(item.step, item.prompts)][::SAMPLES]
+        batch = [sample.prompt for sample in batches.complete(item.step, item.prompts)][::SAMPLES]
         everything += batch
         swapped = item.client_states[GENERATOR].swapped
         assert len(batch) == sizes[number] and len(swapped) == item.deferred
@@ -233,7 +81,7 @@ def test_nothing_is_deferred_into_the_next_epoch(monkeypatch: pytest.MonkeyPatch
     )
     sent: list[Any] = []
     controller, _, _ = a_pipeline(sent.append, defer=True)
-    steps = [replace(step, epoch=1 + (step.step > 2)) for step in drawn_steps([3, 3, 3, 3], first=0)]
+    steps = [replace(step, epoch=1 + (step.number > 2)) for step in drawn_steps([3, 3, 3, 3], first=0)]
     controller.run(iter(steps))
     deferred = [item.deferred for item in sent if isinstance(item, StepEnd)]
     assert deferred[1] == deferred[3] == 0 and deferred[0] > 0 and deferred[2] > 0
@@ -248,19 +96,19 @@ def test_the_trainer_gets_whole_steps_in_order(sizes: list[int], first: int, see
         controller, generator, recorded = a_pipeline(sent.append)
         steps = drawn_steps(sizes, first)
         controller.run(iter(steps))
-    buffer = StepBuffer(first + 1, SAMPLES)
+    batches = Batches(first + 1, SAMPLES)
     for item in sent:
         if isinstance(item, PromptGroup):
-            buffer.add(item)  # refuses what is not whole, not of the step, or too old
+            batches.add(item)  # refuses what is not whole, not of the step, or too old
         else:
             assert isinstance(item, StepEnd)
             drawn = steps[item.step - first - 1]
-            samples = buffer.complete(item.step, item.prompts)
+            samples = batches.complete(item.step, item.prompts)
             assert sorted(sample.prompt for sample in samples) == sorted(drawn.prompts * SAMPLES)
             assert item.client_states == {"episode": 0, GENERATOR: GeneratorState(item.step)}
-    numbers = [step.step for step in steps]
+    numbers = [step.number for step in steps]
     assert [item.step for item in sent if isinstance(item, StepEnd)] == generator.handed == numbers
-    assert generator.lengths == [(step.step, len(step.prompts) * SAMPLES) for step in steps]
+    assert generator.lengths == [(step.number, len(step.prompts) * SAMPLES) for step in steps]
     # Rollout stages follow each other: one begins where the one before ended.
     stages = [event for event in recorded if isinstance(event, (RolloutStarted, RolloutFinished))]
     assert [event.step for event in stages] == [number for number in numbers for _ in range(2)]
@@ -290,12 +138,12 @@ def test_a_wait_is_bounded_and_says_who_owes_what(monkeypatch: pytest.MonkeyPatc
 def trained(sent: list[Any]) -> list[str]:
     """The prompts that got to the trainer, in whole steps."""
     first = next(item.step for item in sent if isinstance(item, PromptGroup))
-    buffer, found = StepBuffer(first, SAMPLES), []
+    batches, found = Batches(first, SAMPLES), []
     for item in sent:
         if isinstance(item, PromptGroup):
-            buffer.add(item)
+            batches.add(item)
         else:
-            found += [sample.prompt for sample in buffer.complete(item.step, item.prompts)][::SAMPLES]
+            found += [sample.prompt for sample in batches.complete(item.step, item.prompts)][::SAMPLES]
     return found
 
 
@@ -315,7 +163,7 @@ def test_what_a_lost_engine_owed_is_generated_by_the_others(
         if generator.handed:
             engines[1] = Gone(1, "it was killed")
 
-    monkeypatch.setattr(engine_loss, "leave_out", leave_out)
+    monkeypatch.setattr(pipeline_engines, "leave_out", leave_out)
     steps = drawn_steps([3, 3, 2], first=0)
     controller.run(iter(steps))
     assert sorted(trained(sent)) == sorted(prompt for step in steps for prompt in step.prompts)
@@ -338,7 +186,7 @@ def test_an_evaluation_is_left_out_if_its_engine_is_lost(monkeypatch: pytest.Mon
         for number in lost:
             engines[number] = Gone(number, "it was killed")
 
-    monkeypatch.setattr(engine_loss, "leave_out", leave_out)
+    monkeypatch.setattr(pipeline_engines, "leave_out", leave_out)
     controller, generator, recorded = a_pipeline(sent.append, evaluate)
     steps = drawn_steps([2] * 5, first=0)
     controller.run(iter(steps))

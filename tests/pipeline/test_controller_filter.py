@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
 
-from rhyme_openrlhf.pipeline.generator import DrawnStep
-from rhyme_openrlhf.pipeline.prompt_stream import PromptStream
-from rhyme_openrlhf.pipeline.step_buffer import TAKEN_AHEAD, PromptGroup, StepBuffer
+from rhyme_openrlhf.pipeline.batch import TAKEN_AHEAD, Batches, PromptGroup
+from rhyme_openrlhf.pipeline.step import PromptStream, Step
 from rhyme_openrlhf.telemetry.events import Note
 from rhyme_openrlhf.training.samples_generator import GeneratorState
 from rhyme_openrlhf.training.trainer_async import GENERATOR
 from tests.examples import examples
-from tests.pipeline.test_controller import SAMPLES, a_pipeline, by_chance
+from tests.pipeline.made_up import SAMPLES, a_pipeline, by_chance
 
 
 def epoch_of(prompts: list[str]) -> Iterator[Any]:
@@ -27,7 +26,7 @@ def epoch_of(prompts: list[str]) -> Iterator[Any]:
     return iter([("source", [prompt], [f"label of {prompt}"], [None]) for prompt in prompts])
 
 
-def drawn_from(stream: PromptStream, first: int, batch: int) -> Iterator[DrawnStep]:
+def drawn_from(stream: PromptStream, first: int, batch: int) -> Iterator[Step]:
     """As the generator draws the steps of one epoch; its data loader's state is the place."""
     step = first
     while not stream.exhausted:
@@ -36,9 +35,7 @@ def drawn_from(stream: PromptStream, first: int, batch: int) -> Iterator[DrawnSt
             return
         step += 1
         states, state = {"at": stream.place}, GeneratorState(step)
-        yield DrawnStep(
-            step, 1, client_states=states, generator=state, stream=stream, drawn=stream.place, **vars(taken)
-        )
+        yield Step(step, 1, client_states=states, generator=state, stream=stream, drawn=stream.place, **vars(taken))
 
 
 def trained_by(
@@ -51,12 +48,12 @@ def trained_by(
         controller, generator, recorded = a_pipeline(sent.append, filters=True)
         generator.scores = {prompt: 1.0 if prompt in useless else 0.5 for prompt in prompts}
         controller.run(drawn_from(PromptStream(epoch_of(prompts), used), first, batch))
-    buffer, found = StepBuffer(first + 1, SAMPLES, late=TAKEN_AHEAD), []
+    batches, found = Batches(first + 1, SAMPLES, late=TAKEN_AHEAD), []
     for item in sent:
         if isinstance(item, PromptGroup):
-            buffer.add(item)
+            batches.add(item)
         else:
-            batch_of = [sample.prompt for sample in buffer.complete(item.step, item.prompts)][::SAMPLES]
+            batch_of = [sample.prompt for sample in batches.complete(item.step, item.prompts)][::SAMPLES]
             found.append((batch_of, item.client_states["at"], item.client_states[GENERATOR], item.pass_rate))
     return found, recorded
 

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("vllm")
 
 from rhyme_openrlhf.engine.messages import TurnReport
-from rhyme_openrlhf.pipeline.generator import DrawnStep, HandedStep
-from rhyme_openrlhf.pipeline.step_in_flight import StepEnd
+from rhyme_openrlhf.pipeline.batch import StepEnd
+from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.turns import Turn
 from rhyme_openrlhf.telemetry.events import EngineStep
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
-from tests.pipeline.test_controller import Gone, Ref, a_pipeline, by_chance, drawn_steps
+from tests.pipeline.made_up import Gone, Ref, a_pipeline, by_chance, drawn_steps
 
 
 def test_engines_of_a_tail_layout_get_no_prompts_and_tell_what_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,9 +28,9 @@ def test_engines_of_a_tail_layout_get_no_prompts_and_tell_what_they_did(monkeypa
     placed = set()
     hand = generator.hand
 
-    def noting(drawn: DrawnStep, turn: Turn, engine_of: Any, lengths: Any, **rest: Any) -> HandedStep:
+    def noting(step: Step, turn: Turn, engine_of: Any, lengths: Any, **rest: Any) -> None:
         placed.update(engine_of)
-        return hand(drawn, turn, engine_of, lengths, **rest)
+        hand(step, turn, engine_of, lengths, **rest)
 
     monkeypatch.setattr(generator, "hand", noting)
     controller.run(iter(drawn_steps([2, 3], 0)))

@@ -20,7 +20,8 @@ if not gpu_present():
 
 
 from rhyme_openrlhf.pipeline import generator as pipeline_generator
-from rhyme_openrlhf.pipeline.generator import DrawnStep, PipelineSamplesGenerator, last_lengths
+from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator, last_lengths
+from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, GeneratorState
@@ -52,7 +53,7 @@ def test_a_run_that_goes_on_after_any_step_trains_every_prompt_once(
 ) -> None:
     """However far ahead steps had been drawn, and also where the step had its epoch's last prompts."""
     whole = list(a_generator(prompts, batch, seed=1).draw(0, 0))
-    assert [step.step for step in whole] == list(range(1, len(whole) + 1))
+    assert [step.number for step in whole] == list(range(1, len(whole) + 1))
     for epoch in range(1, EPOCHS + 1):
         of_epoch = [prompt for step in whole if step.epoch == epoch for prompt in step.prompts]
         assert sorted(of_epoch) == sorted(f"prompt {number}" for number in range(prompts))
@@ -64,7 +65,7 @@ def test_a_run_that_goes_on_after_any_step_trains_every_prompt_once(
     resumed.restore(generator)
     resumed.prompts_dataloader.load_state_dict(states["data_loader_state_dict"])
     after = list(resumed.draw(episode, states["total_consumed_prompts"]))
-    assert [(step.step, step.epoch) for step in after] == [(step.step, step.epoch) for step in whole[killed + 1 :]]
+    assert [(step.number, step.epoch) for step in after] == [(step.number, step.epoch) for step in whole[killed + 1 :]]
     for epoch in range(1, EPOCHS + 1):
         once = [prompt for step in (*whole[: killed + 1], *after) if step.epoch == epoch for prompt in step.prompts]
         assert sorted(once) == sorted(f"prompt {number}" for number in range(prompts))
@@ -78,14 +79,15 @@ def test_a_resumed_run_leaves_out_what_was_drawn_as_a_replacement(
 ) -> None:
     """Steps draw replacements while the one or two behind them have drawn theirs."""
     used: list[tuple[int, list[str]]] = []
-    points: list[tuple[DrawnStep, GeneratorState]] = []
-    ahead: list[DrawnStep] = []
+    points: list[tuple[Step, GeneratorState]] = []
+    ahead: list[Step] = []
     for drawn in [*a_generator(prompts, batch, seed=1).draw(0, 0), None]:
         ahead += [drawn] if drawn is not None else []
         while len(ahead) > 2 or (drawn is None and ahead):
             step = ahead.pop(0)
             for _ in range(data.draw(st.integers(0, 2))):
-                step = step.with_replacement() or step
+                if more := step.draw_another():
+                    step.add(more)
             used.append((step.epoch, step.prompts))
             points.append((step, step.generator_after(())))
     for epoch in {number for number, _ in used}:
@@ -135,13 +137,13 @@ def test_each_engine_gets_its_part_as_one_turn(monkeypatch: pytest.MonkeyPatch) 
     generator = a_generator(4, 3, seed=1)
     engines = [Engine(), Engine(), Engine()]
     generator.vllm_engines = list(engines)
-    drawn = DrawnStep(5, 2, ["a", "b", "c"], ["A", "B", "C"], [None] * 3, {}, GeneratorState(5))
+    drawn = Step(5, 2, ["a", "b", "c"], ["A", "B", "C"], [None] * 3, {}, GeneratorState(5))
     turn = training_turn(5, 0)
-    handed = generator.hand(drawn, turn, (2, 0, 2))
+    generator.hand(drawn, turn, (2, 0, 2))
     names = [[name for name, _ in engine.sent] for engine in engines]
     part = ["hand_turn", "get_num_unfinished_requests", "generate_in_turn"]
     assert names == [[*part, "turn_report"], [], [*part, "generate_in_turn", "turn_report"]]
-    assert handed.calls == {
+    assert drawn.calls == {
         ("generate_in_turn", "b"): 1,
         ("generate_in_turn", "a"): 0,
         ("generate_in_turn", "c"): 2,

@@ -13,9 +13,8 @@ import ray
 
 from rhyme_openrlhf.engine.messages import RunningSamples
 from rhyme_openrlhf.pipeline import outlier_watch
-from rhyme_openrlhf.pipeline.generator import DrawnStep, HandedStep
 from rhyme_openrlhf.pipeline.outlier_watch import Outlier, OutlierWatch, too_long
-from rhyme_openrlhf.pipeline.step_in_flight import StepInFlight
+from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.scheduling.rank_groups import RankGroup
 from rhyme_openrlhf.scheduling.step_plan import StepPlacement
 from rhyme_openrlhf.scheduling.turns import training_turn
@@ -24,13 +23,14 @@ from rhyme_openrlhf.training.samples_generator import GeneratorState
 TURN = training_turn(5, 0)
 
 
-def a_step(done: set[int] = frozenset()) -> StepInFlight:  # type: ignore[assignment]
+def a_step(done: set[int] = frozenset()) -> Step:  # type: ignore[assignment]
     """Ten short prompts on engine 0, ten long ones on engine 1."""
     groups = (RankGroup(tuple(range(10)), 10.0, 20.0), RankGroup(tuple(range(10, 20)), 100.0, 200.0))
     placement = StepPlacement((0,) * 10 + (1,) * 10, groups, (1, 1), (0, 1))
-    handed = HandedStep(TURN, {}, {}, dict(enumerate(placement.engine_of)))
-    drawn = DrawnStep(5, 2, [str(n) for n in range(20)], [], [], {}, GeneratorState(5))
-    return StepInFlight(drawn, placement, handed, set(done))
+    engine_of = dict(enumerate(placement.engine_of))
+    step = Step(5, 2, [str(n) for n in range(20)], [], [], {}, GeneratorState(5), engine_of=engine_of, done=set(done))
+    step.turn, step.placement = TURN, placement
+    return step
 
 
 def running(turn: int, lengths: dict[int, list[int]], first: int = -1, version: int = 4) -> RunningSamples:
@@ -41,7 +41,7 @@ def running(turn: int, lengths: dict[int, list[int]], first: int = -1, version: 
     return RunningSamples(turn, samples, version, 0 if first < 0 else 1000)
 
 
-def places(step: StepInFlight, answers: list[RunningSamples | None]) -> list[int]:
+def places(step: Step, answers: list[RunningSamples | None]) -> list[int]:
     return [one.place for one in too_long(step, answers, 2, 1.1)]
 
 

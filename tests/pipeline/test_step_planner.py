@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 import ray
 
 from rhyme_openrlhf.pipeline import step_planner
-from rhyme_openrlhf.pipeline.generator import DrawnStep
+from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.pipeline.step_planner import StepPlanner, rank_groups_event
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.settings.config import RhymeSettings
@@ -26,7 +26,7 @@ from rhyme_openrlhf.training.samples_generator import GeneratorState
 
 # Sixteen prompts of ever longer responses.
 LENGTHS = [(2**n, 2**n) for n in range(3, 11) for _ in range(2)]
-STEP = DrawnStep(3, 2, [f"prompt {n}" for n in range(16)], [], [], {}, GeneratorState(3))
+STEP = Step(3, 2, [f"prompt {n}" for n in range(16)], [], [], {}, GeneratorState(3))
 
 
 def a_planner(
@@ -83,7 +83,7 @@ def test_lengths_of_what_has_ended_are_known_before_the_history_workers_hear_of_
 ) -> None:
     planner, _ = a_planner(monkeypatch, lambda prompts, *_: [()] * len(prompts))
     assert planner.place(STEP, 2).rank_groups == ()
-    before = dataclasses.replace(STEP, step=1)
+    before = dataclasses.replace(STEP, number=1)
     for place in range(15):
         planner.ended(before, place, [150 - 10 * place, 150 - 10 * place])
     short, long = planner.place(STEP, 2).rank_groups
@@ -91,7 +91,7 @@ def test_lengths_of_what_has_ended_are_known_before_the_history_workers_hear_of_
     assert sorted(short.prompts) == [*range(8, 15), 15] or sorted(short.prompts) == list(range(7, 15))
     assert {0, 1, 2, 3, 4, 5, 6} <= set(long.prompts)
     # Three steps later they are the history workers' alone.
-    planner.ended(dataclasses.replace(STEP, step=4), 0, [5])
+    planner.ended(dataclasses.replace(STEP, number=4), 0, [5])
     assert planner.place(STEP, 2).rank_groups[0].prompts[0] == 0
 
 
@@ -123,6 +123,6 @@ def test_a_switch_of_layouts_is_told_lengths_also_without_rank_groups(monkeypatc
     assert planner.last_lengths() == {}
     asked, _ = a_planner(monkeypatch, lambda *_: LENGTHS, rank_groups=1, switches=True)
     for number in (3, 4, 5):
-        asked.place(dataclasses.replace(STEP, step=number, prompts=[f"{number}, {n}" for n in range(16)]), 8)
+        asked.place(dataclasses.replace(STEP, number=number, prompts=[f"{number}, {n}" for n in range(16)]), 8)
     # Of the two steps that engines have.
     assert asked.last_lengths() == {prompt_key(f"{step}, {n}"): LENGTHS[n] for step in (4, 5) for n in range(16)}

@@ -232,13 +232,13 @@ def test_every_name_for_users_is_of_a_class_that_runs() -> None:
 
     from rhyme_openrlhf.run import system_watch
     from rhyme_openrlhf.telemetry import recorder
-    from rhyme_openrlhf.training import critic, policy, trainer, trainer_async
+    from rhyme_openrlhf.training import model_actors, trainer, trainer_async
     from rhyme_openrlhf.weights.node import NodeWeights
 
     classes = [
-        policy.PolicyModelActor, critic.CriticModelActor, ReferenceModelActor, RewardModelActor, trainer.PPOTrainer,
-        trainer_async.PPOTrainerAsync, trainer_async.TrainingActor, trainer_async.GenerateSamplesActor,
-        recorder.Recorder, NodeWeights, system_watch.NodeProbe,
+        model_actors.PolicyModelActor, model_actors.CriticModelActor, ReferenceModelActor, RewardModelActor,
+        trainer.PPOTrainer, trainer_async.PPOTrainerAsync, trainer_async.TrainingActor,
+        trainer_async.GenerateSamplesActor, recorder.Recorder, NodeWeights, system_watch.NodeProbe,
     ]  # fmt: skip
     assert {cls.__ray_metadata__.class_name for cls in classes} == set(NAMES)
 

@@ -26,7 +26,7 @@ from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note  # noqa: E402
 from rhyme_openrlhf.telemetry.services import Checkpoints, ResumePoint  # noqa: E402
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints  # noqa: E402
 from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory  # noqa: E402
-from rhyme_openrlhf.training.random_state import RankRandomState  # noqa: E402
+from rhyme_openrlhf.training.reproducible import RankRandomState  # noqa: E402
 from rhyme_openrlhf.training.samples_generator import GeneratorState  # noqa: E402
 
 STATES = {"episode": 0, "global_step": 3, "data_loader_state_dict": {"yielded": 12}}

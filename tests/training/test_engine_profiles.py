@@ -19,7 +19,7 @@ from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.settings.latency import EmulateSettings, LatencySettings
 from rhyme_openrlhf.settings.run import RunSettings
-from rhyme_openrlhf.training import engine_profiles
+from rhyme_openrlhf.training import engines as engine_profiles
 from tests.latency import formula
 
 OTHER = dataclasses.replace(formula.SUBJECT, hardware="another machine")

@@ -85,15 +85,15 @@ def cluster(starts_ray: None) -> Iterator[None]:
 def create(plan: LayoutPlan, monkeypatch: pytest.MonkeyPatch, shared: Any = None) -> list[Any]:
     """As a run does."""
     from rhyme_openrlhf.engine.factory import EngineFactory  # first: installs the shims where needed
-    from rhyme_openrlhf.training import layout_placement
+    from rhyme_openrlhf.training import engines as layout_placement
 
     import openrlhf.trainer.ray.vllm_engine as upstream  # isort: skip
 
     order: list[str] = []
     real = layout_placement._call
 
-    def call(engines: list[Any], method: str, services: Any) -> None:
-        order.append(f"{method} of {len(engines)}")
+    def call(engines: list[Any], method: Any, services: Any) -> None:
+        order.append(f"{method.__name__} of {len(engines)}")
         real(engines, method, services)
 
     monkeypatch.setattr(layout_placement, "_call", call)
@@ -143,7 +143,7 @@ def test_without_colocation_all_layouts_share_a_group_of_their_own(
     """And where KV caches take turns, no two layouts have theirs while another starts."""
     from ray.util.placement_group import remove_placement_group
 
-    from rhyme_openrlhf.training import layout_placement
+    from rhyme_openrlhf.training import engines as layout_placement
 
     groups: list[Any] = []
     made = layout_placement._devices
@@ -175,14 +175,14 @@ def test_without_colocation_all_layouts_share_a_group_of_their_own(
 
 
 def test_devices_that_are_not_to_be_had_are_not_waited_for_without_end(cluster: None) -> None:
-    from rhyme_openrlhf.training import layout_placement
+    from rhyme_openrlhf.training import engines as layout_placement
 
     with pytest.raises(RuntimeError, match=r"waited 0.5 s \(--limits.stage_s\) for 64 GPUs"):
         layout_placement._devices(64, 0.5)
 
 
 def test_an_engine_over_two_nodes_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rhyme_openrlhf.training import layout_placement
+    from rhyme_openrlhf.training import engines as layout_placement
 
     monkeypatch.setattr(layout_placement, "_nodes", lambda group, count: ["a", "a", "b", "b"])
     plan = LayoutPlan(4, 1, (Tail(1, 4),))

@@ -25,7 +25,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
 from rhyme_openrlhf.training import samples_generator
-from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce
+from rhyme_openrlhf.training.samples_generator import LOADER_FINISHED, RhymeSamplesGenerator, announce, routed
 from tests.examples import examples
 from tests.training.prompt_loader import a_loader
 
@@ -134,7 +134,8 @@ def test_engines_count_anew_when_a_rollout_begins_and_not_for_an_evaluation(monk
     services = NS(record=lambda *_: None, epoch_of=lambda _: 1, history_workers=[])
     generator.services = NS(**vars(generator.services), **vars(services))
     generator.services.settings.telemetry = NS(sample_groups=0)
-    monkeypatch.setattr(samples_generator, "RolloutWatch", lambda *_: "stage")
+    stage = NS(begin=lambda *_: None, start=lambda: None)
+    monkeypatch.setattr(samples_generator, "RolloutWatch", lambda *_: stage)
     monkeypatch.setattr(SamplesGenerator, "_dispatch_prompts_to_vllm", lambda *_, **__: done.append("prompts"))
     generator._evaluating = True
     RhymeSamplesGenerator._dispatch_prompts_to_vllm(generator, ["a"], ["label"])
@@ -162,3 +163,21 @@ def test_prompts_are_announced_to_the_workers_that_own_them_when_they_are_sent()
     told.clear()
     announce(prompts, [])
     assert told == []
+
+
+def test_each_prompt_goes_where_it_was_chosen_to_whichever_engine_upstream_takes() -> None:
+    sent: list[tuple[int, Any]] = []
+
+    def engine(number: int) -> Any:
+        return NS(
+            generate_responses=NS(remote=lambda **sent_with: sent.append((number, sent_with["prompt"]))),
+            get_num_unfinished_requests=NS(remote=lambda: number),
+        )
+
+    first, second = routed([engine(0), engine(1)], [1, 1, 0])
+    assert second.get_num_unfinished_requests.remote() == 1
+    for stand_in, prompt in ((first, "a"), (second, "b"), (first, "c")):
+        stand_in.generate_responses.remote(prompt=prompt)
+    assert sent == [(1, "a"), (1, "b"), (0, "c")]
+    with pytest.raises(StopIteration):
+        first.generate_responses.remote(prompt="d")

@@ -62,7 +62,7 @@ def test_the_request_is_looked_for_after_each_step(trainer_class: type, monkeypa
     trainer.args = NS(ckpt=NS(save_steps=5), logger=NS(logging_steps=1))
     trainer.kl_ctl = NS(value=0.0)
     trainer._checkpoints = NS(step_completed=lambda *step: order.append("completed"))
-    trainer.generator_state = lambda states: None
+    trainer.source = NS(state_after=lambda states: None)
     trainer.stop_if_requested = lambda: order.append("asked")
     monkeypatch.setattr(BasePPOTrainer, "save_logs_and_checkpoints", lambda *step: order.append("upstream"))
     trainer.save_logs_and_checkpoints(3, {}, {"global_step": 3})

@@ -13,8 +13,8 @@ from rhyme_openrlhf.training.samples_generator import GeneratorState
 from rhyme_openrlhf.training.trainer_async import (
     GENERATOR,
     LOADER,
+    QueuedBatches,
     RhymeGenerateSamplesActor,
-    RhymeTrainingActor,
     StateQueue,
 )
 
@@ -27,11 +27,11 @@ def test_a_batch_carries_the_state_of_its_own_moment() -> None:
         to_trainer.put((["samples"], {"episode": number}, None, 0.5), block=True)
     to_trainer.put(("eval", 2, {}), block=True)
     to_trainer.put("done", block=True)
-    trainer = RhymeTrainingActor.__new__(RhymeTrainingActor)
+    source = QueuedBatches(batches, None, None)  # type: ignore[arg-type]
     for number in (1, 2):
         _, client_states, _, _ = batches.get()
         # OpenRLHF's own states go on without it: plain OpenRLHF can load them.
-        assert trainer.generator_state(client_states).step == number
+        assert source.state_after(client_states).step == number
         assert client_states == {"episode": number}
     assert (batches.get(), batches.get()) == (("eval", 2, {}), "done")
 

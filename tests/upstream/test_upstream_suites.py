@@ -108,7 +108,8 @@ def test_samples_generator_keeps_filtered_rollouts(generator_suite: Any) -> None
 def trainer_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     import openrlhf.trainer.ppo_trainer as real
 
-    from rhyme_openrlhf.training import base_trainer
+    from rhyme_openrlhf.training import engines as our_engines
+    from rhyme_openrlhf.training import trainer as our_trainer
     from rhyme_openrlhf.training.samples_generator import GeneratorState
     from rhyme_openrlhf.training.trainer import RhymePPOTrainer
 
@@ -119,15 +120,14 @@ def trainer_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         kl_ctl = SimpleNamespace(value=0.1)
         # tests/training/test_checkpoint.py tests ours; here upstream's saving inside of it.
         _checkpoints = SimpleNamespace(step_completed=lambda *_: None, saving=lambda tag: nullcontext())
-
-        def generator_state(self, client_states: dict[str, Any]) -> GeneratorState:
-            """Upstream's tests have a samples generator of their own."""
-            return GeneratorState(0)
+        # Upstream's tests have a samples generator of their own.
+        source = SimpleNamespace(state_after=lambda states: GeneratorState(0))
 
     fake_ray = MagicMock()
     fake_ray.get.side_effect = lambda value, **_: value
     monkeypatch.setattr(real, "ray", fake_ray)
-    monkeypatch.setattr(base_trainer, "ray", fake_ray)
+    monkeypatch.setattr(our_trainer, "ray", fake_ray)
+    monkeypatch.setattr(our_engines, "ray", fake_ray)
     monkeypatch.setattr(real, "tqdm", load_suite("test_ppo_trainer")._Pbar)
     module = types.ModuleType("served")
     module.__dict__.update(vars(real) | {"PPOTrainer": Ours, "BasePPOTrainer": Ours})

@@ -66,7 +66,7 @@ class OrdersLock:
 
 
 class Engine(Protocol):
-    """What a part sees of its engine's actor.
+    """What a part sees of its engine's actor (engine/actor.py says what each does).
 
     `running`: vLLM's names of the samples that run; `rests`: the timeline's state while nothing runs; `traced`: the
     prompts of whose samples drafts are noted; `counted`: totals of before the rollout.
@@ -87,62 +87,32 @@ class Engine(Protocol):
     counted: EngineCounters
 
     @property
-    def scheduler(self) -> Caller:
-        """Call the engine's scheduler."""
-
+    def scheduler(self) -> Caller: ...
     @property
-    def workers(self) -> RanksCaller:
-        """Call each worker of the engine."""
-
+    def workers(self) -> RanksCaller: ...
     @property
-    def is_open(self) -> bool:
-        """Whether samples may start: not while weights load."""
-
+    def is_open(self) -> bool: ...
     @property
-    def core_died(self) -> str:
-        """What to say when the vLLM process is gone."""
-
-    def media_padding(self) -> Any:
-        """Return the tokens that stand for media in prompts, if any."""
-
-    async def until_open(self) -> None:
-        """Wait until samples may start."""
-
-    def started(self, request_id: str) -> None:
-        """Note that a sample's request goes to vLLM."""
-
-    def ended(self, request_id: str) -> None:
-        """Note that it is over."""
-
-    async def until_drafted_alike(self, fetch: asyncio.Task[None] | None) -> None:
-        """Wait for a draft index where the run is reproducible."""
-
-    async def alive(self) -> None:
-        """Raise EngineCoreError when the vLLM process is gone."""
-
-    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """Return vLLM's output of one request."""
-
-    async def generate_responses(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
-        """Return the responses to one prompt."""
-
-    async def score(self, token_ids: list[int]) -> list[float]:
-        """Return the log-probabilities of tokens."""
-
-    async def load_weights(self, segment: Segment) -> float:
-        """Load a weight version; return the seconds it took."""
-
-    async def pause_generation(self) -> None:
-        """Freeze running samples."""
-
-    async def resume_generation(self) -> None:
-        """Go on with them."""
-
-    async def totals(self) -> EngineCounters:
-        """Return everything the engine did since it started."""
-
-    async def planning(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-        """Return what the scheduler tells of its planning: decisions, gain, sentences."""
+    def core_died(self) -> str: ...
+    async def alive(self) -> None: ...
+    # Samples.
+    async def generate(
+        self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None
+    ) -> Any: ...
+    async def generate_responses(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]: ...
+    async def score(self, token_ids: list[int]) -> list[float]: ...
+    async def until_open(self) -> None: ...
+    async def until_drafted_alike(self, fetch: asyncio.Task[None] | None) -> None: ...
+    def media_padding(self) -> Any: ...
+    def started(self, request_id: str) -> None: ...
+    def ended(self, request_id: str) -> None: ...
+    # Weights.
+    async def load_weights(self, segment: Segment) -> float: ...
+    async def pause_generation(self) -> None: ...
+    async def resume_generation(self) -> None: ...
+    # What it did.
+    async def totals(self) -> EngineCounters: ...
+    async def planning(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]: ...
 
 
 class Part:

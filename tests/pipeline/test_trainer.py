@@ -12,10 +12,9 @@ pytest.importorskip("vllm")
 
 from openrlhf.trainer.ppo_utils import experience_maker as upstream
 
+from rhyme_openrlhf.pipeline.batch import PromptGroup
 from rhyme_openrlhf.pipeline.controller import StepEnd
-from rhyme_openrlhf.pipeline.experience import StreamingExperienceMaker
-from rhyme_openrlhf.pipeline.step_buffer import PromptGroup
-from rhyme_openrlhf.pipeline.trainer import StepStream
+from rhyme_openrlhf.pipeline.trainer import StreamedBatches, StreamingExperienceMaker
 
 
 class Maker(StreamingExperienceMaker):
@@ -81,7 +80,14 @@ def test_batches_made_by_length_need_the_whole_step(passes: list[list[list[int]]
 def test_the_trainer_sees_whole_steps_and_evaluations_in_the_order_in_which_they_were_sent() -> None:
     sent: queue.Queue[Any] = queue.Queue()
     taken: list[tuple[list[str], int]] = []
-    stream = StepStream(sent, NS(take=lambda samples, of: taken.append((samples, of))), 2)
+    trainer = NS(
+        experience_maker=NS(take=lambda samples, of: taken.append((samples, of))),
+        args=NS(rollout=NS(n_samples_per_prompt=2), algo=NS(dynamic_filtering_enable=False)),
+        services=NS(settings=NS(histopipe=NS(defer=False))),
+        _weights=NS(prepare=lambda: None),
+    )
+    slots: queue.Queue[float] = queue.Queue()
+    stream = StreamedBatches(sent, slots, trainer)
     for step in (4, 5):
         for place in (1, 0):
             sent.put(PromptGroup(step, place, 2, [f"{step}{place}a", f"{step}{place}b"], [[step - 1]] * 2, step, 2))

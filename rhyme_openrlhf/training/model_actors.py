@@ -1,6 +1,7 @@
-"""The policy actor: OpenRLHF's, plus publishing its weights to the weight buffer.
+"""The policy's and the critic's model actors: OpenRLHF's, plus their random states, which a checkpoint needs.
 
-Checked against OpenRLHF 0.11.2 `trainer/ray/ppo_actor.py`.
+The policy also publishes its weights to the weight buffer (`weights/publisher.py`). Checked against OpenRLHF 0.11.2
+`trainer/ray/ppo_actor.py` and `trainer/ray/ppo_critic.py`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ if not gpu_present():
     shims.install()
 
 import openrlhf.trainer.ray.ppo_actor as upstream
+import openrlhf.trainer.ray.ppo_critic as upstream_critic
 import ray
 import torch
 
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.telemetry.events import POLICY, ProcessReady
-from rhyme_openrlhf.training.random_state import RankRandomState
+from rhyme_openrlhf.training.reproducible import RankRandomState
 from rhyme_openrlhf.weights.buckets import Bucket, Segment
 from rhyme_openrlhf.weights.publisher import WeightPublisher, fixed_sequence_log_probs
 
 SOURCE = "policy"
 
 PlainPolicyModelActor = plain_class(upstream.PolicyModelActor, __name__, "PlainPolicyModelActor")
+PlainCriticModelActor = plain_class(upstream_critic.CriticModelActor, __name__, "PlainCriticModelActor")
 
 
 class BufferedActorPPOTrainer(upstream.ActorPPOTrainer):
@@ -96,4 +99,9 @@ class RhymePolicyModelActor(RankRandomState, PlainPolicyModelActor):  # type: ig
             return fixed_sequence_log_probs(self.actor, token_ids, self.strategy.ring_attn_group)
 
 
+class RhymeCriticModelActor(RankRandomState, PlainCriticModelActor):  # type: ignore[misc, valid-type]
+    """One data-parallel rank of the critic."""
+
+
 PolicyModelActor = ray.remote(num_gpus=1)(RhymePolicyModelActor)
+CriticModelActor = ray.remote(num_gpus=1)(RhymeCriticModelActor)

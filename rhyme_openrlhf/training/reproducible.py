@@ -1,8 +1,15 @@
-"""The state of a process's random number generators: Python's, NumPy's, torch's, and CUDA's where a GPU is."""
+"""What makes two runs with the same seed train the same samples in the same order, and a resumed run go on alike.
+
+OpenRLHF 0.11.2 seeds neither the order in which its controller draws prompts nor the requests to vLLM
+(`engine/seeding.py`), and it trains samples in the order in which they finish. With `--run.reproducible` these gaps are
+closed. Without it only the random states are used, which every checkpoint holds: Python's, NumPy's, torch's, and CUDA's
+where a GPU is.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +18,20 @@ import torch
 from rhyme_openrlhf.platform import gpu_present
 
 
+def seed_controller(seed: int) -> None:
+    """Seed this process, so that the prompt loader's shuffle depends on --train.seed alone."""
+    import transformers
+
+    transformers.set_seed(seed)
+
+
+def in_prompt_order(samples: Sequence[Any]) -> list[Any]:
+    """Return samples by prompt instead of by who finished first; a prompt's own samples keep their order."""
+    return sorted(samples, key=lambda sample: sample.prompts[0])
+
+
 def random_state() -> dict[str, Any]:
-    """The state of all generators of this process; only plain Python and NumPy objects."""
+    """Return the state of all generators of this process; only plain Python and NumPy objects."""
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -38,7 +57,7 @@ class RankRandomState:
     _rank: int
 
     def random_state(self) -> dict[str, Any]:
-        """This rank's random state."""
+        """Return this rank's random state."""
         return random_state()
 
     def set_random_state(self, states: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What a training step trains on, as it comes together: whole prompt groups of that step, in the order they end in.
+"""What the trainer gets of a step: whole prompt groups, in the order in which they end, and then the step's end. Pure.
 
 Upstream reshapes rewards to (prompts, samples of each): a prompt group that is not whole, or not in one piece, would
 silently mix prompts (OpenRLHF 0.11.2, `experience_maker.py`, `reshape(-1, n)`).
@@ -7,7 +7,7 @@ Invariants: a batch has every prompt group of its step and no other, each once a
 sample in it is more than `MOST_OFF_POLICY` steps off policy. Where prompt groups may be deferred (`deferral.py`), a
 batch has some of the step before, at most one step older than that, in exchange for as many that the step before took
 of this one's own; where prompt groups are filtered out, the step before may have taken some. What would break one of
-these raises StepBufferError.
+these raises BatchError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAKEN_AHEAD: tuple[int, ...] = (-1, 0)
 EXCHANGED: tuple[int, ...] = (-1, 0, 1)
 
 
-class StepBufferError(RuntimeError):
+class BatchError(RuntimeError):
     """A prompt group does not belong into the batch; the message says which and why."""
 
 
@@ -47,10 +47,28 @@ class PromptGroup:
     batch: int = 0
 
 
+@dataclass(frozen=True)
+class StepEnd:
+    """All prompt groups of a step have been sent, `prompts` of them: what OpenRLHF's trainer gets beside the samples.
+
+    `excluded`: prompt groups of this step and those before that were left out, because a reward did not come;
+    `deferred`: of this step, that train in the next; `pass_rate`: of the prompts drawn for it, the percentage that was
+    not filtered out, None where nothing is filtered.
+    """
+
+    step: int
+    prompts: int
+    client_states: dict[str, Any]
+    seconds: float
+    excluded: int = 0
+    deferred: int = 0
+    pass_rate: float | None = None
+
+
 @dataclass
-class StepBuffer:
-    """Collects one step after the other; `step` is the one that is being collected. `late`: how many steps late it
-    may have a prompt group."""
+class Batches:
+    """Collects one step's batch after the other; `step` is the one that is being collected. `late`: how many steps late
+    it may have a prompt group."""
 
     step: int
     samples_per_prompt: int
@@ -61,22 +79,22 @@ class StepBuffer:
     _before: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, group: PromptGroup) -> None:
-        """Take in a prompt group. Raises StepBufferError."""
+        """Take in a prompt group. Raises BatchError."""
         name = f"prompt group {group.place} of step {group.step}"
         # 1: deferred to this step; -1: this step has it from the next.
         late = self.step - group.step
         if group.trained_in != self.step or late not in self.late:
-            raise StepBufferError(f"{name} came while step {self.step} is collected")
+            raise BatchError(f"{name} came while step {self.step} is collected")
         key = (group.step, group.place)
         if key in self._places or key in self._before or not 0 <= group.place < group.prompts:
-            raise StepBufferError(f"{name} came twice, or is none of the step's {group.prompts}")
+            raise BatchError(f"{name} came twice, or is none of the step's {group.prompts}")
         if len(group.samples) != self.samples_per_prompt or len(group.versions) != len(group.samples):
-            raise StepBufferError(f"{name} has {len(group.samples)} samples instead of {self.samples_per_prompt}")
+            raise BatchError(f"{name} has {len(group.samples)} samples instead of {self.samples_per_prompt}")
         most = MOST_OFF_POLICY + max(late, 0)
         for version in (version for of_sample in group.versions for version in of_sample):
             age = self.step - version - 1
             if not 0 <= age <= most:
-                raise StepBufferError(
+                raise BatchError(
                     f"{name} was generated with weight version {version}: {age} steps off policy, where 0 to {most} "
                     "are allowed"
                 )
@@ -84,9 +102,9 @@ class StepBuffer:
         self._samples += group.samples
 
     def complete(self, step: int, prompts: int) -> list[Any]:
-        """The step's samples; the next step is collected from now on. Raises StepBufferError if some are missing."""
+        """Return the step's samples, and collect the next step from now on. Raises BatchError if some are missing."""
         if step != self.step or len(self._places) != prompts:
-            raise StepBufferError(
+            raise BatchError(
                 f"step {step} is said to be complete, but of step {self.step} only {len(self._places)} of {prompts} "
                 "prompt groups are there"
             )

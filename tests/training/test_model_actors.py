@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("openrlhf")
 
-from rhyme_openrlhf.training import policy  # first: installs the shims where needed
+from rhyme_openrlhf.training import model_actors as policy  # first: installs the shims where needed
 
 from openrlhf.models import ring_attn_utils  # isort: skip
 from openrlhf.models.actor import Actor  # isort: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhyme_openrlhf.pipeline.step_buffer import EXCHANGED, PromptGroup, StepBuffer, StepBufferError
+from rhyme_openrlhf.pipeline.batch import EXCHANGED, BatchError, Batches, PromptGroup
 
 
 def group(step: int = 5, place: int = 0, samples: int = 2, version: int = 4, trained: int = 0) -> PromptGroup:
@@ -13,11 +13,11 @@ def group(step: int = 5, place: int = 0, samples: int = 2, version: int = 4, tra
 
 
 def test_a_batch_is_in_the_order_in_which_prompt_groups_ended() -> None:
-    buffer = StepBuffer(5, 2)
+    batches = Batches(5, 2)
     for place in (2, 0, 1):
-        buffer.add(group(place=place, version=3 + place % 2))
-    assert buffer.complete(5, 3) == ["2-0", "2-1", "0-0", "0-1", "1-0", "1-1"]
-    buffer.add(group(step=6, version=5))
+        batches.add(group(place=place, version=3 + place % 2))
+    assert batches.complete(5, 3) == ["2-0", "2-1", "0-0", "0-1", "1-0", "1-1"]
+    batches.add(group(step=6, version=5))
 
 
 @pytest.mark.parametrize(
@@ -32,34 +32,34 @@ def test_a_batch_is_in_the_order_in_which_prompt_groups_ended() -> None:
     ],
 )
 def test_what_does_not_belong_into_a_batch_is_refused(wrong: PromptGroup, says: str) -> None:
-    buffer = StepBuffer(5, 2)
-    buffer.add(group())
-    with pytest.raises(StepBufferError, match=says):
-        buffer.add(wrong)
+    batches = Batches(5, 2)
+    batches.add(group())
+    with pytest.raises(BatchError, match=says):
+        batches.add(wrong)
 
 
 def test_a_conversation_may_span_only_allowed_weights() -> None:
-    buffer = StepBuffer(5, 1)
-    with pytest.raises(StepBufferError, match="version 2"):
-        buffer.add(PromptGroup(5, 0, 1, ["a"], [[4, 2]], 5, 1))
+    batches = Batches(5, 1)
+    with pytest.raises(BatchError, match="version 2"):
+        batches.add(PromptGroup(5, 0, 1, ["a"], [[4, 2]], 5, 1))
 
 
 def test_a_step_is_complete_with_all_its_prompt_groups() -> None:
-    buffer = StepBuffer(5, 2)
-    buffer.add(group())
-    with pytest.raises(StepBufferError, match="only 1 of 3"):
-        buffer.complete(5, 3)
+    batches = Batches(5, 2)
+    batches.add(group())
+    with pytest.raises(BatchError, match="only 1 of 3"):
+        batches.complete(5, 3)
 
 
 def test_a_deferred_prompt_group_may_be_older_by_one_step_and_comes_once() -> None:
-    buffer = StepBuffer(5, 2, late=EXCHANGED)
-    buffer.add(group(place=0))
-    buffer.add(group(place=1))
+    batches = Batches(5, 2, late=EXCHANGED)
+    batches.add(group(place=0))
+    batches.add(group(place=1))
     # In exchange for the one that is late.
-    buffer.add(group(step=6, place=2, version=3, trained=5))
-    buffer.complete(5, 3)
-    buffer.add(group(step=5, place=2, version=3, trained=6))
-    buffer.add(group(step=6, place=0, version=5))
+    batches.add(group(step=6, place=2, version=3, trained=5))
+    batches.complete(5, 3)
+    batches.add(group(step=5, place=2, version=3, trained=6))
+    batches.add(group(step=6, place=0, version=5))
     for wrong, says in (
         (group(step=6, place=2, version=5), "came twice"),
         (group(step=5, place=0, trained=6), "came twice"),
@@ -67,9 +67,9 @@ def test_a_deferred_prompt_group_may_be_older_by_one_step_and_comes_once() -> No
         (group(step=6, place=1, version=4, trained=5), "while step 6 is collected"),
         (group(step=4, place=1, trained=6), "while step 6 is collected"),
     ):
-        with pytest.raises(StepBufferError, match=says):
-            buffer.add(wrong)
-    buffer.add(group(step=6, place=1, version=4))
-    assert len(buffer.complete(6, 3)) == 6
-    with pytest.raises(StepBufferError, match="while step 5"):
-        StepBuffer(5, 2).add(group(step=4, trained=5))
+        with pytest.raises(BatchError, match=says):
+            batches.add(wrong)
+    batches.add(group(step=6, place=1, version=4))
+    assert len(batches.complete(6, 3)) == 6
+    with pytest.raises(BatchError, match="while step 5"):
+        Batches(5, 2).add(group(step=4, trained=5))

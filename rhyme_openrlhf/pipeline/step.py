@@ -1,0 +1,162 @@
+"""A step of the streaming pipeline, from the moment its prompts are drawn until the last of them has ended: one record.
+
+The generator draws a step's prompts from a `PromptStream`, in the data loader's order: steps draw ahead from it, and
+replacements in between. With dynamic filtering a step draws a new prompt for each that it filters out, when later steps
+have drawn theirs already, and at the epoch's end it takes some of theirs. A checkpoint of the step therefore names,
+beside the data loader's state, which prompts behind that state are used up.
+
+Invariants: every prompt of an epoch is given once; what is named for a step's checkpoint are exactly the prompts behind
+its own that it or an earlier step used, so a resumed run gives each other one once more; what engines still owe of a
+step is what is not `done`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from openrlhf.trainer.ppo_utils.samples_generator import _collect_prompt_batch
+
+from rhyme_openrlhf.scheduling.step_plan import StepPlacement
+from rhyme_openrlhf.scheduling.turns import Turn
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.training.samples_generator import GeneratorState, Swapped
+
+# A prompt group: the step it was drawn for, and its place in that step.
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts with what belongs to them; `places`: theirs in the stream, from 0."""
+
+    prompts: list[str] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
+    images: list[Any] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+
+class PromptStream:
+    """The prompts of one epoch. `loader` gives them from where a run begins or goes on, one at a time; `used`: the
+    places, counted from there, of those that were used before."""
+
+    def __init__(self, loader: Iterator[Any], used: Iterable[int] = ()) -> None:
+        self._loader = loader
+        # The step that used each prompt out of turn.
+        self._used: dict[int, int] = dict.fromkeys(used, 0)
+        self.place = 0
+        """How many prompts the loader has given."""
+        self.exhausted = False
+
+    def take(self, count: int) -> Prompts:
+        """Return the next `count` prompts; fewer, or none, at the epoch's end."""
+        taken = Prompts()
+        while len(taken.prompts) < count and not self.exhausted:
+            prompts, labels, images, self.exhausted = _collect_prompt_batch(self._loader, 1)
+            if prompts and self.place not in self._used:
+                taken.prompts.extend(prompts)
+                taken.labels.extend(labels)
+                taken.images.extend(images)
+                taken.places.append(self.place)
+            self.place += len(prompts)
+        return taken
+
+    def use(self, step: int, places: Iterable[int]) -> None:
+        """Note that `step` uses these prompts, which later steps drew or which were drawn for it alone."""
+        for place in places:
+            self._used[place] = min(step, self._used.get(place, step))
+
+    def used(self, step: int, place: int) -> tuple[int, ...]:
+        """Return the places, counted from `place` on, of the prompts that `step` or an earlier one used out of turn."""
+        return tuple(sorted(at - place for at, by in self._used.items() if by <= step and at >= place))
+
+
+@dataclass(eq=False)
+class Step:
+    """Training step `number`; prompt groups are known by their places in it.
+
+    Drawn: `client_states` and `generator` are OpenRLHF's states and ours right after drawing; `stream`: where the
+    prompts are from (None: nothing more can be drawn), `places`: theirs in it, `drawn`: how far it had been read then;
+    `size`: how many were drawn.
+
+    With engines: `turn` and `placement` from the moment it is handed out; `engine_of`: the engine that has the prompt
+    of each place now; `calls` gives each call's place, `reports` each report's engine; `unreached`: engines that could
+    not be given theirs, and why.
+
+    Ended: `done`: prompt groups that have ended or were given up; `lengths`: of the responses of those that ended;
+    `retried`: generated for the second time; `deferred`: they train in the next step; `moved`: samples that were sent
+    to another engine because they are too long; `filtered`: not trained on, each with another prompt at the end of the
+    step's prompts, as far as there were more; `counters`: of what engines have reported.
+    """
+
+    number: int
+    epoch: int
+    prompts: list[str]
+    labels: list[Any]
+    images: list[Any]
+    client_states: dict[str, Any]
+    generator: GeneratorState
+    stream: PromptStream | None = None
+    places: list[int] = field(default_factory=list)
+    drawn: int = 0
+
+    turn: Turn = field(init=False, repr=False)
+    placement: StepPlacement = field(init=False, repr=False)
+    engine_of: dict[int, int] = field(default_factory=dict)
+    calls: dict[Any, int] = field(default_factory=dict)
+    reports: dict[Any, int] = field(default_factory=dict)
+    unreached: dict[int, ray.exceptions.RayActorError] = field(default_factory=dict)
+
+    done: set[int] = field(default_factory=set)
+    lengths: dict[int, list[int]] = field(default_factory=dict)
+    retried: set[int] = field(default_factory=set)
+    deferred: set[int] = field(default_factory=set)
+    moved: set[int] = field(default_factory=set)
+    filtered: set[int] = field(default_factory=set)
+    counters: EngineCounters = EngineCounters()
+
+    def __post_init__(self) -> None:
+        self.size = len(self.prompts)
+
+    def key(self, place: int) -> Key:
+        """Return the key of a prompt group of this step."""
+        return self.number, place
+
+    def owed(self) -> list[int]:
+        """Return the places whose prompt groups have not ended."""
+        return [place for place in range(len(self.prompts)) if place not in self.done]
+
+    @property
+    def pass_rate(self) -> float:
+        """The percentage of its prompts that was not filtered out."""
+        return 100 * (1 - len(self.filtered) / len(self.prompts))
+
+    def draw_another(self) -> Prompts | None:
+        """Return a prompt for this step, from behind all that were drawn so far; None at its epoch's end."""
+        more = self.stream.take(1) if self.stream else Prompts()
+        if self.stream is None or not more.prompts:
+            return None
+        self.stream.use(self.number, more.places)
+        return more
+
+    def add(self, more: Prompts) -> int:
+        """Put a prompt that was drawn for this step at the end of its prompts; return the prompt's place."""
+        self.prompts += more.prompts
+        self.labels += more.labels
+        self.images += more.images
+        self.places += more.places
+        return len(self.prompts) - 1
+
+    def generator_after(self, swapped: Swapped) -> GeneratorState:
+        """Return the state after the step is trained on; `swapped`: as in that state."""
+        used = self.stream.used(self.number, self.drawn) if self.stream else ()
+        return replace(self.generator, swapped=swapped, used=used)
+
+    def swapped(self, deferred: Sequence[Key], taken: Sequence[Key]) -> Swapped:
+        """Return where the next step has prompts that this one deferred, instead of those that this one has taken."""
+        return tuple(
+            (place, (self.prompts[late], self.labels[late], self.images[late]))
+            for (_, place), (_, late) in zip(taken, deferred, strict=True)
+        )

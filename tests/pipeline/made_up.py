@@ -1,0 +1,165 @@
+"""Made-up engines and a generator for the pipeline's controller: what they are given ends in any order."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace as NS
+from typing import Any
+
+import pytest
+import ray
+
+from rhyme_openrlhf.engine.messages import TurnReport
+from rhyme_openrlhf.engine_errors import LostEngine
+from rhyme_openrlhf.pipeline import controller as pipeline
+from rhyme_openrlhf.pipeline import engines as pipeline_engines
+from rhyme_openrlhf.pipeline.controller import Pipeline
+from rhyme_openrlhf.pipeline.step import Step
+from rhyme_openrlhf.scheduling.layouts import LayoutPlan
+from rhyme_openrlhf.scheduling.step_plan import by_load
+from rhyme_openrlhf.scheduling.turns import Turn
+from rhyme_openrlhf.telemetry.metrics import EngineCounters
+from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
+from rhyme_openrlhf.training.samples_generator import GeneratorState
+
+ENGINES, SAMPLES = 2, 2
+
+
+class Ref:
+    """Stands for Ray's reference to `value`."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Engine:
+    """Answers at once."""
+
+    def __getattr__(self, name: str) -> NS:
+        return NS(remote=lambda *_: Ref([]))
+
+
+class Gone(LostEngine):
+    """Answers None, without Ray."""
+
+    def __getattr__(self, name: str) -> NS:
+        return NS(remote=lambda *_: Ref(None))
+
+
+class Generator:
+    """Prompts are numbers; responses are their samples, generated with the oldest weights that are allowed."""
+
+    def __init__(self, filters: bool = False) -> None:
+        self.vllm_engines = [Engine() for _ in range(ENGINES)]
+        algo = NS(dynamic_filtering_enable=filters, dynamic_filtering_range=(0, 1))
+        self.args = NS(rollout=NS(n_samples_per_prompt=SAMPLES), algo=algo)
+        self.handed: list[int] = []
+        # Steps whose lengths were recorded, and of how many samples.
+        self.lengths: list[tuple[int, int]] = []
+        self.again: list[tuple[int, int, int]] = []
+        # The scores of prompts' samples, where they have one.
+        self.scores: dict[str, float] = {}
+        # What prompts fail with, one after the other; an engine that is gone fails what it has.
+        self.failing: dict[str, list[Exception]] = {}
+        self.gone: set[int] = set()
+        self.unreached: set[int] = set()
+
+    def hand(self, step: Step, turn: Turn, engine_of: Any, lengths: Any, **_: Any) -> None:
+        self.handed.append(step.number)
+        step.turn = turn
+        for place, engine in enumerate(engine_of):
+            if engine in self.unreached:
+                step.engine_of[place] = engine
+                step.unreached[engine] = ray.exceptions.RayActorError()
+            else:
+                self.send(step, place, engine)
+        report = TurnReport(turn.oldest, EngineCounters(response_tokens=3), problems=["slow"])
+        step.reports.update({self.ref(report, engine): engine for engine in set(engine_of)})
+
+    def hand_again(self, step: Step, places: Any, engine: int, **_: Any) -> None:
+        for place in places:
+            self.again.append((step.number, place, engine))
+            self.send(step, place, engine)
+
+    def send(self, step: Step, place: int, engine: int) -> None:
+        prompt = step.prompts[place]
+        errors = self.failing.get(prompt)
+        value = errors.pop(0) if errors else [(prompt, step.turn.oldest)] * SAMPLES
+        step.calls[self.ref(value, engine)] = place
+        step.engine_of[place] = engine
+
+    def ref(self, value: Any, engine: int) -> Ref:
+        return Ref(ray.exceptions.RayActorError() if engine in self.gone else value)
+
+    def experiences(self, responses: Any, **_: Any) -> list[Any]:
+        number = NS(item=lambda: 4)
+        made = [
+            NS(
+                prompt=prompt,
+                response_length=number,
+                rewards=None,
+                scores=[NS(item=lambda score=self.scores[prompt]: score)] if prompt in self.scores else None,
+                truncated=number,
+                total_length=number,
+            )
+            for prompt, _ in responses
+        ]
+        for sample, (_, version) in zip(made, responses, strict=True):
+            setattr(sample, ROUNDS, [Round(0, version, 1, tokens=4, last_weight_version=version)])
+        return made
+
+
+def a_pipeline(
+    put: Any, evaluate: Any = None, defer: bool = False, filters: bool = False, layouts: LayoutPlan | None = None
+) -> tuple[Pipeline, Generator, list[Any]]:
+    generator, recorded = Generator(filters), []
+    services = NS(
+        record=lambda event, source: recorded.append(event),
+        record_all=lambda events, source: recorded.extend(events),
+        record_lengths=lambda step, samples: generator.lengths.append((step, len(samples))),
+        settings=NS(limits=NS(stage_s=0.0), histopipe=NS(defer=defer), samples_move=False, outlives_engines=False),
+        layouts=layouts,
+    )
+    planner = NS(
+        place=lambda step, engines: by_load([None] * len(step.prompts), engines),
+        ended=lambda step, place, lengths: None,
+        observe=lambda counters, tokens: None,
+        trained=lambda seconds: None,
+        beta=None,
+        last_lengths=dict,
+    )
+    return Pipeline(generator, services, planner, put, evaluate, list, {}), generator, recorded  # type: ignore[arg-type]
+
+
+def drawn_steps(sizes: list[int], first: int) -> list[Step]:
+    numbers = iter(range(1000))
+    found = []
+    for step, size in enumerate(sizes, start=first + 1):
+        prompts = [f"{next(numbers)}" for _ in range(size)]
+        labels = [f"label of {prompt}" for prompt in prompts]
+        state = GeneratorState(step)
+        found.append(Step(step, 1, prompts, labels, [None] * size, {"episode": 0}, state))
+    return found
+
+
+def by_chance(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Ray gives what has ended in any order, one or several at a time."""
+    chance = random.Random(seed)
+
+    def wait(refs: list[Ref], num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
+        ready = chance.sample(refs, chance.randint(1, min(3, len(refs))))
+        return ready, [ref for ref in refs if ref not in ready]
+
+    def get(refs: Any, timeout: float = 0.0) -> Any:
+        if not isinstance(refs, Ref):
+            return [ref.value for ref in refs]
+        if isinstance(refs.value, Exception):
+            raise refs.value
+        return refs.value
+
+    for module in (pipeline, pipeline_engines):
+        monkeypatch.setattr(module, "ray", NS(wait=wait, get=get, exceptions=ray.exceptions))
+    monkeypatch.setattr(pipeline, "RolloutWatch", lambda *_, **__: Engine())
+    monkeypatch.setattr(Engine, "start", lambda self: None, raising=False)
+    monkeypatch.setattr(Engine, "stop", lambda self: None, raising=False)
+    monkeypatch.setattr(Engine, "begin", lambda self, step, samples: None, raising=False)
