@@ -23,7 +23,7 @@ import ray
 from rhyme_openrlhf.engine.checked_reward import RewardLateError
 from rhyme_openrlhf.engine.lost_engines import LostEngine
 from rhyme_openrlhf.engine.messages import TurnReport
-from rhyme_openrlhf.engine.port import EngineLost
+from rhyme_openrlhf.engine.port import EngineLost, last_line
 from rhyme_openrlhf.pipeline.batch import PromptGroup, StepEnd
 from rhyme_openrlhf.pipeline.engines import ENGINE_TIMEOUT_SECONDS, LOST, EngineLoss, stage_intervals, turn_events
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator, score_range, teaches_nothing
@@ -211,7 +211,7 @@ class Pipeline:
 
     def _try_again(self, step: Step, place: int, error: RewardLateError) -> None:
         """A prompt group's reward did not come: it is generated once more, then left out."""
-        number, reason = step.number, (str(error).strip().splitlines() or ["no message"])[-1].strip()
+        number, reason = step.number, last_line(error)
         if place not in step.retried:
             step.retried.add(place)
             text = (

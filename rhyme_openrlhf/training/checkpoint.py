@@ -27,6 +27,7 @@ from typing import Any
 import ray
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
 
+from rhyme_openrlhf.engine.port import last_line
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note, StageStarted
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory, tag_of, write_atomically, write_json
@@ -139,7 +140,7 @@ class RunCheckpoints:
                     saves += self._critic.async_run_method("save_checkpoint", tag=tag)
                 ray.get(saves, timeout=MODEL_TIMEOUT_SECONDS)
         except (ray.exceptions.RayError, CheckpointError, OSError) as error:
-            text = f"no checkpoint of step {last.step} could be saved ({reason}): {_reason(error)}"
+            text = f"no checkpoint of step {last.step} could be saved ({reason}): {last_line(error)}"
             self._services.record(Note("warning", text), SOURCE)
             return False
         self._services.record(Note("info", f"saved a checkpoint of step {last.step}: {reason}"), SOURCE)
@@ -170,7 +171,7 @@ class RunCheckpoints:
                 ray.get(save)
                 saved.append(name)
             except (ray.exceptions.RayError, OSError) as error:
-                text = f"history worker {number} is not in checkpoint {ours.name}: {_reason(error)}"
+                text = f"history worker {number} is not in checkpoint {ours.name}: {last_line(error)}"
                 self._services.record(Note("warning", text), SOURCE)
         return saved
 
@@ -208,13 +209,8 @@ class RunCheckpoints:
         try:
             prompts = ray.get([worker.prompts.remote() for worker in workers], timeout=HISTORY_TIMEOUT_SECONDS)
         except ray.exceptions.RayError as error:
-            text = f"the checkpoint's history is not all there: {_reason(error)}"
+            text = f"the checkpoint's history is not all there: {last_line(error)}"
             self._services.record(Note("warning", text), SOURCE)
             return
         if workers:
             self._services.record(Note("info", f"history of {sum(prompts)} prompts restored"), SOURCE)
-
-
-def _reason(error: BaseException) -> str:
-    """The last line of what an error says; a RayTaskError's text is a traceback that ends with the message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
