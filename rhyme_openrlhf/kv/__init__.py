@@ -7,5 +7,5 @@ Read in this order:
 3. `pinned_copies` copies blocks between a GPU and the host's memory.
 4. `device_rows` shares blocks between two engines of a node without leaving the devices.
 
-Orders come from `moves/`; `engine/worker_parts/moves.py` copies the blocks out and in.
+Orders come from `moves/`; `engine/kv_copies.py` copies the blocks out and in.
 """
