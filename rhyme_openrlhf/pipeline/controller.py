@@ -1,13 +1,14 @@
 """The controller of the streaming pipeline: hands steps to engines ahead of time and collects what they finish.
 
-Two steps are with the engines at any time: one that is being completed and the next, so that an engine which is done
-with the one goes on with the other. When a step is complete its batch is the trainer's, and the step after the next is
-handed out; an engine cannot need it before, because its weights are made from that batch.
+Two steps are with the engines at any time: the step that is being completed and the next one. An engine that is done
+with the first goes on with the second. When a step is complete, the trainer gets its batch, and the step after the next
+is handed out. No engine can need that step before, because its weights are made from that batch.
 
-Invariants: a step's batch is its own prompts, or with --histopipe.defer what the ledger (`scheduling/deferral.py`)
-says; the trainer gets prompt groups of one batch at a time, in the order in which they end, and a step's end after all
-of them; rollout stages in the record follow each other without gaps, so an engine's states add up to wall time; every
-wait is bounded by --limits.stage_s without any news.
+Invariants:
+- A step's batch is its own prompts, or with --histopipe.defer what the ledger (`scheduling/deferral.py`) says.
+- The trainer gets prompt groups of one batch at a time, in the order in which they end, and then the step's end.
+- Rollout stages in the record follow each other without gaps, so an engine's states add up to wall time.
+- Every wait ends after --limits.stage_s without any news.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ POLL_SECONDS = 5.0
 
 
 class PipelineWaitError(RuntimeError):
-    """Nothing has come from the engines for too long; the message says what is waited for and who owes it."""
+    """An error for a wait without news from the engines; the message says what is awaited and who owes it."""
 
 
 class NoRewardError(RuntimeError):
@@ -157,7 +158,7 @@ class Pipeline:
         return self._loss.goes_on_after(error, (*self._flying, *self._late))
 
     def _begin_stage(self, at: float, before: tuple[Event, ...]) -> None:
-        """The oldest step is the one that is being completed from `at` on; `before` happened at the same moment."""
+        """Begin the stage of the oldest step, which is being completed from `at` on; `before` happened then, too."""
         self._stage_began = at
         if not self._flying:
             self._services.record_all(list(before), SOURCE)
@@ -210,7 +211,7 @@ class Pipeline:
     # --- what goes wrong
 
     def _try_again(self, step: Step, place: int, error: RewardLateError) -> None:
-        """A prompt group's reward did not come: it is generated once more, then left out."""
+        """Generate a prompt group whose reward did not come once more, then leave the prompt group out."""
         number, reason = step.number, last_line(error)
         if place not in step.retried:
             step.retried.add(place)
@@ -302,12 +303,12 @@ class Pipeline:
         self._services.record_all(turn_events(step.number, engine, report), SOURCE)
 
     def _take_tail_reports(self, step: Step) -> None:
-        """What engines of a tail layout, which have no turns, did since the step before ended."""
+        """Record what engines of a tail layout, which have no turns, did since the step before ended."""
         for number in self._loss.left_in_tail():
             try:
                 report = ray.get(self._engines[number].report_since.remote(), timeout=ENGINE_TIMEOUT_SECONDS)
             except LOST:
-                # Whoever awaits a sample of it hears of that.
+                # The call that awaits a sample of this engine fails, too.
                 continue
             if report.counters != EngineCounters():
                 self._take_report(step, number, report)
@@ -327,12 +328,12 @@ class Pipeline:
     # --- a complete step
 
     def _batch(self) -> tuple[Key, ...] | None:
-        """What the step that is being completed trains on, once it is complete."""
+        """Return what the step that is being completed trains on; None until the step is complete."""
         step = self._flying[0]
         return None if step.reports else self._ledger.batch(step.number)
 
     def _finish(self, batch: tuple[Key, ...]) -> None:
-        """The step that is being completed has its batch: end it for the trainer, then record it."""
+        """End the step that is being completed, which has its batch, for the trainer; then record the step."""
         self._send(batch)
         step, began, ended = self._flying.pop(0), self._stage_began, time.time()
         if step.calls:

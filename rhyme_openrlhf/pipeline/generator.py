@@ -1,11 +1,11 @@
 """The samples generator of the streaming pipeline: draws steps ahead, and hands each engine its part as a turn.
 
-Checked against OpenRLHF 0.11.2 `trainer/ppo_utils/samples_generator.py`; how prompts are drawn, with which sampling
-parameters they are sent and what becomes of a response is upstream's.
+Upstream's methods decide how prompts are drawn, with which sampling parameters they are sent and what becomes of a
+response. Checked against OpenRLHF 0.11.2 `trainer/ppo_utils/samples_generator.py`.
 
-Invariants: prompts are drawn in upstream's order, a step's never beyond an epoch; with each step travels the data
-loader's and the generator's state right after its prompts were drawn, so that a checkpoint of that step goes on with
-the next prompt whatever was drawn or generated since.
+Invariants: prompts are drawn in upstream's order, a step's never beyond an epoch. With each step travels the data
+loader's and the generator's state right after its prompts were drawn. So a checkpoint of that step goes on with the
+next prompt, although more were drawn or generated since.
 """
 
 from __future__ import annotations
@@ -89,8 +89,11 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
     _used: tuple[int, ...] = ()
 
     def restore(self, state: GeneratorState) -> None:
-        """As its base; the next step's prompts that were trained on give way to those that were deferred to it, and
-        what was drawn as a replacement is left out."""
+        """Go on from `state`, as the base class does.
+
+        The next step's prompts that were trained on give way to those that were deferred to it; prompts that were
+        drawn as replacements are left out.
+        """
         super().restore(state)
         self._swapped, self._used = state.swapped, state.used
 
@@ -136,7 +139,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
     ) -> None:
         """Give every engine its prompts of a step; engines without any have no turn of this step.
 
-        `lengths`: how long prompts (`prompt_key`) were answered before, where somebody asks.
+        `lengths`: how long prompts (`prompt_key`) were answered before, where that was asked.
         """
         by_engine: dict[int, list[int]] = defaultdict(list)
         for place, engine in enumerate(engine_of):

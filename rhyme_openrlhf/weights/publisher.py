@@ -1,6 +1,6 @@
 """The policy's side of the weight buffer: write this rank's buckets of a weight version into the node's segment.
 
-Every rank has the same buckets (`weight_buckets.plan_buckets`) and is told which of them it writes. With ZeRO-3 all
+Every rank has the same buckets (`buckets.plan_buckets`) and is told which of them it writes. With ZeRO-3 all
 ranks take part in gathering every bucket, and only its writers copy it. On a GPU the copies are made on a stream of
 their own into pinned memory, so a rank that copies one bucket already gathers the next. RhymeRL, section 4.2.
 
