@@ -7,8 +7,8 @@ Invariants:
 - A checkpoint holds the state right after one completed training step, and nothing of a step begun later.
 - Our part is written before OpenRLHF's, and the tag is marked complete after both; a kill at any point leaves the
   checkpoint of before.
-- What small states a checkpoint of the last completed step needs is kept from the end of that step on, so that it can
-  also be written later, as long as the policy was not trained on.
+- The small states that a checkpoint of the last completed step needs are kept from the end of that step on. So the
+  checkpoint can also be written later, as long as the policy was not trained on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class CompletedStep:
-    """What is known at the end of training step `step`. `client_states` are OpenRLHF's, data loader included."""
+    """The state at the end of training step `step`. `client_states` are OpenRLHF's, data loader included."""
 
     step: int
     client_states: dict[str, Any]
@@ -76,7 +76,7 @@ class RunCheckpoints:
     # --- what the trainer tells
 
     def training_begins(self) -> None:
-        """From now on, policy and critic are no longer those of the last completed step."""
+        """Note that policy and critic are no longer those of the last completed step."""
         self._training = True
 
     def step_completed(self, step: int, client_states: dict[str, Any], generator: GeneratorState, kl: float) -> None:
@@ -204,7 +204,7 @@ class RunCheckpoints:
         return GeneratorState(**states["generator"])
 
     def _wait_for_history(self) -> None:
-        """Until every history worker has read its part, so that the first rollout is drafted from it."""
+        """Wait until every history worker has read its part, so that the first rollout is drafted from it."""
         workers = self._services.history_workers
         try:
             prompts = ray.get([worker.prompts.remote() for worker in workers], timeout=HISTORY_TIMEOUT_SECONDS)
