@@ -51,7 +51,7 @@ def write(path: str, offset: int, handover: Handover) -> None:
 
 
 def read(path: str, offset: int) -> Handover | None:
-    """What was handed over; None if nothing is, or the file is gone."""
+    """Return what was handed over; None if nothing is, or the file is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -38,7 +38,7 @@ class PinnedCopies:
             yield number, start, min(start + step, count)
 
     def _buffer(self, number: int, caches: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
-        """A pinned buffer as [layers, blocks, ...] of the caches."""
+        """Return a pinned buffer as [layers, blocks, ...] of the caches."""
         shape = (len(caches), blocks, *caches[0].shape[1:])
         nbytes = caches[0].element_size() * torch.Size(shape).numel()
         key = number % BUFFERS

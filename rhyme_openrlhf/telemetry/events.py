@@ -166,7 +166,7 @@ class EngineInterval(Event):
     cause: BubbleCause = ""
 
     def within(self, start: float, end: float) -> EngineInterval | None:
-        """The part of it between two moments; None if there is none."""
+        """Return the part of it between two moments; None if there is none."""
         start, end = max(self.start, start), min(self.end, end)
         return replace(self, start=start, end=end) if start < end else None
 

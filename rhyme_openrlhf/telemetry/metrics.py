@@ -134,7 +134,7 @@ def speculation_rate(counters: EngineCounters) -> float | None:
 
 
 def history_share(counters: EngineCounters) -> float | None:
-    """The part of the speculation rate whose drafts came from earlier responses."""
+    """Return the part of the speculation rate whose drafts came from earlier responses."""
     return _ratio(counters.accepted - counters.accepted_siblings - counters.accepted_own, counters.response_tokens)
 
 
@@ -144,7 +144,7 @@ def siblings_share(counters: EngineCounters) -> float | None:
 
 
 def own_share(counters: EngineCounters) -> float | None:
-    """The part of the speculation rate whose drafts came from the sample's own text."""
+    """Return the part of the speculation rate whose drafts came from the sample's own text."""
     return _ratio(counters.accepted_own, counters.response_tokens)
 
 

@@ -148,7 +148,7 @@ class ProgressState:
         return "" if self.step else f"starting: {start_phase(self._start_events)}"
 
     def run_start_line(self, event: RunStarted) -> str:
-        """What the run is going to do."""
+        """Return what the run is going to do."""
         steps = "" if event.steps_per_epoch is None else f" of {wording.counted(event.steps_per_epoch, 'step')}"
         prompts = wording.counted(event.prompts_per_step, "prompt")
         return (
@@ -173,7 +173,7 @@ class ProgressState:
         return " · ".join(parts + _speculation(counters))
 
     def step_line(self, event: TrainStep) -> str:
-        """What a finished step did: reward, rollout, then the seconds of its other parts, as far as known."""
+        """Return what a finished step did: reward, rollout, then the seconds of its other parts, as far as known."""
         step = self.steps.get(event.step, StepState())
         sections = [f"{self.step_label(event.step)} ({self.epoch_label(event.epoch)})"]
         reward = self._reward_of(event)
@@ -213,7 +213,7 @@ class ProgressState:
         return self.steps.setdefault(step, StepState())
 
     def _reward_of(self, event: TrainStep) -> float | None:
-        """The mean reward of a step's samples: from its rollout if that knew it, else from the trainer."""
+        """Return the mean reward of a step's samples: from its rollout if that knew it, else from the trainer."""
         rollout = self.steps.get(event.step, StepState()).rollout
         if rollout is not None and rollout.reward_mean is not None:
             return rollout.reward_mean

@@ -71,7 +71,7 @@ class PlainRecorder:
             self.write(Note("warning", text), SOURCE, time.time())
 
     def stop_requested(self) -> bool:
-        """Whether somebody put a stop request into the run directory."""
+        """Return whether somebody put a stop request into the run directory."""
         return self._stop_request.exists()
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class RunSummary:
 
 
 def summarize(events: Iterable[Recorded]) -> RunSummary:
-    """The summary of a run's events, in any state of the run; without events, of a run that did nothing."""
+    """Return the summary of a run's events, in any state of the run; without events, of a run that did nothing."""
     run = _Run()
     for recorded in events:
         run.apply(recorded)
@@ -253,7 +253,7 @@ class _Run:
 
 
 def render(summary: RunSummary, run_dir: str) -> str:
-    """The summary as about 15 lines of plain text, ending with a newline, and where the run's files are."""
+    """Return the summary as about 15 lines of plain text, ending with a newline, and where the run's files are."""
     lines = [_headline(summary)]
     if summary.message:
         lines.append(f"  {' '.join(summary.message.splitlines())}")

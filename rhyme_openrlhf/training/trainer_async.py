@@ -2,8 +2,8 @@
 
 `RhymePPOTrainerAsync` starts a generator and a trainer with a queue between them, and waits for both. The parts
 decide what goes through the queue: whole batches, as upstream (`AsyncParts`), or prompt groups one by one in the
-streaming pipeline (`pipeline/trainer.py`). Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer_async.py`, whose coordinator
-names the two actors' classes as module globals.
+streaming pipeline (`pipeline/trainer.py`). Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer_async.py`, whose
+coordinator names the two actors' classes as module globals.
 """
 
 from __future__ import annotations

@@ -93,13 +93,13 @@ class Segment:
         return dict(self.paths).get(node, self.path)
 
     def to_plain(self) -> list[Any]:
-        """As lists, strings and numbers: vLLM's message format does not bring dataclasses back as such."""
+        """Return as lists, strings and numbers: vLLM's message format does not bring dataclasses back as such."""
         rows = [[entry.offset, *dataclasses.astuple(entry.parameter)] for entry in self.entries]
         return [self.version, self.path, self.nbytes, rows, [list(pair) for pair in self.paths]]
 
     @classmethod
     def from_plain(cls, plain: list[Any]) -> Segment:
-        """The segment that `to_plain` described."""
+        """Return the segment that `to_plain` described."""
         version, path, nbytes, rows, paths = plain
         entries = tuple(Entry(Parameter(name, tuple(shape), dtype, size), at) for at, name, shape, dtype, size in rows)
         return cls(version, path, nbytes, entries, tuple((node, there) for node, there in paths))

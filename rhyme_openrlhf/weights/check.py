@@ -90,7 +90,7 @@ class WeightCheck:
 
 
 def suspicion(engine: int, difference: float, version: int) -> str:
-    """What is said of an engine that is too far from the policy."""
+    """Return what is said of an engine that is too far from the policy."""
     return (
         f"engine {engine} gives log-probabilities up to {difference:.3f} away from the trained model's after loading "
         f"weight version {version}: its rollouts may not follow the policy"

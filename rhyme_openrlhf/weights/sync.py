@@ -30,7 +30,7 @@ class WeightSyncError(RuntimeError):
 
 
 def wait_for(refs: list[Any], timeout_s: float, what: str) -> list[Any]:
-    """The results of `refs`; raises WeightSyncError, naming `what` was waited for, when they take too long."""
+    """Return the results of `refs`; raises WeightSyncError, naming `what` was waited for, when they take too long."""
     try:
         return ray.get(refs, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
