@@ -1,4 +1,4 @@
-"""Where KV blocks lie between two engines: one contiguous buffer in (layer, block) order (RLHFSpec, section 6).
+"""The place of KV blocks between two engines: one contiguous buffer in (layer, block) order (RLHFSpec, section 6).
 
 A buffer is for one sample, and has room for its handover behind the blocks. It holds all KV heads, so engines of any
 tensor-parallel size write and read their own (`head_share`): resharding is which heads a rank copies. A worker opens it
@@ -6,8 +6,8 @@ by its plain description. It is a file on tmpfs, for engines of one node; betwee
 from one to the other (engine/actor_parts/node_buffers.py). One that is `on_device` has only the handover: its blocks
 are in pieces on the devices (device_rows.py).
 
-Invariants: a buffer's owner makes and removes it, workers only open it; no room on the tmpfs is an OSError of the
-worker that writes, not a bus error; a buffer whose owner is gone is removed when the next store starts.
+Invariants: a buffer's owner makes and removes it, workers only open it. No room on the tmpfs is an OSError of the
+worker that writes, not a bus error. A buffer whose owner is gone is removed when the next store starts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def head_share(rank: int, ranks: int, heads: int) -> HeadShare:
 
 @dataclass(frozen=True)
 class KvLayout:
-    """What a KV cache is made of: per layer and block [heads, block_size, width], keys and values side by side.
+    """The form of a KV cache: per layer and block [heads, block_size, width], keys and values side by side.
 
     `heads`: of all ranks together. Two engines can hand blocks over if theirs are equal.
     """
@@ -85,7 +85,7 @@ class KvBuffer:
     on_device: bool = False
 
     def to_plain(self) -> dict[str, Any]:
-        """For a call to vLLM's workers."""
+        """Return the description for a call to vLLM's workers."""
         return asdict(self)
 
     @classmethod
@@ -94,7 +94,7 @@ class KvBuffer:
 
     @property
     def handover_offset(self) -> int:
-        """Where in the file the sample is handed over (handover.py): behind the blocks."""
+        """The place in the file where the sample is handed over (handover.py): behind the blocks."""
         return 0 if self.on_device else self.layout.layers * self.rows * self.layout.block_bytes
 
     @property

@@ -33,7 +33,7 @@ _DECODER = msgspec.msgpack.Decoder(Handover)
 
 
 def room_bytes(tokens: int) -> int:
-    """Bytes to keep for a handover of a sample that comes to have so many tokens at most."""
+    """Bytes to keep for a handover of a sample that comes to have `tokens` tokens at most."""
     return _LENGTH.size + tokens * _TOKEN_BYTES + _REST_BYTES
 
 

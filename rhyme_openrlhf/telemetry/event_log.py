@@ -1,8 +1,8 @@
 """The record of a run on disk: one event a line, as JSON, only ever appended.
 
-Invariants: every line that ends in a newline is a whole event; a process that was killed can leave at most one torn
-line, the last one, which readers skip and the next writer removes. A file has one `EventLog` at a time: events of
-other processes are sent to the process that has it.
+Invariants: every line that ends in a newline is a whole event. A process that was killed can leave at most one torn
+line, the last one; readers skip that line, and the next writer removes it. A file has one `EventLog` at a time:
+other processes send their events to the process that has it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Where a running run stands, computed from its events, and the sentences that say so.
+"""The state of a running run, computed from its events, and the sentences that tell it.
 
 Both displays (bars, lines) feed this and print what it says, so they show the same figures in the same words.
 
-Invariants: it depends on the events alone, never on the clock; events of several steps may interleave (an asynchronous
-run generates step n+1 while it trains on step n), so everything about a step is kept by its number, until the step is
-finished.
+Invariants: the state depends on the events alone, never on the clock. Events of several steps may interleave: an
+asynchronous run generates step n+1 while it trains on step n. So all about a step is kept by its number, until the step
+is finished.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def start_phase(events: Iterable[Event]) -> str:
 
 @dataclass
 class StepState:
-    """What is known of a step that is not finished yet."""
+    """The state of a step that is not finished yet."""
 
     rollout: RolloutFinished | None = None
     counters: EngineCounters = field(default_factory=EngineCounters)
@@ -192,7 +192,7 @@ class ProgressState:
         return "  ".join(sections)
 
     def message(self, recorded: Recorded) -> str | None:
-        """The line for an event that is told as it comes (notes, evaluations, checkpoints, the end), else None."""
+        """Return the line for an event that is told as it comes (note, evaluation, checkpoint, end), else None."""
         event = recorded.event
         if isinstance(event, Note):
             return event.text if event.level == "info" else f"{event.level}: {event.text}"

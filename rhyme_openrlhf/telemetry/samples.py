@@ -19,10 +19,10 @@ what the task put between two rounds. `drafted` and `accepted` are null where no
 
 `prompt` is the prompt's key, `lengths` the generated tokens of its samples, `engines` where each of them began.
 
-Invariants: a record's text is that of the whole response decoded at once, also where a character's bytes come from two
-pieces; what does not fit into the bytes allowed is left out whole. A file of records appears whole or not at all;
-together they hold at most the given MB, those of the oldest steps go first; a step that is done again (after a resume
-into the same directory) replaces its file.
+Invariants: a record's text is that of the whole response decoded at once, also where one character's bytes come from
+two pieces. What does not fit into the bytes allowed is left out whole. A file of records appears whole or not at all.
+Together the files hold at most the given MB; those of the oldest steps go first. A step that is done again (after a
+resume into the same directory) replaces its file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a run did, in one record (`summary.json`) and in one table (the end of the run on the terminal).
+"""The summary of a run, in one record (`summary.json`) and in one table (the end of the run on the terminal).
 
-Computed from the events alone, so it can be made again at any time, also for a run that was killed. Whatever was done
+Computed from the events alone, so it can be made again at any time, also for a run that was killed. All that was done
 counts, including a step that had to be done again. Figures that cannot be computed are None.
 """
 

@@ -1,4 +1,4 @@
-"""How figures are written for people, in the progress display and in the summary alike.
+"""The writing of figures for people, in the progress display and in the summary alike.
 
 Invariant: a figure that does not exist (None) or is not finite is written as NO_VALUE, never as 0.
 """
@@ -16,7 +16,7 @@ _SECONDS_PER_HOUR = 3600
 
 
 def number(value: float | None, digits: int) -> str:
-    """With `digits` decimals and a comma between thousands: 2,310 or 0.43."""
+    """Return a figure with `digits` decimals and a comma between thousands: 2,310 or 0.43."""
     return NO_VALUE if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 

@@ -1,4 +1,4 @@
-"""From the trainer to the engines: one weight version on its way, from the policy's ranks to vLLM's workers.
+"""The way of one weight version from the trainer to the engines, from the policy's ranks to vLLM's workers.
 
 Read in this order, which is the way of the weights from `training/trainer.py::broadcast_to_vllm` on:
 
