@@ -38,7 +38,6 @@ from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.scheduling.move import RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_costs import MoveCosts
 from rhyme_openrlhf.scheduling.turns import step_of
-from rhyme_openrlhf.settings.moves import DEVICE
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
 from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 
@@ -106,7 +105,6 @@ class SampleHome:
             ask_after_s=ASK_AFTER_SECONDS,
             nodes=self._nodes,
             here=node,
-            on_device=rhyme.move.memory == DEVICE,
         )
         # Samples of the step that are still to come.
         self._awaited = 0
