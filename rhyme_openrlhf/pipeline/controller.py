@@ -68,7 +68,6 @@ class Pipeline:
         put: Callable[[Any], None],
         evaluate: Callable[[int], None] | None,
         training_news: Callable[[], list[float]],
-        generate_kwargs: dict[str, Any],
     ) -> None:
         self._generator = generator
         self._services = services
@@ -76,7 +75,6 @@ class Pipeline:
         self._put = put
         self._evaluate = evaluate
         self._training_news = training_news
-        self._generate_kwargs = generate_kwargs
         self._engines = generator.vllm_engines
         self._flying: list[Step] = []
         # Steps that are complete but for deferred prompt groups.
@@ -92,7 +90,7 @@ class Pipeline:
         self._outliers: OutlierWatch | None = None
         if services.settings.histopipe.defer or services.settings.samples_move:
             self._outliers = OutlierWatch(self._engines, planner.beta, generator.args.rollout.n_samples_per_prompt)
-        self._loss = EngineLoss(generator, services, generate_kwargs)
+        self._loss = EngineLoss(generator, services)
         self._watch = RolloutWatch(self._engines, services, overlapping=True)
 
     def run(self, steps: Iterator[Step]) -> None:
@@ -130,7 +128,7 @@ class Pipeline:
         left = self._loss.look()
         step.placement = self._planner.place(step, len(left))
         engine_of = [left[engine] for engine in step.placement.engine_of]
-        self._generator.hand(step, turn, engine_of, self._planner.last_lengths(), **self._generate_kwargs)
+        self._generator.hand(step, turn, engine_of, self._planner.last_lengths())
         if last:
             for engine in self._engines:
                 engine.no_more_turns.remote()
@@ -197,7 +195,7 @@ class Pipeline:
             place = step.calls.pop(ref, None)
             if place is not None and isinstance(error, EngineLost):
                 # One of its samples had moved to an engine that is gone.
-                self._generator.hand_again(step, [place], step.engine_of[place], **self._generate_kwargs)
+                self._generator.hand_again(step, [place], step.engine_of[place])
             elif place is not None or not gone:
                 raise
         except RewardLateError as error:
@@ -219,7 +217,7 @@ class Pipeline:
                 f"prompt group {place} of step {number} is generated again, because its reward did not come: {reason}"
             )
             self._services.record(Note("warning", text), SOURCE)
-            self._generator.hand_again(step, [place], step.engine_of[place], **self._generate_kwargs)
+            self._generator.hand_again(step, [place], step.engine_of[place])
             return
         self._left_out.add(step.key(place))
         self._ended(step, place)
@@ -238,7 +236,7 @@ class Pipeline:
                 self._put(replace(self._groups[key], trained_in=step.number, batch=step.size))
 
     def _take_group(self, step: Step, place: int, responses: list[dict[str, Any]]) -> None:
-        samples = self._generator.experiences(responses, **self._generate_kwargs)
+        samples = self._generator.experiences(responses)
         step.lengths[place] = [int(sample.response_length.item()) for sample in samples]
         self._planner.ended(step, place, step.lengths[place])
         if teaches_nothing(samples, self._score_range) and self._filter_out(step, place):
@@ -268,7 +266,7 @@ class Pipeline:
         engine = self._loss.least_loaded(self._flying)
         new = step.add(more)
         self._ledger.drop(number, key, step.key(new))
-        self._generator.hand_again(step, [new], engine, **self._generate_kwargs)
+        self._generator.hand_again(step, [new], engine)
         return True
 
     def _ended(self, step: Step, place: int) -> None:

@@ -35,12 +35,9 @@ LOST = (ray.exceptions.RayActorError, EngineCoreError, EngineLost)
 class EngineLoss:
     """Told when a call to an engine failed; `steps` are always those that engines have."""
 
-    def __init__(
-        self, generator: PipelineSamplesGenerator, services: RunServices, generate_kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, generator: PipelineSamplesGenerator, services: RunServices) -> None:
         self._generator = generator
         self._services = services
-        self._generate_kwargs = generate_kwargs
         self._engines = generator.vllm_engines
         self._layouts = services.layouts
 
@@ -93,7 +90,7 @@ class EngineLoss:
                 load[engine] += 1
                 again[engine].append(place)
             for engine, of in again.items():
-                self._generator.hand_again(step, of, engine, **self._generate_kwargs)
+                self._generator.hand_again(step, of, engine)
         return found
 
     @staticmethod

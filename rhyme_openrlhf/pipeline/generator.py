@@ -35,6 +35,7 @@ from rhyme_openrlhf.training.samples_generator import (
     Swapped,
     announce,
     leave_out,
+    stand_in,
 )
 
 # Why a sample that is too long for its rank group moves within the step (an event's cause).
@@ -75,14 +76,13 @@ def turn_door(engine: Any, number: int, places: Iterable[int] = (), begin: Any =
     def generate_responses(**arguments: Any) -> Any:
         return (begin or engine.generate_in_turn.remote)(number, next(following, -1), **arguments)
 
-    return SimpleNamespace(
-        generate_responses=SimpleNamespace(remote=generate_responses),
-        get_num_unfinished_requests=engine.get_num_unfinished_requests,
-    )
+    return stand_in(engine, generate_responses)
 
 
 class PipelineSamplesGenerator(RhymeSamplesGenerator):
-    """`step` is the last training step that prompts were drawn for."""
+    """`step` is the last training step that prompts were drawn for; `generate_kwargs`: upstream's, for every sample."""
+
+    generate_kwargs: dict[str, Any] = {}
 
     # Of a resumed run's first step.
     _swapped: Swapped = ()
@@ -135,7 +135,6 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         turn: Turn,
         engine_of: Sequence[int],
         lengths: Mapping[str, Sequence[int]] | None = None,
-        **generate_kwargs: Any,
     ) -> None:
         """Give every engine its prompts of a step; engines without any have no turn of this step.
 
@@ -159,13 +158,13 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
             step.engine_of.update(dict.fromkeys(places, engine))
             try:
                 self._acknowledged([answers[engine]])
-                self._send(step, engine, places, turn.number, **generate_kwargs)
+                self._send(step, engine, places, turn.number)
             except ray.exceptions.RayActorError as error:
                 step.unreached[engine] = error
                 continue
             step.reports[self.vllm_engines[engine].turn_report.remote(turn.number)] = engine
 
-    def hand_again(self, step: Step, places: Sequence[int], engine: int, **generate_kwargs: Any) -> None:
+    def hand_again(self, step: Step, places: Sequence[int], engine: int) -> None:
         """Have whole prompt groups of a step that engines have generated again, or for the first time, at `engine`."""
         if self.services.settings.histospec.enable:
             announce([step.prompts[place] for place in places], self.services.history_workers)
@@ -173,7 +172,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         ((number, new),) = self._acknowledged(
             [self.vllm_engines[engine].extend_turn.remote(step.turn, samples, self._traced(step))]
         )
-        self._send(step, engine, places, number, **generate_kwargs)
+        self._send(step, engine, places, number)
         if new:
             step.reports[self.vllm_engines[engine].turn_report.remote(number)] = engine
 
@@ -181,7 +180,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         groups = self.services.settings.telemetry.sample_groups
         return chosen_prompts(step.prompts, step.number, groups) if groups else []
 
-    def _send(self, step: Step, engine: int, places: Sequence[int], turn: int, **generate_kwargs: Any) -> None:
+    def _send(self, step: Step, engine: int, places: Sequence[int], turn: int) -> None:
         begin = None if self._home is None else partial(self._home.generate_in_turn.remote, engine)
         with self._doors([turn_door(self.vllm_engines[engine], turn, places, begin)]):
             calls = SamplesGenerator._dispatch_prompts_to_vllm(
@@ -189,7 +188,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
                 [step.prompts[place] for place in places],
                 [step.labels[place] for place in places],
                 images=[step.images[place] for place in places],
-                **generate_kwargs,
+                **self.generate_kwargs,
             )
         step.calls.update(zip(calls, places, strict=True))
         step.engine_of.update(dict.fromkeys(places, engine))
@@ -198,9 +197,9 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         """Have a running sample go on at another engine, if it still runs; not waited for."""
         self._home.move.remote(sample, engine, MOVED_WITHIN)
 
-    def experiences(self, responses: Sequence[dict[str, Any]], **generate_kwargs: Any) -> list[Any]:
+    def experiences(self, responses: Sequence[dict[str, Any]]) -> list[Any]:
         """Return one prompt's responses as upstream's experiences."""
-        return [self._process_response_into_experience(response, **generate_kwargs) for response in responses]
+        return [self._process_response_into_experience(response, **self.generate_kwargs) for response in responses]
 
     @contextmanager
     def evaluation(self, version: int) -> Iterator[None]:

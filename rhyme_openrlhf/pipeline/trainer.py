@@ -188,6 +188,7 @@ class StreamedGeneration:
         actor = self._actor
         self._training_seconds()  # upstream's free slots
         self._say_how_far_ahead()
+        self._generator.generate_kwargs = actor.generate_kwargs
         limits = ray.get(self._generator.vllm_engines[0].limits.remote(), timeout=LIMITS_TIMEOUT_SECONDS)
         planner = StepPlanner(self._services, actor.args.rollout.n_samples_per_prompt, profile, limits.running)
         evaluates = actor.eval_dataloader is not None and actor.args.eval.steps != float("inf")
@@ -198,7 +199,6 @@ class StreamedGeneration:
             self._put,
             self._evaluate if evaluates else None,
             self._training_seconds,
-            actor.generate_kwargs,
         )
         pipeline.run(self._generator.draw(episode, consumed))
         self._put("done")

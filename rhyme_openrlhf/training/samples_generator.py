@@ -292,10 +292,11 @@ def routed(engines: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
     def send(**arguments: Any) -> Any:
         return engines[next(order)].generate_responses.remote(**arguments)
 
-    return [_stand_in(engine, send) for engine in engines]
+    return [stand_in(engine, send) for engine in engines]
 
 
-def _stand_in(engine: Any, send: Callable[..., Any]) -> Any:
+def stand_in(engine: Any, send: Callable[..., Any]) -> Any:
+    """Return as much of an engine's handle as OpenRLHF's dispatch uses; what it is sent goes to `send`."""
     return SimpleNamespace(
         generate_responses=SimpleNamespace(remote=send),
         get_num_unfinished_requests=engine.get_num_unfinished_requests,
