@@ -148,7 +148,7 @@ def _nodes(group: Any, count: int) -> list[str]:
     return [nodes[bundle] for bundle in upstream.get_bundle_indices(group, 0, count)]
 
 
-def install_step_times(
+def install_profiles(
     engines: Sequence[Any], services: RunServices, awake: Callable[[], AbstractContextManager[None]]
 ) -> Profile | None:
     """Give every engine its profile, if drafts are planned by it or samples reallocated; returns it.

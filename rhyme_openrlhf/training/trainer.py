@@ -34,7 +34,7 @@ from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Evaluat
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
 from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
-from rhyme_openrlhf.training.engines import install_step_times, wait_for_engines
+from rhyme_openrlhf.training.engines import install_profiles, wait_for_engines
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, STOPPED_ON_REQUEST, StopRequested, one_sentence
 from rhyme_openrlhf.training.reproducible import in_prompt_order, seed_controller
@@ -315,7 +315,7 @@ class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, val
         """Train to the end."""
         try:
             wait_for_engines(self.vllm_engines, self.services)
-            install_step_times(self.vllm_engines, self.services, self.engines_awake)
+            install_profiles(self.vllm_engines, self.services, self.engines_awake)
             self.stop_if_requested()
             super().fit(global_step)
         except FAULTS as error:

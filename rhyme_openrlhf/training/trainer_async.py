@@ -23,7 +23,7 @@ from ray.util.queue import Full
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.telemetry.events import StageStarted
-from rhyme_openrlhf.training.engines import install_step_times, wait_for_engines
+from rhyme_openrlhf.training.engines import install_profiles, wait_for_engines
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, is_stop_request, one_sentence
 from rhyme_openrlhf.training.reproducible import seed_controller
@@ -199,7 +199,7 @@ class RhymeGenerateSamplesActor(PlainGenerateSamplesActor):  # type: ignore[misc
         engines = self.samples_generator.vllm_engines
         wait_for_engines(engines, self.services)
         # Upstream lets no engine of an asynchronous run sleep.
-        profile = install_step_times(engines, self.services, nullcontext)
+        profile = install_profiles(engines, self.services, nullcontext)
         self._generation.run(profile, episode, total_consumed_prompts)
 
     def _run_eval(self) -> dict[str, float]:
