@@ -16,7 +16,6 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 
 from rhyme_openrlhf.engine.patches.resumed_requests import generator_bytes
 from rhyme_openrlhf.kv.buffer import HeadShare, KvBuffer, KvLayout, head_share
-from rhyme_openrlhf.kv.device_rows import DeviceRows, import_pieces
 from rhyme_openrlhf.kv.pinned_copies import pinned_copies
 from rhyme_openrlhf.platform import gpu_present
 
@@ -62,7 +61,6 @@ class KvCopies:
     def __init__(self, runner: Any) -> None:
         """`runner`: vLLM's model runner."""
         self._runner = runner
-        self._device_rows = DeviceRows()
 
     def layout(self) -> dict[str, Any] | str:
         """Return the layout of the KV cache (fields of KvLayout), or one sentence why its blocks cannot be moved."""
@@ -80,23 +78,18 @@ class KvCopies:
 
     def export(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
         """Copy blocks of this rank to rows `first`... of the buffer; returns "" or why not."""
-        return self._copy(export_blocks, self._device_rows.export, blocks, buffer, first)
+        return self._copy(export_blocks, blocks, buffer, first)
 
     def load(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
         """Copy rows `first`... of the buffer to blocks of this rank; returns "" or why not."""
-        return self._copy(import_blocks, import_pieces, blocks, buffer, first)
+        return self._copy(import_blocks, blocks, buffer, first)
 
-    def drop(self, path: str) -> None:
-        """Keep nothing of a buffer whose sample's move is over."""
-        self._device_rows.drop(path)
-
-    def _copy(self, copy: Any, on_device: Any, blocks: list[int], plain: dict[str, Any], first: int) -> str:
-        """Copy through the host's memory or on the devices."""
+    def _copy(self, copy: Any, blocks: list[int], plain: dict[str, Any], first: int) -> str:
         buffer, caches = KvBuffer.from_plain(plain), self._runner.kv_caches
         rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
         share = head_share(rank, ranks, buffer.layout.heads)
         try:
-            (on_device if buffer.on_device else copy)(caches, blocks, buffer, first, share)
+            copy(caches, blocks, buffer, first, share)
         except (OSError, torch.OutOfMemoryError) as error:
             # Raised in a worker it would end the engine.
             return f"KV blocks were not copied: {error}"

@@ -133,10 +133,6 @@ class WorkerExtension(_Base):
         """Call `KvCopies.load`, for each of them."""
         return [self._kv_copies.load(*copy) for copy in copies]
 
-    def rhyme_drop_kv(self, path: str) -> None:
-        """Call `KvCopies.drop`."""
-        self._kv_copies.drop(path)
-
     def rhyme_generator_state(self, request_id: str) -> bytes | None:
         """Call `KvCopies.generator_state`."""
         return self._kv_copies.generator_state(request_id)

@@ -1,13 +1,12 @@
-"""Where KV blocks lie between two engines: one contiguous buffer in (layer, block) order (RLHFSpec, section 6).
+"""The place of KV blocks between two engines: one contiguous buffer in (layer, block) order (RLHFSpec, section 6).
 
 A buffer is for one sample, and has room for its handover behind the blocks. It holds all KV heads, so engines of any
 tensor-parallel size write and read their own (`head_share`): resharding is which heads a rank copies. A worker opens it
 by its plain description. It is a file on tmpfs, for engines of one node; between two nodes each has one, and rows go
-from one to the other (engine/actor_parts/devices.py). One that is `on_device` has only the handover: its blocks
-are in pieces on the devices (device_rows.py).
+from one to the other (engine/actor_parts/devices.py).
 
-Invariants: a buffer's owner makes and removes it, workers only open it; no room on the tmpfs is an OSError of the
-worker that writes, not a bus error; a buffer whose owner is gone is removed when the next store starts.
+Invariants: a buffer's owner makes and removes it, workers only open it. No room on the tmpfs is an OSError of the
+worker that writes, not a bus error. A buffer whose owner is gone is removed when the next store starts.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def head_share(rank: int, ranks: int, heads: int) -> HeadShare:
 
 @dataclass(frozen=True)
 class KvLayout:
-    """What a KV cache is made of: per layer and block [heads, block_size, width], keys and values side by side.
+    """The form of a KV cache: per layer and block [heads, block_size, width], keys and values side by side.
 
     `heads`: of all ranks together. Two engines can hand blocks over if theirs are equal.
     """
@@ -82,10 +81,9 @@ class KvBuffer:
     path: str
     rows: int
     layout: KvLayout
-    on_device: bool = False
 
     def to_plain(self) -> dict[str, Any]:
-        """For a call to vLLM's workers."""
+        """Return the description for a call to vLLM's workers."""
         return asdict(self)
 
     @classmethod
@@ -94,8 +92,8 @@ class KvBuffer:
 
     @property
     def handover_offset(self) -> int:
-        """Where in the file the sample is handed over (handover.py): behind the blocks."""
-        return 0 if self.on_device else self.layout.layers * self.rows * self.layout.block_bytes
+        """The place in the file where the sample is handed over (handover.py): behind the blocks."""
+        return self.layout.layers * self.rows * self.layout.block_bytes
 
     @property
     def file_bytes(self) -> int:
@@ -132,9 +130,9 @@ class KvBufferStore:
         self._name = owned_prefix(PREFIX)
         remove_stale(PREFIX, folder)
 
-    def make(self, layout: KvLayout, rows: int, on_device: bool = False) -> KvBuffer:
+    def make(self, layout: KvLayout, rows: int) -> KvBuffer:
         """Return a new buffer for `rows` blocks; it takes up memory only as it is written. Raises OSError."""
-        buffer = KvBuffer(str(self._folder / f"{self._name}{uuid.uuid4().hex}"), rows, layout, on_device)
+        buffer = KvBuffer(str(self._folder / f"{self._name}{uuid.uuid4().hex}"), rows, layout)
         with open(buffer.path, "xb") as file:
             file.truncate(buffer.file_bytes)
         return buffer
@@ -142,9 +140,6 @@ class KvBufferStore:
     def remove(self, buffer: KvBuffer) -> None:
         """Remove a buffer; who has it open may go on reading. Safe to do twice."""
         Path(buffer.path).unlink(missing_ok=True)
-        if buffer.on_device:
-            for piece in self._folder.glob(f"{Path(buffer.path).name}.*"):
-                piece.unlink(missing_ok=True)
 
 
 def read_rows(buffer: KvBuffer, first: int, end: int) -> np.ndarray:

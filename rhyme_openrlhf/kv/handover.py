@@ -33,7 +33,7 @@ _DECODER = msgspec.msgpack.Decoder(Handover)
 
 
 def room_bytes(tokens: int) -> int:
-    """Bytes to keep for a handover of a sample that comes to have so many tokens at most."""
+    """Bytes to keep for a handover of a sample that comes to have `tokens` tokens at most."""
     return _LENGTH.size + tokens * _TOKEN_BYTES + _REST_BYTES
 
 
@@ -51,7 +51,7 @@ def write(path: str, offset: int, handover: Handover) -> None:
 
 
 def read(path: str, offset: int) -> Handover | None:
-    """What was handed over; None if nothing is, or the file is gone."""
+    """Return what was handed over; None if nothing is, or the file is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,11 +1,11 @@
 """KV blocks between a GPU and the host's memory: pieces of all layers, through two pinned buffers, on a stream.
 
-A copy to memory that is not pinned runs at a fraction of the link's rate, and one copy a layer waits for the device as
+A copy to memory that is not pinned runs at a fraction of the link's rate. One copy a layer would wait for the device as
 often as there are layers. Here one copy moves a piece of all layers, and the host empties (or fills) one pinned buffer
 while the device fills (or empties) the other one. RLHFSpec, section 6.
 
-Invariants: a piece is read on the host only when its copy is done; a pinned buffer is written again only when whoever
-had it before is done; the copies come after the decode step before them, and the next step comes after the copies.
+Invariants: a piece is read on the host only when its copy is done. A pinned buffer is written again only when the copy
+before is done. The copies come after the decode step before them, and the next decode step comes after the copies.
 Not run on a GPU yet: the tests run it on CPU tensors with a stand-in for torch.cuda.
 """
 
@@ -38,7 +38,7 @@ class PinnedCopies:
             yield number, start, min(start + step, count)
 
     def _buffer(self, number: int, caches: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
-        """A pinned buffer as [layers, blocks, ...] of the caches."""
+        """Return a pinned buffer as [layers, blocks, ...] of the caches."""
         shape = (len(caches), blocks, *caches[0].shape[1:])
         nbytes = caches[0].element_size() * torch.Size(shape).numel()
         key = number % BUFFERS

@@ -46,7 +46,6 @@ from rhyme_openrlhf.scheduling.move import RECOMPUTE, Phase
 from rhyme_openrlhf.scheduling.move_costs import MoveCosts
 from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.settings.config import RhymeSettings
-from rhyme_openrlhf.settings.moves import DEVICE
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
 from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 
@@ -114,7 +113,6 @@ class SampleHome:
             ask_after_s=ASK_AFTER_SECONDS,
             nodes=self._nodes,
             here=node,
-            on_device=rhyme.move.memory == DEVICE,
         )
         # Samples of the step that are still to come.
         self._awaited = 0

@@ -152,8 +152,7 @@ class Mover:
 
     `limit_s`: seconds that one call to an engine may take. `record`: told of each move that is over. `ask_after_s`:
     seconds after which an engine is asked whether it has gone on with what was handed over to it. `nodes`: where
-    engines are, as far as that is known, and `here`, where the store is; who is not among them is here. `on_device`:
-    within a node KV blocks stay on the devices.
+    engines are, as far as that is known, and `here`, where the store is; who is not among them is here.
     """
 
     def __init__(
@@ -166,7 +165,6 @@ class Mover:
         ask_after_s: float = 0.0,
         nodes: Mapping[int, str] = MappingProxyType({}),
         here: str = "",
-        on_device: bool = False,
     ) -> None:
         self._keeper = keeper
         self._store = store
@@ -176,7 +174,6 @@ class Mover:
         self._ask_after_s = ask_after_s
         self._nodes = nodes
         self._here = here
-        self._on_device = on_device
         self._layouts: dict[int, KvLayout | str] = {}
 
     async def open(self) -> None:
@@ -330,13 +327,11 @@ class Mover:
         if layout != layouts[1]:
             return Reply.FAILED, f"the KV caches differ: {layout} and {layouts[1]}"
         rows = -(-way.sample.request.longest // layout.block_size)
-        # Devices that take turns have no memory to spare for it.
-        on_device = self._on_device and way.near and not way.in_turns
-        way.buffers[move.source] = await self._make_buffer(move.source, layout, rows, on_device)
+        way.buffers[move.source] = await self._make_buffer(move.source, layout, rows)
         if way.near:
             way.buffers[move.destination] = way.buffers[move.source]
         else:
-            way.buffers[move.destination] = await self._make_buffer(move.destination, layout, rows, on_device)
+            way.buffers[move.destination] = await self._make_buffer(move.destination, layout, rows)
         # Those that are full and final, while the source generates on.
         exported = await self._call(move.source, SampleCalls.export_kv, way.left, way.buffers[move.source])
         if exported is None:
@@ -356,10 +351,10 @@ class Mover:
             self._layouts[engine] = await self._call(engine, SampleCalls.kv_layout)
         return self._layouts[engine]
 
-    async def _make_buffer(self, engine: int, layout: KvLayout, rows: int, on_device: bool) -> KvBuffer:
+    async def _make_buffer(self, engine: int, layout: KvLayout, rows: int) -> KvBuffer:
         if self._node(engine) == self._here:
-            return self._store.make(layout, rows, on_device)
-        return await self._call(engine, DeviceCalls.make_kv_buffer, layout, rows, on_device)
+            return self._store.make(layout, rows)
+        return await self._call(engine, DeviceCalls.make_kv_buffer, layout, rows)
 
     async def _bring(self, move: Move, way: _Way, first: int, end: int) -> str:
         """Between nodes: what the source has written of blocks `first` to `end` to the destination; "" or why not."""
@@ -448,8 +443,6 @@ class Mover:
         for engine, buffer in way.buffers.items():
             if self._node(engine) != self._here:
                 todo.append((engine, DeviceCalls.remove_kv_buffer, buffer))
-            if buffer.on_device and engine == move.source:
-                todo.append((engine, DeviceCalls.drop_kv, buffer))
         if way.sample.answer.cancelled() and move.may_generate == move.destination:
             # Aborted with the last order on its way: whoever aborted it looked for it at the source.
             todo.append((move.destination, SampleCalls.discard_sample, way.room))

@@ -1,13 +1,16 @@
-"""What the trainer gets of a step: whole prompt groups, in the order in which they end, and then the step's end. Pure.
+"""A step as the trainer gets it: whole prompt groups, in the order in which they end, and then the step's end. Pure.
 
-Upstream reshapes rewards to (prompts, samples of each): a prompt group that is not whole, or not in one piece, would
+Upstream reshapes rewards to (prompts, samples of each). So a prompt group that is not whole, or not in one piece, would
 silently mix prompts (OpenRLHF 0.11.2, `experience_maker.py`, `reshape(-1, n)`).
 
-Invariants: a batch has every prompt group of its step and no other, each once and with all its samples side by side; no
-sample in it is more than `MOST_OFF_POLICY` steps off policy. Where prompt groups may be deferred (`deferral.py`), a
-batch has some of the step before, at most one step older than that, in exchange for as many that the step before took
-of this one's own; where prompt groups are filtered out, the step before may have taken some. What would break one of
-these raises BatchError.
+Invariants:
+- A batch has every prompt group of its step and no other, each once and with all its samples side by side.
+- No sample in a batch is more than `MOST_OFF_POLICY` steps off policy.
+- Where prompt groups may be deferred (`scheduling/deferral.py`), a batch has some of the step before, at most one step
+  older than that. In exchange the step before took as many of this step's own.
+- Where prompt groups are filtered out, the step before may have taken some of this step's own.
+
+What would break one of these raises BatchError.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from typing import Any
 
 from rhyme_openrlhf.scheduling.turns import MOST_OFF_POLICY
 
-# How many steps after its own a prompt group may train: in its own; where the step before takes what it lacks (dynamic
-# filtering); where prompt groups are deferred in exchange for one of the next step.
+# How many steps after its own a prompt group may train. OWN_ALONE: in its own step. TAKEN_AHEAD: also a step earlier,
+# which lacks some (dynamic filtering). EXCHANGED: also a step later, in exchange for a prompt group of that step.
 OWN_ALONE: tuple[int, ...] = (0,)
 TAKEN_AHEAD: tuple[int, ...] = (-1, 0)
 EXCHANGED: tuple[int, ...] = (-1, 0, 1)
@@ -33,9 +36,9 @@ class BatchError(RuntimeError):
 class PromptGroup:
     """The finished samples of prompt `place` (from 0) of training step `step`, which has `prompts` prompts.
 
-    `versions`: the weight versions that each sample was generated with (one a round of a conversation, and one more for
-    each load below a deferred sample; empty where it is not known). `trained_in`: the step whose batch it is in, which
-    has `batch` prompt groups.
+    `versions`: the weight versions that each sample was generated with, empty where they are not known. There is one
+    for each round of a conversation, and one more for each load below a deferred sample. `trained_in`: the step whose
+    batch the prompt group is in; that batch has `batch` prompt groups.
     """
 
     step: int

@@ -1,13 +1,14 @@
 """The controller of the streaming pipeline: hands steps to engines ahead of time and collects what they finish.
 
-Two steps are with the engines at any time: one that is being completed and the next, so that an engine which is done
-with the one goes on with the other. When a step is complete its batch is the trainer's, and the step after the next is
-handed out; an engine cannot need it before, because its weights are made from that batch.
+Two steps are with the engines at any time: the step that is being completed and the next one. An engine that is done
+with the first goes on with the second. When a step is complete, the trainer gets its batch, and the step after the next
+is handed out. No engine can need that step before, because its weights are made from that batch.
 
-Invariants: a step's batch is its own prompts, or with --histopipe.defer what the ledger (`scheduling/deferral.py`)
-says; the trainer gets prompt groups of one batch at a time, in the order in which they end, and a step's end after all
-of them; rollout stages in the record follow each other without gaps, so an engine's states add up to wall time; every
-wait is bounded by --limits.stage_s without any news.
+Invariants:
+- A step's batch is its own prompts, or with --histopipe.defer what the ledger (`scheduling/deferral.py`) says.
+- The trainer gets prompt groups of one batch at a time, in the order in which they end, and then the step's end.
+- Rollout stages in the record follow each other without gaps, so an engine's states add up to wall time.
+- Every wait ends after --limits.stage_s without any news.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import ray
 
 from rhyme_openrlhf.engine.checked_reward import RewardLateError
 from rhyme_openrlhf.engine.messages import TurnReport
-from rhyme_openrlhf.engine_errors import EngineLost, LostEngine
+from rhyme_openrlhf.engine_errors import EngineLost, LostEngine, last_line
 from rhyme_openrlhf.pipeline.batch import PromptGroup, StepEnd
 from rhyme_openrlhf.pipeline.engines import ENGINE_TIMEOUT_SECONDS, LOST, EngineLoss, stage_intervals, turn_events
 from rhyme_openrlhf.pipeline.generator import PipelineSamplesGenerator, score_range, teaches_nothing
@@ -47,7 +48,7 @@ POLL_SECONDS = 5.0
 
 
 class PipelineWaitError(RuntimeError):
-    """Nothing has come from the engines for too long; the message says what is waited for and who owes it."""
+    """An error for a wait without news from the engines; the message says what is awaited and who owes it."""
 
 
 class NoRewardError(RuntimeError):
@@ -66,7 +67,6 @@ class Pipeline:
         put: Callable[[Any], None],
         evaluate: Callable[[int], None] | None,
         training_news: Callable[[], list[float]],
-        generate_kwargs: dict[str, Any],
     ) -> None:
         self._generator = generator
         self._services = services
@@ -74,7 +74,6 @@ class Pipeline:
         self._put = put
         self._evaluate = evaluate
         self._training_news = training_news
-        self._generate_kwargs = generate_kwargs
         self._engines = generator.vllm_engines
         self._flying: list[Step] = []
         # Steps that are complete but for deferred prompt groups.
@@ -90,7 +89,7 @@ class Pipeline:
         self._outliers: OutlierWatch | None = None
         if services.settings.histopipe.defer or services.settings.samples_move:
             self._outliers = OutlierWatch(self._engines, planner.beta, generator.args.rollout.n_samples_per_prompt)
-        self._loss = EngineLoss(generator, services, generate_kwargs)
+        self._loss = EngineLoss(generator, services)
         self._watch = RolloutWatch(self._engines, services, overlapping=True)
 
     def run(self, steps: Iterator[Step]) -> None:
@@ -128,7 +127,7 @@ class Pipeline:
         left = self._loss.look()
         step.placement = self._planner.place(step, len(left))
         engine_of = [left[engine] for engine in step.placement.engine_of]
-        self._generator.hand(step, turn, engine_of, self._planner.last_lengths(), **self._generate_kwargs)
+        self._generator.hand(step, turn, engine_of, self._planner.last_lengths())
         if last:
             for handle in self._engines:
                 handle.no_more_turns.remote()
@@ -156,7 +155,7 @@ class Pipeline:
         return self._loss.goes_on_after(error, (*self._flying, *self._late))
 
     def _begin_stage(self, at: float, before: tuple[Event, ...]) -> None:
-        """The oldest step is the one that is being completed from `at` on; `before` happened at the same moment."""
+        """Begin the stage of the oldest step, which is being completed from `at` on; `before` happened then, too."""
         self._stage_began = at
         if not self._flying:
             self._services.record_all(list(before), SOURCE)
@@ -195,7 +194,7 @@ class Pipeline:
             place = step.calls.pop(ref, None)
             if place is not None and isinstance(error, EngineLost):
                 # One of its samples had moved to an engine that is gone.
-                self._generator.hand_again(step, [place], step.engine_of[place], **self._generate_kwargs)
+                self._generator.hand_again(step, [place], step.engine_of[place])
             elif place is not None or not gone:
                 raise
         except RewardLateError as error:
@@ -209,15 +208,15 @@ class Pipeline:
     # --- what goes wrong
 
     def _try_again(self, step: Step, place: int, error: RewardLateError) -> None:
-        """A prompt group's reward did not come: it is generated once more, then left out."""
-        number, reason = step.number, (str(error).strip().splitlines() or ["no message"])[-1].strip()
+        """Generate a prompt group whose reward did not come once more, then leave the prompt group out."""
+        number, reason = step.number, last_line(error)
         if place not in step.retried:
             step.retried.add(place)
             text = (
                 f"prompt group {place} of step {number} is generated again, because its reward did not come: {reason}"
             )
             self._services.record(Note("warning", text), SOURCE)
-            self._generator.hand_again(step, [place], step.engine_of[place], **self._generate_kwargs)
+            self._generator.hand_again(step, [place], step.engine_of[place])
             return
         self._left_out.add(step.key(place))
         self._ended(step, place)
@@ -236,7 +235,7 @@ class Pipeline:
                 self._put(replace(self._groups[key], trained_in=step.number, batch=step.size))
 
     def _take_group(self, step: Step, place: int, responses: list[dict[str, Any]]) -> None:
-        samples = self._generator.experiences(responses, **self._generate_kwargs)
+        samples = self._generator.experiences(responses)
         step.lengths[place] = [int(sample.response_length.item()) for sample in samples]
         self._planner.ended(step, place, step.lengths[place])
         if teaches_nothing(samples, self._score_range) and self._filter_out(step, place):
@@ -266,7 +265,7 @@ class Pipeline:
         engine = self._loss.least_loaded(self._flying)
         new = step.add(more)
         self._ledger.drop(number, key, step.key(new))
-        self._generator.hand_again(step, [new], engine, **self._generate_kwargs)
+        self._generator.hand_again(step, [new], engine)
         return True
 
     def _ended(self, step: Step, place: int) -> None:
@@ -301,12 +300,12 @@ class Pipeline:
         self._services.record_all(turn_events(step.number, engine, report), SOURCE)
 
     def _take_tail_reports(self, step: Step) -> None:
-        """What engines of a tail layout, which have no turns, did since the step before ended."""
+        """Record what engines of a tail layout, which have no turns, did since the step before ended."""
         for number in self._loss.left_in_tail():
             try:
                 report = ray.get(self._engines[number].report_since.remote(), timeout=ENGINE_TIMEOUT_SECONDS)
             except LOST:
-                # Whoever awaits a sample of it hears of that.
+                # The call that awaits a sample of this engine fails, too.
                 continue
             if report.counters != EngineCounters():
                 self._take_report(step, number, report)
@@ -326,12 +325,12 @@ class Pipeline:
     # --- a complete step
 
     def _batch(self) -> tuple[Key, ...] | None:
-        """What the step that is being completed trains on, once it is complete."""
+        """Return what the step that is being completed trains on; None until the step is complete."""
         step = self._flying[0]
         return None if step.reports else self._ledger.batch(step.number)
 
     def _finish(self, batch: tuple[Key, ...]) -> None:
-        """The step that is being completed has its batch: end it for the trainer, then record it."""
+        """End the step that is being completed, which has its batch, for the trainer; then record the step."""
         self._send(batch)
         step, began, ended = self._flying.pop(0), self._stage_began, time.time()
         if step.calls:

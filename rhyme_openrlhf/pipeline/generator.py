@@ -1,11 +1,11 @@
 """The samples generator of the streaming pipeline: draws steps ahead, and hands each engine its part as a turn.
 
-Checked against OpenRLHF 0.11.2 `trainer/ppo_utils/samples_generator.py`; how prompts are drawn, with which sampling
-parameters they are sent and what becomes of a response is upstream's.
+Upstream's methods decide how prompts are drawn, with which sampling parameters they are sent and what becomes of a
+response. Checked against OpenRLHF 0.11.2 `trainer/ppo_utils/samples_generator.py`.
 
-Invariants: prompts are drawn in upstream's order, a step's never beyond an epoch; with each step travels the data
-loader's and the generator's state right after its prompts were drawn, so that a checkpoint of that step goes on with
-the next prompt whatever was drawn or generated since.
+Invariants: prompts are drawn in upstream's order, a step's never beyond an epoch. With each step travels the data
+loader's and the generator's state right after its prompts were drawn. So a checkpoint of that step goes on with the
+next prompt, although more were drawn or generated since.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from rhyme_openrlhf.training.samples_generator import (
     Swapped,
     announce,
     leave_out,
+    stand_in,
 )
 
 # Why a sample that is too long for its rank group moves within the step (an event's cause).
@@ -75,22 +76,24 @@ def turn_door(engine: Any, number: int, places: Iterable[int] = (), begin: Any =
     def generate_responses(**arguments: Any) -> Any:
         return (begin or engine.generate_in_turn.remote)(number, next(following, -1), **arguments)
 
-    return SimpleNamespace(
-        generate_responses=SimpleNamespace(remote=generate_responses),
-        get_num_unfinished_requests=engine.get_num_unfinished_requests,
-    )
+    return stand_in(engine, generate_responses)
 
 
 class PipelineSamplesGenerator(RhymeSamplesGenerator):
-    """`step` is the last training step that prompts were drawn for."""
+    """`step` is the last training step that prompts were drawn for; `generate_kwargs`: upstream's, for every sample."""
+
+    generate_kwargs: dict[str, Any] = {}
 
     # Of a resumed run's first step.
     _swapped: Swapped = ()
     _used: tuple[int, ...] = ()
 
     def restore(self, state: GeneratorState) -> None:
-        """As its base; the next step's prompts that were trained on give way to those that were deferred to it, and
-        what was drawn as a replacement is left out."""
+        """Go on from `state`, as the base class does.
+
+        The next step's prompts that were trained on give way to those that were deferred to it; prompts that were
+        drawn as replacements are left out.
+        """
         super().restore(state)
         self._swapped, self._used = state.swapped, state.used
 
@@ -132,11 +135,10 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         turn: Turn,
         engine_of: Sequence[int],
         lengths: Mapping[str, Sequence[int]] | None = None,
-        **generate_kwargs: Any,
     ) -> None:
         """Give every engine its prompts of a step; engines without any have no turn of this step.
 
-        `lengths`: how long prompts (`prompt_key`) were answered before, where somebody asks.
+        `lengths`: how long prompts (`prompt_key`) were answered before, where that was asked.
         """
         by_engine: dict[int, list[int]] = defaultdict(list)
         for place, engine in enumerate(engine_of):
@@ -156,13 +158,13 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
             step.engine_of.update(dict.fromkeys(places, engine))
             try:
                 self._acknowledged([answers[engine]])
-                self._send(step, engine, places, turn.number, **generate_kwargs)
+                self._send(step, engine, places, turn.number)
             except ray.exceptions.RayActorError as error:
                 step.unreached[engine] = error
                 continue
             step.reports[self.vllm_engines[engine].turn_report.remote(turn.number)] = engine
 
-    def hand_again(self, step: Step, places: Sequence[int], engine: int, **generate_kwargs: Any) -> None:
+    def hand_again(self, step: Step, places: Sequence[int], engine: int) -> None:
         """Have whole prompt groups of a step that engines have generated again, or for the first time, at `engine`."""
         if self.services.settings.histospec.enable:
             announce([step.prompts[place] for place in places], self.services.history_workers)
@@ -170,7 +172,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         ((number, new),) = self._acknowledged(
             [self.vllm_engines[engine].extend_turn.remote(step.turn, samples, self._traced(step))]
         )
-        self._send(step, engine, places, number, **generate_kwargs)
+        self._send(step, engine, places, number)
         if new:
             step.reports[self.vllm_engines[engine].turn_report.remote(number)] = engine
 
@@ -178,7 +180,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         groups = self.services.settings.telemetry.sample_groups
         return chosen_prompts(step.prompts, step.number, groups) if groups else []
 
-    def _send(self, step: Step, engine: int, places: Sequence[int], turn: int, **generate_kwargs: Any) -> None:
+    def _send(self, step: Step, engine: int, places: Sequence[int], turn: int) -> None:
         begin = None if self._home is None else partial(self._home.generate_in_turn.remote, engine)
         with self._doors([turn_door(self.vllm_engines[engine], turn, places, begin)]):
             calls = SamplesGenerator._dispatch_prompts_to_vllm(
@@ -186,7 +188,7 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
                 [step.prompts[place] for place in places],
                 [step.labels[place] for place in places],
                 images=[step.images[place] for place in places],
-                **generate_kwargs,
+                **self.generate_kwargs,
             )
         step.calls.update(zip(calls, places, strict=True))
         step.engine_of.update(dict.fromkeys(places, engine))
@@ -195,9 +197,9 @@ class PipelineSamplesGenerator(RhymeSamplesGenerator):
         """Have a running sample go on at another engine, if it still runs; not waited for."""
         self._home.move.remote(sample, engine, MOVED_WITHIN)
 
-    def experiences(self, responses: Sequence[dict[str, Any]], **generate_kwargs: Any) -> list[Any]:
+    def experiences(self, responses: Sequence[dict[str, Any]]) -> list[Any]:
         """Return one prompt's responses as upstream's experiences."""
-        return [self._process_response_into_experience(response, **generate_kwargs) for response in responses]
+        return [self._process_response_into_experience(response, **self.generate_kwargs) for response in responses]
 
     @contextmanager
     def evaluation(self, version: int) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """Looks some times a second for responses that are far too long for their rank group (RhymeRL 6.3).
 
 Thin: asks the engines what they run, and `scheduling/outliers.py` what of it is too long and where it goes.
-Invariants: engines that do not answer cost a look, never the step; a rank group is judged only when all of its prompts
-have begun; a sample goes only to an engine with the same weights; one that a tail layout has already stays there.
+Invariants: engines that do not answer cost a look, never the step. A rank group is judged only when all of its prompts
+have begun. A sample goes only to an engine with the same weights; a sample that a tail layout has stays there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Outlier:
 
 
 class OutlierWatch:
-    """That of one run. `beta()`: how much longer than ever before is too long."""
+    """The watch of one run. `beta()`: how much longer than ever before is too long."""
 
     def __init__(self, engines: Sequence[TurnCalls], beta: Callable[[], float], samples_per_prompt: int) -> None:
         self._engines = engines
@@ -54,7 +54,7 @@ class OutlierWatch:
         """From one look to the next."""
 
     def find(self, step: Step) -> list[Outlier]:
-        """What should leave its rank group, the longest of each first; nothing before the next look is due."""
+        """Return what should leave its rank group, the longest of each first; nothing before the next look is due."""
         if not step.placement.rank_groups or time.monotonic() - self._looked < self.look_seconds:
             return []
         self._looked = time.monotonic()
@@ -68,7 +68,7 @@ class OutlierWatch:
 def too_long(
     step: Step, answers: Sequence[RunningSamples | None], samples_per_prompt: int, factor: float
 ) -> list[Outlier]:
-    """The outliers of the step, as `OutlierWatch.find`; `answers`: of each engine, None if it is gone."""
+    """Return the outliers of the step, as `OutlierWatch.find`; `answers`: of each engine, None if it is gone."""
     number, engine_of = step.turn.number, step.engine_of
     owed = set(step.owed()) - step.deferred
     there = [

@@ -1,13 +1,13 @@
 """A step of the streaming pipeline, from the moment its prompts are drawn until the last of them has ended: one record.
 
 The generator draws a step's prompts from a `PromptStream`, in the data loader's order: steps draw ahead from it, and
-replacements in between. With dynamic filtering a step draws a new prompt for each that it filters out, when later steps
-have drawn theirs already, and at the epoch's end it takes some of theirs. A checkpoint of the step therefore names,
+replacements in between. With dynamic filtering a step draws a new prompt for each that it filters out. By then later
+steps have drawn theirs, and at the epoch's end the step takes some of theirs. A checkpoint of the step therefore names,
 beside the data loader's state, which prompts behind that state are used up.
 
-Invariants: every prompt of an epoch is given once; what is named for a step's checkpoint are exactly the prompts behind
-its own that it or an earlier step used, so a resumed run gives each other one once more; what engines still owe of a
-step is what is not `done`.
+Invariants: every prompt of an epoch is given once. A step's checkpoint names exactly the prompts behind its own that
+the step or an earlier one used, so a resumed run gives each other prompt once more. Engines still owe of a step what is
+not `done`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
 from rhyme_openrlhf.telemetry.services import RunServices
 
 SOURCE = "rollout"
-# Steps whose lengths are kept here: a step is planned when the one before the last has ended, and the history workers
-# hear of that one when it is trained on, later than its plan.
+# Steps whose lengths are kept here. A step is planned when the step two before it has ended. The history workers hear
+# of that one when it is trained on, which is later than the plan.
 KEPT_STEPS = 3
 # The step that is being completed and the next.
 STEPS_WITH_ENGINES = 2
@@ -59,18 +59,18 @@ class StepPlanner:
         self._last: dict[int, dict[str, tuple[int, ...]]] = {}
 
     def observe(self, counters: EngineCounters, prompt_tokens: float) -> None:
-        """What engines did in a step, and the mean length of its prompts."""
+        """Note what engines did in a step, and the mean length of its prompts."""
         self._prompt_tokens = prompt_tokens
         rate = tokens_per_step(counters)
         if rate is not None:
             self._speculation = Speculation(rate, counters.drafted / counters.sample_steps)
 
     def trained(self, seconds: float) -> None:
-        """The last training step took `seconds`."""
+        """Note that the last training step took `seconds`."""
         self._training_seconds = seconds
 
     def ended(self, step: Step, place: int, lengths: list[int]) -> None:
-        """A prompt group of a step has ended, with responses of these lengths."""
+        """Note that a prompt group of a step has ended, with responses of these lengths."""
         prompt = step.prompts[place]
         self._ended.setdefault(step.number, {})[prompt] = lengths
         last = self._known.get(step.number, {}).get(prompt)
@@ -79,16 +79,18 @@ class StepPlanner:
         _forget(self._known, step.number - KEPT_STEPS)
 
     def beta(self) -> float:
-        """How much longer than a rank group's longest response ever a response may become (RhymeRL 6.3)."""
+        """Return how much longer than a rank group's longest response ever a response may become (RhymeRL 6.3)."""
         return self._growth.beta()
 
     def last_lengths(self) -> dict[str, Sequence[int]]:
-        """How long the prompts (`prompt_key`) of the steps that engines have were answered before, as far as known;
-        nothing where layouts are not switched, because nobody else asks."""
+        """Return how long the prompts (`prompt_key`) of the steps that engines have were answered before, where known.
+
+        Empty where layouts are not switched, because nothing else asks.
+        """
         return {prompt_key(prompt): of for lately in self._last.values() for prompt, of in lately.items() if of}
 
     def place(self, step: Step, engines: int) -> StepPlacement:
-        """The engine of each of the step's prompts, of `engines` that are there."""
+        """Return the engine of each of the step's prompts, of `engines` that are there."""
         self._engines = engines
         groups = most_rank_groups(self._settings.rank_groups, engines)
         histories: Sequence[LengthHistory | None] = [None] * len(step.prompts)
@@ -146,7 +148,7 @@ def _forget(by_step: dict[int, Any], oldest: int) -> None:
 
 
 def rank_groups_event(step: int, placement: StepPlacement, lengths: Mapping[int, Sequence[int]]) -> RankGroups | None:
-    """What became of a step's rank groups; `lengths`: of each prompt's responses, as far as they have ended.
+    """Return what became of a step's rank groups; `lengths`: of each prompt's responses, as far as they have ended.
 
     None if it had none, or one of which nothing has ended.
     """

@@ -1,16 +1,18 @@
 """The streaming pipeline's trainer (RhymeRL 4.2 and 6): what it puts into OpenRLHF's asynchronous training.
 
 Generator and trainer are two actors, as in OpenRLHF's asynchronous training, whose loops and checkpoints they keep
-(`training/trainer_async.py`). Between them prompt groups go one by one instead of whole batches: engines generate ahead
-of the trainer (`StreamedGeneration`), the trainer takes prompt groups as they end (`StreamedBatches`), and forward
+(`training/trainer_async.py`). Between them prompt groups go one by one instead of whole batches. Engines generate ahead
+of the trainer (`StreamedGeneration`), and the trainer takes prompt groups as they end (`StreamedBatches`). Forward
 passes (policy, reference, critic, reward model) begin when whole prompt groups are there (`StreamingExperienceMaker`).
 Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer_async.py` and `trainer/ppo_utils/experience_maker.py`.
 
-Invariants: what is trained in a step is the step's own prompts, each with all its samples, at most one step off policy
-(`pipeline/batch.py`, also for what --histopipe.defer and dynamic filtering exchange with the next step); a checkpoint
-holds the data loader's state right after the step's prompts were drawn. The micro-batches are those that upstream would
-make of the whole step in the same order, each computed once and with the weights that upstream would use (the policy is
-not trained in between); rewards are shaped and advantages computed on the whole step, by upstream.
+Invariants:
+- A step trains on its own prompts, each with all its samples, at most one step off policy. `pipeline/batch.py` holds
+  that, also for what --histopipe.defer and dynamic filtering exchange with the next step.
+- A checkpoint holds the data loader's state right after the step's prompts were drawn.
+- The micro-batches are those that upstream would make of the whole step in the same order. Each is computed once, with
+  the weights that upstream would use: the policy is not trained in between.
+- Upstream shapes rewards and computes advantages, on the whole step.
 """
 
 from __future__ import annotations
@@ -44,18 +46,20 @@ PASSED_METRIC = "dynamic_filtering_pass_rate"
 
 @dataclass(frozen=True)
 class Boxed:
-    """What travels through a queue unopened: its actor would import OpenRLHF to read a prompt group, which takes
-    seconds at the first one."""
+    """An item that travels through a queue unopened.
+
+    The queue's actor would import OpenRLHF to read a prompt group, which takes seconds at the first one.
+    """
 
     content: Any
 
     @classmethod
     def of(cls, item: Any) -> Boxed:
-        """`item` in a box."""
+        """Return `item` in a box."""
         return cls(ray.put(item))
 
     def open(self) -> Any:
-        """What was boxed."""
+        """Return what was boxed."""
         return ray.get(self.content)
 
 
@@ -160,12 +164,12 @@ class StreamedBatches(QueuedBatches):
         return metrics
 
     def put(self, step: int, block: bool) -> None:
-        """The trainer takes the next batch, after `step` completed steps."""
+        """Tell the generator, as the trainer takes the next batch, how long it trained on the last one."""
         if self._training_seconds is not None:
             self._to_generator.put(self._training_seconds, block=block)
 
     def trained(self, seconds: float) -> None:
-        """The trainer has trained on the last batch for so long."""
+        """Note how long the trainer has trained on the last batch."""
         self._training_seconds = seconds
 
 
@@ -184,6 +188,7 @@ class StreamedGeneration:
         actor = self._actor
         self._training_seconds()  # upstream's free slots
         self._say_how_far_ahead()
+        self._generator.generate_kwargs = actor.generate_kwargs
         limits = ray.get(self._generator.vllm_engines[0].limits.remote(), timeout=LIMITS_TIMEOUT_SECONDS)
         planner = StepPlanner(self._services, actor.args.rollout.n_samples_per_prompt, profile, limits.running)
         evaluates = actor.eval_dataloader is not None and actor.args.eval.steps != float("inf")
@@ -194,7 +199,6 @@ class StreamedGeneration:
             self._put,
             self._evaluate if evaluates else None,
             self._training_seconds,
-            actor.generate_kwargs,
         )
         pipeline.run(self._generator.draw(episode, consumed))
         self._put("done")
@@ -230,7 +234,7 @@ class StreamedGeneration:
 
 
 class PipelineParts(AsyncParts):
-    """What the actors of a pipelined run are made of."""
+    """The parts of a pipelined run's actors."""
 
     experience_maker = StreamingExperienceMaker
     samples_generator = PipelineSamplesGenerator

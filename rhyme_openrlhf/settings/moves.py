@@ -11,8 +11,6 @@ from rhyme_openrlhf.settings.options import Settings, option
 AUTO = "auto"
 KV_TRANSFER: Final = "kv_transfer"
 RECOMPUTE: Final = "recompute"
-HOST = "host"
-DEVICE = "device"
 
 
 @dataclass(frozen=True)
@@ -31,13 +29,6 @@ class MoveSettings(Settings):
         "How the KV cache gets to the other engine: 'kv_transfer' copies it while the sample runs on, 'recompute' "
         "computes it again; 'auto' takes what costs the sample less time, as far as that is known.",
         choices=(AUTO, KV_TRANSFER, RECOMPUTE),
-        expert=True,
-    )
-    memory: str = option(
-        HOST,
-        "Where KV blocks lie on their way within a node: in the host's shared memory, or, with 'device', in memory of "
-        "the source's GPUs (CUDA IPC; takes as much there as the sample's KV cache; not tried on a GPU yet).",
-        choices=(HOST, DEVICE),
         expert=True,
     )
     timeout_s: float = option(

@@ -46,7 +46,7 @@ class Batch:
 
 
 def cut_batch(lines: Iterable[bytes], start: int, most_events: int, most_bytes: int = BATCH_BYTES) -> Batch:
-    """The next batch of `lines`, which begin at byte `start` of the log.
+    """Return the next batch of `lines`, which begin at byte `start` of the log.
 
     At most `most_events` events and `most_bytes` bytes, but at least one line if a whole one is there; a last line
     without its newline is still being written and belongs to no batch yet.
@@ -102,7 +102,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def excess(unsent: int, bound: int) -> int:
-    """How many of `unsent` bytes must be given up so that at most `bound` stay."""
+    """Return how many of `unsent` bytes must be given up so that at most `bound` stay."""
     return max(0, unsent - bound)
 
 
@@ -200,7 +200,7 @@ class Outbox:
             self.given_up[source] = self.given_up.get(source, 0) + count
 
     def to_dict(self, attempt_uid: str) -> dict[str, Any]:
-        """What is kept beside the log."""
+        """Return what is kept beside the log."""
         return {
             "attempt_uid": attempt_uid,
             "position": self.position,

@@ -50,7 +50,7 @@ class Answer:
 
 
 def read_token(token_file: str, given: str) -> str:
-    """The token in `token_file` if that is named, else `given` (from the environment). Raises TokenError."""
+    """Return the token in `token_file` if that is named, else `given` (from the environment). Raises TokenError."""
     token, where = given, "RHYME_CONTROL_TOKEN"
     if token_file:
         where = token_file
@@ -138,7 +138,7 @@ def _answer(name: str, response: http.client.HTTPResponse, text: bytes) -> Answe
 
 
 def _seconds(header: str | None) -> float | None:
-    """A Retry-After in seconds; it may be a number or a date."""
+    """Return a Retry-After in seconds; it may be a number or a date."""
     if header is None:
         return None
     header = header.strip()

@@ -1,4 +1,4 @@
-"""What engines answer, as events, for both samples generators. Pure.
+"""Engines' answers as events, for both samples generators. Pure.
 
 Once a second an engine answers with its counters, and at the end of its part of a rollout stage with all that it did.
 Invariant: an engine's samples add up to what it did since the rollout stage began.
@@ -37,7 +37,7 @@ class EngineSampler:
         self._at = started
 
     def samples(self, answers: Sequence[Answer | None], now: float) -> list[EngineSample]:
-        """One sample of each engine, from what each answered at `now`, on the clock of `started`; None: it is gone."""
+        """Return one sample of each engine, from its answer at `now`, on the clock of `started`; None: it is gone."""
         seconds, self._at = now - self._at, now
         found = []
         for engine, answer in enumerate(answers):

@@ -46,7 +46,7 @@ _Check = Callable[[str, str, Any], Any]
 
 
 def to_json(event: Event, time: float, source: str, sequence: int) -> dict[str, Any]:
-    """The event's JSON form, of plain Python values (NumPy's numbers become plain ones).
+    """Return the event's JSON form, of plain Python values (NumPy's numbers become plain ones).
 
     Raises EventError when a value does not have its field's type, so that a bad event fails where it is made.
     """
@@ -61,7 +61,7 @@ def to_json(event: Event, time: float, source: str, sequence: int) -> dict[str, 
 
 
 def parse(row: Mapping[str, Any]) -> Recorded | None:
-    """The event of a JSON form, or None when its kind is unknown.
+    """Return the event of a JSON form, or None when its kind is unknown.
 
     Raises EventError, naming kind and field, when a field is missing or has the wrong type.
     """
@@ -129,7 +129,7 @@ def _checked_counters(kind: str, field: str, value: Any) -> EngineCounters:
 
 
 def _other_number(kind: str, field: str, value: Any, hint: type) -> Any:
-    """A number that is not of the plain type, as one of it."""
+    """Return a number that is not of the plain type, as one of it."""
     # The abstract types also take NumPy's numbers. bool is an int to Python, but a truth value is no number here.
     if not isinstance(value, bool):
         if hint is int and isinstance(value, numbers.Integral):
@@ -154,7 +154,7 @@ _CHECKS: dict[Any, _Check] = {
 
 
 def _check_of(hint: Any) -> _Check:
-    """The check of a type hint; of unions, only `X | None` is used."""
+    """Return the check of a type hint; of unions, only `X | None` is used."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin is types.UnionType:
         return _check_or_none(_check_of(inside[0]))
@@ -215,7 +215,7 @@ _FIELDS: dict[str, tuple[tuple[str, _Check, bool], ...]] = {
 
 
 def _plain(value: Any) -> Any:
-    """A checked value as strict JSON can hold it."""
+    """Return a checked value as strict JSON can hold it."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

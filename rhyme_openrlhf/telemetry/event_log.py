@@ -1,8 +1,8 @@
 """The record of a run on disk: one event a line, as JSON, only ever appended.
 
-Invariants: every line that ends in a newline is a whole event; a process that was killed can leave at most one torn
-line, the last one, which readers skip and the next writer removes. A file has one `EventLog` at a time: events of
-other processes are sent to the process that has it.
+Invariants: every line that ends in a newline is a whole event. A process that was killed can leave at most one torn
+line, the last one; readers skip that line, and the next writer removes it. A file has one `EventLog` at a time:
+other processes send their events to the process that has it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class EventLog:
 
 
 def read_events(path: Path | str) -> Iterator[Recorded]:
-    """The events of a file in the order of its lines, without unknown kinds and without a torn last line.
+    """Return the events of a file in the order of its lines, without unknown kinds and without a torn last line.
 
     Raises OSError, and EventError, naming the line, when a whole line is no event.
     """
@@ -101,7 +101,7 @@ def read_events(path: Path | str) -> Iterator[Recorded]:
 
 
 def follow(path: Path | str, stop: Callable[[], bool], poll_s: float = 0.2) -> Iterator[Recorded]:
-    """The events of a file from its start on, waiting for more until `stop()` is true.
+    """Return the events of a file from its start on, waiting for more until `stop()` is true.
 
     What was written before `stop()` turned true is still given. The file need not exist yet. Looks every `poll_s`
     seconds; the default is what a person still sees as at once. Raises what `read_events` raises.
@@ -129,7 +129,7 @@ def follow(path: Path | str, stop: Callable[[], bool], poll_s: float = 0.2) -> I
 
 
 def _parse_line(line: bytes, path: Path | str, number: int) -> Recorded | None:
-    """The event of one whole line; `number` is for the message of EventError."""
+    """Return the event of one whole line; `number` is for the message of EventError."""
     where = f"{path}, line {number}"
     try:
         row = json.loads(line)

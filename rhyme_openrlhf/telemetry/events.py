@@ -1,6 +1,6 @@
 """The events of a run: their schema. `event_json.py` has their JSON form.
 
-An event says what happened; `Recorded` adds when, by whom and as that source's how-manieth. The record of a run is the
+An event says what happened; `Recorded` adds when, by whom and which of that source's events. The record of a run is the
 sequence of its events, and everything shown about a run (terminal, summary, dashboard) is computed from them.
 
 Compatibility: unknown kinds and unknown fields are a newer writer's and are skipped. A new field needs a default, so
@@ -121,7 +121,7 @@ class RolloutFinished(Event):
     def of(
         cls, step: int, epoch: int, seconds: float, lengths: list[int], rewards: list[float], truncated: int
     ) -> RolloutFinished:
-        """From the response length of every sample (at least one), and the rewards as far as they are known."""
+        """Return the event, from the response lengths of the samples (at least one) and the rewards that are known."""
         return cls(
             step=step,
             epoch=epoch,
@@ -140,7 +140,7 @@ class RolloutFinished(Event):
 
 @dataclass(frozen=True)
 class EngineStep(Event):
-    """What one engine did in one rollout stage; `weight_version` is None where weights are not numbered."""
+    """The counters of one engine in one rollout stage; `weight_version` is None where weights are not numbered."""
 
     kind: ClassVar[str] = "engine_step"
     step: int
@@ -151,7 +151,7 @@ class EngineStep(Event):
 
 @dataclass(frozen=True)
 class EngineInterval(Event):
-    """From `start` to `end` (unix seconds) one engine was in one state; an engine's intervals do not overlap.
+    """One engine was in one state from `start` to `end` (unix seconds); an engine's intervals do not overlap.
 
     "sync" is loading weights. `cause` says why an engine was idle, and is empty in the other states.
     """
@@ -166,7 +166,7 @@ class EngineInterval(Event):
     cause: BubbleCause = ""
 
     def within(self, start: float, end: float) -> EngineInterval | None:
-        """The part of it between two moments; None if there is none."""
+        """Return the part of it between two moments; None if there is none."""
         start, end = max(self.start, start), min(self.end, end)
         return replace(self, start=start, end=end) if start < end else None
 
@@ -224,7 +224,7 @@ class LayoutSwitched(Event):
 
 @dataclass(frozen=True)
 class RankGroups(Event):
-    """How a step's prompts were put into groups of like length. One entry a group, the shortest first.
+    """The groups of like length that a step's prompts were put into. One entry a group, the shortest first.
 
     `prompts` and `engines`: how many each group has; `predicted` and `real`: its mean response length in tokens.
     """
@@ -285,11 +285,11 @@ class HistoryState(Event):
 
 @dataclass(frozen=True)
 class DraftBudget(Event):
-    """What an engine chose to draft in a step's rollout stage, by how many samples were running.
+    """An engine's choice of drafts in a step's rollout stage, by how many samples were running.
 
-    One entry for each number of running samples: decode steps with that many, the mean draft length chosen (tokens a
-    sample), the mean time of such a step in milliseconds, as predicted and as it was, and the mean number of accepted
-    draft tokens of all samples, as expected and as it was (empty in records of older writers).
+    One entry for each number of running samples: decode steps with that many, and the mean draft length chosen (tokens
+    a sample). Then the mean time of such a decode step in milliseconds, as predicted and as it was. Then the mean
+    number of accepted draft tokens of all samples, as expected and as it was (empty in records of older writers).
     """
 
     kind: ClassVar[str] = "draft_budget"
@@ -306,7 +306,7 @@ class DraftBudget(Event):
 
 @dataclass(frozen=True)
 class DraftGain(Event):
-    """What drafts gain on an engine, as the run measured it by leaving them out now and then.
+    """The gain of drafts on an engine, as the run measured it by leaving them out now and then.
 
     Tokens per second with drafts / of an engine without speculation: the mean of the last `intervals` comparisons, and
     its 95 % interval. `drafting`: whether drafts are on. `within`: the ratio to the same engine without drafts, which
@@ -326,7 +326,7 @@ class DraftGain(Event):
 
 @dataclass(frozen=True)
 class OffPolicyness(Event):
-    """How old the weights were that a step's samples were begun with: `samples[i]` samples have `values[i]`.
+    """The age of the weights that a step's samples were begun with: `samples[i]` samples have `values[i]`.
 
     Off-policyness is the training step minus the weight version minus 1: 0 is on-policy.
     """

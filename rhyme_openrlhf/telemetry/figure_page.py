@@ -37,7 +37,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", colour);
 
 
 def page(title: str, heading: str, body: str, figures: Sequence[go.Figure]) -> str:
-    """The page: `heading`, the markup of `body`, and the figures below each other."""
+    """Return the page: `heading`, the markup of `body`, and the figures below each other."""
     drawn = "".join(
         figure.to_html(
             full_html=False, include_plotlyjs="inline" if number == 0 else False, config={"responsive": True}

@@ -1,4 +1,4 @@
-"""What an engine counts, and the figures that are made of the counts.
+"""The counters of an engine, and the figures that are made of them.
 
 Every figure that this project prints, stores or plots is computed here, with the definitions of docs/architecture.md
 ("Words"), so that the command line, the API and the documentation cannot disagree; `describe()` gives the wording.
@@ -32,7 +32,7 @@ class CountersError(ValueError):
 
 @dataclass(frozen=True)
 class EngineCounters:
-    """What one engine did over some stretch of time. Counts, except those in seconds."""
+    """The work of one engine over some stretch of time. Counts, except those in seconds."""
 
     response_tokens: int = 0
     """Tokens of responses, as the trainer will see them (nothing after a stop token or the length limit)."""
@@ -134,17 +134,17 @@ def speculation_rate(counters: EngineCounters) -> float | None:
 
 
 def history_share(counters: EngineCounters) -> float | None:
-    """The part of the speculation rate whose drafts came from earlier responses."""
+    """Return the part of the speculation rate whose drafts came from earlier responses."""
     return _ratio(counters.accepted - counters.accepted_siblings - counters.accepted_own, counters.response_tokens)
 
 
 def siblings_share(counters: EngineCounters) -> float | None:
-    """The part of the speculation rate whose drafts came from other samples of the prompt, of the same rollout."""
+    """Return the part of the speculation rate whose drafts came from the prompt's other samples of the rollout."""
     return _ratio(counters.accepted_siblings, counters.response_tokens)
 
 
 def own_share(counters: EngineCounters) -> float | None:
-    """The part of the speculation rate whose drafts came from the sample's own text."""
+    """Return the part of the speculation rate whose drafts came from the sample's own text."""
     return _ratio(counters.accepted_own, counters.response_tokens)
 
 
@@ -216,7 +216,7 @@ class _Gain(Protocol):
 
 @dataclass(frozen=True)
 class EnginesGain:
-    """What drafts gain on all engines: the means of the engines' figures and of their intervals' ends.
+    """The gain of drafts on all engines: the means of the engines' figures and of their intervals' ends.
 
     `without`: tokens per second of engines without speculation / of these as they run now, with drafts or without.
     """

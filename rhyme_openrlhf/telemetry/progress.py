@@ -2,11 +2,16 @@
 
 A display only prints: it keeps no record and computes no figure of its own (`progress_state.py` does).
 
-Invariants of bars: the run's bar is always there; the step's bar exists only while a step generates (counting its
-samples) or trains (moving, because training does not report how far it is); messages are printed above the bars and
-stay. Invariants of lines: whole lines only, without carriage returns and colour codes; one line when a process that the
-first rollout waits for is ready, and one after every HEARTBEAT_S without a line until then; one when a step starts, one
-when it is finished, and in between at most one every PROGRESS_INTERVAL_S. Seconds are of the events' own time.
+Invariants of bars:
+- The run's bar is always there.
+- The step's bar exists only while a step generates or trains. It counts samples; in training it only moves, because
+  training does not report how far it is.
+- Messages are printed above the bars and stay.
+
+Invariants of lines, whose seconds are of the events' own time:
+- Whole lines only, without carriage returns and colour codes.
+- One line when a process that the first rollout waits for is ready; until then one after every HEARTBEAT_S without.
+- One line when a step starts, one when it is finished, and in between at most one every PROGRESS_INTERVAL_S.
 """
 
 from __future__ import annotations
@@ -69,7 +74,7 @@ class NoDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to end."""
+        """End nothing."""
 
 
 class BarsDisplay:

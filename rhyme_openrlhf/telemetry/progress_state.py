@@ -1,10 +1,10 @@
-"""Where a running run stands, computed from its events, and the sentences that say so.
+"""The state of a running run, computed from its events, and the sentences that tell it.
 
 Both displays (bars, lines) feed this and print what it says, so they show the same figures in the same words.
 
-Invariants: it depends on the events alone, never on the clock; events of several steps may interleave (an asynchronous
-run generates step n+1 while it trains on step n), so everything about a step is kept by its number, until the step is
-finished.
+Invariants: the state depends on the events alone, never on the clock. Events of several steps may interleave: an
+asynchronous run generates step n+1 while it trains on step n. So all about a step is kept by its number, until the step
+is finished.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def start_phase(events: Iterable[Event]) -> str:
 
 @dataclass
 class StepState:
-    """What is known of a step that is not finished yet."""
+    """The state of a step that is not finished yet."""
 
     rollout: RolloutFinished | None = None
     counters: EngineCounters = field(default_factory=EngineCounters)
@@ -148,7 +148,7 @@ class ProgressState:
         return "" if self.step else f"starting: {start_phase(self._start_events)}"
 
     def run_start_line(self, event: RunStarted) -> str:
-        """What the run is going to do."""
+        """Return what the run is going to do."""
         steps = "" if event.steps_per_epoch is None else f" of {wording.counted(event.steps_per_epoch, 'step')}"
         prompts = wording.counted(event.prompts_per_step, "prompt")
         return (
@@ -173,7 +173,7 @@ class ProgressState:
         return " · ".join(parts + _speculation(counters))
 
     def step_line(self, event: TrainStep) -> str:
-        """What a finished step did: reward, rollout, then the seconds of its other parts, as far as known."""
+        """Return what a finished step did: reward, rollout, then the seconds of its other parts, as far as known."""
         step = self.steps.get(event.step, StepState())
         sections = [f"{self.step_label(event.step)} ({self.epoch_label(event.epoch)})"]
         reward = self._reward_of(event)
@@ -192,7 +192,7 @@ class ProgressState:
         return "  ".join(sections)
 
     def message(self, recorded: Recorded) -> str | None:
-        """The line for an event that is told as it comes (notes, evaluations, checkpoints, the end), else None."""
+        """Return the line for an event that is told as it comes (note, evaluation, checkpoint, end), else None."""
         event = recorded.event
         if isinstance(event, Note):
             return event.text if event.level == "info" else f"{event.level}: {event.text}"
@@ -213,7 +213,7 @@ class ProgressState:
         return self.steps.setdefault(step, StepState())
 
     def _reward_of(self, event: TrainStep) -> float | None:
-        """The mean reward of a step's samples: from its rollout if that knew it, else from the trainer."""
+        """Return the mean reward of a step's samples: from its rollout if that knew it, else from the trainer."""
         rollout = self.steps.get(event.step, StepState()).rollout
         if rollout is not None and rollout.reward_mean is not None:
             return rollout.reward_mean

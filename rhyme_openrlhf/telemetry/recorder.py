@@ -71,11 +71,11 @@ class PlainRecorder:
             self.write(Note("warning", text), SOURCE, time.time())
 
     def stop_requested(self) -> bool:
-        """Whether somebody put a stop request into the run directory."""
+        """Return whether a stop request is in the run directory."""
         return self._stop_request.exists()
 
     def close(self) -> None:
-        """Everything written so far is in the file when this returns."""
+        """Close the file, with all that was written so far in it."""
         self._log.close()
 
     def _written(self, event: Event, source: str, at: float) -> bool:

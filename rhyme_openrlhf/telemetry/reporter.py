@@ -104,7 +104,7 @@ class Report:
 
 
 def read_report(run: Path) -> Report:
-    """The report of a run directory. Raises ReporterError."""
+    """Return the report of a run directory. Raises ReporterError."""
     try:
         # Strict also where an earlier version wrote it.
         config = strict(json.loads((run / CONFIG_FILE).read_text()))
@@ -162,7 +162,7 @@ class Reporter:
             self._wait(ending)
 
     def unsent(self) -> str:
-        """What is not sent, in words; "" when everything is. Looks at no file."""
+        """Return what is not sent, in words; "" when everything is. Looks at no file."""
         missing = self._size - self._outbox.position
         given_up = sum(self._outbox.given_up.values())
         said = [f"{missing / 1e6:.3f} MB of events are not sent"] if missing > 0 else []

@@ -19,10 +19,10 @@ what the task put between two rounds. `drafted` and `accepted` are null where no
 
 `prompt` is the prompt's key, `lengths` the generated tokens of its samples, `engines` where each of them began.
 
-Invariants: a record's text is that of the whole response decoded at once, also where a character's bytes come from two
-pieces; what does not fit into the bytes allowed is left out whole. A file of records appears whole or not at all;
-together they hold at most the given MB, those of the oldest steps go first; a step that is done again (after a resume
-into the same directory) replaces its file.
+Invariants: a record's text is that of the whole response decoded at once, also where one character's bytes come from
+two pieces. What does not fit into the bytes allowed is left out whole. A file of records appears whole or not at all.
+Together the files hold at most the given MB; those of the oldest steps go first. A step that is done again (after a
+resume into the same directory) replaces its file.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def chosen_prompts(prompts: Sequence[str], step: int, groups: int) -> list[str]:
 
 
 def segments(rounds: Sequence[Round], end: int) -> list[tuple[int, int, str]]:
-    """The positions behind the prompt, up to `end`, as contiguous (first, end, source)."""
+    """Return the positions behind the prompt, up to `end`, as contiguous (first, end, source)."""
     found: list[tuple[int, int, str]] = []
     at = rounds[0].context
 
@@ -155,7 +155,7 @@ def sample_record(
     reward: float,
     decode: Callable[[list[int]], str],
 ) -> dict[str, Any]:
-    """The record of one sample: `tokens` are those of its whole sequence, prompt and response."""
+    """Return the record of one sample: `tokens` are those of its whole sequence, prompt and response."""
     pieces: list[list[str]] = []
     room = MOST_CHARACTERS - min(len(prompt), MOST_CHARACTERS // 2)
     cut = len(prompt) > MOST_CHARACTERS // 2
@@ -190,7 +190,7 @@ def sample_record(
 
 
 def encoded(records: Iterable[dict[str, Any]], most_bytes: int) -> list[bytes]:
-    """The records' lines, as many as fit into `most_bytes`."""
+    """Return the records' lines, as many as fit into `most_bytes`."""
     lines: list[bytes] = []
     for record in records:
         # A lone surrogate in a prompt is no UTF-8.
@@ -203,7 +203,7 @@ def encoded(records: Iterable[dict[str, Any]], most_bytes: int) -> list[bytes]:
 
 
 def length_records(step: int, epoch: int, samples: Iterable[tuple[str, list[Round]]]) -> bytes:
-    """The lines of a step's samples, each as its prompt and its rounds; samples without rounds are left out."""
+    """Return the lines of a step's samples, each as its prompt and its rounds; samples without rounds are left out."""
     groups: dict[str, dict[str, Any]] = {}
     for prompt, rounds in samples:
         if not rounds:
@@ -217,12 +217,12 @@ def length_records(step: int, epoch: int, samples: Iterable[tuple[str, list[Roun
 
 
 def file_name(step: int) -> str:
-    """The file of a step's records; names sort as steps do for the first million of them."""
+    """Return the file of a step's records; names sort as steps do for the first million of them."""
     return f"step-{step:06d}.jsonl"
 
 
 def step_of(name: str) -> int | None:
-    """The step whose file has this name; None: it is no file of records."""
+    """Return the step whose file has this name; None: it is no file of records."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 

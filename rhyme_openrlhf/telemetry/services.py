@@ -1,4 +1,4 @@
-"""What every actor of a run may use: its settings, the recorder, and what the driver decided before anything started.
+"""The services of a run for each of its actors: settings, the recorder, and what the driver decided before the start.
 
 `RunServices` travels to every actor inside OpenRLHF's strategy object, which upstream hands to all of them. Layouts are
 planned by `scheduling/layouts.py`, checkpoints chosen by `training/resume.py`; here is what their users ask of them.
@@ -50,7 +50,7 @@ class Layouts(Protocol):
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What a run goes on from. `ours`: our part of the checkpoint, None for a checkpoint of plain OpenRLHF."""
+    """The checkpoint that a run goes on from. `ours`: our part of it, None for a checkpoint of plain OpenRLHF."""
 
     tag: str
     step: int
@@ -60,7 +60,7 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """What a run needs to know of its checkpoints: what it resumes from, and what its own ones are bound to."""
+    """A run's checkpoints: the one that it resumes from, and the settings that its own ones are bound to."""
 
     resume: ResumePoint | None
     settings: dict[str, Any]
@@ -68,8 +68,9 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class RunServices:
-    """What every actor of a run may use. Handles are Ray actors; `steps_per_epoch` is None where it can vary, and
-    `layouts` where there is one.
+    """The services of a run for each of its actors. Handles are Ray actors.
+
+    `steps_per_epoch` is None where it can vary, and `layouts` where there is one.
     """
 
     settings: RhymeSettings

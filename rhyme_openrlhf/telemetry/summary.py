@@ -1,6 +1,6 @@
-"""What a run did, in one record (`summary.json`) and in one table (the end of the run on the terminal).
+"""The summary of a run, in one record (`summary.json`) and in one table (the end of the run on the terminal).
 
-Computed from the events alone, so it can be made again at any time, also for a run that was killed. Whatever was done
+Computed from the events alone, so it can be made again at any time, also for a run that was killed. All that was done
 counts, including a step that had to be done again. Figures that cannot be computed are None.
 """
 
@@ -90,7 +90,7 @@ class RunSummary:
 
 
 def summarize(events: Iterable[Recorded]) -> RunSummary:
-    """The summary of a run's events, in any state of the run; without events, of a run that did nothing."""
+    """Return the summary of a run's events, in any state of the run; without events, of a run that did nothing."""
     run = _Run()
     for recorded in events:
         run.apply(recorded)
@@ -253,7 +253,7 @@ class _Run:
 
 
 def render(summary: RunSummary, run_dir: str) -> str:
-    """The summary as about 15 lines of plain text, ending with a newline, and where the run's files are."""
+    """Return the summary as about 15 lines of plain text, ending with a newline, and where the run's files are."""
     lines = [_headline(summary)]
     if summary.message:
         lines.append(f"  {' '.join(summary.message.splitlines())}")

@@ -83,7 +83,10 @@ class SystemProbe:
         alone: Sequence[tuple[str, int]] = (),
         object_store: int | None = None,
     ) -> SystemSample:
-        """The machine now. `processes` as (name, id) are counted with those below them, those of `alone` without."""
+        """Return the machine's state now.
+
+        `processes` as (name, id) are counted with those below them, those of `alone` without.
+        """
         now = time.monotonic()
         seconds, self._at = max(now - self._at, 1e-3), now
         cpu, memory = self._processes(processes, alone, seconds)

@@ -1,4 +1,4 @@
-"""How figures are written for people, in the progress display and in the summary alike.
+"""The writing of figures for people, in the progress display and in the summary alike.
 
 Invariant: a figure that does not exist (None) or is not finite is written as NO_VALUE, never as 0.
 """
@@ -16,7 +16,7 @@ _SECONDS_PER_HOUR = 3600
 
 
 def number(value: float | None, digits: int) -> str:
-    """With `digits` decimals and a comma between thousands: 2,310 or 0.43."""
+    """Return a figure with `digits` decimals and a comma between thousands: 2,310 or 0.43."""
     return NO_VALUE if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
@@ -30,7 +30,7 @@ def without_controls(text: str) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of 0 to 1 in whole percent: 64%."""
+    """Return a share of 0 to 1 in whole percent: 64%."""
     return NO_VALUE if share is None or not math.isfinite(share) else f"{share:.0%}"
 
 
@@ -43,7 +43,7 @@ def clock(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in the unit that suits it: 4.2 s, 3 min 12 s, 2 h 05 min."""
+    """Return a length of time in the unit that suits it: 4.2 s, 3 min 12 s, 2 h 05 min."""
     if not math.isfinite(seconds):
         return NO_VALUE
     if seconds < _SECONDS_PER_MINUTE:
@@ -55,5 +55,5 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun: 1 engine, 2 engines."""
+    """Return a count with its noun: 1 engine, 2 engines."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -7,8 +7,8 @@ Invariants:
 - A checkpoint holds the state right after one completed training step, and nothing of a step begun later.
 - Our part is written before OpenRLHF's, and the tag is marked complete after both; a kill at any point leaves the
   checkpoint of before.
-- What small states a checkpoint of the last completed step needs is kept from the end of that step on, so that it can
-  also be written later, as long as the policy was not trained on.
+- The small states that a checkpoint of the last completed step needs are kept from the end of that step on. So the
+  checkpoint can also be written later, as long as the policy was not trained on.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import ray
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
 
+from rhyme_openrlhf.engine_errors import last_line
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note, StageStarted
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint_directory import CheckpointDirectory, tag_of, write_atomically, write_json
@@ -50,7 +51,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class CompletedStep:
-    """What is known at the end of training step `step`. `client_states` are OpenRLHF's, data loader included."""
+    """The state at the end of training step `step`. `client_states` are OpenRLHF's, data loader included."""
 
     step: int
     client_states: dict[str, Any]
@@ -75,7 +76,7 @@ class RunCheckpoints:
     # --- what the trainer tells
 
     def training_begins(self) -> None:
-        """From now on, policy and critic are no longer those of the last completed step."""
+        """Note that policy and critic are no longer those of the last completed step."""
         self._training = True
 
     def step_completed(self, step: int, client_states: dict[str, Any], generator: GeneratorState, kl: float) -> None:
@@ -139,7 +140,7 @@ class RunCheckpoints:
                     saves += self._critic.async_run_method("save_checkpoint", tag=tag)
                 ray.get(saves, timeout=MODEL_TIMEOUT_SECONDS)
         except (ray.exceptions.RayError, CheckpointError, OSError) as error:
-            text = f"no checkpoint of step {last.step} could be saved ({reason}): {_reason(error)}"
+            text = f"no checkpoint of step {last.step} could be saved ({reason}): {last_line(error)}"
             self._services.record(Note("warning", text), SOURCE)
             return False
         self._services.record(Note("info", f"saved a checkpoint of step {last.step}: {reason}"), SOURCE)
@@ -170,7 +171,7 @@ class RunCheckpoints:
                 ray.get(save)
                 saved.append(name)
             except (ray.exceptions.RayError, OSError) as error:
-                text = f"history worker {number} is not in checkpoint {ours.name}: {_reason(error)}"
+                text = f"history worker {number} is not in checkpoint {ours.name}: {last_line(error)}"
                 self._services.record(Note("warning", text), SOURCE)
         return saved
 
@@ -203,18 +204,13 @@ class RunCheckpoints:
         return GeneratorState(**states["generator"])
 
     def _wait_for_history(self) -> None:
-        """Until every history worker has read its part, so that the first rollout is drafted from it."""
+        """Wait until every history worker has read its part, so that the first rollout is drafted from it."""
         workers = self._services.history_workers
         try:
             prompts = ray.get([worker.prompts.remote() for worker in workers], timeout=HISTORY_TIMEOUT_SECONDS)
         except ray.exceptions.RayError as error:
-            text = f"the checkpoint's history is not all there: {_reason(error)}"
+            text = f"the checkpoint's history is not all there: {last_line(error)}"
             self._services.record(Note("warning", text), SOURCE)
             return
         if workers:
             self._services.record(Note("info", f"history of {sum(prompts)} prompts restored"), SOURCE)
-
-
-def _reason(error: BaseException) -> str:
-    """The last line of what an error says; a RayTaskError's text is a traceback that ends with the message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

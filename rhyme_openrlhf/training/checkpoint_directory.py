@@ -1,4 +1,4 @@
-"""What lies below --ckpt.path, and which of it can be resumed from. Pure: files and directories only.
+"""The files below --ckpt.path, and which checkpoint a run can resume from. Pure: files and directories only.
 
     _actor/<tag>/      OpenRLHF's (DeepSpeed's) checkpoint of the policy; _actor/latest names the one that is loaded
     _critic/<tag>/     the same of the critic, if there is one
@@ -58,13 +58,13 @@ class CheckpointDirectory:
         self._models = (POLICY, CRITIC) if critic else (POLICY,)
 
     def ours(self, tag: str) -> Path:
-        """Where our own part of a checkpoint is."""
+        """Return where our own part of a checkpoint is."""
         return self.path / OURS / tag
 
     # --- saving
 
     def begin(self, tag: str) -> Path:
-        """From now on `tag` is half-written; returns the empty directory for our part.
+        """Note that `tag` is half-written from now on; return the empty directory for our part.
 
         OpenRLHF deletes the best checkpoint of before when it begins to write a new one; so that is put aside first.
         """
@@ -82,7 +82,7 @@ class CheckpointDirectory:
         return self.ours(tag)
 
     def commit(self, tag: str) -> bool:
-        """Everything of `tag` is written: it is the newest now. False if its model is not to be seen from here."""
+        """Note that all of `tag` is written, so it is the newest; False if its model is not seen from here."""
         if not all((self.path / model / tag).is_dir() for model in self._models):
             return False
         number = 1 + max((self._number(name) for name in self._tags()), default=0)
@@ -108,7 +108,7 @@ class CheckpointDirectory:
     # --- resuming
 
     def newest(self) -> Tag | None:
-        """The checkpoint to resume from, None if there is none."""
+        """Return the checkpoint to resume from, None if there is none."""
         latest = self.latest(POLICY)
         if latest is not None and not self.ours(latest).exists():
             # Written by OpenRLHF itself, after everything of ours: each save sets `latest`.
@@ -133,12 +133,12 @@ class CheckpointDirectory:
         return removed
 
     def is_complete(self, tag: str) -> bool:
-        """Whether everything of `tag` that was written is there, whatever models this run has."""
+        """Return whether all that was written of `tag` is there, also of models that this run does not have."""
         files = self._complete(tag).get("files", {})
         return bool(files) and all(_size(self.path / name) == size for name, size in files.items())
 
     def latest(self, model: str) -> str | None:
-        """The tag of a model that OpenRLHF would load now, None if there is none."""
+        """Return the tag of a model that OpenRLHF would load now, None if there is none."""
         path = self.path / model / LATEST
         name = path.read_text().strip() if path.is_file() else ""
         return name if TAG.fullmatch(name) and (self.path / model / name).is_dir() else None
@@ -162,7 +162,7 @@ class CheckpointDirectory:
         return sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
 
     def _number(self, tag: str) -> int:
-        """The how-manieth checkpoint (from 1) `tag` was; 0 if it was never completed."""
+        """Return the number (from 1) of `tag` among all completed checkpoints; 0 if it was never completed."""
         return int(self._complete(tag).get("number", 0))
 
     def _complete(self, tag: str) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """The same for bytes."""
+    """Write bytes to a file that is there whole or not at all, also after a power cut."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         file.write(content)

@@ -1,20 +1,22 @@
-"""The engines before the first rollout, those that every layout has, and those that are lost later.
+"""The engines of all layouts, what they get before the first rollout, and those that are lost later.
 
 Layouts: engines of all layouts start on the same devices, by OpenRLHF's own `create_vllm_engines`. Given a placement
-group, OpenRLHF 0.11.2 asks for a fifth of a GPU for each rank of an engine, in the bundle of its device, so that
-several ranks share it (trainer/ray/vllm_engine.py; its colocated runs do that). So all layouts get one group: colocated
-runs' own, or else one that is made here as OpenRLHF would make it for the aligned engines alone. Engine n of size s is
-on devices n*s to (n+1)*s of the group: a tail engine is on those of the aligned engines whose samples it is to get.
+group, OpenRLHF 0.11.2 asks for a fifth of a GPU for each rank of an engine, in the bundle of its device. So several
+ranks share a device, as in its colocated runs (trainer/ray/vllm_engine.py). All layouts get one group: the group of a
+colocated run, or one that is made here as OpenRLHF would make it for the aligned engines alone. Engine n of size s is
+on devices n*s to (n+1)*s of the group. So a tail engine is on the devices of the aligned engines whose samples it gets.
 
-Profiles: every engine gets the profile by which it plans its drafts, or samples are reallocated: the user's file, or
-the profile kept for this model and hardware, or else a quick one that the first engine measures now (under a minute)
-and keeps for later runs.
+Profiles: every engine gets the profile by which it plans its drafts, or by which samples are reallocated. It is the
+user's file, or the profile kept for this model and hardware. Without both the first engine measures a quick one now
+(under a minute), which is kept for later runs.
 
-Invariants: a layout starts when the one before it has started, because vLLM wants what it is to take free at its start;
-where KV caches take turns, those of the layouts that have started sleep meanwhile, and in the end the aligned one is
-awake; an engine is on one node (layouts were never run on a GPU). A profile that the user named and that is of
-something else ends the run, with the two named side by side; where no profile comes about otherwise, the run says so
-and its drafts follow the fixed rules. Every wait has a limit.
+Invariants:
+- A layout starts when the one before it has started, because vLLM wants the memory that it is to take free at start.
+- Where KV caches take turns, those of the layouts that have started sleep meanwhile; in the end the aligned ones wake.
+- An engine is on one node. (Layouts were never run on a GPU.)
+- A profile that the user named and that is of something else ends the run, with the two named side by side.
+- Without any profile the run says so, and its drafts follow the fixed rules.
+- Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ def with_tail_layouts(create: Callable[..., list[Any]], factory: EngineFactory, 
 
 @contextmanager
 def taking_turn(engines: Sequence[Any], layout: int, services: RunServices) -> Iterator[None]:
-    """Within the block, before any sample runs, the engines of a layout have their KV caches, whichever have room."""
+    """Within the block, before any sample runs, the engines of a layout have their KV caches."""
     plan = services.layouts
     if plan is None or plan.both_awake or layout == ALIGNED:
         yield
@@ -120,7 +122,7 @@ def taking_turn(engines: Sequence[Any], layout: int, services: RunServices) -> I
 
 
 def _make_room(engines: list[Any], plan: Layouts, services: RunServices) -> None:
-    """For the next layout to start."""
+    """Make room for the next layout to start."""
     wait_for_engines(engines, services)
     if not plan.both_awake:
         _call(engines, DeviceCalls.sleep_kv, services)
@@ -131,7 +133,7 @@ def _call(engines: list[Any], method: RemoteMethod[[], None], services: RunServi
 
 
 def _devices(count: int, limit_s: float) -> Any:
-    """As upstream makes it for engines that share with nobody. Raises RuntimeError if they are not to be had."""
+    """Return a placement group as upstream makes it for engines of their own. Raises RuntimeError without the GPUs."""
     group = placement_group([{"GPU": 1, "CPU": 1} for _ in range(count)], strategy="PACK")
     if not group.wait(limit_s):
         raise RuntimeError(
@@ -142,12 +144,12 @@ def _devices(count: int, limit_s: float) -> Any:
 
 
 def _nodes(group: Any, count: int) -> list[str]:
-    """The node of each device, in the order in which upstream gives them to engines."""
+    """Return the node of each device, in the order in which upstream gives them to engines."""
     nodes = placement_group_table(group)["bundles_to_node_id"]
     return [nodes[bundle] for bundle in upstream.get_bundle_indices(group, 0, count)]
 
 
-def install_step_times(
+def install_profiles(
     engines: Sequence[Any], services: RunServices, awake: Callable[[], AbstractContextManager[None]]
 ) -> Profile | None:
     """Give every engine its profile, if drafts are planned by it or samples reallocated; returns it.
@@ -174,7 +176,7 @@ def install_step_times(
 def _install(
     engines: Sequence[Any], services: RunServices, awake: Callable[[], AbstractContextManager[None]], asked: str
 ) -> Profile | None:
-    """Those of one layout; `asked`: a file, or AUTO."""
+    """Give the engines of one layout their profile; `asked`: a file, or AUTO."""
     settings = services.settings
 
     def say(level: NoteLevel, text: str) -> None:

@@ -31,7 +31,7 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
     _sent: tuple[Any, ...] = ()
 
     def make_experience_batch(self, rollout_samples: list[Any]) -> list[Any]:
-        """Experiences of a step, as upstream; their responses go to the history workers."""
+        """Return the experiences of a step, as upstream; their responses go to the history workers."""
         experiences = super().make_experience_batch(rollout_samples)
         self._record(rollout_samples, experiences)
         workers = self.services.history_workers
@@ -45,7 +45,7 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
         return experiences
 
     def _record(self, rollout_samples: list[Any], experiences: list[Any]) -> None:
-        """The step's off-policyness, and the responses of the prompts that were chosen for the record."""
+        """Record the step's off-policyness, and the responses of the prompts that were chosen for the record."""
         rounds = [getattr(sample, ROUNDS, []) for sample in rollout_samples]
         ages = Counter(self.step - of_sample[0].weight_version - 1 for of_sample in rounds if of_sample)
         if ages:
@@ -88,9 +88,9 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
         workers[0].report_ranks.remote(epoch, *lengths)
 
     def wait_for_history(self) -> None:
-        """Until the workers have this step's responses, as far as they answer in time.
+        """Wait until the workers have this step's responses, as far as they answer in time.
 
-        For reproducible runs only: there the next rollout must find the same history whatever the timing.
+        For reproducible runs only: there the next rollout must find the same history at any timing.
         """
         if self._sent:
             timeout = self.services.settings.history.fetch_timeout_s
@@ -98,7 +98,7 @@ class RhymeExperienceMaker(RemoteExperienceMaker):
 
 
 def rewards_by_sample(experiences: list[Any]) -> dict[int, float]:
-    """The reward of each of a step's samples, by its number: upstream may have put them into another order."""
+    """Return the reward of each of a step's samples, by number: upstream may have put them into another order."""
     return {
         number: reward
         for experience in experiences
@@ -107,7 +107,7 @@ def rewards_by_sample(experiences: list[Any]) -> dict[int, float]:
 
 
 def by_worker(experiences: list[Any], workers: int, context: int, texts: bool = True) -> dict[int, list[PromptRollout]]:
-    """The responses in a step's experiences, by prompt and round, for the history worker that owns each prompt.
+    """Return the responses in a step's experiences, by prompt and round, for the history worker that owns each prompt.
 
     Without `texts` only their lengths: nothing will be drafted from them.
     """
@@ -129,7 +129,7 @@ def by_worker(experiences: list[Any], workers: int, context: int, texts: bool = 
 
 
 def response_pieces(sequence: torch.Tensor, action_mask: torch.Tensor, reward: float, context: int) -> list[Piece]:
-    """The generated stretches of one sequence ([length], mask [length - 1]: entry i is for token i + 1).
+    """Return the generated stretches of one sequence ([length], mask [length - 1]: entry i is for token i + 1).
 
     One stretch for a single round, one a round for a conversation; each with up to `context` tokens before it.
     """

@@ -1,4 +1,4 @@
-"""How a run's failure, or the wish that it stops, reaches the driver, and how it is said in one sentence."""
+"""A run's failure, or the wish that the run stops: how each reaches the driver, and is said in one sentence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def unmasked_interruptions() -> Iterator[None]:
 
 
 def is_stop_request(error: BaseException) -> bool:
-    """Whether `error` is a trainer's StopRequested, in however many actors' wrappings."""
+    """Return whether `error` is a trainer's StopRequested, in however many actors' wrappings."""
     return isinstance(_innermost(error), StopRequested)
 
 
@@ -66,7 +66,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def one_sentence(error: BaseException) -> str:
-    """The innermost cause in one line: type and message."""
+    """Return the innermost cause in one line: type and message."""
     cause = _innermost(error)
     lines = str(cause).strip().splitlines()
     # A RayTaskError's text is a traceback that ends with the message.

@@ -28,8 +28,9 @@ NEVER_RUN = "adaptive tensor parallelism has never been run on a GPU: it is writ
 
 
 def planned_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> tuple[LayoutPlan, list[str]]:
-    """The layouts that the arguments ask for; and what they take of the memory, in one sentence, on GPUs also that
-    nobody has tried it. Raises LayoutError.
+    """Return the layouts that the arguments ask for, and sentences about them. Raises LayoutError.
+
+    The sentences say what the layouts take of the memory, and on GPUs that nobody has tried that.
     """
     asked, vllm, model = args.tp_switch, args.vllm, _model(args, config, on_gpus)
     shape = plan_layouts(vllm.num_engines, vllm.tensor_parallel_size, tail_sizes(asked.size, asked.sizes), model)
@@ -46,17 +47,17 @@ def planned_layouts(args: SimpleNamespace, config: Any, on_gpus: bool) -> tuple[
 
 
 def layout_settings(settings: RhymeSettings, plan: Layouts, layout: int) -> RhymeSettings:
-    """What the engines of a layout run with: without GPUs, their own KV cache."""
+    """Return the settings that engines of a layout run with: without GPUs, their own KV cache."""
     if plan.device_shares:
         return settings
     return dataclasses.replace(settings, cpu=dataclasses.replace(settings.cpu, kv_cache_mb=plan.kv_sizes[layout]))
 
 
 def engine_arguments(plan: Layouts, layout: int) -> dict[str, Any]:
-    """vLLM's arguments for the engines of a layout on GPUs, in place of OpenRLHF's; none without.
+    """Return vLLM's arguments for the engines of a layout on GPUs, in place of OpenRLHF's; none without.
 
-    With a KV cache of given size vLLM 0.29.0 measures nothing, but still wants `gpu_memory_utilization` of the device
-    free when it starts (v1/worker/utils.py, request_memory): here that is what this engine is to take. A KV cache can
+    With a KV cache of given size vLLM 0.29.0 measures nothing. It still wants `gpu_memory_utilization` of the device
+    free when it starts (v1/worker/utils.py, request_memory); here that is what this engine is to take. A KV cache can
     be put to sleep by itself if vLLM's own allocator holds it, which tags it (v1/worker/gpu_worker.py).
     """
     if not plan.device_shares:
@@ -71,7 +72,7 @@ def engine_arguments(plan: Layouts, layout: int) -> dict[str, Any]:
 
 
 def weight_bytes(config: Any, path: str, dtype: str) -> int:
-    """Bytes of the model's weights in the engines' number format, from its files, or else by its configuration."""
+    """Return the bytes of the model's weights in the engines' number format, by its files or else its configuration."""
     files = [file for pattern in WEIGHT_FILES for file in Path(path).glob(pattern)]
     if not files:
         return _parameters(config) * NUMBER_BYTES[dtype]
@@ -80,7 +81,7 @@ def weight_bytes(config: Any, path: str, dtype: str) -> int:
 
 
 def free_bytes() -> int:
-    """Memory that this machine can give."""
+    """Return the memory that this machine can give."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -88,7 +89,7 @@ def free_bytes() -> int:
 
 
 def _parameters(config: Any) -> int:
-    """How many parameters such a model has."""
+    """Return how many parameters such a model has."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -122,7 +123,7 @@ def _gpu_offer(args: SimpleNamespace, device: int) -> Offer:
 
 
 def _device_bytes(args: SimpleNamespace) -> int:
-    """Memory of a GPU of the run. Raises LayoutError where nobody says."""
+    """Return the memory of a GPU of the run. Raises LayoutError where nobody says."""
     if args.tp_switch.device_mb:
         return int(args.tp_switch.device_mb) * MB
     gpus = Gpus()

@@ -37,11 +37,11 @@ class BufferedActorPPOTrainer(upstream.ActorPPOTrainer):
     """Upstream's PPO update without a process group that links trainer and engines: weights go by the buffer."""
 
     def _init_vllm_sync_group(self, backend: str) -> None:
-        """The weight buffer needs no group."""
+        """Do nothing: the weight buffer needs no group."""
 
 
 def ppo_trainer_class(settings: RhymeSettings) -> type[upstream.ActorPPOTrainer]:
-    """The PPO update class for a weight transport, on this machine."""
+    """Return the PPO update class for a weight transport, on this machine."""
     if settings.weights_by_buffer:
         return BufferedActorPPOTrainer
     if gpu_present():

@@ -1,7 +1,7 @@
-"""What makes two runs with the same seed train the same samples in the same order, and a resumed run go on alike.
+"""Seeds, orders and random states: two runs with the same seed train the same samples, and a resumed run goes on alike.
 
-OpenRLHF 0.11.2 seeds neither the order in which its controller draws prompts nor the requests to vLLM
-(`engine/seeding.py`), and it trains samples in the order in which they finish. With `--run.reproducible` these gaps are
+OpenRLHF 0.11.2 does not seed the order in which its controller draws prompts, nor the requests to vLLM
+(`engine/seeding.py`). It trains samples in the order in which they finish. With `--run.reproducible` these gaps are
 closed. Without it only the random states are used, which every checkpoint holds: Python's, NumPy's, torch's, and CUDA's
 where a GPU is.
 """

@@ -1,4 +1,4 @@
-"""What the driver does for --ckpt.load_enable, before anything is started.
+"""The driver's part of --ckpt.load_enable, before anything is started.
 
 It picks the newest checkpoint that is complete, refuses settings that contradict it, and points OpenRLHF at it.
 Invariants: after `prepare`, every half-written checkpoint is gone and OpenRLHF loads exactly the one that the Note
@@ -109,7 +109,7 @@ def _deleted(removed: list[str]) -> str:
 
 
 def bound_settings(args: SimpleNamespace, prompts: int) -> dict[str, Any]:
-    """What a checkpoint of this run is bound to, by the flag that sets it."""
+    """Return what a checkpoint of this run is bound to, by the flag that sets it."""
     values = {f"--{name}": _value(args, name) for name in BOUND}
     values["--actor.model_name_or_path"] = _model(args.actor.model_name_or_path)
     values["--critic.model_name_or_path"] = _model(args.critic.model_name_or_path)
@@ -121,7 +121,7 @@ def bound_settings(args: SimpleNamespace, prompts: int) -> dict[str, Any]:
 
 
 def contradictions(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between a checkpoint's settings and the run's, as clauses that name both values."""
+    """Return what differs between a checkpoint's settings and the run's, as clauses that name both values."""
     return [
         f"{name} {_shown(value)}, this run has {_shown(now[name])}"
         for name, value in saved.items()
@@ -137,7 +137,7 @@ def _value(args: SimpleNamespace, name: str) -> Any:
 
 
 def _model(name: str | None) -> dict[str, str] | None:
-    """A model's name and, for a directory, what its config.json says: the same model may lie elsewhere tomorrow."""
+    """Return a model's name and, for a directory, a hash of its config.json: the directory may move."""
     if not name:
         return None
     config = Path(name) / "config.json"

@@ -1,4 +1,4 @@
-"""What is recorded of a rollout stage: how far it is, about once a second, and what came of it.
+"""The record of a rollout stage: how far it is, about once a second, and its event at the end.
 
 Invariant: recording never waits for an engine longer than one poll, and what it records of an engine adds up to what
 the engine did since the watch began.
@@ -49,7 +49,7 @@ class RolloutWatch:
         self._thread.start()
 
     def begin(self, step: int, samples: int) -> None:
-        """From now on `step` is generated, or being completed, which has so many samples."""
+        """Watch `step` from now on, which is generated or being completed; `samples`: how many it has."""
         with self._lock:
             self._step, self._samples, self._before = step, samples, self._seen
             self.started = self.ended = time.time()

@@ -1,13 +1,15 @@
 """OpenRLHF's samples generator, which also records each rollout stage, and can go on where a killed one stopped.
 
-Which prompts are drawn, and without history to which engine each goes, is upstream's. With history, prompts go to
-engines by predicted work: upstream's dispatch chooses by counts and calls the engine it chose, prompt after prompt, and
-`routed` stands for its engines: the n-th prompt goes to the engine chosen for it, whichever stand-in was called.
-Checked against OpenRLHF 0.11.2 `trainer/ppo_utils/samples_generator.py`.
+Upstream decides which prompts are drawn, and without history to which engine each goes. With history, prompts go to
+engines by predicted work. Upstream's dispatch chooses by counts and calls the engine it chose, prompt after prompt.
+`routed` stands for its engines: the n-th prompt goes to the engine chosen for it, by any of these stand-ins. Checked
+against OpenRLHF 0.11.2 `trainer/ppo_utils/samples_generator.py`.
 
-Invariants: recording never changes a sample; what decides by history is only which engine, never what is generated or
-in which order prompts are sent; asking for lengths has a limit, and no answer is no history; with `state` and the data
-loader's state, a new generator draws exactly the prompts that were not trained on yet.
+Invariants:
+- Recording never changes a sample.
+- History decides only the engine, never what is generated or in which order prompts are sent.
+- Asking for lengths has a limit, and no answer is no history.
+- With `state` and the data loader's state, a new generator draws exactly the prompts that were not trained on yet.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ Swapped = tuple[tuple[int, tuple[str, Any, Any]], ...]
 
 @dataclass(frozen=True)
 class GeneratorState:
-    """Where a generator stands after it gave out the samples of training step `step`; only plain objects.
+    """The state of a generator after it gave out the samples of training step `step`; only plain objects.
 
     `visits`: how often each prompt was sent to an engine (counted in reproducible runs, whose seeds need it).
     `random`: the random state of its process; None: it starts fresh. `pending`: prompts, as (prompt, label, images),
@@ -87,7 +89,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Nothing: upstream's trainer adds to a step's metrics what this generator found."""
+        """No metrics: upstream's trainer adds to a step's metrics what this generator found."""
         return {}
 
     def state_after(self, client_states: dict[str, Any]) -> GeneratorState:
@@ -111,7 +113,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self._sample_buffer: list[Any] = []
 
     def _pending_first(self, pending: tuple[tuple[str, Any, Any], ...]) -> Iterator[tuple[Any, ...]]:
-        """The rest of an epoch's prompts in the form in which upstream's loader gives them, `pending` before all."""
+        """Yield the rest of an epoch's prompts as upstream's loader gives them, `pending` before all."""
         for prompt, label, images in pending:
             yield None, [prompt], [label], [images]
         if not self.prompts_dataloader.state_dict()[LOADER_FINISHED]:
@@ -126,7 +128,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self._evaluating = False
 
     def generate_samples(self, **generate_kwargs: Any) -> tuple[list[Any], float | None, int, bool]:
-        """The samples of one training step, as upstream, with the stage's events.
+        """Return the samples of one training step, as upstream, with the stage's events.
 
         Upstream also calls this once more when the epoch's prompts are used up; then nothing is dispatched.
         """
@@ -199,7 +201,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             self.vllm_engines = engines
 
     def _last_lengths(self, prompts: list[str]) -> list[Sequence[int]]:
-        """How long the prompts were answered last, where that is known; empty where nothing depends on it."""
+        """Return how long the prompts were answered last, where that is known; empty where nothing depends on it."""
         workers, settings = self.services.history_workers, self.services.settings
         if not workers:
             return []
@@ -239,13 +241,13 @@ class RhymeSamplesGenerator(SamplesGenerator):
             engine.trace_prompts.remote(keys)
 
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Any:
-        """As upstream, with what was noted of the sample's requests."""
+        """Return upstream's experience, with what was noted of the sample's requests."""
         experience = super()._process_response_into_experience(response, **generate_kwargs)
         setattr(experience, ROUNDS, response.get(ROUNDS, []))
         return experience
 
     def _visited(self, prompt: str) -> str:
-        """The prompt with its visit, where seeds need it."""
+        """Return the prompt with its visit, where seeds need it."""
         if not self.services.settings.run.reproducible:
             return prompt
         if self._evaluating:
@@ -292,10 +294,11 @@ def routed(engines: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
     def send(**arguments: Any) -> Any:
         return engines[next(order)].generate_responses.remote(**arguments)
 
-    return [_stand_in(engine, send) for engine in engines]
+    return [stand_in(engine, send) for engine in engines]
 
 
-def _stand_in(engine: Any, send: Callable[..., Any]) -> Any:
+def stand_in(engine: Any, send: Callable[..., Any]) -> Any:
+    """Return as much of an engine's handle as OpenRLHF's dispatch uses; what it is sent goes to `send`."""
     return SimpleNamespace(
         generate_responses=SimpleNamespace(remote=send),
         get_num_unfinished_requests=engine.get_num_unfinished_requests,

@@ -1,13 +1,15 @@
-"""What our trainers do around OpenRLHF's training step, and the synchronous trainer.
+"""The synchronous trainer, and the parts that both kinds of training have around OpenRLHF's training step.
 
 `RhymeTraining` is our one subclass of upstream's BasePPOTrainer, and stands below each of upstream's trainer classes:
 
     class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining)   # method order: ours, PlainPPOTrainer, RhymeTraining, Base
 
 So upstream's own overrides (the async trainer's lock around a weight broadcast) stay outside, and only the innermost
-steps change. It has parts: the source of its samples, the weight sync and its check, the checkpoints, the experience
-maker. Invariants: the samples trained, their order and the losses are upstream's; the weights after training step n are
-version n. Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer.py`.
+steps change. `RhymeTraining` has parts: the source of its samples, the weight sync and its check, the checkpoints, the
+experience maker. Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer.py`.
+
+Invariants: the samples trained, their order and the losses are upstream's. The weights after training step n are
+version n.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from rhyme_openrlhf.telemetry.events import REWARD_METRIC, ROLLOUT_PART, Evaluat
 from rhyme_openrlhf.telemetry.services import RunServices
 from rhyme_openrlhf.training.checkpoint import CheckpointError, RunCheckpoints
 from rhyme_openrlhf.training.checkpoint_directory import BEST, tag_of
-from rhyme_openrlhf.training.engines import install_step_times, wait_for_engines
+from rhyme_openrlhf.training.engines import install_profiles, wait_for_engines
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, STOPPED_ON_REQUEST, StopRequested, one_sentence
 from rhyme_openrlhf.training.reproducible import in_prompt_order, seed_controller
@@ -47,7 +49,7 @@ PARTS = {"timing/make_experience": "experience", "timing/ppo_train": "train", "t
 
 
 class SampleSource(Protocol):
-    """Where a trainer's samples come from, as far as a training step asks."""
+    """The source of a trainer's samples, as far as a training step asks."""
 
     @property
     def seconds(self) -> float | None:
@@ -55,7 +57,7 @@ class SampleSource(Protocol):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the source adds to the step's metrics."""
+        """Metrics that the source adds to the step's."""
 
     def state_after(self, client_states: dict[str, Any]) -> GeneratorState:
         """Return where the samples generator stood when it had given out the step's samples."""
@@ -88,7 +90,7 @@ class RhymeTraining(upstream.BasePPOTrainer):
         self._check, self._weights = self._weight_parts()
 
     def _weight_parts(self) -> tuple[WeightCheck, WeightSync | None]:
-        """What compares engines with the policy after the first syncs, and the weight buffer.
+        """Return the check of engines against the policy after the first syncs, and the weight buffer.
 
         The buffer is None where weights go by OpenRLHF's own broadcast. In a pipelined run engines load when they are
         ready, and are asked then.
@@ -106,7 +108,7 @@ class RhymeTraining(upstream.BasePPOTrainer):
     # --- a training step
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
-        """One training step on `rollout_samples`, as upstream, with what belongs before and after it."""
+        """Do one training step on `rollout_samples`, as upstream, with what belongs before and after it."""
         step, reproducible = global_step + 1, self.services.settings.run.reproducible
         if reproducible:
             rollout_samples = in_prompt_order(rollout_samples)
@@ -234,8 +236,9 @@ class RhymeTraining(upstream.BasePPOTrainer):
     def save_now(self, reason: str) -> bool:
         """Save a checkpoint of the last completed training step, for when what came after it failed.
 
-        True if it is there now, or was already. False if it cannot be made: no step was completed since the start,
-        the policy has been trained on since, DeepSpeed checkpoints are off, or saving failed (a Note says why).
+        Return True if it is there now, or was already, and False if it cannot be made. That is so before the first
+        step is completed, while the policy is trained on, with DeepSpeed checkpoints off, and where saving fails (a
+        Note says why).
         """
         best = {
             "best_eval_metric_key": self.best_eval_metric_key,
@@ -312,7 +315,7 @@ class RhymePPOTrainer(PlainPPOTrainer, RhymeTraining):  # type: ignore[misc, val
         """Train to the end."""
         try:
             wait_for_engines(self.vllm_engines, self.services)
-            install_step_times(self.vllm_engines, self.services, self.engines_awake)
+            install_profiles(self.vllm_engines, self.services, self.engines_awake)
             self.stop_if_requested()
             super().fit(global_step)
         except FAULTS as error:

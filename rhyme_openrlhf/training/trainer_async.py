@@ -1,9 +1,9 @@
 """The asynchronous trainer: generation of the next step beside training of this one, in two actors, as OpenRLHF does.
 
-`RhymePPOTrainerAsync` starts a generator and a trainer with a queue between them, and waits for both. What goes through
-the queue is the parts' affair: whole batches, as upstream (`AsyncParts`), or prompt groups one by one in the streaming
-pipeline (`pipeline/trainer.py`). Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer_async.py`, whose coordinator
-names the two actors' classes as module globals.
+`RhymePPOTrainerAsync` starts a generator and a trainer with a queue between them, and waits for both. The parts
+decide what goes through the queue: whole batches, as upstream (`AsyncParts`), or prompt groups one by one in the
+streaming pipeline (`pipeline/trainer.py`). Checked against OpenRLHF 0.11.2 `trainer/ppo_trainer_async.py`, whose
+coordinator names the two actors' classes as module globals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ray.util.queue import Full
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.telemetry.events import StageStarted
-from rhyme_openrlhf.training.engines import install_step_times, wait_for_engines
+from rhyme_openrlhf.training.engines import install_profiles, wait_for_engines
 from rhyme_openrlhf.training.experience import RhymeExperienceMaker
 from rhyme_openrlhf.training.failure import FAULTS, is_stop_request, one_sentence
 from rhyme_openrlhf.training.reproducible import seed_controller
@@ -68,11 +68,11 @@ class QueuedBatches:
         return state
 
     def trained(self, seconds: float) -> None:
-        """The trainer has trained on the last batch for so long."""
+        """Note how long the trainer has trained on the last batch."""
 
 
 class Generation(Protocol):
-    """How the generator's actor generates."""
+    """The way in which the generator's actor generates."""
 
     evaluated_step: int
     """The training step that made the weights which are evaluated."""
@@ -113,7 +113,7 @@ class StateQueue:
 
 
 class AsyncParts:
-    """What the actors of an asynchronous run are made of. A class, not an object: Ray brings it to them by its name."""
+    """The parts of an asynchronous run's actors: upstream's way. A class, because Ray brings a class by its name."""
 
     experience_maker: type[RhymeExperienceMaker] = RhymeExperienceMaker
     samples_generator: type[RhymeSamplesGenerator] = RhymeSamplesGenerator
@@ -146,7 +146,7 @@ class RhymeTrainingActor(PlainTrainingActor, RhymeTraining):  # type: ignore[mis
         return states
 
     def broadcast_to_vllm(self) -> None:
-        """As upstream, which keeps a broadcast out of an evaluation by a lock, and pauses engines for partial rollout.
+        """Bring weights to the engines as upstream, which keeps that out of an evaluation by a lock.
 
         Engines that load by themselves, between two turns, need no lock.
         """
@@ -158,7 +158,7 @@ class RhymeTrainingActor(PlainTrainingActor, RhymeTraining):  # type: ignore[mis
         super().broadcast_to_vllm()
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict[str, Any], int]:
-        """One training step, as the synchronous trainer's."""
+        """Do one training step, and tell the source how long it took."""
         status, step = super().train_step(rollout_samples, global_step)
         self.source.trained(status["timing/ppo_train"])
         return status, step
@@ -199,7 +199,7 @@ class RhymeGenerateSamplesActor(PlainGenerateSamplesActor):  # type: ignore[misc
         engines = self.samples_generator.vllm_engines
         wait_for_engines(engines, self.services)
         # Upstream lets no engine of an asynchronous run sleep.
-        profile = install_step_times(engines, self.services, nullcontext)
+        profile = install_profiles(engines, self.services, nullcontext)
         self._generation.run(profile, episode, total_consumed_prompts)
 
     def _run_eval(self) -> dict[str, float]:

@@ -1,9 +1,10 @@
-"""How a weight version is cut into buckets, and what describes one. Pure: sizes in, plan out.
+"""The buckets that a weight version is cut into, and their description. Pure: sizes in, plan out.
 
-A version is published by the policy's data-parallel ranks in parallel: each rank writes the buckets that are its own
-into the segment of its node, a file in shared memory: the parameters, then a mark of 8 bytes for each of them.
-Invariants: every parameter is in exactly one bucket; a bucket holds at most `bucket_bytes` unless a single parameter
-is larger; buckets are dealt to the rank with the fewest bytes so far, so ranks carry nearly equal loads; every tensor
+The policy's data-parallel ranks publish a version in parallel. Each rank writes its own buckets into the segment of its
+node, a file in shared memory: the parameters, then a mark of 8 bytes for each of them.
+
+Invariants: every parameter is in exactly one bucket. A bucket holds at most `bucket_bytes` unless a single parameter is
+larger. The rank with the fewest bytes so far gets the next bucket, so ranks carry nearly equal loads. Every tensor
 starts at a multiple of ALIGNMENT.
 """
 
@@ -32,7 +33,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a parameter lies inside a bucket (or a segment): `offset` in bytes."""
+    """The place of a parameter inside a bucket (or a segment): `offset` in bytes."""
 
     parameter: Parameter
     offset: int
@@ -49,7 +50,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Span:
-    """Where a bucket lies in a segment: entries `first` to `end`, bytes `start` to `stop`."""
+    """The place of a bucket in a segment: entries `first` to `end`, bytes `start` to `stop`."""
 
     first: int
     end: int
@@ -93,13 +94,13 @@ class Segment:
         return dict(self.paths).get(node, self.path)
 
     def to_plain(self) -> list[Any]:
-        """As lists, strings and numbers: vLLM's message format does not bring dataclasses back as such."""
+        """Return the segment as lists, strings and numbers: vLLM's message format brings no dataclasses back."""
         rows = [[entry.offset, *dataclasses.astuple(entry.parameter)] for entry in self.entries]
         return [self.version, self.path, self.nbytes, rows, [list(pair) for pair in self.paths]]
 
     @classmethod
     def from_plain(cls, plain: list[Any]) -> Segment:
-        """The segment that `to_plain` described."""
+        """Return the segment that `to_plain` described."""
         version, path, nbytes, rows, paths = plain
         entries = tuple(Entry(Parameter(name, tuple(shape), dtype, size), at) for at, name, shape, dtype, size in rows)
         return cls(version, path, nbytes, entries, tuple((node, there) for node, there in paths))

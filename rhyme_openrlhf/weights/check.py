@@ -36,12 +36,12 @@ class WeightCheck:
 
     @property
     def needs_scores(self) -> bool:
-        """Whether `before_step` has to ask the engines: a check is due and there was none before it."""
+        """True if `before_step` has to ask the engines: a check is due and there was none before it."""
         return self._left > 0 and self._policy_scores is None
 
     @property
     def is_due(self) -> bool:
-        """Whether `after_sync` will check."""
+        """True if `after_sync` will check."""
         return self._left > 0
 
     def before_step(self) -> None:
@@ -90,7 +90,7 @@ class WeightCheck:
 
 
 def suspicion(engine: int, difference: float, version: int) -> str:
-    """What is said of an engine that is too far from the policy."""
+    """Return what is said of an engine that is too far from the policy."""
     return (
         f"engine {engine} gives log-probabilities up to {difference:.3f} away from the trained model's after loading "
         f"weight version {version}: its rollouts may not follow the policy"

@@ -5,9 +5,9 @@ makes the file on tmpfs that the policy's ranks of its node write into and the e
 ranks of the policy fetches the buckets from the stores that have them, through Ray's object store. RhymeRL, section
 4.2 (weight buffers on host memory).
 
-Invariants: at most KEPT versions exist at a time, each in a file with room for all of it; the file of the oldest one
-is used again, because new memory costs more than copying; which parameters of a version are whole is said by their
-marks (segment_file.py); segments that a dead run left behind are removed when a store starts.
+Invariants: at most KEPT versions exist at a time, each in a file with room for all of it. The file of the oldest one is
+used again, because new memory costs more than copying. Marks say which parameters of a version are whole
+(segment_file.py). Segments that a dead run left behind are removed when a store starts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The policy's side of the weight buffer: write this rank's buckets of a weight version into the node's segment.
 
-Every rank has the same buckets (`weight_buckets.plan_buckets`) and is told which of them it writes. With ZeRO-3 all
+Every rank has the same buckets (`buckets.plan_buckets`) and is told which of them it writes. With ZeRO-3 all
 ranks take part in gathering every bucket, and only its writers copy it. On a GPU the copies are made on a stream of
 their own into pinned memory, so a rank that copies one bucket already gathers the next. RhymeRL, section 4.2.
 
-Invariants: what is published is what the optimizer just wrote, in the dtype the model is trained in; nothing is cast
-but LoRA's adapters, which are added to the weights that they change;
-a bucket is marked as there only when its copies are done; `publish` returns when all of this rank's are.
+Invariants: what is published is what the optimizer just wrote, in the dtype the model is trained in. Nothing is cast
+but LoRA's adapters, which are added to the weights that they change. A bucket is marked as there only when its copies
+are done; `publish` returns when all copies of this rank are.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ The policy's ranks, the node's store and the engines' workers all map the same f
 memory once. A parameter's mark is the number of its version plus one, written when the parameter is whole. So an
 engine loads the first buckets while the policy still writes the last ones.
 
-Invariants: a mark is cleared before its parameter is written, and set after; `tensors` gives no parameter before its
-mark is set; `check` raises when the file was taken for another version meanwhile, so no mixture of two versions is
-reported as loaded; pinned memory stays pinned for as long as its file exists, because pinning takes as long as a load.
+Invariants: a mark is cleared before its parameter is written, and set after. `tensors` gives no parameter before its
+mark is set. `check` raises when the file was taken for another version meanwhile: no mixture of two versions is
+reported as loaded. Pinned memory stays pinned for as long as its file exists, because pinning takes as long as a load.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SegmentFile:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the file has no name any more."""
+        """True if the file has no name any more."""
         return os.fstat(self.descriptor).st_nlink == 0
 
     def clear(self) -> None:
@@ -109,7 +109,7 @@ class SegmentFiles:
 
 
 def tensors(file: SegmentFile, segment: Segment) -> Iterator[tuple[str, Any]]:
-    """Every parameter of a segment as a view into the mapped file, as soon as it is there (copy before writing).
+    """Yield every parameter of a segment as a view into the mapped file, as soon as it is there (copy before writing).
 
     Raises SegmentGoneError.
     """

@@ -1,10 +1,10 @@
-"""From the policy to every engine: publish a weight version, bring it to each node once, load it.
+"""The trainer's side of the weight buffer: publish a version, bring it to each node once, have every engine load it.
 
-The steps overlap: the policy's ranks write into their node's segment, other nodes fetch a bucket as soon as it is
+The three overlap. The policy's ranks write into their node's segment, other nodes fetch a bucket as soon as it is
 there, and every engine loads a parameter as soon as it is on its node. A node that has a rank of an engine has a copy.
 
-Invariants: the version that an engine reports is the one it was given; a version is loaded by all engines that are
-there or the call raises; every wait has a limit and the error names what was waited for.
+Invariants: the version that an engine reports is the one it was given. All engines that are there load a version, or
+the call raises. Every wait has a limit, and the error names what was waited for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WeightSyncError(RuntimeError):
 
 
 def wait_for(refs: list[Any], timeout_s: float, what: str) -> list[Any]:
-    """The results of `refs`; raises WeightSyncError, naming `what` was waited for, when they take too long."""
+    """Return the results of `refs`; raises WeightSyncError, naming `what` was waited for, when they take too long."""
     try:
         return ray.get(refs, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:

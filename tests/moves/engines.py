@@ -157,7 +157,6 @@ class Engines:
     def __init__(self, engines: list[LocalEngine]) -> None:
         self.engines = engines
         self.carrier = "kv_transfer"
-        self.on_device = False
         self.records: list[MoveRecord] = []
         # Answers of samples that were not moved, by request: many tests move the same one.
         self.unmoved: dict[str, Any] = {}
@@ -169,9 +168,7 @@ class Engines:
             keeper = SampleKeeper(dict(enumerate(self.engines)), 0.02)
             nodes = {number: engine.node for number, engine in enumerate(self.engines)}
             store, told = KvBufferStore(folder), self.records.append
-            mover = Mover(
-                keeper, store, lambda *_: Choice(self.carrier), limit_s, told, nodes=nodes, on_device=self.on_device
-            )
+            mover = Mover(keeper, store, lambda *_: Choice(self.carrier), limit_s, told, nodes=nodes)
             keeper.start()
             try:
                 return await asyncio.wait_for(test(keeper, mover), TIMEOUT_S)

@@ -47,7 +47,6 @@ def test_hundreds_of_moves_change_nothing(pair: Engines, tmp_path: Path) -> None
                 if there and len(moves) < 4:
                     sample = chance.choice(there)
                     pair.carrier = chance.choice([RECOMPUTE, KV_TRANSFER])
-                    mover._on_device = chance.random() < 0.3
                     moves.add(asyncio.create_task(mover.move(sample, 1 - (sample.engine or 0), "reallocation")))
                     if chance.random() < 0.03:
                         chance.choice(running).cancel()

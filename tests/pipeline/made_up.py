@@ -64,7 +64,7 @@ class Generator:
         self.gone: set[int] = set()
         self.unreached: set[int] = set()
 
-    def hand(self, step: Step, turn: Turn, engine_of: Any, lengths: Any, **_: Any) -> None:
+    def hand(self, step: Step, turn: Turn, engine_of: Any, lengths: Any) -> None:
         self.handed.append(step.number)
         step.turn = turn
         for place, engine in enumerate(engine_of):
@@ -76,7 +76,7 @@ class Generator:
         report = TurnReport(turn.oldest, EngineCounters(response_tokens=3), problems=["slow"])
         step.reports.update({self.ref(report, engine): engine for engine in set(engine_of)})
 
-    def hand_again(self, step: Step, places: Any, engine: int, **_: Any) -> None:
+    def hand_again(self, step: Step, places: Any, engine: int) -> None:
         for place in places:
             self.again.append((step.number, place, engine))
             self.send(step, place, engine)
@@ -91,7 +91,7 @@ class Generator:
     def ref(self, value: Any, engine: int) -> Ref:
         return Ref(ray.exceptions.RayActorError() if engine in self.gone else value)
 
-    def experiences(self, responses: Any, **_: Any) -> list[Any]:
+    def experiences(self, responses: Any) -> list[Any]:
         number = NS(item=lambda: 4)
         made = [
             NS(
@@ -128,7 +128,7 @@ def a_pipeline(
         beta=None,
         last_lengths=dict,
     )
-    return Pipeline(generator, services, planner, put, evaluate, list, {}), generator, recorded  # type: ignore[arg-type]
+    return Pipeline(generator, services, planner, put, evaluate, list), generator, recorded  # type: ignore[arg-type]
 
 
 def drawn_steps(sizes: list[int], first: int) -> list[Step]:

@@ -28,9 +28,9 @@ def test_engines_of_a_tail_layout_get_no_prompts_and_tell_what_they_did(monkeypa
     placed = set()
     hand = generator.hand
 
-    def noting(step: Step, turn: Turn, engine_of: Any, lengths: Any, **rest: Any) -> None:
+    def noting(step: Step, turn: Turn, engine_of: Any, lengths: Any) -> None:
         placed.update(engine_of)
-        hand(step, turn, engine_of, lengths, **rest)
+        hand(step, turn, engine_of, lengths)
 
     monkeypatch.setattr(generator, "hand", noting)
     controller.run(iter(drawn_steps([2, 3], 0)))

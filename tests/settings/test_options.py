@@ -51,7 +51,6 @@ FROZEN = {
     "--histopipe.defer": False,
     "--move.enable": False,
     "--move.carrier": "auto",
-    "--move.memory": "host",
     "--move.timeout_s": 30.0,
     "--move.news_s": 1.0,
     "--run.dir": "",

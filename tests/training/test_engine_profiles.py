@@ -89,7 +89,7 @@ def install(monkeypatch: pytest.MonkeyPatch, engines: list[FormulaEngine], **set
             for engine in engines:
                 engine.awake = False
 
-    engine_profiles.install_step_times(engines, services, awake)  # type: ignore[arg-type]
+    engine_profiles.install_profiles(engines, services, awake)  # type: ignore[arg-type]
     assert not any(engine.awake for engine in engines)
     return said
 

@@ -36,17 +36,13 @@ class Devices(Part):
     def _kv_buffers(self) -> KvBufferStore:
         return KvBufferStore()
 
-    async def make_kv_buffer(self, layout: KvLayout, rows: int, on_device: bool = False) -> KvBuffer:
+    async def make_kv_buffer(self, layout: KvLayout, rows: int) -> KvBuffer:
         """A new buffer on this node. Raises OSError."""
-        return self._kv_buffers.make(layout, rows, on_device)
+        return self._kv_buffers.make(layout, rows)
 
     async def remove_kv_buffer(self, buffer: KvBuffer) -> None:
         """Remove a buffer of this node; safe to do twice, and by another engine of the node."""
         self._kv_buffers.remove(buffer)
-
-    async def drop_kv(self, buffer: KvBuffer) -> None:
-        """Free what this engine's devices keep of a buffer whose sample's move is over."""
-        await self.engine.workers(WorkerCalls.rhyme_drop_kv, buffer.path)
 
     async def read_kv_rows(self, buffer: KvBuffer, first: int, end: int) -> np.ndarray:
         """Blocks `first` to `end` of a buffer of this node, as `read_rows`. Raises OSError if it is gone."""

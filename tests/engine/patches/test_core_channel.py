@@ -38,7 +38,7 @@ def test_only_offered_methods_are_called() -> None:
     with pytest.raises(ValueError, match="offers no method 'secret'"):
         _call_scheduler(engine, "secret", [])
     # What was called knows the workers.
-    assert scheduler.core.workers(WorkerCalls.rhyme_drop_kv, "path") == [("rhyme_drop_kv", ("path",))]
+    assert scheduler.core.workers(WorkerCalls.rhyme_generator_state, "name") == [("rhyme_generator_state", ("name",))]
 
 
 def test_the_scheduler_methods_we_override_exist() -> None:
