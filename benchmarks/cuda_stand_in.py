@@ -3,7 +3,7 @@
 `install()` puts a stand-in in place of vLLM's platform: its own CUDA platform, which is told capability 9.0, 80 GiB and
 132 multiprocessors. Everything that vLLM decides from that is its own code; nothing is computed. Modules are imported
 as without a GPU and then meet the stand-in, because their compiled kernels are missing. Only in a process of its own.
-Checked against vLLM 0.29.0 `platforms/cuda.py`.
+Checked against vLLM 0.29.0 and 0.32.0 `platforms/cuda.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def install() -> None:
     sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")
     import vllm.platforms.cuda
     import vllm.v1.cudagraph_dispatcher
+    import vllm.v1.worker.gpu_model_runner
     from vllm.platforms.interface import DeviceCapability
 
     answers = {

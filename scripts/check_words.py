@@ -22,12 +22,12 @@ from typing import NamedTuple
 # First words of a docstring: a pronoun or preposition there stands for a noun that the reader does not know.
 OPENINGS = re.compile(
     r"(As|At|Because|Beside|Beyond|But|By|Everybody|Everyone|Everything|For|From|He|How|If|In|It|Its|Nobody|Nothing|Of|On"
-    r"|One|Only|Since|So|Such|That|Their|Them|These|They|This|Those|Till|To|Under|Unless|Until|What|Whatever|When|Where"
+    r"|Only|Since|So|Such|That|Their|Them|These|They|This|Those|Till|To|Under|Unless|Until|What|Whatever|When|Where"
     r"|Whether|Which|While|Who|Whoever|Whose|Why|With|Without)\b"
 )
 # A function's docstring begins with a verb; these words begin a noun phrase.
 NOUN_OPENINGS = re.compile(
-    r"(A|All|An|And|Any|Both|Each|Either|Every|Half|Less|Likewise|More|Most|Neither|No|Some|The|Two)\b"
+    r"(A|All|An|And|Any|Both|Each|Either|Every|Half|Less|Likewise|More|Most|Neither|No|One|Some|The|Two)\b"
 )
 # Words that stand for a noun, or that this project once used in a meaning of its own.
 WORDS = (

@@ -282,7 +282,7 @@ def draw_all(page: Any) -> None:
     """Until the figures are drawn, each of which is when it comes into sight."""
     page.wait_for_load_state("load")
     # The page of a cluster comes before Ray's answer.
-    page.get_by_text("Asking Ray").wait_for(state="hidden", timeout=DRAWN_MS)
+    page.get_by_text("Loading the state of Ray").wait_for(state="hidden", timeout=DRAWN_MS)
     for figure in page.locator("[data-figure]").all():
         figure.scroll_into_view_if_needed()
         figure.locator("xpath=self::*[@data-state]").wait_for(timeout=DRAWN_MS)

@@ -1,12 +1,14 @@
-"""The dashboard: pages, pieces, figures and static files in the control plane's service (docs/dashboard.md).
+"""The dashboard: pages, partial pages, figures and static files, served by the control plane (docs/dashboard.md).
 
-Its rooms, from bottom to top; a room imports only those above it in this list (tests/test_import_rules.py):
+The packages are listed from bottom to top. A package imports only those above it in this list
+(tests/test_import_rules.py):
 
-    site        what all pages share: words, navigation, static files
-    figures     what each figure asks of the store, and how it is drawn
-    new_run     the form of a new run
-    run         what the pages of a run say of it
-    pages       one module a page
+- site: what all pages share (number formats, navigation, static files)
+- figures: the queries and the drawing of each figure
+- new_run: the form that starts a run
+- run: facts about one run that several of its pages show
+- pages: one module per page
 
-`install.py` puts them into the service; `templates/` and `static/` are what they fill and send.
+`install.py` adds all of it to the service. `templates/` and `static/` hold the HTML templates and the files sent as
+they are.
 """

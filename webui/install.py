@@ -1,7 +1,9 @@
-"""Puts the dashboard into the service: pages, pieces, figures, static files, and errors as pages.
+"""Add the dashboard to the service: pages, partial pages, figures, static files, and error pages.
 
-Invariants: addresses below `/api/` keep the API's own answers; a page that nobody is signed in for answers 303 to
-/sign-in, which remembers where to go on.
+Invariants:
+
+- Addresses below `/api/` keep the API's own responses.
+- A page for a reader who is not signed in responds 303 to /sign-in, which then continues to the page.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from rhyme_openrlhf.webui.pages import PAGES, figures
 from rhyme_openrlhf.webui.pages.rendering import render_public
 from rhyme_openrlhf.webui.site import assets
 
-# What scripts and machines ask: they read problem details.
+# Addresses for scripts and machines, which read problem details.
 _NO_PAGES = ("/api/", "/ui/", "/static/", "/healthz", "/readyz", "/metrics")
 Handler = Callable[[Request, Any], Awaitable[Response]]
 
@@ -32,18 +34,18 @@ def install(app: FastAPI) -> None:
     app.state.templates.update(templates(routers))
     assets.install(app)
     for kind, handler in list(app.exception_handlers.items()):
-        # Those of starlette that the API does not replace (WebSockets) are no answers to a request.
+        # starlette's WebSocket handlers, which the API does not replace, do not answer a request.
         if not isinstance(kind, type) or not kind.__module__.startswith("fastapi.websockets"):
             app.add_exception_handler(kind, _for_people(handler))  # type: ignore[arg-type]
 
 
 def is_page(path: str) -> bool:
-    """Whether a person looks at the answer."""
+    """Return True if a person looks at the response."""
     return not path.startswith(_NO_PAGES)
 
 
 def _for_people(handler: Handler) -> Handler:
-    """What `handler` answers, as a page where a person looks at it."""
+    """Wrap `handler` so that its response is an HTML page where a person looks at it."""
 
     async def handle(request: Request, error: Exception) -> Response:
         response = await handler(request, error)
@@ -51,7 +53,7 @@ def _for_people(handler: Handler) -> Handler:
             return response
         if response.status_code == 401:
             following = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-            # The fragment, in which the first link carries its token, stays with the browser.
+            # The fragment, in which the first link carries its token, never leaves the browser.
             return RedirectResponse(f"/sign-in?{urlencode({'next': following})}", 303)
         problem = json.loads(bytes(response.body))
         page = render_public("error.html", response.status_code, problem=problem)

@@ -215,7 +215,11 @@ def arguments_of(run: Run) -> Arguments:
         raise LaunchConflict("it is not known with which options the run was started")
     _, found = from_argv(run.command[2:])
     return {
-        group: {name: value for name, value in values.items() if not by_flag()[f"--{group}.{name}"].refused}
+        group: {
+            name: value
+            for name, value in values.items()
+            if (option := by_flag().get(f"--{group}.{name}")) is not None and not option.refused
+        }
         for group, values in found.items()
         if group != "openrlhf"
     }

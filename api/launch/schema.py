@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import rhyme_openrlhf
-from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
+from rhyme_openrlhf.settings.config import OLD_FLAGS, SETTINGS_CLASSES
 from rhyme_openrlhf.settings.options import OPTION, Option, PathKind, TextKind
 from rhyme_openrlhf.settings.upstream_kinds import UPSTREAM_KINDS
 
@@ -69,6 +69,7 @@ class TypedOption:
 
     `kind` is what its text names, None where it is no free text; `path` is the same where that is a path.
     `refused` says why a spec may not set it ("" where it may). `off_flag` switches a bool off.
+    `expert`: few users set it.
     """
 
     source: Literal["openrlhf", "rhyme"]
@@ -85,6 +86,7 @@ class TypedOption:
     off_flag: str | None = None
     kind: TextKind | None = None
     refused: str = ""
+    expert: bool = False
 
     @property
     def path(self) -> PathKind | None:
@@ -165,6 +167,14 @@ def by_flag() -> dict[str, TypedOption]:
     return flags | {option.off_flag: option for option in options().values() if option.off_flag}
 
 
+def replaced(group: str, name: str) -> str:
+    """Return what to do instead of an option of the version before this one; "" for every other name.
+
+    Specs and commands may have such an option, and nothing reads it.
+    """
+    return OLD_FLAGS.get(f"--{group}.{name}", "")
+
+
 def upstream_version() -> str:
     """The OpenRLHF version whose options these are."""
     return str(json.loads(UPSTREAM_FILE.read_text())["x-openrlhf-version"])
@@ -219,6 +229,7 @@ def _ours() -> list[TypedOption]:
                     off_flag=f"--no-{cls.group}.{field.name}" if kind == "bool" else None,
                     kind=rule.kind,
                     refused=_refused(cls.group, field.name, rule.kind),
+                    expert=rule.expert,
                 )
             )
     return found

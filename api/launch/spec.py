@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rhyme_openrlhf.api.launch import spec_paths
-from rhyme_openrlhf.api.launch.schema import TypedOption, options
+from rhyme_openrlhf.api.launch.schema import TypedOption, options, replaced
 from rhyme_openrlhf.run.resources import Share, required_gpus, shares
 from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
 from rhyme_openrlhf.settings.options import SettingsError, did_you_mean, from_mapping
@@ -87,13 +87,15 @@ class RunSpec(BaseModel):
 
 
 def check(arguments: Mapping[str, Any], roots: Sequence[Path]) -> Arguments:
-    """`arguments` in normal form. Raises SpecError with everything that is wrong."""
+    """Return `arguments` in normal form, without old options. Raises SpecError with everything that is wrong."""
     faults: list[Fault] = []
     normal: Arguments = {}
     for group, values in arguments.items():
         for name, value in values.items():
             if len(faults) == MAX_FAULTS:
                 raise SpecError(faults)
+            if replaced(group, name):
+                continue
             option = options().get((group, name))
             if option is None:
                 faults.append(_unknown(group, name))

@@ -21,6 +21,7 @@ from rhyme_openrlhf.api.launch.spec import MAX_FAULTS, NAME_PATTERN, Arguments, 
 from rhyme_openrlhf.api.store.bounds import NO_NUL
 from rhyme_openrlhf.embedded.demo import demo_arguments
 from rhyme_openrlhf.platform import nvidia
+from rhyme_openrlhf.settings.config import OLD_FLAGS
 from rhyme_openrlhf.settings.options import did_you_mean
 
 TRAIN_MODULES = ("openrlhf.cli.train_ppo_ray", "rhyme_openrlhf.cli.train_ppo_ray")
@@ -68,12 +69,16 @@ def demo_argv() -> list[str]:
 
 
 def from_argv(argv: Sequence[str]) -> tuple[str | None, Arguments]:
-    """Name (None: not given) and arguments of the options of `rhyme train`. Raises SpecError."""
+    """Name (None: not given) and arguments of the options of `rhyme train`, old ones too. Raises SpecError."""
     found, unknown = _parser().parse_known_args(list(argv))
     faults = [_unknown(word) for word in unknown[:MAX_FAULTS]]
     name = None
     arguments: Arguments = {}
     for flag, text in vars(found).items():
+        if flag in OLD_FLAGS:
+            group, _, option_name = flag.removeprefix("--").partition(".")
+            arguments.setdefault(group, {})[option_name] = text
+            continue
         option = by_flag()[flag]
         if option.flag == "--run.name":
             name = text
@@ -146,6 +151,8 @@ def _parser() -> _Parser:
             least, most = option.items
             counts: int | str = least if least == most else "+" if least else "*"
             parser.add_argument(option.flag, dest=option.flag, nargs=counts)
+    for flag in OLD_FLAGS:
+        parser.add_argument(flag, dest=flag)
     return parser
 
 

@@ -141,6 +141,7 @@ class OptionView(BaseModel):
     off_flag: str | None
     path: str | None = Field(description="What it names, if it names a file or directory.")
     refused: str = Field(description="Why a spec may not set it; empty where it may.")
+    expert: bool = Field(description="Whether few users set it, so that forms fold it away.")
     allowed: str = Field(description="The allowed values in words.")
 
 

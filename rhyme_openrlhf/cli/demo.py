@@ -22,7 +22,7 @@ one GPU, engine and policy share it; with two, each has its own; with three or m
   rhyme demo                               as it is
   rhyme demo --train.num_episodes 10       longer
   rhyme demo --no-histospec.enable         without drafts from history, to compare
-  rhyme train --help                       every option that can be appended
+  rhyme train --help-all                   every option that can be appended
 """
 
 

@@ -16,6 +16,7 @@ import ast
 import contextlib
 import importlib.util
 import os
+import shutil
 import types
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,15 +24,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from rhyme_openrlhf.settings.config import SETTINGS_CLASSES
-from rhyme_openrlhf.settings.options import BAD_INPUT, Parser, add_options
+from rhyme_openrlhf.settings.config import OLD_FLAGS, SETTINGS_CLASSES
+from rhyme_openrlhf.settings.options import BAD_INPUT, Parser, add_old_flags, add_options
 
 MODULE = "openrlhf.cli.train_ppo_ray"
+HELP_ALL = "--help-all"
+# Columns of the help at least: each of our flags then has one line.
+WIDTH = 120
 
 DESCRIPTION = """\
 Train a language model with reinforcement learning (PPO, GRPO, REINFORCE++, RLOO, ...) on OpenRLHF, with rollouts sped
 up by their own history. Takes every option of openrlhf.cli.train_ppo_ray 0.11.2, with its name, default and meaning,
-and the options of the groups "rhyme: ..." at the end.
+and the options of ours that come first. `rhyme train --help-all` says more of each, and shows expert options too.
 
 A first run without a GPU:   rhyme demo
 Your OpenRLHF script:        replace openrlhf.cli.train_ppo_ray by rhyme_openrlhf.cli.train_ppo_ray"""
@@ -58,6 +62,21 @@ def main_block() -> list[ast.stmt]:
     raise ArgumentsError(f"{MODULE} has no main block: this is not the OpenRLHF version that is supported (0.11.2)")
 
 
+class _OneLineEach(argparse.RawDescriptionHelpFormatter):
+    """Help in wide lines, with short names for values: `--run.dir DIR`, `--[no-]move.enable`, `--ckpt.path PATH`."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=37, width=max(WIDTH, shutil.get_terminal_size().columns))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0].replace("--", "--[no-]", 1)
+        return super()._format_action_invocation(action)
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return super()._get_default_metavar_for_optional(action).rpartition(".")[2]
+
+
 class TrainParser(Parser):
     """Upstream's parser; adds our options right before it parses. `arguments` are what it parses."""
 
@@ -67,29 +86,38 @@ class TrainParser(Parser):
         """Upstream makes its parser without arguments."""
         super().__init__(
             prog="rhyme train",
+            usage="rhyme train [options of ours] [options of OpenRLHF]",
             description=DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_OneLineEach,
+            add_help=False,
             # An abbreviated flag could come to mean another one with the next release on either side.
             allow_abbrev=False,
         )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Add our options, then parse `arguments`."""
-        self.add_argument(
+        """Add our options before upstream's in the help, then parse `arguments`."""
+        theirs = list(self._action_groups)
+        command = self.add_argument_group("Command")
+        command.add_argument("-h", "--help", action="help", help="Show our options, one line each, and OpenRLHF's.")
+        command.add_argument(HELP_ALL, action="help", help="Show expert options too, and all that is said of each.")
+        command.add_argument(
             "--plan",
             nargs="?",
             type=float,
             const=0.0,
             metavar="GIB",
-            help="Print what the run needs of each GPU's memory and which flags make it fit, and start nothing. GIB: "
-            "memory of a GPU; if not given: this machine's GPUs.",
+            help="Print what must fit each GPU's memory (GIB; not given: as here), and start nothing.",
         )
-        add_options(self, SETTINGS_CLASSES)
+        add_options(self, SETTINGS_CLASSES, brief=HELP_ALL not in self.arguments)
+        ours = self._action_groups[len(theirs) :]
+        self._action_groups[:] = [*ours, *theirs]
+        self._optionals.title = "OpenRLHF's options"
+        add_old_flags(self, OLD_FLAGS)
         return super().parse_args(list(self.arguments), namespace)
 
     def error(self, message: str) -> NoReturn:
         """Say where the options are, too: there are 300 of them."""
-        self.exit(BAD_INPUT, f"rhyme train: error: {message}\n(rhyme train --help shows every option)\n")
+        self.exit(BAD_INPUT, f"rhyme train: error: {message}\n(rhyme train --help-all shows every option)\n")
 
 
 class _Parsed(Exception):

@@ -63,6 +63,10 @@ class PromptRollout:
     lengths: tuple[int, ...]
 
 
+# Priority as of the command nice. The lowest leaves the CPUs to everybody else, because no rollout waits for a worker.
+NICE = 19
+
+
 @dataclass(frozen=True)
 class WorkerPlace:
     """Which of the run's `workers` history workers this is, its journal, and the checkpoint's files it begins with.
@@ -88,7 +92,7 @@ class PlainHistoryWorker:
 
     def __init__(self, place: WorkerPlace) -> None:
         self._place = place
-        self._log(f"runs with {limit_cpus(place.settings.cpus_per_worker, place.settings.nice)}")
+        self._log(f"runs with {limit_cpus(place.settings.cpus_per_worker, NICE)}")
         self._journal: JournaledShard | None = None
         rollouts = place.settings.rollouts
         try:

@@ -12,18 +12,13 @@ replaced; after `apply()` the self-check holds, or SamplingCheckError is raised 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import vllm.utils.cpu_triton_utils as cpu_kernels
 import vllm.v1.sample.rejection_sampler as rejection_sampler
-from vllm.platforms import current_platform
 
 from rhyme_openrlhf.platform import require_no_gpu
-
-# Of vLLM's rejection sampler.
-KERNELS = (
-    "rejection_greedy_sample_kernel", "rejection_random_sample_kernel", "expand_kernel",
-    "sample_recovered_tokens_kernel",
-)  # fmt: skip
 
 
 class SamplingCheckError(RuntimeError):
@@ -50,41 +45,39 @@ def expand_batch_to_tokens(
     return torch.where(expanded == replace_from, torch.full_like(expanded, replace_to), expanded)
 
 
-def self_check() -> bool:
-    """Whether the installed `expand_batch_to_tokens` expands a known input correctly (ints, floats, replacement)."""
+def expand_by_vllm(
+    values: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """Do as `expand_batch_to_tokens`, by vLLM's stand-in for its Triton kernel.
+
+    vLLM has the sampler call the stand-in later than `apply` asks, and each version has another way to do so.
+    """
+    expanded = values.new_full((num_tokens,), -1)
+    cpu_kernels._expand_kernel_impl(expanded, values, cu_num_tokens, replace_from, replace_to, num_tokens)
+    return expanded
+
+
+def self_check(expand: Callable[..., torch.Tensor]) -> bool:
+    """Return whether `expand` expands a known input correctly (ints, floats, replacement)."""
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     temperatures = torch.tensor([0.7, 1.3, 0.0], dtype=torch.float32)
     expected = torch.tensor([0.7, 0.7, 1.0, 1.0, 1.0])
     top_k = torch.tensor([3, 4, 5], dtype=torch.int32)
-    expand = rejection_sampler.expand_batch_to_tokens
     floats = expand(temperatures, ends, 5, replace_from=0, replace_to=1)
     ints = expand(top_k, ends, 5)
     return torch.allclose(floats.float(), expected) and ints.tolist() == [3, 3, 5, 5, 5]
 
 
-def register_kernels() -> None:
-    """Have vLLM's rejection sampler call the CPU's stand-ins for its Triton kernels, as vLLM's workers do.
-
-    0.29.0's model runner sets these names later than `apply` needs them; 0.32.0 registers the stand-ins by a method.
-    """
-    if hasattr(cpu_kernels, "expand_kernel"):
-        for name in KERNELS:
-            setattr(rejection_sampler, name, getattr(cpu_kernels, name))
-    else:
-        current_platform.register_triton_kernel_overrides()
-
-
 def apply() -> bool:
-    """Make CPU rejection sampling correct; returns whether a replacement was needed.
+    """Make CPU rejection sampling correct in this process; returns whether vLLM's own is wrong. Idempotent.
 
     Raises SamplingCheckError when the self-check fails even after the replacement.
     """
     require_no_gpu("the CPU sampling correction")
-    register_kernels()
-    if self_check():
+    if self_check(expand_by_vllm):
         return False
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
-    if not self_check():
+    if not self_check(rejection_sampler.expand_batch_to_tokens):
         raise SamplingCheckError(
             "speculative sampling on this CPU build of vLLM is wrong and could not be corrected; "
             "run with --no-histospec.enable, and with the vLLM version that OpenRLHF pins"

@@ -7,6 +7,7 @@ else. OpenRLHF's own options are not repeated here: they come from its own parse
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,3 +136,9 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
     EngineSettings,
     CpuSettings,
 )
+
+# Flags of the version before this one: `rhyme train` and a control plane take them once more, and ignore them.
+# Each with what to do instead.
+OLD_FLAGS: Mapping[str, str] = {
+    "--history.nice": "leave it out, because history workers always leave the processors to everybody else.",
+}

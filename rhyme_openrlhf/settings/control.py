@@ -32,20 +32,24 @@ class ControlSettings(Settings):
 
     url: str = option(
         "",
-        "Address of a control plane (`rhyme serve`) to report to, as http://HOST:PORT. The token comes from "
+        "Control plane (`rhyme serve`) to report to, as http://HOST:PORT. The token comes from "
         "--control.token_file or the environment variable RHYME_CONTROL_TOKEN. If not given, nothing is reported.",
         kind="url",
     )
     token_file: str = option(
-        "", "File with the access token for --control.url; keep it readable for you alone.", kind="file"
+        "", "File with the access token for it. Keep the file readable for you alone.", kind="file"
     )
     run_uid: str = option(
         "",
         "Id of the run there (16 hexadecimal digits), to go on with a run that is already shown; else a new one.",
         kind="plain",
+        expert=True,
     )
     attempt_uid: str = option(
-        "", "Id of this start of the run there (16 hexadecimal digits); made here if not given.", kind="plain"
+        "",
+        "Id of this start of the run there (16 hexadecimal digits); made here if not given.",
+        kind="plain",
+        expert=True,
     )
     outbox_mb: int = option(
         1024,
@@ -53,6 +57,7 @@ class ControlSettings(Settings):
         "stay in the run directory, for `rhyme runs import`).",
         low=1,
         high=100000,
+        expert=True,
     )
 
     def check(self) -> None:

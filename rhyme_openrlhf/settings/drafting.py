@@ -25,10 +25,10 @@ class HistoSpecSettings(Settings):
 
     enable: bool = option(True, "Speculate with drafts from each prompt's earlier responses.")
     window_start: int = option(
-        2, "Draft tokens per decode step a sample starts with, and falls back to after a rejection.", low=1, high=128
+        2, "Draft tokens that a sample starts with, and gets after a rejection.", low=1, high=128
     )
     window_step: int = option(
-        2, "Draft tokens by which a sample's window grows when a whole draft was accepted.", low=0, high=128
+        2, "Draft tokens by which a sample's window grows after a whole acceptance.", low=0, high=128
     )
     window_max: int = option(
         32,
@@ -39,15 +39,14 @@ class HistoSpecSettings(Settings):
     # By replay of recorded runs of the embedded task: a fifth fewer decode steps a sample, at equal acceptance.
     extend_confidence: float = option(
         0.7,
-        "A draft goes past its sample's window for as long as the estimated probability that all of it is right is at "
-        "least this. 1: never.",
+        "A draft goes past its window while it is right with this probability. The probability is estimated; 1: never.",
         low=0.01,
         high=1,
     )
     stop_confidence: float = option(
         0.5,
-        "A draft from history ends, inside the window too, before the token that takes that probability below this "
-        "(but has one token at least). 0: never.",
+        "A draft from history ends before that probability falls below this. So it does inside the window, too, but "
+        "has one token at least. 0: never.",
         low=0,
         high=1,
     )
@@ -57,10 +56,11 @@ class HistoSpecSettings(Settings):
         "ACCEPTANCE (0 in the first pair, then rising), samples are only drafted for while at most SAMPLES of them run "
         "in the engine. If not given: always. Not in reproducible runs: how many run depends on timing.",
         kind="plain",
+        expert=True,
     )
     threads: int = option(
         2,
-        "Threads that draft for the samples of one engine between two steps, at most as many as there are cores that "
+        "Threads that draft for the samples of one engine between two steps. At most as many as there are cores that "
         "its process may use.",
         low=1,
         high=64,
@@ -69,18 +69,16 @@ class HistoSpecSettings(Settings):
     # than 7, and 2 take a tenth of the decode steps away that 3 leave: a match that is too short to mean much costs
     # little, because its draft is short (stop_confidence).
     prefix_max: int = option(16, "Last tokens of a sample that are first looked up in the history.", low=1, high=64)
-    prefix_min: int = option(
-        2, "Shortest match that still drafts: the lookup shortens its prefix down to this.", low=1, high=64
-    )
+    prefix_min: int = option(2, "Shortest match that still drafts: the lookup goes down to this.", low=1, high=64)
     siblings: bool = option(
         True,
-        "Also draft from the other samples of the same prompt on the same engine, running or finished, while they are "
-        "generated. Not in reproducible runs: how far a sibling is depends on timing.",
+        "Also draft from the other samples of the same prompt on the engine. They may run or be finished. Not in "
+        "reproducible runs: how far a sibling is depends on timing.",
     )
     own_output: bool = option(
         True,
-        "Also draft from the sample's own prompt and response so far, where a longer match is found there than in the "
-        "other sources.",
+        "Also draft from the sample's own prompt and response so far. It does where a longer match is found there than "
+        "in the other sources.",
     )
 
     def check(self) -> None:
@@ -122,15 +120,15 @@ class DraftingSettings(Settings):
 
     source: str = option(
         HISTORY,
-        "Where drafts come from: 'history' is what the prompt was answered before, its other samples and the sample's "
-        "own text; the others are vLLM's own methods: 'ngram' looks up the sample's own text, 'draft_model' and "
-        "'eagle3' ask --drafting.model.",
+        "Where drafts come from: history, ngram, draft_model or eagle3. 'history' is what the prompt was answered "
+        "before, its other samples and the sample's own text; the others are vLLM's own: 'ngram' looks up the "
+        "sample's own text, 'draft_model' and 'eagle3' ask --drafting.model.",
         choices=SOURCES,
     )
     model: str = option(
         "",
-        "Draft model, or EAGLE-3 head of the policy, for --drafting.source draft_model and eagle3: a model directory "
-        "or a model of the hub. It stays as it was loaded while the policy learns.",
+        "Draft model, or the policy's EAGLE-3 head, for that source. A model directory or a model of the hub, for "
+        "--drafting.source draft_model and eagle3. It stays as it was loaded while the policy learns.",
         kind="model",
     )
     # vLLM's examples use 3 to 5: each token more is one more pass of the draft model in every step.
@@ -140,11 +138,13 @@ class DraftingSettings(Settings):
         "history --histospec.window_max.",
         low=1,
         high=VLLM_MAX_DRAFT_TOKENS,
+        expert=True,
     )
     within_graphs: bool = option(
         True,
         "On a GPU: never more draft tokens in a step than its largest CUDA graph has room for, so that no step runs "
         "without one.",
+        expert=True,
     )
     probe_share: float = option(
         0.01,
@@ -152,6 +152,7 @@ class DraftingSettings(Settings):
         "gain; where they make it slower, it switches them off and says so. 0: never. Not in reproducible runs.",
         low=0,
         high=0.1,
+        expert=True,
     )
 
     def check(self) -> None:

@@ -32,15 +32,15 @@ class EngineSettings(Settings):
 
     max_num_seqs: int = option(
         0,
-        f"Samples an engine runs at once. 0: as vLLM chooses, {VLLM_SAMPLES}. More need more memory beside the KV "
+        f"Samples an engine runs at once; 0: {VLLM_SAMPLES}, vLLM's choice. More need more memory beside the KV "
         "cache: a step's logits grow with them.",
         low=0,
         high=4096,
     )
     max_num_batched_tokens: int = option(
         0,
-        "Tokens an engine computes in a step, of prompts, samples and drafts together. 0: as vLLM chooses, "
-        f"{VLLM_STEP_TOKENS}. More let prompts start sooner.",
+        f"Tokens an engine computes in a decode step; 0: {VLLM_STEP_TOKENS}, vLLM's choice. Those of prompts, "
+        "samples and drafts together. More let prompts start sooner.",
         low=0,
         high=1 << 20,
     )
@@ -66,10 +66,11 @@ class CpuSettings(Settings):
     group: ClassVar[str] = "cpu"
     title: ClassVar[str] = "Without a GPU only (embedded model, trials): ignored where a GPU is."
 
-    kv_cache_mb: int = option(256, "KV cache of each engine in MB of host memory.", low=16, high=1048576)
+    kv_cache_mb: int = option(256, "KV cache of each engine in MB of host memory.", low=16, high=1048576, expert=True)
     dtype: str = option(
         "float32",
         "Number format of policy and engines, in place of --ds.param_dtype: most CPUs train in bfloat16 ten times "
         "slower.",
         choices=("bfloat16", "float32"),
+        expert=True,
     )

@@ -17,8 +17,9 @@ class DispatchSettings(Settings):
 
     by_history: bool = option(
         True,
-        "Give each engine as much predicted work as the others: the tokens that the prompts were answered with last "
-        "time. Without history, or with this off, as OpenRLHF: to the engine with the fewest samples.",
+        "Give each engine as much predicted work as the others. Work is predicted by the tokens that the prompts were "
+        "answered with last time. Without history, or with this off, as OpenRLHF: to the engine with the fewest "
+        "samples.",
     )
 
 
@@ -31,27 +32,27 @@ class HistoPipeSettings(Settings):
 
     enable: bool = option(
         False,
-        "Train with the streaming pipeline: each engine has its prompts of the next step before it needs them and "
-        "loads weights by itself in between, at most one step off policy. Needs --train.async_enable.",
+        "Train with the streaming pipeline, at most one step off policy. Each engine has its prompts of the next step "
+        "before it needs them and loads weights by itself in between. Needs --train.async_enable.",
     )
     rank_groups: int = option(
         0,
-        "Rank groups (prompts of like length, by their last responses) in which a step goes over the engines: short to "
-        "long in odd steps, long to short in even ones. Never more than engines; 1: by load alone; 0: half as many as "
-        "engines, from 2 to 16.",
+        "Groups of prompts of like length that engines get in turn; 0: chosen. Lengths are those of the last "
+        "responses; a step goes over the engines from short to long in odd steps, long to short in even ones. Never "
+        "more than engines; 1: by load alone; 0: half as many as engines, from 2 to 16.",
         low=0,
         high=65536,
     )
     two_tier: bool = option(
         True,
-        "Give rank groups as many engines as their lengths ask for, by the run's profile (--latency.profile), where "
+        "Give rank groups as many engines as their lengths ask for. By the run's profile (--latency.profile), where "
         "there are more engines than rank groups; off, or without a profile: all as many.",
     )
     defer: bool = option(
         False,
-        "Let a prompt group with a response that is far too long for its rank group train one step later, with one of "
-        "the next step in its place: its engine goes on to the next step meanwhile. Such prompt groups are up to two "
-        "steps off policy; off: none is more than one.",
+        "Train a prompt group with a far too long response one step later. One of the next step takes its place, so "
+        "that its engine goes on to the next step meanwhile. Too long is measured by its rank group. Such prompt "
+        "groups are up to two steps off policy; off: none is more than one.",
     )
 
     def check(self) -> None:

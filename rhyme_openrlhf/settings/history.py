@@ -22,17 +22,12 @@ class HistorySettings(Settings):
         "works with one thread: for more than one CPU take more workers.",
         low=0,
         high=64,
-    )
-    nice: int = option(
-        19,
-        "Priority of the history workers, as of the command nice: 19 leaves the CPUs to everybody else.",
-        low=0,
-        high=19,
+        expert=True,
     )
     memory_gb: float = option(
         16.0,
-        "GB of each node's memory for draft indexes (15 bytes a token) and the responses they are made of (about 1 "
-        "byte a token); what is over is compressed to the disk and brought back when its prompt comes.",
+        "GB of each node's memory for draft indexes and their responses. An index takes 15 bytes a token, a response "
+        "about 1; what is over is compressed to the disk and brought back when its prompt comes.",
         low=0.001,
         high=100000,
     )
@@ -40,6 +35,7 @@ class HistorySettings(Settings):
         "",
         "Directory on each node for draft indexes beyond --history.memory_gb. If not given: in the run directory.",
         kind="output",
+        expert=True,
     )
     # RhymeRL keeps 1. With 2, three recorded runs of the embedded task give 7 to 30 % more tokens per decode step from
     # the third epoch on, for twice the memory.
@@ -48,6 +44,7 @@ class HistorySettings(Settings):
         "Rollouts of each prompt that its draft index covers, the last ones: each costs the memory of its responses.",
         low=1,
         high=8,
+        expert=True,
     )
     fetch_timeout_s: float = option(
         10.0,
@@ -55,4 +52,5 @@ class HistorySettings(Settings):
         "generated without drafts.",
         low=0.1,
         high=3600,
+        expert=True,
     )

@@ -20,10 +20,11 @@ class LatencySettings(Settings):
 
     profile: str = option(
         AUTO,
-        "Profile made by `rhyme profile`; 'auto': the one for this model, hardware, number format and tensor-parallel "
-        "size in the user's cache, or else a quick one (under a minute) that is measured at the start and kept (on a "
-        "GPU also of an engine without speculation: one engine start more); 'none': no model, drafts follow the fixed "
-        "rules of --histospec.*. Reproducible runs have none; emulated ones have the emulated profile.",
+        "Step times, from `rhyme profile`; 'auto': kept or measured; 'none'. 'auto' is the profile in the user's cache"
+        " for this model, hardware, number format and tensor-parallel size, or else a quick one (under a minute) that "
+        "is measured at the start and kept (on a GPU also of an engine without speculation: one engine start more). "
+        "With 'none' drafts follow the fixed rules of --histospec.*. Reproducible runs have none; emulated ones have "
+        "the emulated profile.",
         kind="profile",
     )
 
@@ -44,9 +45,14 @@ class EmulateSettings(Settings):
         "Profile of the machine to emulate: every engine step sleeps until the profile's time for it is over. All that "
         "the run prints and shows then says 'emulated'. If not given: no emulation.",
         kind="file",
+        expert=True,
     )
     train_s: float = option(
-        0.0, "With --emulate.profile: seconds the policy's training of a step takes at least.", low=0, high=86400
+        0.0,
+        "With --emulate.profile: seconds the policy's training of a step takes at least.",
+        low=0,
+        high=86400,
+        expert=True,
     )
 
     def check(self) -> None:

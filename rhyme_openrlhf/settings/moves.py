@@ -24,29 +24,35 @@ class MoveSettings(Settings):
 
     enable: bool = option(
         False,
-        "Keep samples apart from the engines, so that they can move, and go on elsewhere when an engine dies. Engines "
-        "then schedule synchronously.",
+        "Keep samples apart from engines: they can move, and outlive one. Engines then schedule synchronously.",
     )
     carrier: str = option(
         AUTO,
         "How the KV cache gets to the other engine: 'kv_transfer' copies it while the sample runs on, 'recompute' "
         "computes it again; 'auto' takes what costs the sample less time, as far as that is known.",
         choices=(AUTO, KV_TRANSFER, RECOMPUTE),
+        expert=True,
     )
     memory: str = option(
         HOST,
         "Where KV blocks lie on their way within a node: in the host's shared memory, or, with 'device', in memory of "
         "the source's GPUs (CUDA IPC; takes as much there as the sample's KV cache; not tried on a GPU yet).",
         choices=(HOST, DEVICE),
+        expert=True,
     )
     timeout_s: float = option(
-        30.0, "Seconds one order to an engine may take in a move; after that it is taken back.", low=0.5, high=3600
+        30.0,
+        "Seconds one order to an engine may take in a move; after that it is taken back.",
+        low=0.5,
+        high=3600,
+        expert=True,
     )
     news_s: float = option(
         1.0,
         "Seconds between two looks at what each running sample has generated: what a dying engine can take with it.",
         low=0.02,
         high=60,
+        expert=True,
     )
 
 
@@ -59,8 +65,8 @@ class ReallocationSettings(Settings):
 
     enable: bool = option(
         False,
-        "Move running samples from engines that run more than throughput gains by to engines that run fewer; needs "
-        "two engines, and switches --move.enable on.",
+        "Move running samples from full engines to empty ones. Full is an engine that runs more than throughput gains "
+        "by. Needs two engines, and switches --move.enable on.",
     )
     threshold: int = option(
         0,
@@ -68,12 +74,16 @@ class ReallocationSettings(Settings):
         "throughput over running samples, from the latency model, corrected by what steps really take.",
         low=0,
         high=100000,
+        expert=True,
     )
     # RLHFSpec 6.1 names no number. 32 steps cost a sample far more than the two that a move takes from it.
-    cooldown_steps: int = option(32, "Decode steps from one decision to move samples to the next.", low=1, high=1000000)
+    cooldown_steps: int = option(
+        32, "Decode steps from one decision to move samples to the next.", low=1, high=1000000, expert=True
+    )
     status_s: float = option(
         0.5,
         "Seconds between two reports of each engine (running samples, room, speed), on which decisions are made.",
         low=0.02,
         high=60,
+        expert=True,
     )

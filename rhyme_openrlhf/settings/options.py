@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 OPTION = "option"
 BAD_INPUT = 2
+# Last words of names of numbers with a unit.
+UNITS = ("s", "mb", "gb")
 # Below this a name is another word rather than the same one with a slip.
 LIKENESS = 0.7
 # The time that a comparison takes grows with the square of the length; no name of an option is longer.
@@ -44,9 +47,10 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """What a field's flag says of itself: one teaching sentence, and the allowed values (None: any).
+    """What a field's flag says of itself: teaching sentences, and the allowed values (None: any).
 
-    `kind` says what the text names; None where the value is no free text.
+    The first sentence says on one line what the flag does. `kind` says what the text names; None where the value is
+    no free text. `expert`: few users set the option, so short help and the web form fold it away.
     """
 
     help: str
@@ -54,6 +58,12 @@ class Option:
     high: float | None = None
     choices: tuple[str, ...] | None = None
     kind: TextKind | None = None
+    expert: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the help."""
+        return self.help.partition(". ")[0].removesuffix(".") + "."
 
     def allowed(self) -> str:
         """The allowed values in words, as errors and `--help` show them."""
@@ -74,6 +84,7 @@ def option(
     high: float | None = None,
     choices: tuple[str, ...] | None = None,
     kind: TextKind | None = None,
+    expert: bool = False,
 ) -> Any:
     """Return a dataclass field that is also a command-line option.
 
@@ -84,7 +95,7 @@ def option(
         raise TypeError(f"an option that takes any text needs a kind, because it may name a path or a secret: {help}")
     if kind is not None and not is_free_text:
         raise TypeError(f"only an option that takes any text has a kind, not this one: {help}")
-    return dataclasses.field(default=default, metadata={OPTION: Option(help, low, high, choices, kind)})
+    return dataclasses.field(default=default, metadata={OPTION: Option(help, low, high, choices, kind, expert)})
 
 
 @dataclass(frozen=True)
@@ -165,28 +176,64 @@ def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield from _flags(command)
 
 
-def add_options(parser: argparse.ArgumentParser, classes: tuple[type[Settings], ...]) -> None:
-    """Add every option of `classes` to `parser`, one titled argument group per class."""
+def add_options(parser: argparse.ArgumentParser, classes: Iterable[type[Settings]], brief: bool = False) -> None:
+    """Add every option of `classes` to `parser`, one titled argument group per class.
+
+    `brief`: the help shows one sentence a flag, and leaves expert options out.
+    """
     for cls in classes:
-        group = parser.add_argument_group(f"rhyme: --{cls.group}.*", cls.title)
+        group = parser.add_argument_group(f"{cls.title.removesuffix('.')} (--{cls.group}.*)")
         for field in dataclasses.fields(cls):
             rule: Option = field.metadata[OPTION]
-            keywords: dict[str, Any] = {"default": field.default, "help": _help(rule, field.default)}
+            keywords: dict[str, Any] = {"default": field.default, "help": _help(rule, field.default, brief)}
             if isinstance(field.default, bool):
                 keywords["action"] = argparse.BooleanOptionalAction
             else:
                 keywords["type"] = type(field.default)
                 keywords["choices"] = rule.choices
-                keywords["metavar"] = None if rule.choices else field.name.rsplit("_", 1)[-1].upper()
+                keywords["metavar"] = _placeholder(field)
             group.add_argument(cls.flag(field.name), **keywords)
 
 
-def _help(rule: Option, default: Any) -> str:
-    parts = [rule.help.replace("%", "%%")]
-    if rule.low is not None:
+def add_old_flags(parser: argparse.ArgumentParser, flags: Mapping[str, str]) -> None:
+    """Let `parser` take flags of an earlier version, with a value each, and print what to do instead.
+
+    `flags`: a sentence for each flag. Help shows none of the flags.
+    """
+    hidden: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for flag, sentence in flags.items():
+        parser.add_argument(flag, action=_Ignored, sentence=sentence, **hidden)
+
+
+class _Ignored(argparse.Action):
+    """Prints what to do instead of an old flag."""
+
+    def __init__(self, sentence: str, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self._sentence = sentence
+
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, _values: Any, flag: str | None = None) -> None:
+        print(f"{parser.prog}: {flag} is ignored: {self._sentence}", file=sys.stderr)
+
+
+def _placeholder(field: dataclasses.Field[Any]) -> str:
+    """Return what help shows for a value: DIR of `dir`, GB of `memory_gb`, N of a number without a unit."""
+    word = field.name.rpartition("_")[2]
+    return word.upper() if isinstance(field.default, str) or word in UNITS else "N"
+
+
+def _help(rule: Option, default: Any, brief: bool) -> str:
+    if brief and rule.expert:
+        return argparse.SUPPRESS
+    parts = [rule.summary if brief else rule.help]
+    if not brief and (rule.low is not None or rule.choices):
         parts.append(f"Allowed: {rule.allowed()}.")
-    parts.append(f"Default: {default if default != '' else 'none'}.")
-    return " ".join(parts)
+    if isinstance(default, bool):
+        shown = "on" if default else "off"
+    else:
+        shown = f"{default:g}" if isinstance(default, float) else str(default) or "none"
+    parts.append(f"Default: {shown}.")
+    return " ".join(parts).replace("%", "%%")
 
 
 def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:

@@ -15,21 +15,22 @@ class RunSettings(Settings):
     group: ClassVar[str] = "run"
     title: ClassVar[str] = "Run record: where a run writes what it did, and what the terminal shows."
 
-    dir: str = option(
-        "", "Run directory; must be new or empty. If not given: runs/<date>-<time>-<name>.", kind="output"
-    )
+    dir: str = option("", "Run directory, new or empty; none: runs/<date>-<time>-<name>.", kind="output")
     name: str = option("run", "Short name of the run, used in its directory's name.", kind="plain")
     reproducible: bool = option(
         False,
-        "Seed the prompt order and every request from --train.seed, order samples by prompt and wait for each prompt's "
-        "history, so that two runs on the same machine sample the same tokens (OpenRLHF itself seeds neither).",
+        "Two runs with one --train.seed on one machine sample the same tokens. Prompt order and every request are "
+        "seeded (OpenRLHF seeds neither), samples are ordered by prompt, and each prompt's history is waited for.",
     )
     progress: str = option(
         "auto",
         "'bars' for a terminal, 'lines' for a plain log, 'off'; 'auto' picks by whether the output is a terminal.",
         choices=("auto", "bars", "lines", "off"),
+        expert=True,
     )
-    worker_logs: bool = option(False, "Print the Ray workers' own output on the terminal too (it is always in logs/).")
+    worker_logs: bool = option(
+        False, "Print the Ray workers' own output on the terminal too (it is always in logs/).", expert=True
+    )
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,24 @@ class LimitSettings(Settings):
 
     reward_s: float = option(
         30.0,
-        "Seconds the reward function (or reward server, with its retries) may take for one sample.",
+        "Seconds the reward function or server may take for one sample. A server's retries are among them.",
         low=0.1,
         high=86400,
     )
     rollout_s: float = option(
-        600.0, "Seconds a rollout may go on without one new token and without one finished sample.", low=1, high=86400
+        600.0, "Seconds a rollout may go on without a new token or a finished sample.", low=1, high=86400
     )
     stage_s: float = option(
         3600.0,
-        "Seconds any other stage may take: start-up, experience, training, weight sync, evaluation, checkpoint.",
+        "Seconds that any other stage may take, from start-up to checkpoint. The others are experience, training, "
+        "weight sync and evaluation.",
         low=1,
         high=604800,
     )
     # Schedulers (Slurm, Kubernetes, Ray) kill 30 s after SIGTERM; the other half is for the end of the run.
     sigterm_s: float = option(
         15.0,
-        "Seconds that a run which gets SIGTERM has to complete its step and save a checkpoint; then it ends as it is.",
+        "Seconds from SIGTERM for completing the step and a checkpoint. After that the run ends as it is.",
         low=0,
         high=86400,
     )

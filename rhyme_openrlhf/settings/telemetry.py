@@ -17,19 +17,23 @@ class TelemetrySettings(Settings):
 
     sample_groups: int = option(
         2,
-        "Prompts a training step whose responses are kept in the run directory, with what was drafted of them; which "
-        "ones changes with every step. 0: none.",
+        "Prompts of a training step whose responses the run directory keeps. What was drafted of them is kept, too; "
+        "which ones changes with every step. 0: none.",
         low=0,
         high=64,
     )
     samples_mb: int = option(
-        64, "Most MB of kept responses in the run directory; of more, those of the oldest steps are deleted.", low=1
+        64,
+        "Most MB of kept responses in the run directory; of more, those of the oldest steps are deleted.",
+        low=1,
+        expert=True,
     )
     system_s: float = option(
         5.0,
         "Seconds between two looks at each node's processors, memory, disk and GPUs. 0: none.",
         low=0,
         high=3600,
+        expert=True,
     )
 
     def check(self) -> None:

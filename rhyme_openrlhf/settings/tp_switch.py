@@ -54,24 +54,25 @@ class TpSwitchSettings(Settings):
 
     enable: bool = option(
         False,
-        "Start further engines on the same devices, each over --tp_switch.size of them, and move a node's unfinished "
-        "samples there when the rest of the rollout is then predicted to be shorter; switches --move.enable on. Run on "
+        "Move a step's last samples to engines over more devices each. These engines are on the same devices, each "
+        "over --tp_switch.size of them; a node's unfinished samples go there when the rest of the rollout is then "
+        "predicted to be shorter; switches --move.enable on. Run on "
         "CPUs only: never on a GPU, for which it is written from vLLM's and Ray's source.",
     )
-    size: int = option(
-        2, "Devices of each engine of the tail layout (its tensor-parallel size).", low=LOWEST, high=HIGHEST
-    )
+    size: int = option(2, "Devices of each engine that gets the last samples (tail layout).", low=LOWEST, high=HIGHEST)
     sizes: str = option(
         "",
         "Several tail layouts instead of the one of --tp_switch.size, as '2,4': a node may switch more than once in a "
         "step, to more devices each time. The weights are on each device once more for each.",
         kind="plain",
+        expert=True,
     )
     rule: str = option(
         BY_HISTORY,
         "How much longer samples are taken to be: 'history' by what their prompts were answered before, 'maximum' as "
         "if each ran to --rollout.max_new_tokens (PAT's own rule).",
         choices=(BY_HISTORY, BY_MAXIMUM),
+        expert=True,
     )
     samples: int = option(
         0,
@@ -79,12 +80,14 @@ class TpSwitchSettings(Settings):
         "size); 0: by prediction.",
         low=0,
         high=100000,
+        expert=True,
     )
     kv_cache_mb: int = option(
         0,
         "KV cache of each rank of a tail engine in MB; 0: so much that its engine has what one of the others has.",
         low=0,
         high=1048576,
+        expert=True,
     )
     aligned_kv_cache_mb: int = option(
         0,
@@ -92,12 +95,14 @@ class TpSwitchSettings(Settings):
         "--vllm.gpu_memory_utilization leaves beside everything else.",
         low=0,
         high=1048576,
+        expert=True,
     )
     kv_caches: str = option(
         AUTO,
         "Whether the KV caches of all layouts are in memory 'together', or in 'turns': only that of the layout that "
         "runs, so that a switch takes and gives memory; 'auto': together if they fit.",
         choices=(AUTO, TOGETHER, TURNS),
+        expert=True,
     )
     reserve_mb: int = option(
         4096,
@@ -105,12 +110,14 @@ class TpSwitchSettings(Settings):
         "CUDA graphs, activations. What vLLM prints at the start says more.",
         low=0,
         high=1048576,
+        expert=True,
     )
     device_mb: int = option(
         0,
         "With GPUs: memory of each in MB; 0: of the smallest in the machine that starts the run.",
         low=0,
         high=1048576,
+        expert=True,
     )
     profile: str = option(
         AUTO,
@@ -118,8 +125,9 @@ class TpSwitchSettings(Settings):
         "several sizes one each, smaller first, with commas); 'auto': what is kept, or else a quick one measured at "
         "the start.",
         kind="profiles",
+        expert=True,
     )
-    status_s: float = option(0.25, "Seconds between two looks at whether to switch.", low=0.02, high=60)
+    status_s: float = option(0.25, "Seconds between two looks at whether to switch.", low=0.02, high=60, expert=True)
 
     def check(self) -> None:
         """That the sizes are sizes, and have profiles; and that a KV cache is one."""

@@ -22,19 +22,22 @@ class WeightSettings(Settings):
 
     transport: str = option(
         AUTO,
-        "'buffer' writes numbered versions into one shared-memory copy a node; 'openrlhf' uses OpenRLHF's own "
-        "broadcast (NCCL or CUDA IPC; gloo without a GPU). 'auto' takes OpenRLHF's own on GPUs, and the buffer without "
-        "a GPU and for runs with --move.enable, --reallocation.enable, --tp_switch.enable, --histopipe.enable or "
-        "--ds.lora.rank.",
+        "What carries weights: buffer, openrlhf or auto. 'buffer' writes numbered versions into one shared-memory copy"
+        " a node; 'openrlhf' uses OpenRLHF's own broadcast (NCCL or CUDA IPC; gloo without a GPU). 'auto' takes "
+        "OpenRLHF's own on GPUs, and the buffer without a GPU and for runs with --move.enable, --reallocation.enable, "
+        "--tp_switch.enable, --histopipe.enable or --ds.lora.rank.",
         choices=(AUTO, BUFFER, OPENRLHF),
     )
-    bucket_mb: int = option(512, "Size in MB of the pieces in which a weight version is published.", low=1, high=16384)
+    bucket_mb: int = option(
+        512, "Size in MB of the pieces in which a weight version is published.", low=1, high=16384, expert=True
+    )
     check_syncs: int = option(
         1,
-        "After this many first weight syncs, compare the log-probabilities of a fixed sequence in every engine with "
-        "the trained model's; the difference is recorded, and a large one is warned of.",
+        "First weight syncs after which engines and trained model are compared. The log-probabilities of a fixed "
+        "sequence in every engine are compared with the trained model's; the difference is recorded, and a large one "
+        "is warned of.",
         low=0,
     )
     timeout_s: float = option(
-        600.0, "Seconds after which publishing or loading a weight version is given up.", low=1, high=86400
+        600.0, "Seconds after which publishing or loading a weight version is given up.", low=1, high=86400, expert=True
     )

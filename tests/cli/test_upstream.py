@@ -1,5 +1,7 @@
 """OpenRLHF's own command line with ours beside it: the contract with openrlhf.cli.train_ppo_ray 0.11.2."""
 
+import dataclasses
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,11 +10,33 @@ import pytest
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import upstream
-from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.config import OLD_FLAGS, SETTINGS_CLASSES, RhymeSettings
+from rhyme_openrlhf.settings.options import OPTION, Option
 
 pytest.importorskip("openrlhf")
 
 MINIMAL = ["--vllm.num_engines", "2", "--reward.remote_url", "reward.py", "--actor.model_name_or_path", "m"]
+
+
+# A flag where its line begins.
+FLAG = re.compile(r"^  (?:-h, )?(--\S+)", re.MULTILINE)
+
+
+def rules() -> dict[str, Option]:
+    """Return what is said of each option of ours, by its flag as help shows it."""
+    found = {}
+    for cls in SETTINGS_CLASSES:
+        for field in dataclasses.fields(cls):
+            flag = cls.flag(field.name)
+            found[flag.replace("--", "--[no-]") if isinstance(field.default, bool) else flag] = field.metadata[OPTION]
+    return found
+
+
+def shown_by(flag: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what `rhyme train` prints with this flag."""
+    with pytest.raises(SystemExit):
+        upstream.parse([flag])
+    return capsys.readouterr().out
 
 
 def parse(*arguments: str) -> SimpleNamespace:
@@ -50,6 +74,27 @@ def test_every_upstream_option_is_in_our_help() -> None:
     assert "--histospec.window_max" in done.stdout and "--weights.transport" in done.stdout
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert not imported & {"torch", "ray", "vllm", "deepspeed", "transformers"}, "--help must be quick"
+
+
+def test_help_shows_at_most_40_flags_of_ours_before_upstreams_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = shown_by("--help", capsys).split("OpenRLHF's options:")
+    found = set(FLAG.findall(ours)) - {"--help", "--help-all"}
+    assert 30 <= len(found) <= 40 and "--ckpt.path" in theirs
+    assert {flag for flag in found if "." in flag} == {flag for flag, rule in rules().items() if not rule.expert}
+    lines = [line for line in ours.partition("\n\nCommand:\n")[2].splitlines() if line and not line.endswith(":")]
+    assert [line for line in lines if not FLAG.match(line)] == [] and max(map(len, lines)) <= upstream.WIDTH
+    assert all("Default: " in line for line in lines if "." in FLAG.findall(line)[0])
+
+
+def test_help_all_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {flag for flag in FLAG.findall(shown_by("--help-all", capsys)) if flag in rules()} == set(rules())
+
+
+def test_a_flag_of_the_version_before_is_taken_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, sentence in OLD_FLAGS.items():
+        assert RhymeSettings.from_namespace(parse("--actor.num_gpus_per_node", "1", flag, "5")) == RhymeSettings()
+        assert capsys.readouterr().err == f"rhyme train: {flag} is ignored: {sentence}\n"
+        assert flag not in rules() and flag not in shown_by("--help-all", capsys)
 
 
 @pytest.mark.parametrize(

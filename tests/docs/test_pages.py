@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import re
 import shlex
@@ -120,3 +121,11 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         loaded = _Loaded()
         loaded.feed(page.read_text())
         assert [one for one in loaded.addresses if one.startswith(("http", "//"))] == [], page
+
+
+def test_the_page_of_options_is_what_the_settings_say() -> None:
+    spec = importlib.util.spec_from_file_location("options_page", ROOT / "scripts" / "options_page.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "options.md").read_text() == module.page(), "python scripts/options_page.py --write"

@@ -28,7 +28,7 @@ def started_from_the_form(page: Any, base: str, command: str) -> str:
     page.goto(f"{base}/runs/new")
     page.get_by_text("Paste a command").click()
     page.locator("#pasted").fill(command)
-    page.get_by_role("button", name="Fill the form from it").click()
+    page.get_by_role("button", name="Fill the form").click()
     expect(page.locator("#f-name")).to_have_value("from-the-form")
     page.get_by_role("button", name="Start run").click()
     expect(page).to_have_url(re.compile(r"/runs/[0-9a-f]{16}$"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from rhyme_openrlhf import embedded
+from rhyme_openrlhf.engine.request_keys import UNCOUNTED
 from rhyme_openrlhf.history.index import build_index
 from rhyme_openrlhf.latency.profile import to_text
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
@@ -26,6 +28,8 @@ from tests.latency import formula
 
 TASKS = sorted(path.name for path in embedded.DATA.glob("*_train.jsonl"))
 PROMPTS_PER_TASK = 16
+# Eight numbers in brackets: a draft of other tokens than these keeps to the grammar for a few tokens at most.
+NUMBERS = r"\[[0-9]{1,3}(, [0-9]{1,3}){7}\]"
 # As many tokens before a piece as are looked up, so that the piece for this very place is the one that matches.
 CONTEXT = HistoSpecSettings().prefix_max
 
@@ -135,6 +139,46 @@ def test_greedy_output_is_the_same_with_drafts_from_siblings(
     did = EngineCounters.from_dict(default_engine.scheduler("read_counters")) - before
     assert found == expected
     assert did.accepted_siblings > 0
+
+
+@pytest.mark.parametrize("kind", ["right", "late"])
+def test_greedy_output_is_the_same_under_a_grammar(
+    kind: str, plain_engine: Any, plain_answers: Any, history_engine: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """The grammar cuts drafts, or vLLM's engine core dies; requests without a grammar run beside those with one."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    prompts, free = prompts_of(TASKS[0], tokenizer), plain_answers(TASKS[0])
+
+    def asked(keys: list[str] | None) -> list[Any]:
+        parameters = [greedy(prompt, keys[number] if keys else None) for number, prompt in enumerate(prompts)]
+        for one in parameters[::2]:
+            one.structured_outputs = StructuredOutputsParams(regex=NUMBERS)
+        return parameters
+
+    expected = [list(out.token_ids) for out in plain_engine.generate(prompts, asked(None))]
+    assert expected[1::2] == free[1::2]
+    for answer in expected[::2]:
+        assert re.fullmatch(NUMBERS, tokenizer.decode(answer, skip_special_tokens=True))
+    keys = [f"grammar-{kind}-{number}" for number in range(len(prompts))]
+    for key, prompt, response in zip(keys, prompts, expected, strict=True):
+        assert history_engine.install(key, build_index(history(kind, prompt, response, CONTEXT)), tmp_path) == ""
+    # Only requests with a grammar are counted.
+    parameters = asked(keys)
+    for one in parameters[1::2]:
+        one.extra_args[UNCOUNTED] = True
+    before = EngineCounters.from_dict(history_engine.scheduler("read_counters"))
+    found = [list(out.token_ids) for out in history_engine.generate(prompts, parameters)]
+    did = EngineCounters.from_dict(history_engine.scheduler("read_counters")) - before
+    for key in keys:
+        history_engine.scheduler("forget_history", key)
+
+    assert found == expected
+    if kind == "right":
+        assert (acceptance_rate(did) or 0) > 0.9 and (tokens_per_step(did) or 0) > 4
+    else:
+        # One token of each draft is right, and the grammar leaves little of what comes behind it.
+        assert did.accepted > 50 and 0.1 < (acceptance_rate(did) or 0) < 0.9
 
 
 def test_log_probabilities_equal_transformers(

@@ -145,7 +145,7 @@ def test_vllm_converts_the_experts_of_these_backends_alone(name: str) -> None:
 
 
 def test_vllms_worker_reloads_as_we_ask() -> None:
-    """Fails when vLLM changes what this was written from (0.29.0)."""
+    """Fails when vLLM changes what this was written from (0.29.0, 0.32.0)."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker as GpuWorker
@@ -153,7 +153,10 @@ def test_vllms_worker_reloads_as_we_ask() -> None:
     reload = inspect.getsource(GpuWorker.reload_weights)
     assert "set_current_vllm_config" in reload and "self.model_runner.reload_weights(*args, **kwargs)" in reload
     assert "weights_iterator" in inspect.signature(GPUModelRunner.reload_weights).parameters
-    assert "GPUModelRunnerV1.reload_weights(self" in inspect.getsource(RunnerV2.reload_weights)
+    # Its own, or the first runner's.
+    v2 = RunnerV2.reload_weights
+    by_v1 = "GPUModelRunnerV1.reload_weights(self" in inspect.getsource(v2)
+    assert by_v1 or "weights_iterator" in inspect.signature(v2).parameters
     # vLLM refuses an extension that has a name of its worker.
     ours = {name for name in dir(WorkerExtension) if "rhyme" in name or name == "_converted"}
     assert not ours & set(dir(GpuWorker))

@@ -38,7 +38,6 @@ FROZEN = {
     "--engine.max_num_batched_tokens": 0,
     "--history.workers": 1,
     "--history.cpus_per_worker": 0.5,
-    "--history.nice": 19,
     "--history.memory_gb": 16.0,
     "--history.spill_dir": "",
     "--history.rollouts": 2,

@@ -1,4 +1,4 @@
-"""Figures: `queries/` asks the store for rows, `drawing/` makes Plotly figures of rows and is pure.
+"""Figures: `queries/` reads rows from the store; `drawing/` turns rows into Plotly figures and is pure.
 
-`run_figure.py` says what a figure of a run is; `one_run.py` and `several_runs.py` are the registries.
+`run_figure.py` defines a figure of a run; `one_run.py` and `several_runs.py` are the registries.
 """

@@ -1,7 +1,7 @@
 """The registry of a run's figures.
 
-A figure is one line in the `FIGURES` of a module in `queries/`; its address is `/ui/runs/<uid>/figures/<name>`, its
-place in a template `{{ figure("<name>", uid) }}`.
+A figure is one line in the `FIGURES` of a module in `queries/`. Its address is `/ui/runs/<uid>/figures/<name>`, and a
+template includes it with `{{ figure("<name>", uid) }}`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a figure of a run is: what it asks, and the pure function that draws it."""
+"""A figure of a run: its query, its pure drawing function, and its options."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rhyme_openrlhf.api.read.curves import MOST_POINTS, POINTS, Axis, Curve, cur
 from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.models import Run
 
-# Steps of a window whose single intervals and samples are shown: beyond it nobody tells them apart.
+# Default and largest number of steps whose single intervals and samples a figure shows.
 STEPS_SHOWN = 3
 MOST_STEPS_SHOWN = 60
 
 
 class Window(BaseModel):
-    """The query parameters of a figure; one that takes more has a subclass of it as `options`.
+    """The query parameters of a figure; a figure with more parameters has a subclass of it as `options`.
 
-    `scale`: of the y axis, where a figure has values that a logarithm helps to compare.
+    `scale`: the y axis of figures whose values are easier to compare on a logarithmic axis.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -35,7 +35,7 @@ class Window(BaseModel):
 
 
 class StepsShown(BaseModel):
-    """A few steps in full: `steps` of them, the last one is `step`, or the run's latest (which follows a live run)."""
+    """A window of `steps` steps that ends at `step`, or at the newest step, which follows a live run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -45,7 +45,7 @@ class StepsShown(BaseModel):
 
 @dataclass(frozen=True)
 class RunFigure:
-    """`ask(session, run, options)` gives the rows; `draw(rows, options)` is pure."""
+    """A figure of a run. `ask(session, run, options)` reads the rows; `draw(rows, options)` is pure."""
 
     name: str
     title: str
@@ -55,7 +55,7 @@ class RunFigure:
 
 
 def curves_of(*names: str) -> Callable[[Session, Run, Window], dict[str, Curve]]:
-    """Asks for curves by their names in `api/read/curves.py`."""
+    """Return a query for curves by their names in `api/read/curves.py`."""
 
     def ask(session: Session, run: Run, window: Window) -> dict[str, Curve]:
         found = curves(session, run.uid, names, window.from_step, window.to_step, window.points, window.axis)

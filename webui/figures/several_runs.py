@@ -23,7 +23,7 @@ from rhyme_openrlhf.webui.site import text
 
 
 class RunsWindow(BaseModel):
-    """The query parameters of a figure of several runs. `metric`: the curve, of the figure "metric"."""
+    """The query parameters of a figure of several runs. `metric`: the curve that the figure "metric" draws."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,9 +37,10 @@ class RunsWindow(BaseModel):
 
 @dataclass(frozen=True)
 class RunsFigure:
-    """`curves`: the first that a run has values of is drawn; empty: the option `metric` names it.
+    """A figure of several runs.
 
-    `share`: it is 0 to 1.
+    `curves`: candidates; the first with values is drawn for a run. If empty, the option `metric` names the curve.
+    `share`: its values are shares from 0 to 1.
     """
 
     name: str
@@ -48,7 +49,7 @@ class RunsFigure:
     share: bool = False
 
     def draw(self, session: Session, options: RunsWindow) -> Figure:
-        """Raises NotFoundError for a run that is not there."""
+        """Draw the figure; raise NotFoundError if a run does not exist."""
         wanted = self.curves or (options.metric,)
         found = []
         runs = [find_run(session, uid) for uid in options.run]
@@ -59,7 +60,7 @@ class RunsFigure:
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """Names that tell these runs apart: with the beginning of the uid where two have the same."""
+    """Return names that tell these runs apart; runs with the same name get the beginning of their uid."""
     counts = Counter(run.name for run in runs)
     return [run.name if counts[run.name] == 1 else f"{run.name} ({run.uid[:4]})" for run in runs]
 

@@ -1,3 +1,7 @@
-"""The form of a new run: `templates.py` (what to start from), `form.py` (every option once), `option_words.py` (what an
-option is for), `estimates.py` (memory plan and simulated gain).
+"""The form of a new run.
+
+- `templates.py`: starting points
+- `form.py`: every option exactly once
+- `option_words.py`: one sentence on each option
+- `estimates.py`: memory plan and simulated gain
 """

@@ -1,4 +1,4 @@
-"""The new run's estimates, put together from its checked arguments: memory, and the simulated gain of drafts."""
+"""Estimates for a new run from its checked arguments: memory per GPU, and the simulated gain of drafts."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from rhyme_openrlhf.settings.latency import AUTO, NONE
 from rhyme_openrlhf.webui.site import text
 
 NO_SHAPE = (
-    "Memory is planned where the model's config.json can be read here: in a folder below --serve.roots, or downloaded "
-    "from the hub before. This one cannot, or is of a kind that the plan does not know."
+    "No memory plan: the service cannot read the model's config.json, or does not know this kind of model. It reads "
+    "models in a folder below --serve.roots and models that were downloaded from the hub before."
 )
 NO_PROFILE = (
-    "No profile of this model with this tensor-parallel size is known here: `rhyme profile` measures one, and a run's "
-    "first start a quick one (--latency.profile)."
+    "No profile of this model with this tensor-parallel size exists here. `rhyme profile` measures one; a run's "
+    "first start measures a quick one (--latency.profile)."
 )
 NO_DRAFTS = "Drafts are switched off (--histospec.enable): there is no gain to simulate."
-# The last steps of a cloned run: what its lengths are now.
+# Steps at the end of a cloned run from which its current response lengths are taken.
 RECENT_STEPS = 50
 
 
 @dataclass(frozen=True)
 class GpuView:
-    """A kind of GPU of the run in words: who shares it, the memory it needs, its parts, and what does not fit."""
+    """A GPU of the run in words: the models on it, the memory it needs, its parts, and any problem."""
 
     name: str
     least: str
@@ -63,7 +63,7 @@ class MemoryView:
 
 @dataclass(frozen=True)
 class GainView:
-    """A simulated gain in words, or `problem`: why there is none."""
+    """A simulated gain in words, or `problem`: the reason why there is none."""
 
     problem: str = ""
     ratio: str = ""
@@ -77,13 +77,13 @@ def _value(arguments: Arguments, group: str, name: str) -> Any:
 
 
 def shape_of(arguments: Arguments) -> ModelShape | None:
-    """The policy's; `arguments` are checked."""
+    """Return the shape of the policy model, or None if unknown; `arguments` are checked."""
     model = _value(arguments, "actor", "model_name_or_path")
     return read_shape(model) if model else None
 
 
 def memory(arguments: Arguments, shape: ModelShape) -> MemoryView:
-    """Return the plan of checked arguments, against the GPUs of the service's machine where it has any."""
+    """Return the memory plan of checked arguments, compared with the GPUs of the service's machine if it has any."""
     layout = memory_plan.layout_of(upstream_arguments(arguments))
     found = memory_plan.plan(shape, layout, nvidia.smallest_memory(nvidia.read()))
     return MemoryView(
@@ -105,7 +105,7 @@ def _gpu(gpu: GpuPlan) -> GpuView:
 
 
 def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainView:
-    """Simulated within a second; `arguments` are checked."""
+    """Simulate the gain of drafts within a second; `arguments` are checked."""
     if not _value(arguments, "histospec", "enable"):
         return GainView(NO_DRAFTS)
     shape, parallel = shape_of(arguments), _value(arguments, "vllm", "tensor_parallel_size")
@@ -128,7 +128,7 @@ def gain(arguments: Arguments, lengths: Lengths, roots: Sequence[Path]) -> GainV
 
 
 def lengths_for(arguments: Arguments, session: Session, clone_of: Run | None) -> Lengths:
-    """As the cloned run's latest steps have them, else assumed."""
+    """Return the response lengths of the cloned run's latest steps, else assumed lengths."""
     longest = _value(arguments, "rollout", "max_new_tokens") or _value(arguments, "data", "max_len")
     if clone_of is not None:
         first = max(0, clone_of.step - RECENT_STEPS + 1)
@@ -136,12 +136,12 @@ def lengths_for(arguments: Arguments, session: Session, clone_of: Run | None) ->
         medians, p95s = ([value for value in curve.values if value is not None] for curve in found)
         if medians and p95s:
             of = (sum(medians) / len(medians), sum(p95s) / len(p95s))
-            return Lengths(*of, longest, f"as the run {clone_of.name} had them")
+            return Lengths(*of, longest, f"from the run {clone_of.name}")
     return gain_estimate.assumed_lengths(longest)
 
 
 def _profile(arguments: Arguments, shape: ModelShape | None, parallel: int, roots: Sequence[Path]) -> Profile | None:
-    """The profile that the run names, else the newest one of this model in the cache of the service's user."""
+    """Return the profile that the run names, else the newest one of this model in the profile cache."""
     named = _value(arguments, "emulate", "profile") or _value(arguments, "latency", "profile")
     if named not in (AUTO, NONE):
         return profiles.read(profile_file(named, roots))
@@ -152,7 +152,7 @@ def _profile(arguments: Arguments, shape: ModelShape | None, parallel: int, root
         try:
             known = profiles.read(path)
         except ProfileError:
-            continue  # an unfinished or older one: the run will measure its own
+            continue  # an unfinished or older profile: the run will measure its own
         if (known.subject.model, known.subject.tensor_parallel_size) == (shape.name, parallel):
             newest = max(newest or (0.0, known), (path.stat().st_mtime, known), key=lambda one: one[0])
     return newest[1] if newest else None
@@ -173,7 +173,7 @@ def _view(found: Estimate, rollout: Rollout, lengths: Lengths, profile: Profile)
                 f"{lengths.source}: half up to {text.number(lengths.median, 0)} tokens, 95 % up to "
                 f"{text.number(lengths.p95, 0)}",
             ),
-            ("Acceptance", "as RhymeRL reports it"),
+            ("Acceptance rate", "as RhymeRL reports it"),
             ("Tokens per sample and step", text.number(found.tokens_per_step)),
             ("Simulated", part if whole else f"{part}: a part of the run"),
         ),

@@ -1,7 +1,7 @@
-"""The form of a new run: every option of `api/launch/schema.py`, grouped, with what it is set to. Pure.
+"""The form of a new run: every option of `api/launch/schema.py`, grouped, with its value. Pure.
 
-Invariants: every option that a spec may set is in the form exactly once, so one that a later version brings appears by
-itself; a field that says nothing leaves its option at the default.
+Invariants: every option that a spec may set is in the form exactly once, so a new option appears without a change here.
+An empty field leaves its option at the default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rhyme_openrlhf.webui.new_run.option_words import explained
 
 Kind = Literal["switch", "choice", "line", "block"]
 
-# What most runs set, in the order in which people think of it.
+# Options that most runs set, in the order in which users think of them.
 ESSENTIALS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "Model, data and reward",
@@ -85,13 +85,13 @@ _TITLES = {
     "weights": "Weights from trainer to engines",
     "cpu": "Without a GPU",
 }
-# A line break means something in these.
+# Options whose value may contain line breaks.
 _BLOCKS = ("--data.input_template",)
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature with its switch: the flag, and the groups and flags folded under it."""
+    """A feature with its switch `flag`, and the groups and flags folded under it."""
 
     title: str
     sentence: str
@@ -103,27 +103,27 @@ class Feature:
 FEATURES: tuple[Feature, ...] = (
     Feature(
         "Drafts from history",
-        "Engines guess the next tokens from what the same prompt was answered before, and check several at once. "
-        "Faster from the second episode on; what is sampled stays the same.",
+        "Engines draft the next tokens from earlier responses to the same prompt, and verify several at once. "
+        "Faster from the second episode on; the distribution of samples stays the same.",
         "--histospec.enable",
         groups=("histospec", "history"),
     ),
     Feature(
         "Asynchronous training",
-        "Engines generate the next batches while the trainer learns from the last ones. Needs GPUs for both at once, "
-        "and the samples are a little older than the weights.",
+        "Engines generate the next batches while the trainer learns from the last ones. Needs separate GPUs for both, "
+        "and samples come from slightly older weights.",
         "--train.async_enable",
         flags=("--train.async_queue_size", "--rollout.vllm_generate_batch_size"),
     ),
     Feature(
         "Partial rollout",
-        "New weights reach answers that are under way, instead of waiting for the longest one. Needs asynchronous "
-        "training.",
+        "New weights reach engines in the middle of responses, instead of waiting for the longest one. Needs "
+        "asynchronous training.",
         "--train.partial_rollout_enable",
     ),
     Feature(
         "Reproducible sampling",
-        "Two runs with the same settings on the same machine sample the same tokens. Costs a little waiting.",
+        "Two runs with the same settings on the same machine sample the same tokens. Costs a little waiting time.",
         "--run.reproducible",
     ),
 )
@@ -131,7 +131,10 @@ FEATURES: tuple[Feature, ...] = (
 
 @dataclass(frozen=True)
 class Field:
-    """One option as a field. `text`: what it is set to, "" for the default; `on`, `off`, `is_on` are of switches."""
+    """One option as a field of the form.
+
+    `text`: its value as typed, "" for the default. `on`, `off` and `is_on` belong to switches.
+    """
 
     option: TypedOption
     kind: Kind
@@ -145,13 +148,13 @@ class Field:
 
     @property
     def key(self) -> str:
-        """What errors of the API call it, without their beginning; unique in the form."""
+        """The option's name in the API's errors without the prefix; unique in the form."""
         return f"{self.option.group}.{self.option.name}"
 
 
 @dataclass(frozen=True)
 class Section:
-    """Fields that stand together; `name` is unique in the form."""
+    """Fields under one heading; `name` is unique in the form."""
 
     name: str
     title: str
@@ -159,13 +162,13 @@ class Section:
 
     @property
     def changed(self) -> int:
-        """How many are not at their default."""
+        """Number of fields that are not at their default."""
         return sum(field.changed for field in self.fields)
 
 
 @dataclass(frozen=True)
 class FeatureView:
-    """A feature as it stands in the form."""
+    """A feature as shown in the form."""
 
     name: str
     title: str
@@ -183,7 +186,7 @@ class RunForm:
     more: tuple[Section, ...]
 
     def fields(self) -> Iterator[Field]:
-        """Every field, in the order of the page."""
+        """Yield every field in the order of the page."""
         for section in self.essentials:
             yield from section.fields
         for feature in self.features:
@@ -194,7 +197,10 @@ class RunForm:
 
 
 def run_form(arguments: Arguments) -> RunForm:
-    """The form with these values. What stands in no option's place is not shown (the caller has checked them)."""
+    """Return the form filled with these arguments.
+
+    Arguments without an option are not shown, because the caller has checked them.
+    """
     left = {option.flag: option for option in options().values() if not option.refused}
 
     def take(flags: Sequence[str]) -> tuple[Field, ...]:
@@ -230,7 +236,10 @@ def _place(known: Sequence[str], name: str) -> tuple[int, str]:
 
 
 def _later_features() -> list[Feature]:
-    """Groups of ours with a switch `enable` that nobody has described above: their own sentence says what they do."""
+    """Return features for our option groups with a switch `enable` that FEATURES does not describe.
+
+    Their sentence is the title of the group's settings.
+    """
     described = {feature.flag for feature in FEATURES}
     found = []
     for cls in SETTINGS_CLASSES:
@@ -259,7 +268,7 @@ def _switch(option: TypedOption, arguments: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def written(value: Any) -> str:
-    """A value as people type it: lists with spaces between, and "" for none."""
+    """Return a value as a user types it: lists separated by spaces, "" for None."""
     if value is None:
         return ""
     if isinstance(value, bool):

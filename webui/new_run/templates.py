@@ -1,7 +1,7 @@
-"""What a new run can start from: data, and the options that the embedded demo and `examples/` have.
+"""Starting points of a new run: the options of the embedded demo and of the scripts in `examples/`.
 
-The options of the cluster templates are those of the scripts in `examples/`, which say why each is set; a test keeps
-both the same. What only the user knows (data, reward) is left out: the form says that it is needed.
+The scripts in `examples/` say why each option is set; a test keeps both the same. Data and reward, which only the user
+knows, are left out, and the form says that they are needed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from pathlib import Path
 from rhyme_openrlhf.api.launch.spec import Arguments
 from rhyme_openrlhf.api.launch.spec_command import demo_argv, from_argv
 
-# Where `rhyme fetch-model smollm2` puts model, prompts and reward, below the directory it is started in.
+# Folder below the start directory where `rhyme fetch-model smollm2` puts model, prompts and reward.
 SMOLLM2_FOLDER = Path("models/smollm2-135m")
 
 
 @dataclass(frozen=True)
 class RunTemplate:
-    """`sentence`: what it is; `needs`: what must be there before it can be started, or ""."""
+    """A starting point of a new run.
+
+    `sentence`: its description; `needs`: what must exist before it can be started, or "".
+    """
 
     name: str
     title: str
@@ -33,7 +36,7 @@ def _demo() -> RunTemplate:
     return RunTemplate(
         "demo",
         "Embedded demo",
-        "GRPO on the embedded model of 1 M parameters: a real run with nothing to download, in minutes.",
+        "GRPO on the embedded model with 1 M parameters: a real run of a few minutes with nothing to download.",
         arguments,
     )
 
@@ -69,9 +72,9 @@ def _smollm2(folder: Path) -> RunTemplate:
     return RunTemplate(
         "smollm2",
         "SmolLM2",
-        "GRPO of SmolLM2-135M-Instruct on arithmetic: a small real model, on one GPU or none.",
+        "GRPO of SmolLM2-135M-Instruct on arithmetic: a small real model, on one GPU or on the CPU.",
         arguments,
-        f"Make model and prompts first: rhyme fetch-model smollm2 --dir {folder}",
+        f"Fetch model and prompts first: rhyme fetch-model smollm2 --dir {folder}",
     )
 
 
@@ -79,7 +82,7 @@ _QWEN = "Qwen/Qwen3-8B"
 _GRPO = RunTemplate(
     "grpo",
     "GRPO on a cluster",
-    "Qwen3-8B on one node with 8 GPUs of 80 GB, which engines and trainer share in turns.",
+    "Qwen3-8B on one node with 8 GPUs of 80 GB, which engines and trainer use in turns.",
     {
         "actor": {
             "model_name_or_path": _QWEN,
@@ -125,7 +128,7 @@ _GRPO = RunTemplate(
         "history": {"workers": 1},
         "ckpt": {"save_steps": 50, "max_num": 2, "save_hf": True},
     },
-    "Say which data set and which reward to use.",
+    "Choose a data set and a reward.",
 )
 _PPO = RunTemplate(
     "ppo",
@@ -168,12 +171,12 @@ _PPO = RunTemplate(
         "history": {"workers": 2},
         "ckpt": {"save_steps": 50, "max_num": 2},
     },
-    "Say which data set and which reward model to use.",
+    "Choose a data set and a reward model.",
 )
 _ASYNC = RunTemplate(
     "async",
     "Asynchronous",
-    "Qwen3-8B on 8 GPUs of 80 GB: 4 generate while 4 train, and new weights reach answers that are under way.",
+    "Qwen3-8B on 8 GPUs of 80 GB: 4 generate while 4 train, and new weights reach engines in the middle of responses.",
     {
         "actor": {
             "model_name_or_path": _QWEN,
@@ -217,12 +220,12 @@ _ASYNC = RunTemplate(
         "history": {"workers": 1},
         "ckpt": {"save_steps": 50, "max_num": 2},
     },
-    "Say which data set and which reward to use.",
+    "Choose a data set and a reward.",
 )
 
 
 def templates(roots: Sequence[Path]) -> dict[str, RunTemplate]:
-    """Every template by its name. `roots`: where the service lets runs read; SmolLM2 is looked for below each."""
+    """Return every template by name. `roots`: folders that runs may read; SmolLM2 is searched below each."""
     places = [root / SMOLLM2_FOLDER for root in roots]
     folder = next((place for place in places if place.is_dir()), places[0])
     found = (_demo(), _smollm2(folder), _GRPO, _PPO, _ASYNC)

@@ -1,6 +1,6 @@
-"""One module a page: what it asks, which template it fills, and the pieces that it fetches again.
+"""Pages of the dashboard, one module per page: its queries, its template, and the parts that it reloads.
 
-`PAGES` are their routers, in the order in which routes are looked for: fixed addresses before those with a `{uid}`.
+`PAGES` are the routers in matching order: fixed addresses come before those with a `{uid}`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`/cluster`: what is there to run on, and who waits for it?
+"""The page `/cluster`: which resources exist, and which runs wait for them?
 
-Ray is asked by the pieces, after the page is there: one that does not answer holds nothing up.
+Only the page's parts query Ray, after the page has loaded, so a Ray that does not respond delays nothing.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
 
-# Ray's names of actor classes (engine/factory.py, OpenRLHF's own) that are rollout engines.
+# Ray's names of the actor classes (engine/factory.py, OpenRLHF's own) that are rollout engines.
 ENGINE_CLASSES = ("RhymeRolloutActor", "RolloutRayActor", "LLMRayActor")
 
 
 @router.get("/cluster")
 def cluster_page(page: PageDep) -> HTMLResponse:
-    """The frame; Ray is asked by its pieces."""
+    """Render the frame of the page; its parts query Ray."""
     return page.render("cluster.html")
 
 
 @router.get("/ui/cluster/parts/state")
 def cluster_piece(page: PageDep, launching: LaunchingDep) -> HTMLResponse:
-    """Nodes, resources, engines and queue."""
+    """Render nodes, resources, engines and queue."""
     return page.render("parts/cluster_state.html", **_state(page, launching))
 
 
 @router.get("/ui/cluster/parts/room")
 def room_piece(page: PageDep, launching: LaunchingDep) -> HTMLResponse:
-    """One sentence on how much room there is, for the form of a new run."""
+    """Render one sentence about the free resources, for the form of a new run."""
     return page.render("parts/cluster_room.html", **_state(page, launching))
 
 

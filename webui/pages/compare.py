@@ -1,4 +1,4 @@
-"""`/compare?run=a&run=b`: what is different, and what came of it?"""
+"""The page `/compare?run=a&run=b`: how do runs differ in settings and results?"""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from rhyme_openrlhf.webui.site import text
 
 router = APIRouter(include_in_schema=False)
 
-# Runs that are offered; older ones are found in the table of runs.
+# Number of recent runs on offer; the table of runs has the older ones.
 OFFERED = 30
 METRICS = 8
-# A change below it is no news: "better" by a thousandth is noise.
+# Smallest relative change that counts as better or worse; less is noise.
 SAME = 0.005
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One figure of the summary; `more_is_better` None: neither way is."""
+    """One row of the summary. `more_is_better` is None if neither direction is better."""
 
     name: str
     title: str
@@ -47,14 +47,14 @@ class Measure:
 
 
 MEASURES: tuple[Measure, ...] = (
-    Measure("reward", "Reward", "Mean over the last epoch that has one", "number", True),
-    Measure("tokens_per_second", "Tokens/s", "Response tokens a second of rollout", "number", True),
-    Measure("seconds_per_step", "Step time", "Mean over the steps that are whole", "duration", False),
+    Measure("reward", "Reward", "Mean over the last epoch with rewards", "number", True),
+    Measure("tokens_per_second", "Tokens/s", "Response tokens per second of rollout", "number", True),
+    Measure("seconds_per_step", "Step time", "Mean over complete steps", "duration", False),
     Measure("speculation_rate", "Speculation", "Share of response tokens that were accepted drafts", "share", True),
     Measure(
         "bubble_fraction",
         "Bubbles",
-        "Share of engine time in rollouts with nothing to run, training not counted",
+        "Share of engine time in rollouts with nothing to run; training is not counted",
         "share",
         False,
     ),
@@ -66,13 +66,13 @@ _WRITTEN: dict[str, Callable[[float | None], str]] = {
     "share": text.percent,
     "count": text.number,
 }
-# SVG's dashes for the names that Plotly has.
+# SVG's dashes for Plotly's names.
 _DASHES = {"solid": "", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2", "longdash": "9 3", "longdashdot": "9 3 2 3"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure of one run; `trend`: "better" or "worse" than the first, or ""."""
+    """A value of one run. `trend`: "better" or "worse" than the first run, or ""."""
 
     value: str
     ratio: str
@@ -86,7 +86,7 @@ def compare_page(
     axis: Axis = "step",
     metric: Annotated[list[Annotated[str, Query(max_length=METRIC_LENGTH)]], Query(max_length=METRICS + 1)] = [],  # noqa: B006
 ) -> HTMLResponse:
-    """Runs side by side; what is compared is all in the address."""
+    """Render runs side by side; the address holds all choices."""
     uids = list(dict.fromkeys(run))
     dropped = uids[MAX_COMPARED:]
     uids = uids[:MAX_COMPARED]
@@ -146,7 +146,7 @@ def _compared(session: Session, rows: list[Run]) -> dict[str, Any]:
 def _cell(measure: Measure, value: float | None, first: float | None, index: int) -> Cell:
     written = _WRITTEN[measure.kind](value)
     times = ratio(value, first)
-    # Of a value that may be below zero, a multiple says nothing.
+    # A ratio of values that may be negative means nothing.
     if index == 0 or times is None or times < 0 or (first or 0.0) < 0:
         return Cell(written, "", "")
     trend = ""
@@ -156,6 +156,6 @@ def _cell(measure: Measure, value: float | None, first: float | None, index: int
 
 
 def _metrics(session: Session, rows: list[Run]) -> list[str]:
-    """Names of what OpenRLHF reported, of any of the runs."""
+    """Return the names of the metrics that OpenRLHF reported for any of the runs."""
     ids = [row.id for row in rows]
     return list(session.scalars(select(Metric.name).where(Metric.run_id.in_(ids)).distinct().order_by(Metric.name)))

@@ -1,4 +1,4 @@
-"""`/runs/<uid>/config`: with what was it started, and how does that differ from another run?"""
+"""The page `/runs/<uid>/config`: which settings does a run have, and how do they differ from another run's?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rhyme_openrlhf.webui.run.recorded_settings import commits_of, is_own, rows_
 
 router = APIRouter(include_in_schema=False)
 
-# Runs that are offered for a difference; any other by its address.
+# Number of recent runs offered for comparison; the address accepts any run.
 OFFERED = 30
 
 
@@ -29,9 +29,9 @@ OFFERED = 30
 def config_page(
     uid: RunUid,
     page: PageDep,
-    to: Annotated[str, Query(pattern=rf"^([0-9a-f]{{{UID_LENGTH}}})?$", description="A run to differ from.")] = "",
+    to: Annotated[str, Query(pattern=rf"^([0-9a-f]{{{UID_LENGTH}}})?$", description="A run to compare with.")] = "",
 ) -> HTMLResponse:
-    """Settings, code, versions and command of a run, and what people wrote about it."""
+    """Render settings, code, versions and command of a run, and its notes."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         other = find_run(session, to) if to and to != uid else None

@@ -1,4 +1,4 @@
-"""`/runs/<uid>/events`: what happened, when, and who said so?"""
+"""The page `/runs/<uid>/events`: what happened, when, and which process reported it?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rhyme_openrlhf.webui.run.event_words import level_of, sentence
 router = APIRouter(include_in_schema=False)
 
 ROWS = 50
-# An event as JSON; what is longer (a command, a log's tail) is cut here and whole in the API.
+# Longest event shown as JSON; longer ones (a command, the end of a log) are cut here and complete in the API.
 JSON_LENGTH = 20_000
 
 Kinds = Annotated[list[Annotated[str, Query(max_length=KIND_LENGTH, pattern=NO_NUL)]], Query(max_length=32)]
@@ -34,7 +34,7 @@ Word = Annotated[str, Query(max_length=10, pattern=NO_NUL)]
 
 @dataclass(frozen=True)
 class EventLine:
-    """A row: `step_url` leads to the event's step in the timeline, or is ""."""
+    """A row of the table. `step_url`: the event's step in the timeline, or ""."""
 
     id: int
     time: float
@@ -50,7 +50,7 @@ class EventLine:
 
 @dataclass(frozen=True)
 class Asked:
-    """The query parameters, as the form sends them: what is not chosen comes empty."""
+    """The query parameters as the form sends them: a field without a choice is empty."""
 
     kind: Kinds
     source: Source = ""
@@ -60,7 +60,7 @@ class Asked:
 
     @property
     def wanted(self) -> EventFilter:
-        """The conditions; a word that names none of the choices is no condition."""
+        """The filter; unknown values of a choice are ignored."""
         return EventFilter(
             kinds=tuple(self.kind),
             sources=(self.source,) if self.source else (),
@@ -84,7 +84,7 @@ AskedDep = Annotated[Asked, Depends(_asked)]
 
 @router.get("/runs/{uid}/events")
 def events_page(uid: RunUid, page: PageDep, asked: AskedDep) -> HTMLResponse:
-    """The events that meet the conditions, the newest first; every condition is in the address."""
+    """Render the events that match the filter, the newest first; the address holds the whole filter."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = run_context(page, session, run)
@@ -96,7 +96,7 @@ def events_page(uid: RunUid, page: PageDep, asked: AskedDep) -> HTMLResponse:
 
 @router.get("/ui/runs/{uid}/parts/events")
 def events_table(uid: RunUid, page: PageDep, asked: AskedDep) -> HTMLResponse:
-    """The table alone, for a page that is open."""
+    """Render the table alone, for reloading it in an open page."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         table = _table(page, session, run, asked)

@@ -1,4 +1,4 @@
-"""Figures as JSON: `/ui/runs/<uid>/figures/<name>` of one run, `/ui/figures/<name>?run=...` of several.
+"""Figures as JSON: `/ui/runs/<uid>/figures/<name>` for one run, `/ui/figures/<name>?run=...` for several.
 
 The query parameters are the figure's options.
 """
@@ -26,7 +26,7 @@ FigureName = Annotated[str, Path(max_length=64)]
 
 @router.get("/runs/{uid}/figures/{name}")
 def run_figure(uid: RunUid, name: FigureName, request: Request, who: auth.Viewer, service: ServiceDep) -> Response:
-    """One figure of a run, without a theme."""
+    """Return one figure of a run, without a theme."""
     figure = RUN_FIGURES.get(name)
     if figure is None:
         raise NotFoundError("figure", name)
@@ -39,7 +39,7 @@ def run_figure(uid: RunUid, name: FigureName, request: Request, who: auth.Viewer
 
 @router.get("/figures/{name}")
 def runs_figure(name: FigureName, request: Request, who: auth.Viewer, service: ServiceDep) -> Response:
-    """One figure of several runs, without a theme."""
+    """Return one figure of several runs, without a theme."""
     figure = RUNS_FIGURES.get(name)
     if figure is None:
         raise NotFoundError("figure", name)
@@ -50,7 +50,7 @@ def runs_figure(name: FigureName, request: Request, who: auth.Viewer, service: S
 
 
 def read_options(kind: type[BaseModel], request: Request) -> Any:
-    """The query as a figure's options; a list field takes a parameter that is repeated. Raises 422."""
+    """Return the query as a figure's options; a list field takes a repeated parameter. Invalid options raise a 422."""
     query = request.query_params
     values: dict[str, Any] = {}
     for name in query:

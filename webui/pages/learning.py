@@ -1,4 +1,4 @@
-"""`/runs/<uid>/learning`: does it learn as it should?"""
+"""The page `/runs/<uid>/learning`: does training improve the policy as expected?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/runs/{uid}/learning")
 def learning_page(uid: RunUid, page: PageDep, view: CurveViewDep) -> HTMLResponse:
-    """Reward, lengths, the trainer's metrics by group, and all that no chart of these shows."""
+    """Render reward, lengths, the trainer's metrics by group, and the metrics that no chart shows."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = run_context(page, session, run)

@@ -1,6 +1,6 @@
-"""`/runs/<uid>/logs`: what did which process say?
+"""The page `/runs/<uid>/logs`: what did each process write?
 
-The page lists the files; its script (`static/js/logs.js`) reads, follows and searches them by the API's own routes.
+The page lists the files. Its script (`static/js/logs.js`) reads, follows and searches them through the API.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Text = Annotated[str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL)]
 
 @dataclass(frozen=True)
 class LogLine:
-    """A file of the list: `title` says whose it is, `stream` which of its two outputs, `href` opens it."""
+    """A file in the list. `title`: the process; `stream`: output or errors; `href`: the address that opens it."""
 
     file: LogFile
     title: str
@@ -50,7 +50,7 @@ def logs_page(
     q: Text = "",
     at: Word = "",
 ) -> HTMLResponse:
-    """One attempt's logs and the text of one of them; which, and what is searched, is in the address."""
+    """Render an attempt's log files and the text of one of them; the address holds file and search."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = run_context(page, session, run)

@@ -1,7 +1,8 @@
-"""`/runs/new`: what would I start, and is it right?
+"""The page `/runs/new`: choose the settings of a run, check them, start it.
 
-The form is filled from a template, a run to clone, or a pasted command. What is typed is judged by the API's own check
-(`api/launch/spec.py`), piece by piece: the panel beside the form names every fault, and shows the command and the GPUs.
+The form is filled from a template, from a run to clone, or from a pasted command. The API's own check
+(`api/launch/spec.py`) validates the form at every change. The panel beside the form lists every error, else the command
+and the GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rhyme_openrlhf.api.access.launching import LaunchingDep
 from rhyme_openrlhf.api.http.problems import FieldError, ProblemError
 from rhyme_openrlhf.api.launch import actions as launches
 from rhyme_openrlhf.api.launch.actions import LaunchConflict, Launching
-from rhyme_openrlhf.api.launch.schema import options
+from rhyme_openrlhf.api.launch.schema import options, replaced
 from rhyme_openrlhf.api.launch.spec import (
     NAME_PATTERN,
     Arguments,
@@ -44,22 +45,22 @@ from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 from rhyme_openrlhf.webui.site import text
 
 router = APIRouter(include_in_schema=False)
-# Random bytes of an idempotency key: no two pages have the same.
+# Random bytes of an idempotency key, enough to make each page's key unique.
 KEY_BYTES = 16
-# Names that the field offers; more than anybody reads.
+# Most experiment names that the field offers.
 EXPERIMENTS = 200
 DEFAULT_TEMPLATE = "demo"
 
 
 class Typed(Body):
-    """What stands in the form: only what is not at its default."""
+    """The form's content: only options that are not at their default."""
 
     name: Annotated[str, Field(max_length=NAME_LENGTH)] = ""
     arguments: Given = {}
 
 
 class Asked(Body):
-    """The form's values, and the run that they were cloned from, whose lengths are known."""
+    """The form's values, and the run from which they were cloned, whose response lengths are known."""
 
     arguments: Given = {}
     clone: UidText | None = None
@@ -73,7 +74,10 @@ class Pasted(Body):
 
 @dataclass(frozen=True)
 class Filled:
-    """What the form is filled with, and what is said about that. `base`: keys of the options that a cloned run has."""
+    """The initial content of the form, and a notice about it.
+
+    `base`: keys of the options that a cloned run sets.
+    """
 
     name: str
     arguments: Arguments
@@ -90,7 +94,7 @@ def new_run_page(
     template: Annotated[str, Query(max_length=50)] = DEFAULT_TEMPLATE,
     clone: UidText | None = None,
 ) -> HTMLResponse:
-    """The form, filled from a template or from a run."""
+    """Render the form, filled from a template or from a run."""
     _for_operators(page)
     known = templates(launching.roots)
     if clone is not None:
@@ -98,7 +102,7 @@ def new_run_page(
     else:
         chosen = known.get(template)
         if chosen is None:
-            raise ProblemError(404, f"there is no template of this name; there are: {', '.join(known)}")
+            raise ProblemError(404, f"there is no template of this name; choose one of: {', '.join(known)}")
         filled = Filled(chosen.name, chosen.arguments, notice=chosen.needs)
     with page.service.database.reading() as session:
         experiments = list(session.scalars(select(Experiment.name).order_by(Experiment.name).limit(EXPERIMENTS)))
@@ -115,28 +119,27 @@ def new_run_page(
 
 @router.post("/ui/new-run/form")
 def filled_form(page: PageDep, body: Pasted, launching: LaunchingDep) -> HTMLResponse:
-    """The form, filled from a pasted command. Options that do not exist, and words that are no values, are 422."""
+    """Render the form, filled from a pasted command; unknown options and invalid values respond 422."""
     _for_operators(page)
     try:
         name, arguments = from_command(body.command)
     except SpecError as error:
         errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in error.faults]
-        raise ProblemError(422, "the command cannot be used like this", errors=errors) from error
-    kept, dropped = _settable(arguments)
-    notice = f"Left out, because the service sets them itself or may not: {', '.join(dropped)}" if dropped else ""
+        raise ProblemError(422, "the command is not valid; correct the options below", errors=errors) from error
+    kept, notice = _settable(arguments)
     filled = Filled(name or "run", kept, notice=notice)
     return page.render("parts/new_run_form.html", **_form(filled, launching))
 
 
 @router.post("/ui/new-run/estimate")
 def simulated_gain(page: PageDep, body: Asked, launching: LaunchingDep) -> HTMLResponse:
-    """What drafts would give the run as it stands in the form: simulated."""
+    """Render the simulated gain of drafts for the run in the form."""
     _for_operators(page)
     try:
         arguments = check(body.arguments, launching.roots)
     except SpecError as error:
         errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in error.faults]
-        raise ProblemError(422, "the form has to be right before its gain can be simulated", errors=errors) from error
+        raise ProblemError(422, "the gain can be simulated once the form has no errors", errors=errors) from error
     with page.service.database.reading() as session:
         lengths = lengths_for(arguments, session, find_run(session, body.clone) if body.clone else None)
     return page.render("parts/new_run_gain.html", gain=gain(arguments, lengths, launching.roots))
@@ -144,14 +147,14 @@ def simulated_gain(page: PageDep, body: Asked, launching: LaunchingDep) -> HTMLR
 
 @router.post("/ui/new-run/panel")
 def checked_panel(page: PageDep, body: Typed, launching: LaunchingDep) -> HTMLResponse:
-    """What is wrong with the form as it stands; the command and the GPUs where nothing is."""
+    """Render the errors of the form, or the command and the GPUs if there are none."""
     _for_operators(page)
     return page.render("parts/new_run_panel.html", **_panel(body.name, body.arguments, launching))
 
 
 def _for_operators(page: Page) -> None:
     if not page.may_act:
-        raise ProblemError(403, "a viewer may not start runs; it takes an operator's token")
+        raise ProblemError(403, "a viewer may not start runs; sign in with an operator's token")
 
 
 def _from_run(page: Page, uid: str) -> Filled:
@@ -169,22 +172,26 @@ def _from_run(page: Page, uid: str) -> Filled:
     if places:
         kept = {option: value for option, value in arguments["ckpt"].items() if option not in places}
         arguments = {**arguments, "ckpt": kept}
-        notice = "The checkpoints of that run stay its own: this one writes to a folder of its own."
+        notice = "This run writes its checkpoints to a folder of its own, not to that of the cloned run."
     return Filled(name, arguments, experiment or "", notice, uid, base)
 
 
-def _settable(arguments: Arguments) -> tuple[Arguments, list[str]]:
-    """What of them a spec may set, and the flags of the rest."""
+def _settable(arguments: Arguments) -> tuple[Arguments, str]:
+    """Return the arguments that a spec may set, and sentences about the others."""
     kept: Arguments = {}
-    dropped = []
+    dropped, said = [], []
     for group, values in arguments.items():
         for name, value in values.items():
-            option = options()[group, name]
-            if option.refused:
-                dropped.append(option.flag)
+            if instead := replaced(group, name):
+                said.append(f"--{group}.{name} is ignored: {instead}")
+            elif options()[group, name].refused:
+                dropped.append(options()[group, name].flag)
             else:
                 kept.setdefault(group, {})[name] = value
-    return kept, dropped
+    if dropped:
+        flags = ", ".join(dropped)
+        said.append(f"Left out, because the service sets these options itself or does not allow them: {flags}")
+    return kept, " ".join(said)
 
 
 def _form(filled: Filled, launching: Launching) -> dict[str, Any]:
@@ -213,7 +220,7 @@ def _panel(name: str, arguments: Mapping[str, Any], launching: Launching) -> dic
 
 
 def _shown(faults: Sequence[Fault]) -> list[dict[str, str]]:
-    """Each with the field's key ("" for what stands in no field) and its flag or name."""
+    """Return each fault with the key of its field ("" if it has none) and its flag or name."""
     found = []
     for fault in faults:
         key = fault.field.removeprefix("arguments.")
@@ -227,7 +234,7 @@ def _shown(faults: Sequence[Fault]) -> list[dict[str, str]]:
 
 
 def _plan(arguments: Arguments) -> dict[str, Any]:
-    """What the layout means, in words; `arguments` are checked."""
+    """Describe the layout of the run in words; `arguments` are checked."""
 
     def value(group: str, name: str) -> Any:
         return arguments.get(group, {}).get(name, options()[group, name].default)
@@ -240,9 +247,9 @@ def _plan(arguments: Arguments) -> dict[str, Any]:
         "gpus": gpus_needed(arguments),
         "shares": [(_models(share.models, engines, parallel), share.gpus) for share in gpu_shares(arguments)],
         "facts": [
-            ("Samples of a step", text.number(samples)),
-            ("Samples for each engine", text.number(samples / engines)),
-            ("Optimizer steps of a step", text.number(updates)),
+            ("Samples per step", text.number(samples)),
+            ("Samples per engine", text.number(samples / engines)),
+            ("Optimizer steps per step", text.number(updates)),
         ],
         "memory": None if shape is None else memory(arguments, shape),
         "no_memory": NO_SHAPE,

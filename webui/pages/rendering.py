@@ -1,8 +1,10 @@
-"""What every page and piece is made with: who asks, the store, and the templates.
+"""Rendering of pages and their parts: the request's user, the store, and the templates.
 
-A route takes `page: PageDep` and ends with `return page.render("run.html", ...)`. Invariants: whoever is not signed in
-sees no page (`install.py` sends them to /sign-in); templates escape everything; no page is kept by a cache, because
-it shows what its reader may see and carries the session's CSRF token.
+A route takes `page: PageDep` and ends with `return page.render("run.html", ...)`. Invariants:
+
+- Only signed-in users see pages; `install.py` redirects everyone else to /sign-in.
+- Templates escape all values.
+- No cache keeps a page, because a page depends on its reader's role and carries the session's CSRF token.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
-        # A name that a template gets wrong is an error, not an empty place.
+        # A misspelt name in a template raises an error instead of leaving an empty place.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -57,7 +59,7 @@ ENVIRONMENT = _environment()
 
 @dataclass(frozen=True)
 class Page:
-    """One request for a page or a piece. `now`: unix seconds, one moment for the whole page."""
+    """A request for a page or a part of one. `now`: unix seconds, the same moment for the whole page."""
 
     request: Request
     service: Service
@@ -66,15 +68,18 @@ class Page:
 
     @property
     def may_act(self) -> bool:
-        """Whether actions are shown."""
+        """True if the user may act, so that actions are shown."""
         return self.who.role == "operator"
 
     def url_with(self, **changes: Any) -> str:
-        """This page's address with these query parameters instead of those it has; None or empty takes one away."""
+        """Return this page's address with these query parameters replaced; None or an empty value removes one."""
         return url_with(self.request.url.path, self.request.query_params.multi_items(), changes)
 
     def render(self, template: str, *, uid: str = "", status: int = 200, **context: Any) -> HTMLResponse:
-        """`uid`: the run, for its tabs. Besides `context`, templates have `page`, `menu` and `tabs`."""
+        """Render a template. `uid`: the run whose tabs are shown.
+
+        Besides `context`, templates have `page`, `menu` and `tabs`.
+        """
         current = self.request.app.state.templates.get(self.request.scope.get("endpoint"), "")
         menu = navigation.links(navigation.MENU, current, self.may_act)
         tabs = navigation.links(navigation.RUN_TABS, current, self.may_act, uid) if uid else []
@@ -83,7 +88,7 @@ class Page:
 
 
 def url_with(path: str, given: list[tuple[str, str]], changes: dict[str, Any]) -> str:
-    """`path` with the query `given` after `changes` (name -> value or list of values)."""
+    """Return `path` with the query `given` after `changes` (name -> value or list of values)."""
     query = [(name, value) for name, value in given if name not in changes and value != ""]
     for name, value in changes.items():
         values = value if isinstance(value, (list, tuple)) else [value]
@@ -92,11 +97,11 @@ def url_with(path: str, given: list[tuple[str, str]], changes: dict[str, Any]) -
 
 
 def whole_number(given: str) -> int | None:
-    """Return the number that `given` writes in decimal digits alone, 0 or more; None for anything else.
+    """Return the number that `given` writes in ASCII digits alone, 0 or more; None for anything else.
 
-    A form sends what is not chosen as an empty text, and that is no error.
+    A form sends an empty text for a field without a choice, and that is no error.
     """
-    # isdigit() takes every script's digits, and superscripts, which int() refuses.
+    # isdigit() accepts digits of every script, and superscripts, which int() refuses.
     return int(given) if given.isascii() and given.isdigit() else None
 
 
@@ -108,6 +113,6 @@ PageDep = Annotated[Page, Depends(_page)]
 
 
 def render_public(template: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """A page for those who are not signed in, or an error: without menu, run and role."""
+    """Render a page without menu, run and role: the sign-in page or an error."""
     values = {"page": None, "menu": [], "tabs": [], "uid": "", **context}
     return HTMLResponse(ENVIRONMENT.get_template(template).render(values), status, HEADERS)

@@ -1,6 +1,6 @@
-"""`/runs/<uid>`: how does this run do, now?
+"""The page `/runs/<uid>`: how is the run doing now?
 
-Its header (status, progress, actions) is on every tab of a run: `run_context` gives what the header's template needs.
+Every tab of a run shows its header (status, progress, actions); `run_context` returns the values for that template.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True)
 class TileForm:
-    """One tile: the run's figure of this name, how it is written, and whether more is better."""
+    """The definition of a tile: the run's figure `name`, its format, and whether more is better."""
 
     name: str
     title: str
@@ -42,7 +42,7 @@ class TileForm:
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile as it is shown; `change` and what it is `compared` to, or empty; `trend` is "better", "worse" or ""."""
+    """A tile as shown. `change` from `compared`, both empty if unknown; `trend`: "better", "worse" or ""."""
 
     title: str
     hint: str
@@ -54,13 +54,13 @@ class Tile:
 
 
 TILES: tuple[TileForm, ...] = (
-    TileForm("reward", "Reward", "Mean over the last epoch that has one", False, True),
-    TileForm("tokens_per_second", "Throughput", "Response tokens a second of rollout", False, True, "tokens/s"),
-    TileForm("speculation_rate", "Speculation rate", "Response tokens that were accepted drafts", True, True),
+    TileForm("reward", "Reward", "Mean over the last epoch with rewards", False, True),
+    TileForm("tokens_per_second", "Throughput", "Response tokens per second of rollout", False, True, "tokens/s"),
+    TileForm("speculation_rate", "Speculation rate", "Share of response tokens that were accepted drafts", True, True),
     TileForm(
         "bubble_fraction",
         "Bubble fraction in rollouts",
-        "Engine time with nothing to run, training not counted",
+        "Share of engine time with nothing to run; training is not counted",
         True,
         False,
     ),
@@ -69,7 +69,7 @@ TILES: tuple[TileForm, ...] = (
 
 @router.get("/runs/{uid}")
 def run_page(uid: RunUid, page: PageDep, view: CurveViewDep) -> HTMLResponse:
-    """The overview of a run."""
+    """Render the overview of a run."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = {**run_context(page, session, run), "tiles": _tiles(session, run)}
@@ -78,7 +78,7 @@ def run_page(uid: RunUid, page: PageDep, view: CurveViewDep) -> HTMLResponse:
 
 @router.get("/ui/runs/{uid}/parts/header")
 def run_header(uid: RunUid, page: PageDep) -> HTMLResponse:
-    """Status, progress, time left, actions."""
+    """Render status, progress, remaining time and actions."""
     with page.service.database.reading() as session:
         context = run_context(page, session, find_run(session, uid))
     return page.render("parts/run_header.html", uid=uid, **context)
@@ -86,14 +86,14 @@ def run_header(uid: RunUid, page: PageDep) -> HTMLResponse:
 
 @router.get("/ui/runs/{uid}/parts/tiles")
 def run_tiles(uid: RunUid, page: PageDep) -> HTMLResponse:
-    """The tiles of the overview."""
+    """Render the tiles of the overview."""
     with page.service.database.reading() as session:
         tiles = _tiles(session, find_run(session, uid))
     return page.render("parts/run_tiles.html", uid=uid, tiles=tiles)
 
 
 def run_context(page: Page, session: Session, run: Run) -> dict[str, Any]:
-    """What the header needs, on every tab."""
+    """Return the values of the header, which every tab shows."""
     summary = run_summary(run, *names_around(session, run))
     active = run.status in ACTIVE
     left = seconds_left(step_ends(session, run), run.steps_total) if run.status == "running" else None

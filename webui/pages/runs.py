@@ -1,4 +1,4 @@
-"""`/`: which runs are there, how far, how fast, how well?"""
+"""The page `/`: which runs exist, how far and how fast are they, and how good are their rewards?"""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rhyme_openrlhf.webui.site import text as wording
 
 router = APIRouter(include_in_schema=False)
 
-# A screen of a wall monitor; the rest is on the next page.
+# Rows per page: one screen of a wall monitor.
 ROWS = 50
 ORIGINS = (("launched", "Started here"), ("reported", "Reported"), ("imported", "Imported"))
-# As README.md and docs/control-plane.md have it.
+# The same command as in README.md and docs/control-plane.md.
 START_COMMAND = "rhyme runs start --name first -f -- rhyme demo"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: `sort` is the order that its head asks for, "" where it has none."""
+    """A column of the table. `sort`: the order that a click on its head requests, "" if it has none."""
 
     name: str
     title: str
@@ -46,9 +46,9 @@ class Column:
 COLUMNS: tuple[Column, ...] = (
     Column("status", "Status", "status"),
     Column("progress", "Progress", "step"),
-    Column("reward", "Reward", "reward", True, "Mean over the last epoch that has one"),
-    Column("curve", "Reward curve", "", False, "Mean reward of a few steps, from the first to the last"),
-    Column("tokens_per_second", "Tokens/s", "tokens_per_second", True, "Response tokens a second of rollout"),
+    Column("reward", "Reward", "reward", True, "Mean over the last epoch with rewards"),
+    Column("curve", "Reward curve", "", False, "Mean reward of a few steps between the first and the last"),
+    Column("tokens_per_second", "Tokens/s", "tokens_per_second", True, "Response tokens per second of rollout"),
     Column(
         "speculation", "Speculation", "speculation_rate", True, "Share of response tokens that were accepted drafts"
     ),
@@ -57,12 +57,12 @@ COLUMNS: tuple[Column, ...] = (
         "Bubbles",
         "bubble_fraction",
         True,
-        "Share of engine time in rollouts with nothing to run, training not counted",
+        "Share of engine time in rollouts with nothing to run; training is not counted",
     ),
     Column("started", "Started", "started_at"),
-    Column("duration", "Duration", "", True, "From its start to its end, or until now", False),
+    Column("duration", "Duration", "", True, "From the start to the end, or until now", False),
     Column("finished", "Finished", "finished_at", by_default=False),
-    Column("created", "Created", "created_at", hint="When it was asked for, or came here", by_default=False),
+    Column("created", "Created", "created_at", hint="When the run was requested or imported", by_default=False),
     Column("heard", "Last event", "last_event_at", by_default=False),
     Column("epoch", "Epoch", "epoch", True, by_default=False),
     Column("engines", "Engines", "", True, by_default=False),
@@ -71,7 +71,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 TIMES = ("created_at", "started_at", "finished_at", "last_event_at")
 NAME_COLUMN = Column("name", "Run", "name")
-# Names that the filter offers; the address takes any.
+# Most names that the filter offers; the address accepts any.
 EXPERIMENTS = 200
 
 Words = Annotated[list[Annotated[str, Query(max_length=TAG_LENGTH, pattern=NO_NUL)]], Query(max_length=20)]
@@ -80,7 +80,7 @@ Text = Annotated[str, Query(max_length=NAME_LENGTH, pattern=NO_NUL)]
 
 @dataclass(frozen=True)
 class Asked:
-    """The query parameters, as the form sends them: what is not chosen comes empty."""
+    """The query parameters as the form sends them: a field without a choice is empty."""
 
     status: Words
     origin: Words
@@ -94,14 +94,14 @@ class Asked:
 
     @property
     def shown(self) -> tuple[Column, ...]:
-        """The columns that were chosen, in their own order; the usual ones where none was."""
+        """The chosen columns in table order, or the default ones if none is chosen."""
         chosen = {name for name in self.columns if name}
         found = tuple(column for column in COLUMNS if column.name in chosen)
         return found or tuple(column for column in COLUMNS if column.by_default)
 
     @property
     def wanted(self) -> RunFilter:
-        """The conditions; a word that names none of the choices is no condition."""
+        """The filter; unknown values of a choice are ignored."""
         return RunFilter(
             statuses=tuple(word for word in self.status if word in RUN_STATUSES),
             origins=tuple(word for word in self.origin if word in get_args(Origin)),
@@ -113,14 +113,14 @@ class Asked:
 
     @property
     def order(self) -> tuple[RunSort, Direction]:
-        """Column and direction."""
+        """The column and direction of sorting."""
         sort = self.sort if self.sort in RUN_SORTS else "created_at"
         return cast(RunSort, sort), "asc" if self.direction == "asc" else "desc"
 
 
 @dataclass(frozen=True)
 class Head:
-    """A column's head: where a click leads, and how the table is sorted by it ("", "ascending", "descending")."""
+    """A column's head: the link of a click, and how the table is sorted by it ("", "ascending", "descending")."""
 
     column: Column
     href: str
@@ -146,7 +146,7 @@ AskedDep = Annotated[Asked, Depends(_asked)]
 
 @router.get("/")
 def runs_page(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResponse:
-    """The table of runs; every filter is in the address."""
+    """Render the table of runs; the address holds every filter."""
     with page.service.database.reading() as session:
         experiments = list(session.scalars(select(Experiment.name).order_by(Experiment.name).limit(EXPERIMENTS)))
     query = page.request.query_params.multi_items()
@@ -163,7 +163,7 @@ def runs_page(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResp
 
 @router.get("/ui/parts/runs")
 def runs_table(page: PageDep, asked: AskedDep, cursor: Cursor = None) -> HTMLResponse:
-    """The table alone, for a page that is open."""
+    """Render the table alone, for reloading it in an open page."""
     return page.render("parts/runs_table.html", **_table(page, asked, cursor))
 
 
@@ -171,7 +171,7 @@ def _table(page: Page, asked: Asked, cursor: str | None) -> dict[str, Any]:
     sort, direction = asked.order
     with page.service.database.reading() as session:
         rows, following = list_runs(session, asked.wanted, sort, direction, ROWS, cursor)
-        # Without rows: is nothing there at all, or is the filter too narrow?
+        # Without rows, the page says whether the store is empty or the filter too narrow.
         any_run = bool(rows) or session.scalar(select(Run.id).limit(1)) is not None
         has_curves = any(column.name == "curve" for column in asked.shown)
         phases = start_phases(session, rows)
@@ -205,7 +205,7 @@ def _head(column: Column, sort: str, direction: Direction, link: Any) -> Head:
     if column.sort == sort:
         other = "asc" if direction == "desc" else "desc"
         return Head(column, link(direction=other, sort=sort, cursor=None), f"{direction}ending")
-    # Names from A, numbers from the largest, times from the newest.
+    # First click: names ascending, numbers and times descending.
     first = "desc" if column.is_number or column.sort == "step" or column.sort in TIMES else "asc"
     return Head(column, link(sort=column.sort, direction=first, cursor=None), "")
 
@@ -220,5 +220,5 @@ def _toggled(words: list[str], word: str) -> list[str]:
 
 
 def progress(run: RunSummary) -> float | None:
-    """The share of its steps that a run has done; None where their number is not known."""
+    """Return the share of its steps that a run has done, or None if their number is unknown."""
     return wording.share(run.step, run.steps_total)

@@ -1,4 +1,4 @@
-"""`/runs/<uid>/samples`: what does it write, and which of it was drafted?"""
+"""The page `/runs/<uid>/samples`: what does the policy write, and which parts of it were drafted?"""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from rhyme_openrlhf.webui.pages.run import run_context
 
 router = APIRouter(include_in_schema=False)
 
-# Responses are long: a screen or three.
+# Responses per page; they are long, so a page is one to three screens.
 ROWS = 20
-# What a stretch of a response is, by the source that its record names; the legend and the hover text.
+# Sources of a stretch of a response, by the name in its record: the words of the legend and the hover text.
 SOURCES: dict[str, str] = {
     "history": "accepted draft, from earlier responses to this prompt",
     "siblings": "accepted draft, from this prompt's other responses of the same step",
-    "own": "accepted draft, from this response's own text",
+    "own": "accepted draft, from earlier in this response",
     "ngram": "accepted draft, vLLM's n-grams of this response and its prompt",
     "draft_model": "accepted draft, from the draft model",
     "eagle3": "accepted draft, from the EAGLE head",
-    "context": "put in between two rounds by the task",
+    "context": "inserted between two rounds by the environment",
 }
-SORTS: dict[str, str] = {"number": "As kept", "reward": "Reward", "tokens": "Length", "accepted": "Accepted tokens"}
+SORTS: dict[str, str] = {"number": "As recorded", "reward": "Reward", "tokens": "Length", "accepted": "Accepted tokens"}
 
 Text = Annotated[str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL)]
 Word = Annotated[str, Query(max_length=40, pattern=NO_NUL)]
@@ -53,7 +53,7 @@ Word = Annotated[str, Query(max_length=40, pattern=NO_NUL)]
 
 @dataclass(frozen=True)
 class Asked:
-    """The query parameters, as the form sends them: what is not chosen comes empty."""
+    """The query parameters as the form sends them: a field without a choice is empty."""
 
     step: Word = ""
     text: Text = ""
@@ -66,13 +66,15 @@ class Asked:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether responses may be left out."""
+        """True if the filter may leave out responses."""
         return bool(self.text or self.group or self.min_reward or self.max_reward)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A page of the wanted responses: how many there are in all, and lines of the file that are no records."""
+    """One page of the matching responses. `matching`: their number; `unreadable`: lines of the file that are no
+    records.
+    """
 
     items: list[SampleRecord]
     next_cursor: str | None
@@ -82,7 +84,7 @@ class Found:
 
 @dataclass(frozen=True)
 class SampleCard:
-    """A response; `prompt` is shown where it is not that of the one before. Shares of its tokens."""
+    """A response with the shares of its tokens. `shows_prompt`: the prompt differs from that of the response before."""
 
     sample: SampleRecord
     shows_prompt: bool
@@ -109,7 +111,7 @@ AskedDep = Annotated[Asked, Depends(_asked)]
 
 @router.get("/runs/{uid}/samples")
 def samples_page(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: AskedDep) -> HTMLResponse:
-    """Kept responses of a step (the newest one without `step`); every choice is in the address."""
+    """Render the recorded responses of a step (the newest without `step`); the address holds every choice."""
     with page.service.database.reading() as session:
         context = run_context(page, session, find_run(session, uid))
     shown = _shown(page, launching, uid, asked)
@@ -118,7 +120,7 @@ def samples_page(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: Ask
 
 @router.get("/ui/runs/{uid}/parts/samples")
 def samples_part(uid: RunUid, page: PageDep, launching: LaunchingDep, asked: AskedDep) -> HTMLResponse:
-    """The responses alone, for a page that is open."""
+    """Render the responses alone, for reloading them in an open page."""
     return page.render("parts/samples.html", uid=uid, **_shown(page, launching, uid, asked), asked=asked)
 
 
@@ -155,7 +157,10 @@ def _shown(page: Page, launching: Launching, uid: str, asked: Asked) -> dict[str
 
 
 def chosen_step(recorded: list[KeptStep], asked: str) -> KeptStep | None:
-    """The step asked for, or the recorded one before it; the newest without one. `recorded`: the newest first."""
+    """Return the requested step, else the recorded one before it, else the oldest; without `asked` the newest.
+
+    `recorded`: the newest first.
+    """
     if not recorded:
         return None
     wanted = whole_number(asked)
@@ -170,7 +175,7 @@ def _records(folders: Sequence[tuple[int, Path]], step: int, asked: Asked) -> Fo
     try:
         records, unreadable = records_of_step(folders, step, wanted, sort, asked.direction == "desc")
     except LogError:
-        return None  # deleted since it was listed: the oldest ones go
+        return None  # deleted since it was listed, because the oldest steps are removed
     start = int(asked.cursor or 0)
     following = str(start + ROWS) if start + ROWS < len(records) else None
     return Found(records[start : start + ROWS], following, len(records), unreadable)

@@ -1,4 +1,4 @@
-"""`/runs/<uid>/scheduling`: do the predicted lengths hold, and what was moved?"""
+"""The page `/runs/<uid>/scheduling`: are predicted lengths right, and which samples and layouts were moved?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/runs/{uid}/scheduling")
 def scheduling_page(uid: RunUid, page: PageDep) -> HTMLResponse:
-    """Ranks, groups, moves, switches."""
+    """Render ranks, groups, moves and layout switches."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = {**run_context(page, session, run), "kinds": move_kinds(session, run)}
@@ -26,7 +26,7 @@ def scheduling_page(uid: RunUid, page: PageDep) -> HTMLResponse:
 
 @router.get("/ui/runs/{uid}/parts/moves")
 def moves_table(uid: RunUid, page: PageDep) -> HTMLResponse:
-    """All moves, summed up by cause, carrier and outcome."""
+    """Render the moves, grouped by cause, carrier and outcome."""
     with page.service.database.reading() as session:
         kinds = move_kinds(session, find_run(session, uid))
     return page.render("parts/moves_table.html", uid=uid, kinds=kinds, cause_words=CAUSE_WORDS)

@@ -1,4 +1,4 @@
-"""`/settings`: who may get in, and which folders may runs use?"""
+"""The page `/settings`: tokens for access, folders that runs may use, limits of the service."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from rhyme_openrlhf.webui.pages.rendering import Page, PageDep
 
 router = APIRouter(include_in_schema=False)
 
-# Tokens of the list; runs' own reporters come and go by themselves.
+# Most tokens in the list; tokens of the service's own runs come and go by themselves.
 TOKENS = 200
-# What each role is for, as docs/http-api.md says.
+# The use of each role, as in docs/http-api.md.
 ROLES: tuple[tuple[str, str], ...] = (
-    ("viewer", "Sees everything but tokens: people who follow runs, Grafana, scripts that read."),
+    ("viewer", "Reads everything but tokens. For people who follow runs, Grafana, and scripts that only read."),
     (
         "operator",
-        "Does everything: starts, stops and deletes runs, makes tokens. Whoever has it runs code on the cluster.",
+        "Starts, stops and deletes runs, and makes tokens. It allows running any code on the cluster.",
     ),
-    ("reporter", "Only sends what a run reports. For machines that run rhyme train --control.url."),
+    ("reporter", "Only sends a run's reports. For machines that run rhyme train --control.url."),
 )
-# Shown under Folders, to operators; the store's address may hold a password, which is shown to nobody.
+# Operators see these under Folders. The store's address is shown without its password.
 _PLACES = ("data_dir", "database", "roots", "dir", "tls_cert", "tls_key")
 
 
 @dataclass(frozen=True)
 class LimitRow:
-    """One setting of the service, as it is in force."""
+    """A setting of the service with its current value."""
 
     flag: str
     value: str
@@ -52,7 +52,7 @@ class LimitRow:
 def settings_page(
     page: PageDep, launching: LaunchingDep, revoked: Annotated[str, Query(max_length=10)] = ""
 ) -> HTMLResponse:
-    """Tokens and roots for operators; limits and versions for everybody."""
+    """Render tokens and folders for operators, limits and versions for everyone."""
     settings = page.service.settings
     return page.render(
         "settings.html",
@@ -73,13 +73,16 @@ def settings_page(
 
 @router.get("/ui/settings/parts/tokens")
 def tokens_piece(page: PageDep, revoked: Annotated[str, Query(max_length=10)] = "") -> HTMLResponse:
-    """The list of tokens; empty for a viewer."""
+    """Render the list of tokens, which is empty for a viewer."""
     tokens = _tokens(page, revoked == "yes") if page.may_act else []
     return page.render("parts/tokens.html", tokens=tokens, show_revoked=revoked == "yes")
 
 
 def _tokens(page: Page, revoked: bool) -> list[dict[str, Any]]:
-    """Newest first; those of the service's own runs, which it closes itself, only with their run's name."""
+    """Return tokens, the newest first.
+
+    Tokens of the service's own runs, which the service revokes itself, have only their run's name.
+    """
     query = select(Token, Run.uid, Run.name).outerjoin(Run, Run.id == Token.run_id)
     if not revoked:
         query = query.where(Token.revoked_at.is_(None))

@@ -1,4 +1,4 @@
-"""`/runs/<uid>/speculation`: do the drafts pay?"""
+"""The page `/runs/<uid>/speculation`: is speculation faster than decoding without it?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def speculation_page(
     steps: Annotated[int, Query(ge=1, le=MOST_STEPS_SHOWN)] = STEPS_SHOWN,
     engines: Annotated[str, Query(max_length=RANGES_LENGTH, pattern=RANGES)] = "",
 ) -> HTMLResponse:
-    """Rates over all steps; engines in the few steps that `step` and `steps` name."""
+    """Render rates over all steps, and single engines in the few steps that `step` and `steps` name."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = run_context(page, session, run)

@@ -1,4 +1,4 @@
-"""`/runs/<uid>/system`: what do its machines do?"""
+"""The page `/runs/<uid>/system`: how loaded are the run's machines?"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def system_page(
     node: Annotated[str, Query(max_length=NODE_LENGTH, pattern=NO_NUL)] = "",
     hours: Annotated[str, Query(max_length=10, pattern=r"^[0-9.]*$")] = "",
 ) -> HTMLResponse:
-    """Figures of one machine or of all; both choices are in the address."""
+    """Render the figures of one machine or of all; the address holds both choices."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = run_context(page, session, run)

@@ -1,4 +1,4 @@
-"""What the tabs of a run have in common: the choice of axis and scale, in the address."""
+"""The choice of axis and scale, which several tabs of a run share and keep in the address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rhyme_openrlhf.webui.pages.rendering import Page
 
 @dataclass(frozen=True)
 class CurveView:
-    """How a tab's curves are shown; `query`: the same as the query of each figure."""
+    """The axis and scale of a tab's curves. `query`: the same choice as the query of each figure."""
 
     axis: Axis
     scale: Literal["linear", "log"]
@@ -24,14 +24,14 @@ class CurveView:
         return self.query_with()
 
     def query_with(self, **more: Any) -> str:
-        """With further options of a figure."""
+        """Return the query with further options of a figure."""
         chosen = {"axis": self.axis, "scale": self.scale}
         usual = {"axis": "step", "scale": "linear"}
         values = {name: value for name, value in {**chosen, **more}.items() if usual.get(name) != value}
         return f"?{urlencode(values, doseq=True)}" if values else ""
 
     def switches(self, page: Page, scales: bool = True) -> list[tuple[str, list[tuple[str, bool, str]]]]:
-        """The choices as (what, [(title, chosen, address)]). `scales`: whether the tab has figures with a scale."""
+        """Return the choices as (name, [(title, is chosen, address)]). `scales`: the tab has figures with a scale."""
         found = [
             (
                 "Over",

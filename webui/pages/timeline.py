@@ -1,4 +1,4 @@
-"""`/runs/<uid>/timeline`: which engine waits, for what, since when?"""
+"""The page `/runs/<uid>/timeline`: which engine waits, for what, and since when?"""
 
 from __future__ import annotations
 
@@ -41,16 +41,19 @@ VIEWS: dict[View, tuple[str, str]] = {
 }
 STEP_CHOICES = (1, 3, 10, 30)
 LANE_CHOICES = (8, 16, 32, 64, MAX_LANES)
-# Lanes -> the figure's height (figures.css).
+# The figure's height (figures.css) by the largest number of lanes.
 HEIGHTS = ((6, ""), (12, "tall"), (24, "taller"), (MAX_LANES, "tallest"))
 
-# For windows that are too narrow for a legend within the figure: (name, colour).
+# Entries of the legend for windows too narrow for a legend within the figure: (name, colour).
 STATE_LEGEND = [(NAMES[state], color) for state, color in palette.LANES.items()] + [("Trainer's stages", palette.STAGE)]
 LEVEL_LEGEND = [(name, color) for name, _, color in LEVELS]
 
 
 class Asked(TimelineOptions):
-    """The page's query. `count`: most lanes, as many as the view can show without it; `axis`: of the bar chart."""
+    """The page's query.
+
+    `count`: most lanes, by default as many as the view can show; `axis`: the x axis of the bar chart.
+    """
 
     view: View = "lanes"
     count: int | None = Field(default=None, ge=1, le=MAX_LANES)
@@ -59,16 +62,16 @@ class Asked(TimelineOptions):
     @model_validator(mode="before")
     @classmethod
     def _without_empty(cls, given: Any) -> Any:
-        """A form sends what was not filled in as empty text."""
+        """Drop empty values, which a form sends for fields without a choice."""
         return {name: value for name, value in given.items() if value != ""} if isinstance(given, dict) else given
 
     @property
     def most_lanes(self) -> int:
-        """Lanes to show."""
+        """Number of lanes to show."""
         return self.count if self.count is not None else (LANES if self.view == "lanes" else MAX_LANES)
 
     def options(self) -> TimelineOptions:
-        """What the figure is asked."""
+        """Return the options of the figure."""
         return TimelineOptions(
             step=self.step, steps=self.steps, engines=self.engines, lanes=self.most_lanes, order=self.order
         )
@@ -79,7 +82,7 @@ AskedQuery = Annotated[Asked, Query()]
 
 @router.get("/runs/{uid}/timeline")
 def timeline_page(uid: RunUid, page: PageDep, asked: AskedQuery) -> HTMLResponse:
-    """The lanes, the answer in words, and the bubble fraction of all steps."""
+    """Render the lanes, the answer in words, and the bubble fraction of all steps."""
     with page.service.database.reading() as session:
         run = find_run(session, uid)
         context = {**run_context(page, session, run), **_answer(session, run, uid, asked)}
@@ -106,7 +109,7 @@ def timeline_page(uid: RunUid, page: PageDep, asked: AskedQuery) -> HTMLResponse
 
 @router.get("/ui/runs/{uid}/parts/timeline")
 def timeline_answer(uid: RunUid, page: PageDep, asked: AskedQuery) -> HTMLResponse:
-    """The answer in words, and the way to other steps."""
+    """Render the answer in words, and links to other steps."""
     with page.service.database.reading() as session:
         context = _answer(session, find_run(session, uid), uid, asked)
     return page.render("parts/timeline_answer.html", uid=uid, asked=asked, **context)

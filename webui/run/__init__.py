@@ -1,3 +1,4 @@
-"""What the pages of a run say of it, in words and small numbers: `recorded_settings.py`, `attempts.py`, `recent.py`,
-`event_words.py`, `sparkline.py`.
+"""Facts about one run that several of its pages show, as words and small numbers.
+
+Modules: `recorded_settings.py`, `attempts.py`, `recent.py`, `event_words.py`, `sparkline.py`.
 """

@@ -1,4 +1,4 @@
-"""A run's attempts, for pages that show one of them or all."""
+"""A run's attempts, for pages that show one or all of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rhyme_openrlhf.api.store.models import Attempt, Run
 
 @dataclass(frozen=True)
 class AttemptChoice:
-    """`title` says which one it is: its number, when it counts, and how it ended."""
+    """An attempt with a `title` made of its number, whether it resumes another attempt, and its status."""
 
     number: int
     title: str
 
 
 def attempts_of(session: Session, run: Run) -> list[AttemptChoice]:
-    """The newest first."""
+    """Return the run's attempts, the newest first."""
     query = select(Attempt).where(Attempt.run_id == run.id).order_by(Attempt.number.desc())
     return [
         AttemptChoice(one.number, f"Attempt {one.number}{' (resumed)' if one.resumes else ''}: {one.status}")

@@ -1,4 +1,4 @@
-"""One line that says what an event says, whatever its kind. Pure."""
+"""One sentence for each event of a run, of any kind. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from rhyme_openrlhf.webui.site import text
 
-# What a row of a table shows; the whole event is below it.
+# Longest sentence in a row of the table; the complete event is below the row.
 LENGTH = 200
-# A longer list is no single value any more.
+# Longer lists are not shown as a single value.
 MOST_VALUES = 8
-# Written elsewhere in the row.
+# Fields shown elsewhere in the row.
 _LEFT_OUT = ("step", "level", "schema_version")
 
 
 def sentence(kind: str, body: Mapping[str, Any]) -> str:
-    """What a person would say of it: a note's text, why something ended, else its values."""
+    """Return a note's text, the reason why something ended, or else the event's values."""
     if kind == "note":
         said = str(body.get("text", ""))
     elif kind == "run_finished":
@@ -35,7 +35,7 @@ def sentence(kind: str, body: Mapping[str, Any]) -> str:
 
 
 def level_of(kind: str, body: Mapping[str, Any]) -> str:
-    """What the row is marked with, error, warning or nothing, as `api/read/events.py` finds them."""
+    """Return the level of a row, "error", "warning" or "", by the rules of `api/read/events.py`."""
     if kind == "process_died" or (kind == "run_finished" and body.get("status") == "failed"):
         return "error"
     level = body.get("level") if kind == "note" else ""
@@ -43,7 +43,7 @@ def level_of(kind: str, body: Mapping[str, Any]) -> str:
 
 
 def _singles(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Single values, and those of tables of numbers (a step's seconds by part, its metrics)."""
+    """Yield single values, and those of tables of numbers (a step's seconds by part, its metrics)."""
     for name, value in body.items():
         if name in _LEFT_OUT or value == "":
             continue

@@ -1,4 +1,4 @@
-"""What the latest steps say: how a figure changed, how long the rest will take, and what is done before the first."""
+"""Figures of the latest steps: recent changes, remaining time, and the start phase before the first step."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from rhyme_openrlhf.telemetry.event_json import parse
 from rhyme_openrlhf.telemetry.events import Event
 from rhyme_openrlhf.telemetry.progress_state import START_EVENTS, start_phase
 
-# Steps that are compared with as many before them: enough that single steps do not decide, few enough to be news.
+# Number of steps compared with as many before them: enough to average out single steps, few enough to be recent.
 RECENT = 10
-# Events that are read to say what starting runs do: a run of a thousand engines has some more than a thousand.
+# Most events read for the start phases of runs; a run of a thousand engines has a little more than a thousand.
 MOST_START_EVENTS = 5000
 
 
 @dataclass(frozen=True)
 class Change:
-    """How far the mean of the last `steps` values is above that of as many before them."""
+    """The difference between the mean of the last `steps` values and the mean of the `steps` values before."""
 
     by: float
     steps: int
 
 
 def recent_change(values: Sequence[float | None]) -> Change | None:
-    """Of the last `RECENT` values, or of the newer half where there are fewer than twice as many; None below four."""
+    """Return the change over the last `RECENT` values, or over the newer half if there are fewer than twice as many.
+
+    Return None if there are fewer than four values.
+    """
     known = [value for value in values if value is not None][-2 * RECENT :]
     half = len(known) // 2
     if half < 2:
@@ -42,7 +45,7 @@ def recent_change(values: Sequence[float | None]) -> Change | None:
 
 
 def step_ends(session: Session, run: Run) -> list[tuple[int, float]]:
-    """(step, unix seconds at its end) of the latest finished steps, oldest first."""
+    """Return (step, unix seconds at its end) of the latest finished steps, the oldest first."""
     rows = session.execute(
         select(Step.step, Step.finished_at)
         .where(Step.run_id == run.id, Step.finished_at.is_not(None))
@@ -53,7 +56,7 @@ def step_ends(session: Session, run: Run) -> list[tuple[int, float]]:
 
 
 def seconds_left(ends: Sequence[tuple[int, float]], steps_total: int | None) -> float | None:
-    """At the pace of these steps; None where the pace or the end is not known."""
+    """Return the remaining seconds at the pace of these steps, or None if the pace or the last step is unknown."""
     if steps_total is None or len(ends) < 2 or ends[-1][0] <= ends[0][0]:
         return None
     pace = (ends[-1][1] - ends[0][1]) / (ends[-1][0] - ends[0][0])
@@ -61,9 +64,9 @@ def seconds_left(ends: Sequence[tuple[int, float]], steps_total: int | None) -> 
 
 
 def start_phases(session: Session, runs: Sequence[RunSummary]) -> dict[str, str]:
-    """Return, by uid, what those runs do that have been started and have no step yet (`start_phase`)."""
+    """Return the start phase (`start_phase`) of each started run that has no finished step yet, by uid."""
     found: dict[str, list[Event]] = defaultdict(list)
-    # A run that is "starting" has told nothing yet; what there is was told by an attempt before.
+    # A run with status "starting" has reported nothing yet; its recorded events belong to an earlier attempt.
     uids = [run.uid for run in runs if run.status == "running" and run.step == 0]
     if uids:
         rows = session.execute(

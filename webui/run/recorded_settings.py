@@ -1,4 +1,4 @@
-"""A run's settings by the names that the form and the command line have, whatever recorded them. Pure."""
+"""A run's recorded settings under the names of the form and the command line. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.webui.new_run.form import written
 from rhyme_openrlhf.webui.new_run.option_words import explained
 
-# What every run has of its own: two runs always differ in it.
+# Settings that are unique to a run, so that two runs always differ in them.
 _OWN = ("run.dir", "run.name", "ckpt.path", "ckpt.output_dir", "logger.wandb.run_name")
 _OWN_GROUPS = ("control.",)
-# What has a commit of its own (run/source_code.py).
+# Checkouts whose commit is recorded (run/source_code.py).
 _CHECKOUTS = (("package", "rhyme-openrlhf"), ("directory", "folder it was started in"))
 
 
 @dataclass(frozen=True)
 class Commit:
-    """The commit of `what` that a run was made with; `dirty`: with changes besides, None where that is not known."""
+    """The commit of `what` with which a run was started; `dirty`: uncommitted changes exist, None if unknown."""
 
     what: str
     commit: str
@@ -32,7 +32,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting as shown. `given`: it stood on the command line; `other`: another run's value, if they differ."""
+    """A setting as shown. `given`: it was on the command line; `other`: the other run's value if it differs."""
 
     key: str
     value: str
@@ -44,7 +44,7 @@ class Setting:
 
 
 def commits_of(run: Run) -> list[Commit]:
-    """What a run has recorded of its code; anything that has not this form is left out."""
+    """Return the commits that a run has recorded; entries of another form are left out."""
     recorded = run.config.get(GIT)
     found = []
     for name, what in _CHECKOUTS:
@@ -56,12 +56,12 @@ def commits_of(run: Run) -> list[Commit]:
 
 
 def is_own(key: str) -> bool:
-    """Whether it is a name or place that no two runs share."""
+    """Return True if `key` is a name or place that no two runs share."""
     return key in _OWN or key.startswith(_OWN_GROUPS)
 
 
 def given_keys(run: Run) -> set[str]:
-    """Keys that stood on the command line; empty where that cannot be read."""
+    """Return the keys given on the command line, or an empty set if the command cannot be parsed."""
     try:
         _, arguments = from_argv(run.command[2:])
     except SpecError:
@@ -70,7 +70,10 @@ def given_keys(run: Run) -> set[str]:
 
 
 def sections(run: Run, other: Run | None) -> list[tuple[str, list[Setting]]]:
-    """Settings by group, in the order of the record; with `other`, those of it that this run has not, too."""
+    """Return the settings by group in the order of the record.
+
+    With `other`, settings that only the other run has are included.
+    """
     mine = settings_of(run)
     theirs = settings_of(other) if other is not None else {}
     given = given_keys(run)
@@ -94,10 +97,10 @@ def sections(run: Run, other: Run | None) -> list[tuple[str, list[Setting]]]:
 
 
 def shown(value: Any) -> str:
-    """A value for a table: "–" for none, on and off for switches."""
+    """Return a value for a table: "–" for None, "on" and "off" for switches."""
     return written(value) or "–"
 
 
 def rows_of(names: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """(name, each run's value) for a table; what a run has not recorded is said so."""
+    """Return rows (name, value of each run) for a table; a missing value is written as "not recorded"."""
     return [(name, [shown(run[name]) if name in run else "not recorded" for run in runs]) for name in names]

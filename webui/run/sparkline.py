@@ -1,4 +1,4 @@
-"""A curve of a few points as the points of an SVG line, for the table of runs."""
+"""A small reward curve as the points of an SVG line, for the table of runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import Step
 from rhyme_openrlhf.webui.site import text
 
-# As many as the line has room for: one every 4 pixels.
+# Number of points: one every 4 pixels.
 POINTS = 24
 WIDTH, HEIGHT = 92, 22
-# Room for the line's own thickness.
+# Margin for the thickness of the line.
 MARGIN = 2
 
 
 @dataclass(frozen=True)
 class Sparkline:
-    """`points`: of an SVG polyline in WIDTH x HEIGHT; `end`: its last one; `words`: for who does not see it."""
+    """A small curve. `points`: an SVG polyline in WIDTH x HEIGHT; `end`: its last point; `words`: its text
+    alternative.
+    """
 
     points: str
     end: tuple[float, float]
@@ -29,7 +31,7 @@ class Sparkline:
 
 
 def sparkline(values: Sequence[float | None]) -> Sparkline | None:
-    """None with fewer than two values: there is no curve."""
+    """Return the curve of these values, or None with fewer than two values."""
     known = [(index, value) for index, value in enumerate(values) if value is not None]
     if len(known) < 2:
         return None
@@ -48,7 +50,10 @@ def sparkline(values: Sequence[float | None]) -> Sparkline | None:
 
 
 def reward_lines(session: Session, steps: Mapping[str, int]) -> dict[str, Sparkline]:
-    """By uid, of runs whose last step is `steps[uid]`; a few steps of each are read, whatever its length."""
+    """Return reward curves by uid, for runs whose last step is `steps[uid]`.
+
+    Only a few steps of each run are read, however long the run is.
+    """
     ids = dict(session.execute(select(Run.uid, Run.id).where(Run.uid.in_(steps))).tuples().all())
     wanted = [(ids[uid], step) for uid, last in steps.items() if uid in ids for step in sampled_steps(last)]
     if not wanted:
@@ -66,6 +71,6 @@ def reward_lines(session: Session, steps: Mapping[str, int]) -> dict[str, Sparkl
 
 
 def sampled_steps(last: int) -> list[int]:
-    """At most POINTS of the steps 1 to `last`, evenly spread, the last among them."""
+    """Return at most POINTS of the steps 1 to `last`, evenly spaced, including `last`."""
     count = min(POINTS, last)
     return [last - (last - 1) * (count - 1 - i) // (count - 1) for i in range(count)] if count > 1 else []

@@ -1,3 +1,8 @@
-"""What all pages share: `text.py` (how numbers and times are written), `markup.py` (where long names may break),
-`navigation.py` (menu and tabs), `assets.py` (static files) and `drawing_library.py` (plotly.js as pages get it).
+"""Parts that all pages share.
+
+- `text.py`: formats of numbers and times
+- `markup.py`: line breaks in long names
+- `navigation.py`: menu and tabs
+- `assets.py`: static files
+- `drawing_library.py`: plotly.js as pages get it
 """

@@ -1,7 +1,7 @@
-"""Static files: our own and plotly.js, each under an address that names its content, so that browsers keep them.
+"""Static files: our own and plotly.js, each under an address that contains a digest of its content.
 
-Invariant: what an address gives never changes; a new version has a new address. Nobody needs to be signed in for them:
-they say nothing about runs.
+Invariant: the content of an address never changes, so browsers keep it; a new version has a new address. The files
+contain nothing about runs, so they need no sign-in.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from starlette.types import Scope
 
 from rhyme_openrlhf.webui.site.drawing_library import drawing_library
 
-# A year, the longest that browsers keep anything.
+# One year, the longest time for which browsers keep a file.
 KEEP = "public, max-age=31536000, immutable"
-# Of 1.1 MB of plotly.js; a higher level takes three times as long for 2 % less.
+# Compression of 1.1 MB of plotly.js; a higher level takes three times as long and saves 2 %.
 GZIP_LEVEL = 6
 FOLDER = Path(__file__).parents[1] / "static"
 _IMPORT = re.compile(r'^import [^;]* from "\./([a-z_]+\.js)";', re.MULTILINE)
@@ -41,7 +41,7 @@ class KeptFiles(StaticFiles):
 
 @functools.cache
 def version() -> str:
-    """A digest of all our static files: part of their address."""
+    """Return a digest of all our static files, which is part of their address."""
     found = hashlib.sha256()
     for file in sorted(path for path in FOLDER.rglob("*") if path.is_file()):
         found.update(file.relative_to(FOLDER).as_posix().encode() + b"\0" + file.read_bytes())
@@ -49,13 +49,13 @@ def version() -> str:
 
 
 def static_url(path: str) -> str:
-    """Address of a file below `static/`, as `css/tokens.css`."""
+    """Return the address of a file below `static/`, such as `css/tokens.css`."""
     return f"/static/{version()}/{path}"
 
 
 @functools.cache
 def modules(entry: str) -> tuple[str, ...]:
-    """All that the script `entry` imports, and what those import, so that a browser can ask for all at once."""
+    """Return all modules that the script `entry` imports, directly or not, so that a browser can load them at once."""
     found: list[str] = []
     waiting = [entry]
     while waiting:
@@ -69,7 +69,7 @@ def modules(entry: str) -> tuple[str, ...]:
 
 @functools.cache
 def plotly_url() -> str:
-    """Address of plotly.js."""
+    """Return the address of plotly.js."""
     return f"/static/plotly-{hashlib.sha256(_plotly(packed=False)).hexdigest()[:12]}.min.js"
 
 
@@ -80,16 +80,17 @@ def _plotly(packed: bool) -> bytes:
 
 @functools.cache
 def plotly_style_ids() -> tuple[str, ...]:
-    """Ids of the style elements that plotly.js writes into a page that has none of that id (its map library's).
+    """Return the ids of style elements that plotly.js would add to a page for its map library.
 
-    The Content-Security-Policy refuses them, and we draw no maps: pages have empty elements with these ids.
+    The Content-Security-Policy refuses such elements, and we draw no maps. Pages contain empty elements with these ids,
+    so that plotly.js adds none.
     """
     return tuple(sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', _plotly(packed=False).decode()))))
 
 
 @router.get(plotly_url())
 def plotly_js(request: Request) -> Response:
-    """plotly.js (`drawing_library`)."""
+    """Send plotly.js (`drawing_library`)."""
     packed = "gzip" in request.headers.get("Accept-Encoding", "")
     headers = {"Cache-Control": KEEP, "Vary": "Accept-Encoding"}
     if packed:
@@ -98,6 +99,6 @@ def plotly_js(request: Request) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Put the static files into `app`."""
+    """Add the static files to `app`."""
     app.include_router(router)
     app.mount(f"/static/{version()}", KeptFiles(directory=FOLDER), name="static")

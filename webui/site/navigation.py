@@ -1,4 +1,4 @@
-"""The main menu and the tabs of a run, in the order in which pages show them."""
+"""The main menu and the tabs of a run, in page order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Entry:
-    """`path`: the route's address, with `{uid}` for the run. `operator`: only for those who may act."""
+    """An entry of the menu. `path`: the route's address, with `{uid}` for the run; `operator`: for operators only."""
 
     title: str
     path: str
@@ -17,7 +17,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Link:
-    """An entry on one page."""
+    """An entry as a link on one page."""
 
     title: str
     href: str
@@ -46,7 +46,7 @@ RUN_TABS: tuple[Entry, ...] = (
 
 
 def links(entries: Collection[Entry], current: str, may_act: bool, uid: str = "") -> list[Link]:
-    """Return the entries that a reader sees. `current`: the path template of the page that is shown."""
+    """Return the entries that a reader sees. `current`: the path template of the current page."""
     return [
         Link(entry.title, entry.path.replace("{uid}", uid), entry.path == current)
         for entry in entries

@@ -7,8 +7,8 @@ large the KV cache is, verifies a draft token for each sample without log-probab
 rows as a step may have (`engine/scheduler_parts/row_limit.py`), with log-probabilities.
 
 Invariants: what the sampler returns for tokens that were sampled is vLLM's own, bit for bit; the memory is reserved on
-GPUs only. Checked against vLLM 0.29.0 `v1/sample/rejection_sampler.py`, `v1/worker/gpu_model_runner.py`; contract test:
-`tests/engine/patches/test_rejection_sampling.py`.
+GPUs only. Checked against vLLM 0.29.0 and 0.32.0 `v1/sample/rejection_sampler.py`, `v1/worker/gpu_model_runner.py`;
+contract test: `tests/engine/patches/test_rejection_sampling.py`.
 """
 
 from __future__ import annotations
@@ -55,22 +55,23 @@ class ComputedRowsSampler(RejectionSampler):
         tokens = sampled_token_ids[sample, row - starts[sample]].to(torch.int64)
         tokens = tokens.masked_fill(tokens == PLACEHOLDER_TOKEN_ID, 0)
 
-        parts = []
+        fields: list[torch.Tensor] = []
         indices = (metadata.target_logits_indices.long(), metadata.bonus_logits_indices.long())
         for of_part, part in zip(indices, (target_logits, bonus_logits), strict=True):
+            # A step may have empty drafts only, and vLLM 0.32.0 gathers from at least one row.
+            if not len(part):
+                continue
             part = part.to(torch.float32)
             logprobs = part if self.is_logits_logprobs_mode else self.sampler.compute_logprobs(part)
-            parts.append(self.sampler.gather_logprobs(logprobs, max_num_logprobs, tokens[of_part]))
+            gathered = self.sampler.gather_logprobs(logprobs, max_num_logprobs, tokens[of_part])[:3]
             # Before the other part's are made.
             del part, logprobs
+            fields = fields or [one.new_empty((rows, *one.shape[1:])) for one in gathered]
+            for field, one in zip(fields, gathered, strict=True):
+                field[of_part] = one
 
         row_of_place = (starts[:, None] + torch.arange(places, device=ends.device)).flatten().clamp_(max=rows - 1)
-        fields = []
-        for target, bonus in zip(parts[0][:3], parts[1][:3], strict=True):
-            of_rows = target.new_empty((rows, *target.shape[1:]))
-            of_rows[indices[0]], of_rows[indices[1]] = target, bonus
-            fields.append(of_rows[row_of_place])
-        return LogprobsTensors(*fields)
+        return LogprobsTensors(*(field[row_of_place] for field in fields))
 
 
 @torch.inference_mode()

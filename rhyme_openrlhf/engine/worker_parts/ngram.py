@@ -2,26 +2,25 @@
 
 vLLM's own proposer starts a parallel loop in every step and hands it a Python list, whatever the batch: 0.1 to 0.3 ms
 of each step where one sample runs (docs/benchmarks.md), for a search that takes microseconds. Its parallel loop has a
-single thread in vLLM 0.29.0 in any case.
+single thread in vLLM 0.29.0 and 0.32.0 in any case.
 
 Invariants: each search is vLLM's own compiled function, so what is proposed is what vLLM would have proposed; drafts
-of any other method stay as they are. Checked against vLLM 0.29.0 `v1/spec_decode/ngram_proposer.py`; contract test:
-`tests/engine/worker_parts/test_ngram.py`.
+of any other method stay as they are. Checked against vLLM 0.29.0 and 0.32.0 `v1/spec_decode/ngram_proposer.py`;
+contract test: `tests/engine/worker_parts/test_ngram.py`.
 """
 
 from __future__ import annotations
 
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import njit
-from vllm.v1.spec_decode.ngram_proposer import NgramProposer, _find_longest_matched_ngram_and_propose_tokens
+from vllm.v1.spec_decode import ngram_proposer
+from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
-# CRC-32 of vLLM's module whose compiled function is called here. Numba's cache notices a change of this file only, so a
-# change of that one has to change this one too (tests/engine/worker_parts/test_ngram.py says the number).
-CALLED_SOURCES = 893937449
-
-_search = _find_longest_matched_ngram_and_propose_tokens
+_search = ngram_proposer._find_longest_matched_ngram_and_propose_tokens
 
 
 class SerialNgramProposer(NgramProposer):
@@ -56,12 +55,25 @@ class SerialNgramProposer(NgramProposer):
         return proposed
 
 
-@njit(cache=True)
-def _propose(samples, counts, tokens, least, most, max_model_len, k, drafts, lengths):  # type: ignore[no-untyped-def]
-    for sample in samples:
-        found = _search(tokens[sample, : counts[sample]], least, most, max_model_len, k)
-        lengths[sample] = found.size
-        drafts[sample, : found.size] = found
+def loop_over(search_source: int) -> Any:
+    """Return the compiled loop over samples, which calls vLLM's search from the source with this CRC-32.
+
+    Numba keeps the compiled loop in a file with vLLM's search in it, and notices changes of this module alone. It keeps
+    one loop for each value that the loop closes over, so the loop closes over the CRC-32.
+    """
+
+    @njit(cache=True)
+    def propose(samples, counts, tokens, least, most, max_model_len, k, drafts, lengths):  # type: ignore[no-untyped-def]
+        for sample in samples:
+            found = _search(tokens[sample, : counts[sample]], least, most, max_model_len, k)
+            lengths[sample] = found.size
+            drafts[sample, : found.size] = found
+        return search_source
+
+    return propose
+
+
+_propose = loop_over(zlib.crc32(Path(ngram_proposer.__file__).read_bytes()))
 
 
 class NgramWorker:

@@ -55,6 +55,11 @@ def test_a_good_spec_passes_in_normal_form(root: Path) -> None:
     assert check(checked, [root]) == checked
 
 
+def test_an_option_of_the_version_before_is_left_out(root: Path) -> None:
+    _, pasted = from_command("rhyme train --history.nice 5 --history.workers=3")
+    assert check(merged(spec(root), pasted), [root])["history"] == {"workers": 3}
+
+
 def test_all_faults_come_at_once(root: Path) -> None:
     found = faults(
         spec(

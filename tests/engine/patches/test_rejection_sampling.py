@@ -6,14 +6,17 @@ vLLM's own sampler runs here on CPU tensors, with the stand-ins that its CPU bui
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import vllm.utils.cpu_triton_utils as cpu_kernels
 import vllm.v1.sample.rejection_sampler as upstream
 import vllm.v1.worker.gpu_model_runner as runner
+from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -25,14 +28,28 @@ from rhyme_openrlhf.engine.scheduler_parts import row_limit
 from rhyme_openrlhf.platform import cpu_sampling
 
 VOCABULARY = 97
+KERNELS = (
+    "rejection_greedy_sample_kernel", "rejection_random_sample_kernel", "expand_kernel",
+    "sample_recovered_tokens_kernel",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    """The CPU's stand-ins for vLLM's Triton kernels, as vLLM's workers have them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(cpu_kernels, "expand_kernel"):
+            for name in KERNELS:
+                patch.setattr(upstream, name, getattr(cpu_kernels, name))
+        else:
+            # From 0.32 on. vLLM then looks at all modules' names, and llvmlite's library answers to any.
+            patch.delitem(sys.modules, "llvmlite.binding.ffi", raising=False)
+            current_platform.register_triton_kernel_overrides()
+        yield
 
 
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Put back afterwards.
-    for name in cpu_sampling.KERNELS:
-        monkeypatch.setattr(upstream, name, getattr(upstream, name))
-    cpu_sampling.register_kernels()
     monkeypatch.setattr(upstream, "expand_batch_to_tokens", cpu_sampling.expand_batch_to_tokens)
     # To compile starts processes.
     with torch.compiler.set_stance("force_eager"):
@@ -102,6 +119,19 @@ def test_the_numbers_are_those_of_vllm_bit_for_bit(mode: str, logprobs: int, gre
     tokens, found = sampled(ComputedRowsSampler, mode, step, logits, asking)
     expected_tokens, expected = sampled(upstream.RejectionSampler, mode, step, logits, asking)
     assert tokens == expected_tokens and any(len(sample) > 1 for sample in tokens)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_a_step_may_have_empty_drafts_alone(mode: str) -> None:
+    step, logits, asking = a_step([0, 0, 0]), torch.randn(3, VOCABULARY), asked(3, 1)
+    tokens, found = sampled(ComputedRowsSampler, mode, step, logits, asking)
+    expected_tokens, expected = sampled(upstream.RejectionSampler, mode, step, logits, asking)
+    assert tokens == expected_tokens and [len(sample) for sample in tokens] == [1, 1, 1]
+    assert_same(found, expected)
+
+
+def assert_same(found: Any, expected: Any) -> None:
     for ours, theirs in zip(found[:3], expected[:3], strict=True):
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and (ours == theirs).all()
     assert found.cu_num_generated_tokens == expected.cu_num_generated_tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm.v1.spec_decode import ngram_proposer
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
 from rhyme_openrlhf.engine.worker_parts import ngram
@@ -63,7 +61,7 @@ def test_it_proposes_what_vllm_does(
 
 
 def test_vllm_proposes_by_the_loop_that_is_replaced() -> None:
-    """The contract with vLLM 0.29.0: `propose` leaves the search to `batch_propose`, which is asked like this."""
+    """The contract with vLLM: `propose` leaves the search to `batch_propose`, which is asked like this."""
     assert "self.batch_propose(" in inspect.getsource(NgramProposer.propose)
     ours, theirs = (inspect.signature(one.batch_propose) for one in (SerialNgramProposer, NgramProposer))
     assert list(ours.parameters) == list(theirs.parameters)
@@ -81,6 +79,17 @@ def test_only_ngrams_are_looked_up_otherwise(proposers: tuple[NgramProposer, Ser
     assert worker.model_runner.drafter is another
 
 
-def test_a_change_of_vllms_search_changes_what_numba_has_kept_of_its_caller() -> None:
-    found = zlib.crc32(Path(ngram_proposer.__file__).read_bytes())
-    assert found == ngram.CALLED_SOURCES, f"write CALLED_SOURCES = {found} into {ngram.__file__}"
+def test_what_numba_keeps_is_not_taken_for_another_version_of_vllms_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    def kept(search_source: int) -> bool:
+        loop = ngram.loop_over(search_source)
+        texts = np.array([[1, 2, 3, 1, 2, 0, 0, 0]], np.int32)
+        drafts, lengths = np.zeros((1, 2), np.int32), np.zeros(1, np.int32)
+        loop(np.array([0]), np.array([5], np.int32), texts, 1, 3, 8, 2, drafts, lengths)
+        assert drafts[0, : lengths[0]].tolist() == [3, 1]
+        return bool(loop.stats.cache_hits)
+
+    assert [kept(1), kept(1), kept(2), kept(1)] == [False, True, False, True]

@@ -76,6 +76,8 @@ def test_a_command_fills_the_form(launching_dashboard: Any) -> None:
     assert re.search(r'id="f-actor.eps_clip_low_high"[^>]*value="0.1 0.3"', form)
     assert re.search(r'id="f-name"[^>]*value="pasted"', form)
     assert "--logger.wandb.key" in form and "secret" not in form
+    old = client.post("/ui/new-run/form", json={"command": f"{COMMAND} --history.nice 5"}).text
+    assert "--history.nice is ignored: leave it out" in old
     refused = client.post("/ui/new-run/form", json={"command": "rhyme demo --nonsense 3"})
     assert refused.status_code == 422 and "--nonsense" in refused.json()["errors"][0]["message"]
 
@@ -114,7 +116,7 @@ def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
     assert "Simulated, not measured" in found and "a machine of a test, float32 (measured)" in found
     assert "Response lengths" in found and "assumed: half up to" in found
     cloned = client.post("/ui/new-run/estimate", json={**given, "clone": launching_dashboard.run_uid}).text
-    assert "as the run demo had them" in cloned
+    assert "from the run demo" in cloned
     off = {**given["arguments"], "histospec": {"enable": False}}
     assert "switched off" in client.post("/ui/new-run/estimate", json={"arguments": off}).text
     wrong = {"vllm": {"num_engines": "many"}}
@@ -157,7 +159,7 @@ def test_a_plan_that_does_not_fit_the_gpus_here_names_the_flag(
 
 def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:
     page = signed_in(dashboard).get("/runs/new").text
-    assert "starts no runs" in page and "data-start>" not in page
+    assert "cannot start runs" in page and "data-start>" not in page
 
 
 def test_a_run_is_pasted_corrected_and_started_once(launching_dashboard: Any, browser_page: Any) -> None:
@@ -167,7 +169,7 @@ def test_a_run_is_pasted_corrected_and_started_once(launching_dashboard: Any, br
     page.goto(f"{launching_dashboard.url}/runs/new")
     page.get_by_text("Paste a command").click()
     page.locator("#pasted").fill(COMMAND)
-    page.get_by_role("button", name="Fill the form from it").click()
+    page.get_by_role("button", name="Fill the form").click()
     expect(page.locator("[id='f-histospec.window_max']")).to_have_value("8")
     expect(page.locator("#f-name")).to_be_focused()
 
@@ -206,6 +208,28 @@ def test_a_run_is_pasted_corrected_and_started_once(launching_dashboard: Any, br
     clone = client.get(f"/api/v1/runs/{page.url.rpartition('/')[2]}").json()
     assert clone["parent"] == uid and clone["spec"]["arguments"]["vllm"]["num_engines"] == 3
     assert clone["spec"]["arguments"]["histospec"] == {"own_output": False}
+
+
+def test_expert_options_are_folded_away_until_they_are_changed_or_searched(
+    launching_dashboard: Any, browser_page: Any
+) -> None:
+    page = browser_page
+    page.goto(launching_dashboard.link(path="/runs/new"))
+    common, expert = page.locator("[id='f-history.workers']"), page.locator("[id='f-history.rollouts']")
+    page.locator("#s-histospec-enable > summary").click()
+    expect(common).to_be_visible()
+    expect(expert).to_be_hidden()
+    page.get_by_role("searchbox", name="Search all options").fill("history.rollouts")
+    expect(expert).to_be_visible()
+    page.get_by_role("searchbox", name="Search all options").fill("")
+    expect(expert).to_be_hidden()
+    page.get_by_text("Paste a command").click()
+    page.locator("#pasted").fill("rhyme demo --history.rollouts 3")
+    page.get_by_role("button", name="Fill the form").click()
+    expect(expert).to_have_value("3")
+    expect(expert).to_be_visible()
+    expect(page.locator("[id='f-history.fetch_timeout_s']")).to_be_visible()
+    expect(page.locator("[id='f-move.carrier']")).to_be_hidden()
 
 
 # The upper edges of the inputs side by side with this field's, and those of its name and its default.

@@ -67,7 +67,7 @@ def test_ratios_are_to_the_first_run_and_say_which_way_is_better(compared: Any) 
 def test_only_what_differs_is_listed(compared: Any) -> None:
     page = signed_in(compared).get("/compare", params={"run": [compared.run_uid, compared.slow_uid]}).text
     assert "histospec.window_max" in page and "histospec.enable" not in page
-    assert page.index("histospec.window_max") < page.index("Names and places") < page.index("<code>run.name</code>")
+    assert page.index("histospec.window_max") < page.index("Names and folders") < page.index("<code>run.name</code>")
 
 
 def test_the_choice_is_checked(compared: Any) -> None:
@@ -123,14 +123,14 @@ def test_what_a_run_is_called_is_no_markup_in_a_figure_and_no_formula_in_its_fil
 def test_from_the_table_to_the_comparison_and_back(compared: Any, browser_page: Any) -> None:
     page = browser_page
     page.goto(compared.link("viewer"))
-    page.get_by_role("checkbox", name="Choose demo").check()
+    page.get_by_role("checkbox", name="Select demo").check()
     bar = page.locator("#selection")
-    expect(bar).to_contain_text("1 run chosen")
+    expect(bar).to_contain_text("1 run selected")
     expect(bar.get_by_role("button", name="Compare")).to_be_disabled()
     expect(bar.get_by_role("button", name="Stop")).to_have_count(0)
     # The choice outlives an update of the table.
     page.evaluate("document.querySelector('#runs').dispatchEvent(new CustomEvent('rhyme:replaced', { bubbles: true }))")
-    page.get_by_role("checkbox", name="Choose slow").check()
+    page.get_by_role("checkbox", name="Select slow").check()
     bar.get_by_role("button", name="Compare").click()
     expect(page).to_have_url(re.compile(r"/compare\?run=[0-9a-f]{16}&run=[0-9a-f]{16}$"))
     reward = page.locator("[data-name='compare-reward']")

@@ -26,7 +26,7 @@ def test_a_figure_without_data_says_so_in_one_sentence(dashboard: Any, browser_p
     page.get_by_role("link", name="demo").click()
     page.get_by_role("link", name="Scheduling").click()
     state = page.locator("[data-figure][data-state='empty'] [data-figure-state]").filter(has_text="--move.enable")
-    expect(state).to_contain_text("They may with --move.enable, and do with --reallocation.enable.")
+    expect(state).to_contain_text("Samples can move with --move.enable or --reallocation.enable.")
     # The names of options are in its lines: as children of the box each would have one of its own.
     expect(state.locator("> *")).to_have_count(1)
     expect(state.locator("span.whole")).to_have_count(2)

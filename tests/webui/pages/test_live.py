@@ -356,7 +356,7 @@ def test_filters_stay_and_dialogs_answer_the_keyboard(dashboard: Any, browser_pa
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    expect(page.locator(".toast")).to_contain_text("The run will stop after its step")
+    expect(page.locator(".toast")).to_contain_text("The run will stop after its current step")
     expect(page.locator(".badge").first).to_contain_text("stopping")
     page.go_back()
     expect(page).to_have_url(filtered)

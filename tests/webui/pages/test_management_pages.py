@@ -59,7 +59,7 @@ def test_the_commits_of_a_run_are_shown_and_compared(dashboard: Any, tmp_path: P
     page = client.get(f"/runs/{uid}/config", params={"to": dashboard.run_uid}).text
     code = page.partition("<h3>Code</h3>")[2].partition("</dl>")[0]
     assert re.findall(r'title="(\w{40})"', code) == ["a" * 40, "b" * 40]
-    assert code.count("with changes that are not committed") == 1
+    assert code.count("with uncommitted changes") == 1
     assert "<code>git.package.commit</code>" in page
 
 
@@ -111,7 +111,7 @@ def test_the_queue_says_what_each_run_waits_for(launching_dashboard: Any) -> Non
 
 
 def test_without_a_cluster_the_page_says_so(dashboard: Any) -> None:
-    assert "starts no runs" in signed_in(dashboard, "viewer").get("/ui/cluster/parts/state").text
+    assert "cannot start runs" in signed_in(dashboard, "viewer").get("/ui/cluster/parts/state").text
 
 
 def test_the_cluster_page_says_which_service_starts_runs(launching_dashboard: Any) -> None:
@@ -151,7 +151,7 @@ def test_a_token_is_shown_once_and_revoked(dashboard: Any, browser_page: Any) ->
     expect(page).to_have_url(f"{dashboard.url}/")
     page.goto(f"{dashboard.url}/settings")
     page.get_by_label("Name").fill("grafana")
-    page.get_by_role("button", name="Make a token").click()
+    page.get_by_role("button", name="Create token").click()
     shown = page.locator("[data-issued-token]")
     expect(shown).to_have_text(re.compile("^rhyme_"))
     secret = shown.text_content()
@@ -191,10 +191,10 @@ def test_chosen_runs_are_archived(launching_dashboard: Any, browser_page: Any) -
     page = browser_page
     page.goto(launching_dashboard.link())
     for name in ("one", "two"):
-        page.get_by_role("checkbox", name=f"Choose {name}").check()
+        page.get_by_role("checkbox", name=f"Select {name}").check()
     page.locator("#selection").get_by_role("button", name="Archive").click()
     page.get_by_role("dialog").get_by_role("button", name="Archive").click()
-    expect(page.get_by_role("checkbox", name="Choose one")).to_have_count(0)
+    expect(page.get_by_role("checkbox", name="Select one")).to_have_count(0)
     expect(page.locator("#selection")).to_be_hidden()
     assert all(client.get(f"/api/v1/runs/{uid}").json()["archived_at"] for uid in uids)
 

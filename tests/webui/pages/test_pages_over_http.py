@@ -152,7 +152,7 @@ def test_the_runs_page_filters_sorts_and_says_what_is_empty(dashboard: Any) -> N
     client = signed_in(dashboard)
     assert f"/runs/{dashboard.run_uid}" in client.get("/", params={"status": "succeeded", "text": "DEM"}).text
     narrow = client.get("/", params={"status": "failed"}).text
-    assert f"/runs/{dashboard.run_uid}" not in narrow and "No run meets these conditions" in narrow
+    assert f"/runs/{dashboard.run_uid}" not in narrow and "No run matches this filter" in narrow
     assert 'aria-sort="ascending"' in client.get("/", params={"sort": "name", "direction": "asc"}).text
     assert client.get("/", params={"cursor": "nonsense"}).status_code == 422
 

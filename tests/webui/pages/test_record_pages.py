@@ -45,7 +45,7 @@ def samples_are_filtered(client: httpx.Client, run: str, api: str) -> None:
     page = client.get(
         f"{run}/samples", params={"step": 10, "min_reward": 1, "sort": "tokens", "direction": "desc"}
     ).text
-    assert f"{good} responses meet the conditions" in page
+    assert f"{good} responses match the filter" in page
     lengths = [int(found) for found in re.findall(r"<dt>Tokens</dt><dd>(\d+)</dd>", page)]
     assert lengths and lengths == sorted(lengths, reverse=True)
     assert "No response of this step" in client.get(f"{run}/samples", params={"step": 10, "text": "nowhere"}).text
@@ -75,7 +75,7 @@ def logs_are_listed_by_process(client: httpx.Client, run: str) -> None:
     assert 'data-log="/api/v1' in page and "RhymeRolloutActor" in page
     # The driver's first, and open.
     assert page.index("driver.log") < page.index("RhymeRolloutActor") and "/logs/driver.log" in page
-    assert "There is no such log" in client.get(f"{run}/logs", params={"file": "../config.json"}).text
+    assert "This log does not exist" in client.get(f"{run}/logs", params={"file": "../config.json"}).text
 
 
 def logs_are_searched_and_downloaded(client: httpx.Client, api: str, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def events_are_filtered(client: httpx.Client, run: str, api: str) -> None:
     assert not set(re.findall(r'id="event-\d+"', client.get(following).text)) & set(
         re.findall(r'id="event-\d+"', everything)
     )
-    assert "No event meets these conditions" in client.get(f"{run}/events", params={"source": "nobody"}).text
+    assert "No event matches this filter" in client.get(f"{run}/events", params={"source": "nobody"}).text
     assert client.get(f"{api}/events", params={"attempt": 7}).status_code == 404
 
 

@@ -113,7 +113,7 @@ def test_metrics_that_no_chart_groups_are_listed(dashboard: Any, client: httpx.C
 
 
 def test_engines_weight_versions_say_how_old_they_were(dashboard: Any, client: httpx.Client) -> None:
-    assert "did not count samples" in figure(client, dashboard, "off_policyness")["layout"]["meta"]["empty"]
+    assert "do not count samples" in figure(client, dashboard, "off_policyness")["layout"]["meta"]["empty"]
     found = figure(client, dashboard, "off_policyness_tokens")
     assert [trace["name"] for trace in found["data"]] == ["0 (on policy)"]
     assert "Of all response tokens: 100.0% at 0" in found["layout"]["meta"]["description"]
@@ -166,6 +166,6 @@ def test_an_emulated_run_says_so_on_every_tab(dashboard: Any, tmp_path: Path) ->
     dashboard.run_uid = import_directory(dashboard.service.database, directory, time.time()).run_uid
     client = signed_in(dashboard)
     for tab in TABS:
-        assert "Emulated: the steps" in client.get(f"/runs/{dashboard.run_uid}{tab}").text
+        assert "Emulated: the decode steps" in client.get(f"/runs/{dashboard.run_uid}{tab}").text
         assert "&lt;a40&gt;.json" in client.get(f"/runs/{dashboard.run_uid}{tab}").text
         assert "Emulated" not in client.get(f"/runs/{plain}{tab}").text

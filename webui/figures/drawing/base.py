@@ -1,8 +1,10 @@
-"""What all figures share: no theme, and the words that go with a figure.
+"""Building blocks of all figures: an unthemed figure, its description, lines and axes.
 
-`layout.meta` carries what is shown beside the drawing: `description`, a sentence for those who do not see it, and
-`empty`, the sentence that stands in its place when there is nothing to draw (None otherwise). `framed` says that the
-layout alone tells where both axes end (`frame`): where it is the same as before, only curves are drawn again.
+`layout.meta` carries the text shown beside the drawing:
+
+- `description`: a sentence for readers who cannot see the figure
+- `empty`: the sentence shown instead of the figure when there is nothing to draw, else None
+- `framed`: True if the layout alone fixes both axes (`frame`), so that an update redraws only the curves
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.site import text
 
 AXIS_TITLES: dict[Axis, str] = {"step": "Step", "time": "Seconds since the first step"}
-# A curve with fewer points than this has a mark at each: a line of two points looks like a trend.
+# A curve with fewer points than this has a marker at each point, because a line of two points looks like a trend.
 MARKED_POINTS = 40
-# Values that are written out as 5,000: with `exponentformat` alone they would be 0.5e+4.
+# Values in this range are written in full, as 5,000; `exponentformat` alone would write 0.5e+4.
 PLAIN_FROM, PLAIN_TO = 1e3, 1e7
 PATTERNS = ("", "/", ".", "x", "|")
-# Of an axis of steps, at most one part in so many is left for steps to come.
+# Room for steps to come: at most one part in ROOM of an axis of steps stays empty.
 ROOM = 40
 
 
 class OnAxis(Protocol):
-    """Options of curves: their x axis, and the scale of y ("linear" or "log")."""
+    """Options of curves: their x axis, and the scale of the y axis ("linear" or "log")."""
 
     @property
     def axis(self) -> Axis: ...
@@ -39,28 +41,28 @@ class OnAxis(Protocol):
 
 
 def blank(description: str, empty: str | None = None) -> go.Figure:
-    """A figure without traces and without theme."""
+    """Return a figure without traces and theme."""
     figure = go.Figure(layout=go.Layout(template=go.layout.Template()))
     figure.update_layout(meta={"description": description, "empty": empty})
     return figure
 
 
 def plain(words: str) -> str:
-    """Text that a run wrote, for a name or a hover: plotly.js reads some tags, entities, and values in %{...}."""
+    """Escape text that a run wrote, because plotly.js interprets some tags, entities and values in %{...}."""
     return words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "&#37;{")
 
 
-# Where plotly.js reads markup. A list in the place of coordinates is the names of categories.
+# Keys whose values plotly.js interprets as markup. A list of strings as coordinates holds names of categories.
 _MARKUP_KEYS = frozenset({"name", "text", "hovertext", "ticktext", "x", "y"})
-# All that our own figures write of markup is a line break; and what `plain` has made is not made again.
+# The only markup that our own figures write is a line break. Text that `plain` has already escaped stays as it is.
 _MARKUP = re.compile("<(?!br>)|(?<!<br)>|&(?!amp;|lt;|gt;|#37;)|%{")
 
 
 def figure_json(figure: go.Figure) -> str:
-    """Return the figure as JSON in which no name, label or hover text is markup, but for line breaks.
+    """Return the figure as JSON in which no name, label or hover text contains markup, except line breaks.
 
-    A figure should pass what a run wrote through `plain`, so that it reads as it was written. This catches the rest,
-    because a forgotten name would otherwise be a link.
+    A figure should pass text that a run wrote through `plain`, so that it is shown as written. This function escapes
+    what a figure has forgotten, because a forgotten name could otherwise become a link.
     """
     return to_json_plotly(_without_markup(figure.to_dict()))
 
@@ -69,7 +71,7 @@ def _without_markup(node: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in node.items():
         if key == "meta":
-            # Words beside the drawing, which pages show as text.
+            # Text beside the drawing, which pages insert as plain text.
             found[key] = value
         elif isinstance(value, dict):
             found[key] = _without_markup(value)
@@ -89,18 +91,21 @@ def _harmless(words: str) -> str:
 
 
 def pattern(index: int, bars: int) -> dict[str, Any]:
-    """What tells the `index`-th series of bars apart besides its colour; thin bars have no room for it."""
+    """Return the fill pattern of the `index`-th series of bars, plain if the bars are too thin for a pattern."""
     shape = PATTERNS[index % len(PATTERNS)] if bars < MARKED_POINTS else ""
     return {"shape": shape, "size": 6, "solidity": 0.3}
 
 
 def has_values(curve: Curve) -> bool:
-    """Whether anything of it can be drawn."""
+    """Return True if at least one value of the curve can be drawn."""
     return any(value is not None for value in curve.values)
 
 
 def summary(curve: Curve, share: bool = False) -> str:
-    """A curve in one sentence; empty without values. `share`: values are shares, written as percentages."""
+    """Return a curve's first, last, lowest and highest value in one sentence, or "" if the curve has no values.
+
+    `share`: the values are shares from 0 to 1, written as percentages.
+    """
     values = [value for value in curve.values if value is not None]
     if not values:
         return ""
@@ -120,9 +125,10 @@ def lines(
     share: bool = False,
     names: dict[str, str] | None = None,
 ) -> go.Figure:
-    """Curves over one axis. `empty`: what is said when none of them has a value; `names`: instead of their labels.
+    """Draw curves over one axis; each curve keeps its colour when other curves are added or removed.
 
-    `share`: values are 0 to 1, written as percentages. A curve has the same colour whichever others are there.
+    `empty`: the sentence shown if no curve has a value. `names`: legend names instead of the default labels. `share`:
+    the values are shares from 0 to 1, written as percentages.
     """
     drawn = [(index, curve) for index, curve in enumerate(shown) if has_values(curve)]
     if not drawn:
@@ -153,21 +159,22 @@ def lines(
 
 
 def grows(figure: go.Figure, end: float) -> None:
-    """Prepare the x axis of a figure over all of the run's steps, of which `end` is the last.
+    """Prepare the x axis of a figure over all steps of the run; `end` is the last step.
 
-    The axis ends at the next round number: most live updates then leave its labels where they are. plotly.js measures a
-    label anew wherever it has not stood before, makes the browser lay out the page for that, and keeps what it found.
+    The axis ends at the next round number, so most live updates leave its labels in place. Moving a label is costly:
+    plotly.js measures it again, and the browser then computes the page's layout again.
     """
-    # Numbers: plotly.js need not find that out at every drawing.
+    # A stated type saves plotly.js from guessing it at every redraw.
     figure.update_layout(xaxis={"type": "linear"})
     if end > 0:
         figure.update_layout(xaxis={"autorangeoptions": {"include": round_end(end)}})
 
 
 def frame(figure: go.Figure, low: float, high: float) -> None:
-    """Let the y axis of a figure that `grows` end at round numbers too; `low` to `high` is all that is drawn.
+    """Let the y axis of a figure prepared by `grows` end at round numbers; the data span `low` to `high`.
 
-    Not of a logarithmic axis, nor of one with a range. Marks need room of their own, so few points have no frame.
+    Logarithmic axes and axes with a fixed range stay as they are. A figure with few points is not framed, because its
+    markers need extra room.
     """
     x, y = figure.layout.xaxis, figure.layout.yaxis
     if not figure.data or y.type == "log" or y.range is not None:
@@ -187,39 +194,39 @@ def frame(figure: go.Figure, low: float, high: float) -> None:
 
 
 def frame_values(figure: go.Figure) -> None:
-    """`frame` around all values of a figure whose traces are not stacked."""
+    """Apply `frame` to all values of a figure whose traces are not stacked."""
     values = [value for trace in figure.data for value in trace.y if value is not None]
     frame(figure, min(values), max(values))
 
 
 def round_end(end: float) -> float:
-    """`end`, or a little more: a multiple of the largest of 1, 2, 5, 10, ... that is at most its `ROOM`th part."""
+    """Round `end` up to a multiple of the largest of 1, 2, 5, 10, ... that is at most `end / ROOM`."""
     return _up(end, end)
 
 
 def _up(value: float, span: float) -> float:
-    """`value`, or a little more: a multiple of the largest of 1, 2, 5, ... that is at most `span`'s `ROOM`th part."""
+    """Round `value` up to a multiple of the largest of 1, 2, 5, ... that is at most `span / ROOM`."""
     power = 10.0 ** math.floor(math.log10(span / ROOM))
     unit = max(times * power for times in (1, 2, 5) if times * power <= span / ROOM)
-    # To twelve digits: seconds have no more, and 3 * 0.1 is to be 0.3.
+    # Round to twelve digits, because seconds have no more digits and 3 * 0.1 should be 0.3.
     return float(f"{math.ceil(float(f'{value / unit:.12g}')) * unit:.12g}")
 
 
 def y_axis(title: str, scale: str, values: Sequence[float | None], share: bool = False) -> dict[str, Any]:
-    """The y axis of these values. A logarithmic one only where there is something above 0."""
-    # As powers of ten, plotly.js writes an inline style, which the Content-Security-Policy refuses.
+    """Return the y axis of these values; it is logarithmic only if `scale` is "log" and some value is above 0."""
+    # For exponents written as powers of ten, plotly.js adds an inline style, which the Content-Security-Policy refuses.
     axis: dict[str, Any] = {"title": {"text": title}, "exponentformat": "e"}
     if share:
         axis["tickformat"] = ".0%" if max((abs(v) for v in values if v is not None), default=1.0) > 0.05 else ".2%"
     elif PLAIN_FROM <= max((abs(v) for v in values if v is not None), default=0.0) < PLAIN_TO:
         axis.update(tickformat=",~f", hoverformat=",.1~f")
     if scale == "log" and any(value is not None and value > 0 for value in values):
-        # Powers of ten, with 2 and 5 between them where there is room.
+        # Ticks at powers of ten, and at 2 and 5 between them where there is room.
         axis.update(type="log", dtick="D2")
     elif share:
         axis["rangemode"] = "tozero"
     elif len(same := {value for value in values if value is not None}) == 1:
-        # Plotly draws a constant in the middle of 2, where a learning rate of 1e-6 seems to be 0.
+        # By default, Plotly centres a constant in a range of 2, where a learning rate of 1e-6 looks like 0.
         value = same.pop()
         axis["range"] = sorted((0.0, 1.5 * value)) if value else [-0.05, 1.0]
     return axis

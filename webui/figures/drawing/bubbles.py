@@ -13,7 +13,7 @@ from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import AXIS_TITLES, MARKED_POINTS, OnAxis, blank, frame, grows
 from rhyme_openrlhf.webui.site import text
 
-# What an engine with nothing to run does, as the end of "... mostly".
+# The state of an engine with nothing to run, as the end of a sentence "... mostly".
 WAITS: dict[str, str] = {
     "tail": "waiting for the others' tail",
     "weights": "waiting for its first request",
@@ -22,7 +22,7 @@ WAITS: dict[str, str] = {
     "trainer": "waiting for the trainer",
     "unexplained": "without a reported cause",
 }
-# The same as a name in a legend.
+# The same states as names in a legend.
 NAMES: dict[str, str] = {
     "generate": "Generating",
     "tail": "Others' tail",
@@ -36,9 +36,9 @@ NAMES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class StepBucket:
-    """Steps `first` to `last`: engine seconds of their rollout stages, and what of them was bubble, by cause.
+    """Engine seconds of the rollout stages of steps `first` to `last`, and their bubble seconds by cause.
 
-    `at`: mean end of the steps in seconds since the run's first step began, None where that is not known.
+    `at`: mean end of these steps in seconds since the run's first step began, None if unknown.
     """
 
     first: int
@@ -49,9 +49,9 @@ class StepBucket:
 
 
 def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
-    """A bar a bucket; its parts are `metrics.bubble_share` of each cause. A click on one leads to its steps.
+    """Draw one bar per bucket, stacked by each cause's `metrics.bubble_share`; a click on a bar opens its steps.
 
-    Many buckets are drawn as areas with a step each.
+    Many buckets are drawn as a stepped area.
     """
     axis: Axis = options.axis
     drawn = [one for one in buckets if one.engine_seconds > 0 and (axis == "step" or one.at is not None)]
@@ -61,7 +61,7 @@ def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
     total = {cause: sum(one.by_cause[cause] for one in drawn) for cause in palette.CAUSES}
     whole = sum(one.engine_seconds for one in drawn)
     shares = {cause: share for cause, seconds in total.items() if (share := bubble_share(seconds, 1, whole))}
-    # What rounds to nothing says nothing.
+    # Leave out shares that round to 0.
     parts = [f"{NAMES[cause].lower()} {text.percent(share)}" for cause, share in _largest(shares) if share >= 0.0005]
     if parts:
         description += f" Over all: {', '.join(parts)}."
@@ -84,7 +84,7 @@ def fraction(buckets: Sequence[StepBucket], options: OnAxis) -> go.Figure:
             look = {"color": color, "line": {"width": 0}}
             figure.add_trace(go.Bar(**shared, width=width, textposition="none", marker=look))
         else:
-            # Too thin for bars of their own; and an area is drawn in a tenth of the time that so many bars take.
+            # Bars would be too thin, and plotly.js draws an area in a tenth of the time.
             line = {"color": color, "width": 0, "shape": "hvh"}
             figure.add_trace(go.Scatter(**shared, mode="lines", stackgroup="causes", fillcolor=color, line=line))
     grows(figure, drawn[-1].last if axis == "step" else drawn[-1].at or 0.0)

@@ -1,4 +1,4 @@
-"""Several runs in one figure: a run keeps its colour and dash in every figure of the page."""
+"""Curves of several runs in one figure: each run keeps its colour and dash in every figure of the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from rhyme_openrlhf.webui.site import text
 
 
 def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str, share: bool = False) -> go.Figure:
-    """One line a run, (name, curve) in the order of the page. `share`: values are 0 to 1, written as percentages."""
+    """Draw one line per run from (name, curve) pairs in the order of the page.
+
+    `share`: the values are shares from 0 to 1, written as percentages.
+    """
     drawn = [(index, name, curve) for index, (name, curve) in enumerate(runs) if has_values(curve)]
     if not drawn:
         return blank(f"{y_title} of several runs: no values.", "None of these runs has reported this.")
@@ -30,7 +33,7 @@ def of_runs(runs: Sequence[tuple[str, Curve]], axis: Axis, y_title: str, share: 
                 x=curve.x,
                 y=curve.values,
                 name=plain(name),
-                # A single point is no line.
+                # A single point needs a marker, because it makes no line.
                 mode="lines+markers" if len(curve.x) == 1 else "lines",
                 line={"color": palette.series_color(index), "dash": palette.series_dash(index), "width": 2},
                 connectgaps=False,

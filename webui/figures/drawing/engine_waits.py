@@ -1,7 +1,7 @@
-"""Which engine waits, for what, since when: lanes of the timeline put into words. Pure.
+"""Sentences that say which engine waits, for what and since when, made from the lanes of the timeline. Pure.
 
-Here a wait is any time without anything to run in the shown steps, also between two rollouts; the bubble fraction
-counts only what lies within rollouts. What is waited for is as `telemetry/metrics.py` defines it.
+A wait is any time in the shown steps in which an engine has nothing to run, also between two rollouts. The bubble
+fraction counts only waits within rollouts. `telemetry/metrics.py` defines the causes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from rhyme_openrlhf.webui.figures.drawing.bubbles import NAMES, WAITS
 from rhyme_openrlhf.webui.site import text
 
 GENERATE = "generate"
-# Two waits this close are one: engines note their states one after the other.
+# Waits less than this apart count as one wait, because engines record their states one after the other.
 TOGETHER_SECONDS = 0.001
-# Causes that are named in a sentence; the rest are crumbs.
+# Number of causes that a sentence names; the others are small.
 NAMED_CAUSES = 3
 
 
 @dataclass(frozen=True)
 class Wait:
-    """One engine over the shown steps. `seconds`: without anything to run, of `span` seconds that it reported."""
+    """Waiting time of one engine over the shown steps.
+
+    `seconds`: time without anything to run; `span`: all the time that the engine reported.
+    """
 
     engine: int
     seconds: float
@@ -36,22 +39,22 @@ class Wait:
 
     @property
     def share(self) -> float | None:
-        """Of its time."""
+        """Share of the engine's time that it waited."""
         return text.share(self.seconds, self.span)
 
     @property
     def cause(self) -> str:
-        """What it waited for most; empty where it never waited."""
+        """The cause that the engine waited for longest, or "" if it never waited."""
         return max(self.by_cause, key=lambda one: self.by_cause[one], default="")
 
     @property
     def words(self) -> str:
-        """The cause as a clause."""
+        """The cause as a clause of a sentence."""
         return WAITS.get(self.cause, "")
 
 
 def lane_state(interval: LaneInterval) -> str:
-    """GENERATE, or what the engine waits for: a key of `palette.LANES`."""
+    """Return GENERATE, or the cause that the engine waits for: a key of `palette.LANES`."""
     if interval.state == GENERATE:
         return GENERATE
     cause = (interval.cause or UNEXPLAINED) if interval.state == "idle" else interval.state
@@ -59,7 +62,7 @@ def lane_state(interval: LaneInterval) -> str:
 
 
 def waits(lanes: Iterable[Lane]) -> list[Wait]:
-    """One for each lane that has intervals, the longest in all first."""
+    """Return the waits of each lane that has intervals, the longest total wait first."""
     found = [_wait(lane) for lane in lanes if lane.intervals]
     return sorted(found, key=lambda one: (-one.seconds, one.engine))
 
@@ -84,7 +87,9 @@ def _wait(lane: Lane) -> Wait:
 
 
 def answer(found: Sequence[Wait], first: int, last: int, engines: int) -> list[str]:
-    """The page's question answered in sentences. `found`: worst first; `engines`: how many there are in all."""
+    """Answer the page's question in sentences. `found`: the longest wait first; `engines`: the run's number of
+    engines.
+    """
     if not found:
         return []
     worst = found[0]

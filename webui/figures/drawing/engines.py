@@ -1,4 +1,4 @@
-"""Engines once a second: what runs on them, how fast they are, how many of their drafts are accepted."""
+"""Samples taken once a second of each engine: running requests, speed, and acceptance rate of drafts."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rhyme_openrlhf.webui.figures.drawing.base import MARKED_POINTS, blank
 from rhyme_openrlhf.webui.site import text
 
 NOTHING = (
-    "No engine has reported samples in these steps. Engines report what runs on them once a second while they "
-    "generate; records of versions before that have none."
+    "No engine has reported samples in these steps. Engines report once a second while they generate; records of "
+    "older versions have no such reports."
 )
-# Lines that can be told apart; more engines are drawn as their mean between the smallest and the largest.
+# Most lines that can be told apart; more engines are drawn as a mean between the smallest and the largest value.
 MOST_LINES = 8
 BINS = 120
-# Steps are this far apart in a chart whose samples come once a second: no line is drawn over the gap.
+# No line is drawn over a gap longer than this: samples come once a second, and steps lie further apart.
 GAP_SECONDS = 2.5
 
 
 class Look(NamedTuple):
-    """One engine at unix `time`; rates are of the time since the look before."""
+    """One engine at unix `time`; rates cover the time since the previous sample."""
 
     engine: int
     time: float
@@ -38,7 +38,10 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Looks:
-    """What engines reported in steps `first` to `last`, by time. `truncated`: earlier ones were left out."""
+    """Samples that engines reported in steps `first` to `last`, ordered by time.
+
+    `truncated`: earlier samples were left out.
+    """
 
     first: int
     last: int
@@ -50,17 +53,17 @@ Value = Callable[[Look], float | None]
 
 
 def running(rows: Looks, options: object) -> go.Figure:
-    """Samples running on each engine."""
+    """Draw the number of samples running on each engine."""
     return _over_time(rows, lambda one: one.running, "Samples running on each engine", "Running samples", False)
 
 
 def speed(rows: Looks, options: object) -> go.Figure:
-    """Response tokens a second of each engine."""
+    """Draw each engine's response tokens per second."""
     return _over_time(rows, lambda one: one.tokens_per_second, "Tokens a second of each engine", "Tokens/s", False)
 
 
 def acceptance(rows: Looks, options: object) -> go.Figure:
-    """Share of each engine's drafted tokens that were accepted."""
+    """Draw the share of each engine's drafted tokens that were accepted."""
     title = "Share of each engine's drafted tokens that were accepted"
     return _over_time(rows, lambda one: one.accepted / one.drafted if one.drafted else None, title, "Accepted", True)
 

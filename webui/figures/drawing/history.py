@@ -1,7 +1,7 @@
-"""What drafts come from: the history workers' indexes, where they are, and whether engines find them in time.
+"""Figures of the draft history: the size and place of the workers' indexes, and what engines find in them.
 
-Workers write one event a step each; a figure shows all of them together. A worker that has not reported a step yet
-counts with what it last said, so that a line does not drop while a step's events are still coming.
+Each worker writes one event per step, and a figure sums over the workers. A worker that has not reported a step yet
+counts with its last report, so that a line does not drop while events of a step are still arriving.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NOT_RECORDED = (
     "Not recorded by this run: it has no history workers (--histospec.enable, --history.workers), or none has indexed "
     "a step yet."
 )
-# Units of 1024 bytes, the largest first.
+# Units based on 1024 bytes, the largest first.
 UNITS: tuple[tuple[str, int], ...] = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
-# What an engine found, in the order in which it is stacked: name, field, colour.
+# Results of an engine's lookup in stacking order: name, field, colour.
 ANSWERS: tuple[tuple[str, str, str], ...] = (
     ("In memory", "hits", palette.GREEN),
     ("Had to be read or built", "late", palette.ORANGE),
@@ -31,7 +31,10 @@ ANSWERS: tuple[tuple[str, str, str], ...] = (
 
 
 class HistoryState(msgspec.Struct):
-    """The event of this name; sizes in bytes, `hits`, `late` and `misses` since the worker's last event."""
+    """The event `history_state`; sizes are in bytes.
+
+    `hits`, `late` and `misses` count lookups since the worker's last event.
+    """
 
     step: int
     worker: int
@@ -49,8 +52,8 @@ Parts = Sequence[tuple[str, Callable[[HistoryState], int]]]
 
 
 def answers(states: Sequence[HistoryState], options: object) -> go.Figure:
-    """Shares of the engines' questions that found an index in memory, late, or no history."""
-    description = "What engines found when they asked for a prompt's draft index, as shares of their questions."
+    """Draw the shares of the engines' lookups that found an index in memory, found it late, or found no history."""
+    description = "Results of the engines' lookups of a prompt's draft index, as shares of all lookups."
     by_step: dict[int, list[int]] = defaultdict(lambda: [0] * len(ANSWERS))
     for one in states:
         for place, (_, field, _) in enumerate(ANSWERS):
@@ -78,28 +81,32 @@ def answers(states: Sequence[HistoryState], options: object) -> go.Figure:
         )  # fmt: skip
     figure.update_layout(
         barmode="stack", bargap=0.08, showlegend=True, hovermode="closest", xaxis={"title": {"text": "Step"}},
-        yaxis={"title": {"text": "Share of questions"}, "tickformat": ".0%", "range": [0, 1]},
+        yaxis={"title": {"text": "Share of lookups"}, "tickformat": ".0%", "range": [0, 1]},
     )  # fmt: skip
     return figure
 
 
 def prompts(states: Sequence[HistoryState], options: object) -> go.Figure:
-    """Prompts that workers know, and where their indexes are."""
-    description = "Prompts (rounds of conversations counted singly) with a history, and where their draft indexes are."
+    """Draw the number of prompts that workers know, and where the prompts' indexes are."""
+    description = (
+        "Prompts with a history, and where their draft indexes are; each round of a conversation counts as a prompt."
+    )
     parts: Parts = (
         ("Known", lambda one: one.prompts),
         ("Index in memory", lambda one: one.resident),
-        ("Index on the disk alone", lambda one: one.spilled),
+        ("Index on disk only", lambda one: one.spilled),
     )
     return _lines(states, parts, 1, "Prompts", description)
 
 
 def memory(states: Sequence[HistoryState], options: object) -> go.Figure:
-    """Bytes of indexes and responses in memory, and of indexes on the disk."""
-    description = "Memory of draft indexes and responses of all workers, and disk space of indexes that did not fit."
+    """Draw the bytes of indexes and responses in memory, and of indexes on disk."""
+    description = (
+        "Memory for draft indexes and responses of all workers, and disk space for indexes that did not fit in memory."
+    )
     parts: Parts = (
         ("In memory", lambda one: one.memory_bytes),
-        ("On the disk", lambda one: one.disk_bytes),
+        ("On disk", lambda one: one.disk_bytes),
     )
     most = max((max(of) for _, *of in _summed(states, parts)), default=0)
     unit, size = next(((unit, size) for unit, size in UNITS if most >= size), UNITS[-1])
@@ -107,7 +114,7 @@ def memory(states: Sequence[HistoryState], options: object) -> go.Figure:
 
 
 def _lines(states: Sequence[HistoryState], parts: Parts, size: int, y_title: str, description: str) -> go.Figure:
-    """A line a part, in units of `size`."""
+    """Draw one line per part, in units of `size`."""
     rows = _summed(states, parts)
     if not rows:
         return blank(description, NOT_RECORDED)
@@ -131,7 +138,10 @@ def _lines(states: Sequence[HistoryState], parts: Parts, size: int, y_title: str
 
 
 def _summed(states: Sequence[HistoryState], parts: Parts) -> list[tuple[int, ...]]:
-    """(step, sum over workers of each part), by what each worker had last said; `states` in order of steps."""
+    """Return rows (step, sum over workers of each part) of `states`, which are ordered by step.
+
+    Each worker counts with its latest event so far.
+    """
     known: dict[int, HistoryState] = {}
     rows: dict[int, tuple[int, ...]] = {}
     for one in states:

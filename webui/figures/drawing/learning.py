@@ -1,4 +1,4 @@
-"""Does it learn as it should: reward, lengths, the trainer's metrics, and how old the weights were."""
+"""Learning figures: reward, response lengths, the trainer's metrics, and off-policyness (age of the weights)."""
 
 from __future__ import annotations
 
@@ -26,26 +26,28 @@ from rhyme_openrlhf.webui.site import text
 
 NO_REWARD = "No step of this run has reported a reward yet."
 NO_ROLLOUT = "No rollout of this run is finished yet."
-# By what is counted (`Ages.of`).
+# Messages by what is counted (`Ages.of`).
 NO_VERSIONS = {
-    "samples": "Not recorded by this run: its engines do not number their weights (--weights.transport buffer does), "
-    "or its record is of a version that did not count samples.",
-    "response tokens": "Not recorded by this run: its engines do not number their weights (--weights.transport buffer "
-    "does).",
+    "samples": "Not recorded by this run: only --weights.transport buffer numbers the engines' weights, and older "
+    "versions do not count samples.",
+    "response tokens": "Not recorded by this run: only --weights.transport buffer numbers the engines' weights.",
 }
-# Standard deviation of the rewards of a step's samples, as OpenRLHF's trainer calls it; of a prompt's samples.
+# Standard deviations of rewards: over a step's samples (the trainer's name) and within a prompt's samples.
 SPREADS: tuple[str, ...] = ("rollout/reward_std", "group_reward_std")
 SPREAD_WORDS = {
     "rollout/reward_std": "the standard deviation over the step's samples",
     "group_reward_std": "the mean standard deviation within a prompt's samples",
 }
-# Curves of one chart: as many as there are colours.
+# Most curves of one chart: one per colour.
 MOST_CURVES = len(palette.CATEGORICAL)
 
 
 @dataclass(frozen=True)
 class MetricGroup:
-    """Metrics that belong into one chart, by their names. `flag`: what makes a trainer report them."""
+    """Metrics that share a chart, selected by name.
+
+    `empty`: the sentence shown without values, which says what makes a trainer report them.
+    """
 
     name: str
     title: str
@@ -58,11 +60,11 @@ def _words(*wanted: str) -> Callable[[str], bool]:
     return lambda name: bool(set(re.split(r"[/_.]", name.lower())) & set(wanted))
 
 
-# A metric belongs to the first group that takes it.
+# A metric belongs to the first group whose `matches` accepts it.
 GROUPS: tuple[MetricGroup, ...] = (
     MetricGroup(
         "evaluation", "Evaluation", "Results on the evaluation set.", lambda name: name.startswith("eval/")
-        # Tokens and counts are no results: over the same axis they would flatten those.
+        # Tokens and counts are no results, and would flatten the results on a shared axis.
         and not _words("length", "samples", "truncated")(name),
         "No evaluation of this run has been reported. OpenRLHF evaluates with --eval.dataset and --eval.steps.",
     ),
@@ -89,13 +91,13 @@ GROUPS: tuple[MetricGroup, ...] = (
         "No step of this run has reported a learning rate yet.",
     ),
 )  # fmt: skip
-# Drawn elsewhere on the page; and a metric named like a column of the steps is that column.
+# Metrics that other figures of the page draw. A metric named like a column of `steps` is that column.
 DRAWN = frozenset({*SPREADS, *COLUMNS, *FIGURES})
 
 
 @dataclass(frozen=True)
 class AgeBucket:
-    """Steps `first` to `last`: how many samples (or tokens) had which off-policyness."""
+    """Numbers of samples (or tokens) of steps `first` to `last` by off-policyness."""
 
     first: int
     last: int
@@ -104,7 +106,7 @@ class AgeBucket:
 
 @dataclass(frozen=True)
 class Ages:
-    """`of`: what is counted; of every so many steps one was looked at."""
+    """Off-policyness of a run. `of`: the unit that is counted; `every`: one of this many steps was read."""
 
     of: Literal["samples", "response tokens"]
     buckets: Sequence[AgeBucket]
@@ -112,7 +114,7 @@ class Ages:
 
 
 def grouped(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Group -> its metrics, at most MOST_CURVES; and the metrics that no chart draws yet."""
+    """Return the metrics of each group, at most MOST_CURVES per group, and the metrics that no chart draws yet."""
     groups: dict[str, list[str]] = {group.name: [] for group in GROUPS}
     rest = []
     for name in sorted(names):
@@ -127,7 +129,7 @@ def grouped(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def reward(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Mean reward a step, with its spread: the trainer's, else the rollout's."""
+    """Draw the mean reward of each step with its spread; the trainer's reward is preferred to the rollout's."""
     curve = found["reward"] if has_values(found["reward"]) else found["rollout_reward"]
     spread = next((one for name in SPREADS if (one := found.get(name)) and has_values(one)), None)
     figure = lines([curve], options, "Mean reward", "Mean reward of each step's samples.", NO_REWARD)
@@ -138,7 +140,7 @@ def reward(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
 
 
 def _add_spread(figure: go.Figure, curve: Curve, spread: Curve) -> None:
-    """A band of one standard deviation on both sides, behind the line."""
+    """Add a band of one standard deviation on both sides, behind the line."""
     widths = dict(zip(spread.x, spread.values, strict=True))
     known = [
         (x, value, width)
@@ -159,20 +161,20 @@ def _add_spread(figure: go.Figure, curve: Curve, spread: Curve) -> None:
 
 
 def throughput(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Response tokens a second of rollout, over all engines."""
+    """Draw the response tokens per second of rollout, over all engines."""
     description = "Response tokens of all engines per second of rollout."
     return _from_zero(lines([found["tokens_per_second"]], options, "Tokens/s", description, NO_ROLLOUT), options)
 
 
 def step_parts(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Seconds of a step and of its parts."""
+    """Draw the seconds of a step and of its parts."""
     names = ("step_seconds", "rollout_seconds", "train_seconds", "experience_seconds", "sync_seconds")
-    description = "Seconds of a whole step, and of its parts; parts of different steps may lie side by side."
+    description = "Seconds of a whole step, and of its parts; parts of different steps may overlap in time."
     return _from_zero(lines([found[name] for name in names], options, "Seconds", description, NO_ROLLOUT), options)
 
 
 def lengths(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Response lengths in tokens."""
+    """Draw response lengths in tokens."""
     names = {"length_mean": "Mean", "length_median": "Median", "length_p95": "95th percentile", "length_max": "Longest"}
     description = f"Response lengths of each step in tokens. Mean: {summary(found['length_mean'])}"
     shown = [found[name] for name in names]
@@ -180,13 +182,13 @@ def lengths(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
 
 
 def truncated(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Share of responses that ran into the length limit."""
-    description = "Share of responses that ran into the length limit."
+    """Draw the share of responses that reached the length limit."""
+    description = "Share of responses that were cut off at the length limit."
     return lines([found["truncated_share"]], options, "Share of responses", description, NO_ROLLOUT, share=True)
 
 
 def metric_group(group: MetricGroup) -> Callable[[Mapping[str, Curve], OnAxis], go.Figure]:
-    """The drawing of a group's metrics."""
+    """Return the function that draws a group's metrics."""
 
     def draw(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
         shown = [found[name] for name in sorted(found)]
@@ -197,7 +199,7 @@ def metric_group(group: MetricGroup) -> Callable[[Mapping[str, Curve], OnAxis], 
 
 
 def metric(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """One metric alone."""
+    """Draw a single metric."""
     (curve,) = found.values()
     figure = lines([curve], options, "", f"{curve.name}, as the trainer reports it.", "It has no finite value.")
     figure.update_layout(yaxis=y_axis("", options.scale, curve.values))
@@ -205,7 +207,7 @@ def metric(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
 
 
 def off_policyness(rows: Ages, options: object) -> go.Figure:
-    """How old the weights were that each step's samples, or their tokens, came from: shares, stacked."""
+    """Draw the off-policyness of each step's samples, or of their tokens, as stacked shares."""
     description = "Off-policyness: training steps between the weights a sample was generated with and its use."
     ages = sorted({age for one in rows.buckets for age in one.amounts})
     total = sum(sum(one.amounts.values()) for one in rows.buckets)
@@ -242,7 +244,7 @@ def off_policyness(rows: Ages, options: object) -> go.Figure:
 
 
 def _from_zero(figure: go.Figure, options: OnAxis) -> go.Figure:
-    """Amounts are compared from 0 on."""
+    """Let a linear y axis begin at 0, so that amounts can be compared."""
     if options.scale == "linear" and figure.data:
         figure.update_layout(yaxis={"rangemode": "tozero"})
         frame_values(figure)

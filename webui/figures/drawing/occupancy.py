@@ -1,6 +1,6 @@
-"""Many engines at once: how much of each stretch of time each one waited, and how many engines did what.
+"""Overviews of many engines: how much of each time bin each engine waited, and how many engines were in which state.
 
-Pure; of the same rows as the lanes of `timeline.py`.
+Pure; drawn from the same rows as the lanes of `timeline.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rhyme_openrlhf.webui.figures.drawing.engine_waits import GENERATE, answer, 
 from rhyme_openrlhf.webui.figures.drawing.timeline import MANY_LANES, NOTHING, TimelineRows, reported
 from rhyme_openrlhf.webui.site import text
 
-# Columns of the picture: about four pixels each on a laptop.
+# Columns of the figure: about four pixels each on a laptop.
 BINS = 240
-# Name, largest share, colour. Bright where engines wait: what is looked for. The colours are of matplotlib's "cividis",
-# which reads the same with every kind of colour blindness.
+# Name, upper limit of the share, colour. Engines that wait are bright, because the reader looks for them. The colours
+# are from matplotlib's "cividis", which looks the same with every kind of colour blindness.
 LEVELS: tuple[tuple[str, float, str], ...] = (
     ("Waits up to 5%", 0.05, "#1f3a6e"),
     ("5 to 35%", 0.35, "#575c6d"),
@@ -32,10 +32,10 @@ LEVELS: tuple[tuple[str, float, str], ...] = (
 
 
 def heat(rows: TimelineRows, options: object) -> go.Figure:
-    """A row an engine, a column a stretch of time, coloured by the share of it with nothing to run.
+    """Draw one row per engine and one column per time bin, coloured by the share of time without anything to run.
 
-    Drawn as bars, neighbours of one level joined: plotly.js gives the picture of a heat map an inline style, which the
-    Content-Security-Policy refuses.
+    The figure consists of bars, and neighbours of the same level are joined. plotly.js gives the image of a heat map an
+    inline style, which the Content-Security-Policy refuses.
     """
     found = [lane for lane in rows.lanes if lane.intervals]
     title = "How much of each stretch of time each engine had nothing to run."
@@ -86,7 +86,7 @@ def heat(rows: TimelineRows, options: object) -> go.Figure:
 
 
 def waiting_shares(lane: Lane, begin: float, width: float) -> list[float | None]:
-    """The share of each column in which the engine waited; None where it reported nothing."""
+    """Return the share of each column in which the engine waited, None where it reported nothing."""
     known = [0.0] * BINS
     waited = [0.0] * BINS
     for one in lane.intervals:
@@ -98,7 +98,7 @@ def waiting_shares(lane: Lane, begin: float, width: float) -> list[float | None]
 
 
 def _runs(shares: Sequence[float | None]) -> list[tuple[int, int, int]]:
-    """Neighbours of one level: (level, first column, last column)."""
+    """Join neighbouring columns of the same level: (level, first column, last column)."""
     found: list[tuple[int, int, int]] = []
     for index, share in enumerate(shares):
         if share is None:
@@ -112,9 +112,9 @@ def _runs(shares: Sequence[float | None]) -> list[tuple[int, int, int]]:
 
 
 def states(rows: TimelineRows, options: object) -> go.Figure:
-    """How many engines did what, over time."""
+    """Draw how many engines are in which state, over time."""
     found = [lane for lane in rows.lanes if lane.intervals]
-    title = "How many of the engines shown ran or waited for what, over time."
+    title = "How many of the engines shown generate, or wait for which cause, over time."
     if not found:
         return blank(title, NOTHING)
     begin, width = _grid(found)
@@ -149,13 +149,13 @@ def states(rows: TimelineRows, options: object) -> go.Figure:
 
 
 def _grid(found: Sequence[Lane]) -> tuple[float, float]:
-    """The moment at which the columns begin (unix seconds), and a column's seconds."""
+    """Return the start of the first column (unix seconds), and the seconds of a column."""
     begin, end = reported(found)
     return begin, max(end - begin, 1e-6) / BINS
 
 
 def _parts(start: float, end: float, begin: float, width: float) -> list[tuple[int, float]]:
-    """The columns that a stretch lies in, and its seconds in each."""
+    """Return each column that the interval touches, with the interval's seconds in that column."""
     first = max(0, min(BINS - 1, int((start - begin) / width)))
     last = max(0, min(BINS - 1, int((end - begin) / width)))
     return [

@@ -1,4 +1,4 @@
-"""Do two epochs rank the same prompts alike by response length: correlation, and what became of predicted groups."""
+"""Stability of the length ranking between two epochs: rank correlation, and outcomes of predicted groups."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NO_STABILITY = (
 
 
 class RankShares(msgspec.Struct):
-    """The event rank_stability: shares of an epoch's responses by what became of their predicted group.
+    """The event `rank_stability`: shares of an epoch's responses by the outcome of their predicted group.
 
-    None in records of older writers; `telemetry/events.py` says what each is.
+    Fields are None in records of older versions; `telemetry/events.py` defines them.
     """
 
     epoch: int
@@ -34,18 +34,20 @@ class RankShares(msgspec.Struct):
     migrated: float | None = None
 
 
-# The four that add up to 1, from the bottom: field, name, colour. `history/ranks.py` has their definitions.
+# The four shares that add up to 1, from the bottom: field, name, colour. `history/ranks.py` defines them.
 RANK_SHARES: tuple[tuple[str, str, str], ...] = (
     ("accurate", "Same group or lower", palette.GREEN),
-    ("not_last", "Higher, not of its longest", palette.CYAN),
+    ("not_last", "Higher, not among its longest", palette.CYAN),
     ("within_reach", "Higher, within reach", palette.GOLD),
     ("migrated", "Higher, beyond reach", palette.RED),
 )
 
 
 def stability(rows: Sequence[RankStabilityRow], options: object) -> go.Figure:
-    """Rank correlation of each epoch with the one before."""
-    description = "How alike two epochs in a row rank the same prompts by response length: 1 is the same order."
+    """Draw the rank correlation of each epoch with the epoch before."""
+    description = (
+        "How similarly two consecutive epochs rank the same prompts by response length; 1 means the same order."
+    )
     known = [row for row in rows if row.correlation is not None]
     if not known:
         return blank(description, NO_STABILITY)
@@ -69,8 +71,8 @@ def stability(rows: Sequence[RankStabilityRow], options: object) -> go.Figure:
 
 
 def rank_shares(rows: Sequence[RankShares], options: object) -> go.Figure:
-    """What became of the groups that the epoch before predicted (RhymeRL, figure 9 and table 2)."""
-    description = "Shares of an epoch's responses by what became of the ranking group predicted from the epoch before."
+    """Draw the outcomes of the groups that the epoch before predicted (RhymeRL, figure 9 and table 2)."""
+    description = "Shares of an epoch's responses by the outcome of the length group predicted from the epoch before."
     known = [row for row in rows if row.accurate is not None]
     if not known:
         return blank(description, NO_STABILITY)
@@ -112,5 +114,5 @@ def rank_shares(rows: Sequence[RankShares], options: object) -> go.Figure:
 
 
 def _whole_ticks(count: int) -> dict[str, int]:
-    # Below that, axes would count epochs by halves.
+    # With fewer epochs, an axis would have ticks at half epochs.
     return {"dtick": 1} if count < 12 else {}

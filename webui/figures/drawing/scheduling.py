@@ -1,4 +1,4 @@
-"""Do predicted lengths hold, and what was moved: groups, moves, switches."""
+"""Scheduling figures: predicted against real lengths, moves of samples, and layout switches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rhyme_openrlhf.webui.figures.drawing.base import MARKED_POINTS, blank, patt
 from rhyme_openrlhf.webui.figures.drawing.timeline import CAUSE_WORDS
 from rhyme_openrlhf.webui.site import text
 
-NO_GROUPS = "Not recorded by this run: its prompts were not grouped by predicted length (--histopipe.enable does)."
+NO_GROUPS = "Not recorded by this run: only --histopipe.enable groups prompts by predicted length."
 NO_MOVES = (
-    "Not recorded by this run: no sample went from one engine to another. They may with "
-    "--move.enable, and do with --reallocation.enable."
+    "Not recorded by this run: no sample moved from one engine to another. Samples can move with "
+    "--move.enable or --reallocation.enable."
 )
-NO_SWITCHES = "Not recorded by this run: no machine changed its tensor-parallel layout. --tp_switch.enable lets it."
+NO_SWITCHES = "Not recorded by this run: no machine changed its tensor-parallel layout; --tp_switch.enable allows it."
 NO_REALLOCATION = (
     "Not recorded by this run: no samples were reallocated between engines (--reallocation.enable) in a step whose "
     "engines reported what they ran (once a second)."
@@ -29,7 +29,7 @@ NO_REALLOCATION = (
 
 
 class RankGroups(msgspec.Struct):
-    """The event of this name: one entry a group of prompts of like length, the shortest first."""
+    """The event `rank_groups`: one entry per group of prompts with similar lengths, the shortest group first."""
 
     step: int
     prompts: list[int]
@@ -58,8 +58,8 @@ class Reallocation:
 
 
 def predicted_length(groups: Sequence[RankGroups], options: object) -> go.Figure:
-    """Each group's predicted and real mean length; on the diagonal they are equal."""
-    description = "Mean response length of each rank group: predicted against real. On the line they are equal."
+    """Draw each group's predicted mean length against its real one; on the diagonal they are equal."""
+    description = "Mean response length of each rank group, predicted against real; on the dotted line they are equal."
     points = _points(groups)
     if not points:
         return blank(description, NO_GROUPS)
@@ -96,8 +96,8 @@ def predicted_length(groups: Sequence[RankGroups], options: object) -> go.Figure
 
 
 def prediction_error(groups: Sequence[RankGroups], options: object) -> go.Figure:
-    """How far predicted lengths are from real ones, over steps."""
-    description = "Mean distance of the groups' predicted lengths from the real ones, as a share of these."
+    """Draw the relative error of the predicted lengths over steps."""
+    description = "Mean error of the groups' predicted lengths, as a share of the real lengths."
     by_step: dict[int, list[float]] = defaultdict(list)
     for step, _, predicted, real in _points(groups):
         if real > 0:
@@ -120,8 +120,8 @@ def prediction_error(groups: Sequence[RankGroups], options: object) -> go.Figure
 
 
 def group_engines(groups: Sequence[RankGroups], options: object) -> go.Figure:
-    """Engines of each rank group over steps."""
-    description = "How many engines each group of prompts of like length had, by step; group 1 is the shortest."
+    """Draw the number of engines of each rank group over steps."""
+    description = "Engines of each group of prompts with similar lengths, by step; group 1 has the shortest responses."
     if not groups:
         return blank(description, NO_GROUPS)
     figure = blank(description)
@@ -147,8 +147,8 @@ def group_engines(groups: Sequence[RankGroups], options: object) -> go.Figure:
 
 
 def moves(buckets: Sequence[MoveBucket], options: object) -> go.Figure:
-    """Moves over steps, stacked by cause."""
-    description = "Samples that went from one engine to another, by why."
+    """Draw the number of moves over steps, stacked by cause."""
+    description = "Samples that moved from one engine to another, by cause."
     total: dict[str, int] = defaultdict(int)
     for one in buckets:
         total[one.cause] += one.count
@@ -182,7 +182,7 @@ def moves(buckets: Sequence[MoveBucket], options: object) -> go.Figure:
 
 
 def switches(rows: Sequence[Switch], options: object) -> go.Figure:
-    """Layout switches over steps: how long each one took."""
+    """Draw the duration of each layout switch over steps."""
     description = "Changes of a machine's tensor-parallel size: when, and how long each one took."
     known = [row for row in rows if row.seconds is not None]
     if not known:
@@ -209,7 +209,7 @@ def switches(rows: Sequence[Switch], options: object) -> go.Figure:
 
 
 def reallocation(row: Reallocation | None, options: object) -> go.Figure:
-    """Running samples of each engine before and after the newest step's reallocation."""
+    """Draw the running samples of each engine before and after the newest step's reallocation."""
     description = "Samples running on each engine before and after reallocation."
     if row is None or not row.before or not row.after:
         return blank(description, NO_REALLOCATION)
@@ -236,7 +236,7 @@ def reallocation(row: Reallocation | None, options: object) -> go.Figure:
 
 
 def _points(groups: Sequence[RankGroups]) -> list[tuple[int, int, float, float]]:
-    """(step, group, predicted, real) of every group."""
+    """Return (step, group, predicted, real) of every group."""
     return [
         (one.step, group, predicted, real)
         for one in groups

@@ -1,4 +1,4 @@
-"""Do the drafts pay: rates over steps, and what is known of single engines and draft lengths."""
+"""Speculation figures: rates over steps, and measurements of single engines and draft lengths."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from rhyme_openrlhf.webui.site import text
 
 NOT_YET = "No rollout of this run is finished yet."
 NO_DRAFTS = (
-    "This run has drafted nothing. Speculation is on unless it was started with --no-histospec.enable; "
-    "what it drafts from are earlier responses, and the response so far (--histospec.own_output)."
+    "This run has drafted nothing yet. Drafts come from earlier responses and from the response so far "
+    "(--histospec.own_output), unless --no-histospec.enable switches them off."
 )
 NO_BUDGET = (
-    "Not recorded by this run: its draft lengths follow each sample's own window (--histospec.window_start, "
-    "--histospec.window_max), not what a step costs (--latency.profile)."
+    "Not recorded by this run: its draft lengths follow each sample's window (--histospec.window_start, "
+    "--histospec.window_max), not the predicted cost of a decode step (--latency.profile)."
 )
 NO_GAIN = (
-    "Not known yet: a run measures it by leaving drafts out of a small share of its decode steps "
-    "(--drafting.probe_share), and needs some hundred of them for a first figure. Reproducible runs do not."
+    "Not known yet: a run measures the gain by leaving drafts out of a small share of its decode steps "
+    "(--drafting.probe_share), and needs a few hundred such steps. Reproducible runs do not measure it."
 )
 
 
-# In the order in which they are stacked; together they are the speculation rate.
+# Sources in stacking order; together they are the speculation rate.
 SOURCES = ("history_share", "siblings_share", "own_share")
 
 
 class DraftBudget(msgspec.Struct):
-    """The event of this name: per number of running samples what an engine chose to draft, and what a step took."""
+    """The event `draft_budget`: an engine's chosen draft lengths and decode step times, by number of running
+    samples.
+    """
 
     step: int
     engine: int
@@ -48,7 +50,7 @@ class DraftBudget(msgspec.Struct):
 
 
 class DraftGain(msgspec.Struct):
-    """The event of this name: tokens per second with drafts / without on one engine, and its 95 % interval."""
+    """The event `draft_gain`: tokens per second of one engine with drafts / without, and its 95 % interval."""
 
     step: int
     engine: int
@@ -60,7 +62,7 @@ class DraftGain(msgspec.Struct):
 
 
 def rates(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Speculation rate and acceptance rate."""
+    """Draw speculation rate and acceptance rate."""
     shown = [found["speculation_rate"], found["acceptance_rate"]]
     description = "Share of response tokens that were accepted drafts, and share of drafted tokens that were accepted."
     for curve in shown:
@@ -70,8 +72,8 @@ def rates(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
 
 
 def sources(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """The speculation rate by where accepted drafts came from, one source on the other."""
-    description = "Share of response tokens that were accepted drafts, by where these came from."
+    """Draw the speculation rate, stacked by the source of the accepted drafts."""
+    description = "Share of response tokens that were accepted drafts, by the drafts' source."
     shown = [found[name] for name in SOURCES]
     if not any(value for curve in shown for value in curve.values):
         return blank(description, NO_DRAFTS)
@@ -84,7 +86,8 @@ def sources(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
         color = palette.series_color(index)
         figure.add_trace(
             go.Scatter(
-                # Of one step all or none: without a step no share, and the stack shows a gap.
+                # The three shares of one step exist together or not at all; the stack shows a gap at steps without
+                # shares.
                 x=curve.x, y=curve.values, name=text.label(curve.name), mode="lines", stackgroup="sources",
                 stackgaps="infer zero", fillcolor=color, line={"color": color, "width": 0.5, "shape": "hvh"},
                 hovertemplate="%{y:.1%}",
@@ -101,7 +104,7 @@ def sources(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
 
 
 def tokens_per_step(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Tokens that a sample gets from a decode step."""
+    """Draw the tokens that a sample gains from one decode step."""
     description = "Tokens that one running sample gets from one decode step; 1 without speculation."
     figure = lines([found["tokens_per_step"]], options, "Tokens per sample and step", description, NOT_YET)
     if figure.data:
@@ -112,7 +115,7 @@ def tokens_per_step(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
 
 
 def draft_length(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Tokens a draft: what the window and the history's matches leave together."""
+    """Draw the mean tokens of a draft, limited by the sample's window and by the length of the history's match."""
     description = (
         "Mean tokens of a draft: the sample's window (at most --histospec.window_max), or less where the history "
         "matches less."
@@ -122,21 +125,21 @@ def draft_length(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
 
 
 def cost(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Share of the engines' busy time in which drafts are looked up."""
+    """Draw the share of the engines' busy time spent on looking up drafts."""
     description = "Share of the engines' busy time that looking up drafts takes."
     return lines([found["drafting_share"]], options, "Share of busy time", description, NOT_YET, share=True)
 
 
 def step_time(found: Mapping[str, Curve], options: OnAxis) -> go.Figure:
-    """Busy milliseconds a decode step."""
+    """Draw the busy milliseconds of a decode step."""
     description = "Busy milliseconds of an engine per decode step, prefills and drafting included."
     figure = lines([found["decode_step_ms"]], options, "Milliseconds", description, NOT_YET)
     return figure.update_layout(yaxis={"rangemode": "tozero"})
 
 
 def chosen_length(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
-    """Chosen draft length against running samples, over all decode steps that were reported."""
-    description = "Mean draft length that engines chose, by how many samples were running."
+    """Draw the chosen draft length against running samples, over all reported decode steps."""
+    description = "Mean draft length that engines chose, by the number of running samples."
     means = _means(budgets, "draft_length")
     if not means:
         return blank(description, NO_BUDGET)
@@ -146,7 +149,7 @@ def chosen_length(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
 
 
 def budget(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
-    """Chosen draft length over steps."""
+    """Draw the chosen draft length over steps."""
     description = "Mean draft length that engines chose, over steps, weighted by decode steps."
     by_step: dict[int, list[DraftBudget]] = defaultdict(list)
     for one in budgets:
@@ -177,8 +180,8 @@ def budget(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
 
 
 def predicted_time(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
-    """Predicted and real time of a decode step against running samples."""
-    description = "Time of a decode step by how many samples were running, as predicted and as it was."
+    """Draw the predicted and the measured time of a decode step against running samples."""
+    description = "Time of a decode step by the number of running samples, predicted and measured."
     predicted, real = _means(budgets, "predicted_ms"), _means(budgets, "real_ms")
     if not real:
         return blank(description, NO_BUDGET)
@@ -189,8 +192,8 @@ def predicted_time(budgets: Sequence[DraftBudget], options: object) -> go.Figure
 
 
 def accepted(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
-    """Expected and real accepted draft tokens of a decode step against running samples."""
-    description = "Accepted draft tokens of a decode step by how many samples were running, as expected and as it was."
+    """Draw expected and real accepted draft tokens of a decode step against running samples."""
+    description = "Accepted draft tokens of a decode step by the number of running samples, expected and measured."
     expected, real = _means(budgets, "expected_accepted"), _means(budgets, "accepted")
     if not real:
         return blank(description, NO_BUDGET)
@@ -198,8 +201,8 @@ def accepted(budgets: Sequence[DraftBudget], options: object) -> go.Figure:
 
 
 def gain(found: Sequence[DraftGain], options: object) -> go.Figure:
-    """What drafts gain over steps: the mean of the engines, and the mean of their 95 % intervals."""
-    description = "Tokens per second of an engine with drafts, as a multiple of those without: mean of the engines."
+    """Draw the gain of drafts over steps: the mean over engines, and the mean of their 95 % intervals."""
+    description = "Tokens per second of an engine with drafts, as a multiple of those without; mean over the engines."
     by_step: dict[int, list[DraftGain]] = defaultdict(list)
     for one in found:
         by_step[one.step].append(one)
@@ -211,7 +214,7 @@ def gain(found: Sequence[DraftGain], options: object) -> go.Figure:
     figure = blank(f"{description} Now {middle[-1]:.2f} (95 %: {low[-1]:.2f} to {high[-1]:.2f}).")
     if advice := means[-1].advice:
         figure.layout.meta["description"] += f" {advice}"
-        # Above the curves, where it hides none of them.
+        # Above the curves, where the note hides none of them.
         figure.add_annotation(
             text=advice.replace(": ", ":<br>"), xref="paper", yref="paper", x=0, y=1, xanchor="left", yanchor="bottom",
             align="left", showarrow=False,
@@ -239,7 +242,7 @@ def gain(found: Sequence[DraftGain], options: object) -> go.Figure:
 
 
 def _two_over_running(description: str, means: Mapping[str, dict[int, float]], hover: str, unit: str) -> go.Figure:
-    """What was foreseen and what came, by name in this order, against running samples."""
+    """Draw predicted and real values, named in this order by `means`, against running samples."""
     figure = blank(description)
     for index, (name, values) in zip((1, 0), means.items(), strict=True):
         figure.add_trace(_by_running(values, name, index, hover))
@@ -248,7 +251,7 @@ def _two_over_running(description: str, means: Mapping[str, dict[int, float]], h
 
 
 def _means(budgets: Sequence[DraftBudget], name: str) -> dict[int, float]:
-    """Running samples -> mean of the field, weighted by decode steps."""
+    """Return the mean of the field by number of running samples, weighted by decode steps."""
     totals: dict[int, float] = defaultdict(float)
     weights: dict[int, int] = defaultdict(int)
     for one in budgets:

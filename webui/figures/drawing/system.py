@@ -1,6 +1,6 @@
-"""What the run's machines do: processors, memory, disk, GPUs, KV caches, Ray's object store.
+"""Figures of a run's machines: processors, memory, disk, GPUs, KV caches, Ray's object store.
 
-A cluster's many machines are drawn as their mean, the busiest and the least busy; up to `LINES` each has its own line.
+Up to `LINES` machines have a line each; more are drawn as their mean, the busiest and the least busy one.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from rhyme_openrlhf.api.read.system import CacheSample, MachineSample
 from rhyme_openrlhf.webui.figures.drawing import palette
 from rhyme_openrlhf.webui.figures.drawing.base import blank, plain
 
-# As many as the palette tells apart.
+# Most lines that the palette can tell apart.
 LINES = 8
-# A chart's width in pixels.
+# Width of a chart in pixels.
 POINTS = 500
-# Samples of different machines or engines are brought together in so many stretches of time.
+# Number of time bins in which samples of different machines or engines are combined.
 STRETCHES = 200
 GIGABYTE = 1024**3
 NOT_RECORDED = (
-    "This run has no figures of its machines: they are recorded every few seconds with --telemetry.system_s above 0."
+    "This run has recorded nothing about its machines; --telemetry.system_s above 0 records them every few seconds."
 )
 NO_GPU = "No GPU was seen on this run's machines."
-NO_CACHE = "No engine of this run has said how much of its KV cache is in use; newer versions do, once a second."
+NO_CACHE = (
+    "No engine of this run has reported its use of the KV cache; engines of newer versions report it once a second."
+)
 OTHERS = "others"
 
 Points = Mapping[str, Sequence[tuple[float, float]]]
@@ -44,26 +46,26 @@ def _per_node(rows: Iterable[MachineSample], value: Callable[[MachineSample], fl
 
 
 def cpu(rows: Sequence[MachineSample], options: object) -> go.Figure:
-    """Share of all cores of each machine."""
+    """Draw the share of all cores in use on each machine."""
     found = _per_node(rows, lambda row: row.cpu)
     return _drawn(found, "machine", "Share of all cores", "Processor use of each machine.", NOT_RECORDED, share=True)
 
 
 def memory(rows: Sequence[MachineSample], options: object) -> go.Figure:
-    """Share of each machine's memory in use."""
+    """Draw the share of memory in use on each machine."""
     found = _per_node(rows, lambda row: row.memory_used / row.memory_total if row.memory_total else None)
     text = "Memory in use on each machine."
     return _drawn(found, "machine", "Share of memory", text, NOT_RECORDED, share=True)
 
 
 def disk(rows: Sequence[MachineSample], options: object) -> go.Figure:
-    """Free space where the run directory is."""
+    """Draw the free disk space of the run directory."""
     found = _per_node(rows, lambda row: None if row.disk_free is None else row.disk_free / GIGABYTE)
     return _drawn(found, "machine", "GB free", "Free disk space where the run directory is.", NOT_RECORDED)
 
 
 def store(rows: Sequence[MachineSample], options: object) -> go.Figure:
-    """Ray's object store, and all of /dev/shm, which holds it and the shared weights."""
+    """Draw the use of Ray's object store, and of /dev/shm, which holds the store and the shared weights."""
     kept = _per_node(rows, lambda row: None if row.object_store is None else row.object_store / GIGABYTE)
     shared = _per_node(rows, lambda row: None if row.shared_memory is None else row.shared_memory / GIGABYTE)
     found = {f"object store, {node}": points for node, points in kept.items()}
@@ -72,14 +74,14 @@ def store(rows: Sequence[MachineSample], options: object) -> go.Figure:
 
 
 def gpu(rows: Sequence[MachineSample], options: object) -> go.Figure:
-    """Share of time in which each GPU had work."""
+    """Draw the share of time in which each GPU was busy."""
     empty = NO_GPU if rows else NOT_RECORDED
     found = _per_gpu(rows, lambda row: row.gpu)
     return _drawn(found, "GPU", "Share of time", "How busy each GPU was.", empty, share=True)
 
 
 def gpu_memory(rows: Sequence[MachineSample], options: object) -> go.Figure:
-    """Share of each GPU's memory in use."""
+    """Draw the share of memory in use on each GPU."""
     found = _per_gpu(
         rows, lambda row: [u / t for u, t in zip(row.gpu_memory_used, row.gpu_memory_total, strict=False) if t]
     )
@@ -99,7 +101,7 @@ def _per_gpu(
 
 
 def kv_cache(rows: Sequence[CacheSample], options: object) -> go.Figure:
-    """Share of each engine's KV cache in use."""
+    """Draw the share of each engine's KV cache in use."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.engine):
         found[f"engine {row.engine}"].append((row.time, row.kv_cache))
@@ -108,13 +110,13 @@ def kv_cache(rows: Sequence[CacheSample], options: object) -> go.Figure:
 
 
 def process_cpu(rows: Sequence[MachineSample], options: object) -> go.Figure:
-    """Cores that each of the run's processes keeps busy."""
+    """Draw the number of cores that each of the run's processes keeps busy."""
     text = "Processor cores that the run's processes keep busy."
     return _drawn(_per_process(rows, lambda row: row.process_cpu, 1), "process", "Cores", text, NOT_RECORDED)
 
 
 def process_memory(rows: Sequence[MachineSample], options: object) -> go.Figure:
-    """Memory of each of the run's processes."""
+    """Draw the memory of each of the run's processes."""
     found = _per_process(rows, lambda row: row.process_memory, GIGABYTE)
     return _drawn(found, "process", "GB resident", "Memory of the run's processes.", NOT_RECORDED)
 
@@ -122,7 +124,10 @@ def process_memory(rows: Sequence[MachineSample], options: object) -> go.Figure:
 def _per_process(
     rows: Iterable[MachineSample], values: Callable[[MachineSample], Mapping[str, float | None]], unit: float
 ) -> dict[str, list]:
-    """The processes with the largest means by name, and by machine where there are several; the rest is added up."""
+    """Return the processes with the largest means, by name, and by machine if there are several.
+
+    Smaller processes are added up as `OTHERS`.
+    """
     rows = list(rows)
     several = len({row.node for row in rows}) > 1
     sums: dict[str, float] = defaultdict(float)
@@ -178,7 +183,10 @@ def _drawn(found: Points, what: str, y_title: str, description: str, empty: str,
 
 
 def _summed_up(found: Points, what: str) -> dict[str, list[tuple[float, float]]]:
-    """Mean, highest and lowest of all lines, in stretches of time; a line counts once in a stretch, with its mean."""
+    """Return mean, highest and lowest value over all lines in each time bin.
+
+    A line counts once in a bin, with its mean there.
+    """
     begin = min(points[0][0] for points in found.values())
     end = max(points[-1][0] for points in found.values())
     width = max((end - begin) / STRETCHES, 1e-9)

@@ -1,4 +1,4 @@
-"""The bubble timeline: a lane per engine, coloured by what it runs or waits for; the trainer's stages above them."""
+"""The bubble timeline: a lane per engine, coloured by its state, with the trainer's stages above the lanes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rhyme_openrlhf.webui.figures.drawing.engine_waits import answer, lane_state
 from rhyme_openrlhf.webui.site import text
 
 NOTHING = (
-    "No engine has reported what it did in these steps. Engines report at the end of each rollout; "
-    "records of versions before the timeline have none."
+    "No engine has reported its states in these steps. Engines report at the end of each rollout; "
+    "records of older versions have no such reports."
 )
 CAUSE_WORDS: dict[str, str] = {
     "outlier_intra": "outlier, within a machine",
@@ -33,18 +33,18 @@ MOVE_DASHES: dict[str, str] = {
     "engine_lost": "longdash",
 }  # fmt: skip
 LANE_HEIGHT = 0.8
-# Readable on every colour of the lanes, which are the same in both themes.
+# Readable on every colour of the lanes; these colours are the same in both themes.
 ON_LANES = "#101318"
-# Beyond it version numbers would lie over each other: marks stay, and the hover tells.
+# With more version numbers than this, they would overlap: only markers are drawn, and the hover text has the number.
 VERSIONS_WRITTEN = 90
 STEPS_WRITTEN = 12
-# Fonts shrink where lanes are narrower than a line of text.
+# Above this number of lanes the font shrinks, because a lane is narrower than a line of text.
 MANY_LANES = 24
 
 
 @dataclass(frozen=True)
 class StepMark:
-    """A step of the window: when its rollout began and when it was trained (unix seconds), as far as known."""
+    """A step of the window: the start of its rollout and the end of its training (unix seconds), None if unknown."""
 
     step: int
     started_at: float | None
@@ -53,7 +53,7 @@ class StepMark:
 
 @dataclass(frozen=True)
 class StageSpan:
-    """The trainer was in `stage` of `step` from `start` to `end` (unix seconds)."""
+    """A stage of the trainer in one step, from `start` to `end` (unix seconds)."""
 
     step: int
     stage: str
@@ -63,7 +63,10 @@ class StageSpan:
 
 @dataclass(frozen=True)
 class TimelineRows:
-    """A window of steps. `engines`: how many there are in all; `truncated`: not all of their intervals are here."""
+    """Rows of the timeline for a window of steps.
+
+    `engines`: the run's number of engines; `truncated`: some intervals were left out.
+    """
 
     first: int
     last: int
@@ -78,7 +81,7 @@ class TimelineRows:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where each row stands, from the top, and the moment that is 0 on the x axis."""
+    """The row of each engine, of the trainer and of layout switches, and the moment that is 0 on the x axis."""
 
     names: list[str]
     engines: dict[int, int]
@@ -88,7 +91,10 @@ class _Rows:
 
 
 def reported(found: Sequence[Lane]) -> tuple[float, float]:
-    """From when to when these lanes have intervals (unix seconds). They must have some."""
+    """Return the start of the first and the end of the last interval of these lanes (unix seconds).
+
+    At least one lane must have an interval.
+    """
     return (
         min(one.start for lane in found for one in lane.intervals),
         max(one.end for lane in found for one in lane.intervals),
@@ -96,9 +102,11 @@ def reported(found: Sequence[Lane]) -> tuple[float, float]:
 
 
 def lanes(rows: TimelineRows, options: object) -> go.Figure:
-    """Intervals as bars, weight versions where they change, moves as arrows, layout switches and stages above."""
+    """Draw states as bars, changes of weight version, moves as arrows, and layout switches and stages above the
+    lanes.
+    """
     found = [lane for lane in rows.lanes if lane.intervals]
-    title = "What each engine ran, or waited for, over time."
+    title = "What each engine runs, or waits for, over time."
     if not found:
         return blank(title, NOTHING)
     figure = blank(" ".join([title, *answer(waits(found), rows.first, rows.last, rows.engines)]))
@@ -121,7 +129,7 @@ def lanes(rows: TimelineRows, options: object) -> go.Figure:
             "title": {"text": ""},
             "tickvals": list(range(len(places.names))),
             "ticktext": places.names,
-            # Space above the first row for the steps' numbers; the first row is on top.
+            # Leave space above the first row for the numbers of the steps; the first row is at the top.
             "range": [len(places.names) - 0.4, -1.15],
             "showgrid": False,
             **small,
@@ -167,7 +175,7 @@ def _when(start: float, end: float) -> str:
 
 
 def _bars(bars: Sequence[tuple[int, float, float, str]], name: str, marker: dict[str, Any], begin: float) -> go.Bar:
-    """Horizontal bars of (row, start, end, hover)."""
+    """Return horizontal bars from (row, start, end, hover text)."""
     return go.Bar(
         orientation="h",
         y=[place for place, *_ in bars],
@@ -224,7 +232,8 @@ def _add_versions(figure: go.Figure, found: Sequence[Lane], places: _Rows) -> No
             textposition="middle right",
             textfont={"size": 10, "color": ON_LANES},
             name="Weight version",
-            # Its colour is made for lanes, and is not seen beside them in the dark; the text says what it is.
+            # No legend entry: the marker's colour fits lanes and is hard to see on a dark background; the text explains
+            # it.
             showlegend=False,
             cliponaxis=True,
             hovertext=[

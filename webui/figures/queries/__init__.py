@@ -1,5 +1,5 @@
-"""Queries of figures, one module a subject; each ends with the `FIGURES` that it answers.
+"""Queries of figures, one module per subject; each module ends with its `FIGURES`.
 
-Invariant: a figure asks a bounded number of queries and gets a bounded number of rows, however long the run and however
-large the cluster; what was left out is said.
+Invariant: a figure runs a bounded number of queries and reads a bounded number of rows, also for long runs and large
+clusters. The figure says what was left out.
 """

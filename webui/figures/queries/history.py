@@ -1,4 +1,4 @@
-"""What the figures of the draft history ask."""
+"""Queries of the draft history's figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rhyme_openrlhf.webui.figures.drawing.history import HistoryState
 from rhyme_openrlhf.webui.figures.queries.raw import latest
 from rhyme_openrlhf.webui.figures.run_figure import RunFigure, Window
 
-# One a worker and step: 4 workers' last 500 steps, parsed in some 5 ms.
+# One event per worker and step: the last 500 steps of 4 workers, parsed in about 5 ms.
 MOST_STATES = 2000
 
 
@@ -20,7 +20,7 @@ def _states(session: Session, run: Run, window: Window) -> list[HistoryState]:
 
 
 FIGURES: tuple[RunFigure, ...] = (
-    RunFigure("history_answers", "What engines found when they asked", _states, drawing.answers),
+    RunFigure("history_answers", "Results of draft lookups", _states, drawing.answers),
     RunFigure("history_prompts", "Prompts with a history", _states, drawing.prompts),
-    RunFigure("history_memory", "Room that the history takes", _states, drawing.memory),
+    RunFigure("history_memory", "Memory and disk space of the history", _states, drawing.memory),
 )

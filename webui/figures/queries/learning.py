@@ -1,4 +1,4 @@
-"""What the figures of learning ask."""
+"""Queries of the learning figures."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from rhyme_openrlhf.webui.figures.queries.raw import latest
 from rhyme_openrlhf.webui.figures.queries.timeline import MOST_BARS
 from rhyme_openrlhf.webui.figures.run_figure import MOST_POINTS, RunFigure, Window, curves_of
 
-# Steps whose histograms are read: some 100 bytes each.
+# Most steps whose histograms are read; a histogram has about 100 bytes.
 MOST_HISTOGRAMS = 5000
-# What engines did in single steps: added up in some 20 ms.
+# Most rows of single engines and steps; their sum takes about 20 ms.
 MOST_ENGINE_STEPS = 20_000
-# Steps that a query names one by one: a few to a bar.
+# Most steps that a query lists one by one: a few per bar.
 MOST_LISTED_STEPS = 500
 
 
 class OneMetric(Window):
-    """`name`: a metric of the run."""
+    """The options of the figure "metric". `name`: a metric of the run."""
 
     name: str = Field(min_length=1, max_length=METRIC_LENGTH, pattern=NO_NUL)
 
 
 class OffPolicyness(msgspec.Struct):
-    """The event of this name: `samples[i]` samples, with `tokens[i]` response tokens, have `values[i]`."""
+    """The event `off_policyness`: `samples[i]` samples, with `tokens[i]` response tokens, have age `values[i]`."""
 
     step: int
     values: list[int]
@@ -46,7 +46,7 @@ class OffPolicyness(msgspec.Struct):
 
 
 def metric_names(session: Session, run: Run) -> list[str]:
-    """The run's metrics."""
+    """Return the names of the run's metrics."""
     return curve_names(session, run)["metrics"]
 
 
@@ -64,19 +64,22 @@ def _metrics_of(group: MetricGroup) -> Callable[[Session, Run, Window], dict[str
 
 def _reward(session: Session, run: Run, window: Window) -> dict[str, Curve]:
     found = curves_of("reward", "rollout_reward")(session, run, window)
-    # All points: the band is drawn where the mean has one.
+    # Read all points, because the band is drawn wherever the mean has a point.
     spreads = curves(session, run.uid, drawing.SPREADS, window.from_step, window.to_step, MOST_POINTS, window.axis)
     return {**found, **{curve.name: curve for curve in spreads}}
 
 
 def _sample_ages(session: Session, run: Run, window: Window) -> Ages:
-    """As the trainer counted samples."""
+    """Return the off-policyness of samples, as counted by the trainer."""
     reported = _reported(session, run)
     return _counted("samples", reported, [one.samples for one in reported])
 
 
 def _token_ages(session: Session, run: Run, window: Window) -> Ages:
-    """As the trainer counted response tokens; in records without that, as the engines' weight versions say."""
+    """Return the off-policyness of response tokens, as counted by the trainer.
+
+    Older records have no such count; the engines' weight versions replace it.
+    """
     reported = [one for one in _reported(session, run) if one.tokens is not None]
     if reported:
         return _counted("response tokens", reported, [one.tokens or [] for one in reported])
@@ -88,7 +91,7 @@ def _reported(session: Session, run: Run) -> list[OffPolicyness]:
 
 
 def _counted(of: Literal["samples", "response tokens"], reported: list[OffPolicyness], counts: list[list[int]]) -> Ages:
-    """`counts[i][j]` of `reported[i]` have its `values[j]`."""
+    """Build `Ages` where `counts[i][j]` samples of `reported[i]` have age `reported[i].values[j]`."""
     if not reported:
         return Ages(of, [])
     amounts = (
@@ -101,7 +104,10 @@ def _counted(of: Literal["samples", "response tokens"], reported: list[OffPolicy
 
 
 def _engine_ages(session: Session, run: Run) -> Ages:
-    """Of response tokens, by the engines' weight versions; of a large run's every so many steps."""
+    """Return the off-policyness of response tokens from the engines' weight versions.
+
+    In a large run, only one of every few steps is read (`Ages.every`).
+    """
     table = EngineStepRow
     of_run = table.run_id == run.id
     first, last = session.execute(select(func.min(table.step), func.max(table.step)).where(of_run)).one()
@@ -112,7 +118,7 @@ def _engine_ages(session: Session, run: Run) -> Ages:
     every = 1
     if last - first + 1 > most:
         every = bucket_width(first, last, min(most, MOST_LISTED_STEPS))
-        # As a list the key finds them; by a remainder all would be read.
+        # A list of steps uses the index; a condition on the remainder would read all rows.
         shown.append(table.step.in_(range(first, last + 1, every)))
     rows = session.execute(
         select(table.step, table.step - table.weight_version - 1, func.sum(table.response_tokens))
@@ -127,7 +133,7 @@ def _engine_ages(session: Session, run: Run) -> Ages:
 
 
 def _bucketed(amounts: Iterable[tuple[int, int, int]], first: int, last: int, least: int = 1) -> list[AgeBucket]:
-    """Of (step, off-policyness, count); buckets have at least `least` steps."""
+    """Add up (step, off-policyness, count) in buckets of at least `least` steps."""
     width = max(least, bucket_width(first, last, MOST_BARS))
     by_bucket: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for step, age, count in amounts:

@@ -1,4 +1,4 @@
-"""Events of a kind as they came, for figures of what has no table of its own: the newest ones, read once."""
+"""The newest events of one kind, for figures whose data have no table of their own."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Latest(Generic[Body]):
-    """Events in the order in which they came. `more`: earlier ones were left out."""
+    """Events in the order in which they arrived. `more`: earlier events were left out."""
 
     bodies: list[Body]
     more: bool
 
 
 def latest(session: Session, run: Run, kind: str, form: type[Body], most: int, *, by: tuple[str, ...]) -> Latest[Body]:
-    """The last `most` events of `kind`, which is none of `record.FREQUENT_KINDS`.
+    """Return the last `most` events of `kind`, which must not be one of `record.FREQUENT_KINDS`.
 
-    `by`: fields that name what one is about; a step done again replaces it. What has not this form is a newer writer's,
-    and left out.
+    `by`: fields that identify an event's subject; if a subject has several events, the newest counts. Events of another
+    form come from newer versions and are left out.
     """
     rows = session.scalars(
         select(RawEvent.body)

@@ -1,4 +1,4 @@
-"""What the figures of scheduling ask."""
+"""Queries of the scheduling figures."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rhyme_openrlhf.webui.figures.queries.raw import latest
 from rhyme_openrlhf.webui.figures.queries.timeline import MOST_BARS
 from rhyme_openrlhf.webui.figures.run_figure import RunFigure, Window
 
-# Steps whose groups are shown: a point a group and step.
+# Most steps whose groups are shown: one point per group and step.
 MOST_GROUPS = 500
 MOST_SWITCHES = 2000
-# Bars that can still be told apart.
+# Most bars that can still be told apart.
 MOST_EPOCHS = 200
-# One step's looks of 256 engines over a minute and a half.
+# Samples of 256 engines over a minute and a half: one step.
 MOST_LOOKS = 25_000
 REALLOCATION = "reallocation"
 
 
 @dataclass(frozen=True)
 class MoveKind:
-    """Moves of one cause, carrier and outcome: how many, and what one cost on average.
+    """Moves of one cause, carrier and outcome: their number and mean cost.
 
-    `mean_downtime`: of its time, while no engine generated the sample; `mean_predicted`: what was expected of that.
+    `mean_downtime`: mean time in which no engine generated the sample; `mean_predicted`: the predicted downtime.
     """
 
     cause: str
@@ -46,7 +46,7 @@ class MoveKind:
 
 
 def move_kinds(session: Session, run: Run) -> list[MoveKind]:
-    """All moves of a run, summed up; the most frequent first."""
+    """Return all moves of a run, grouped; the most frequent group first."""
     kind = (Move.cause, Move.carrier, Move.outcome)
     count = func.count()
     rows = session.execute(
@@ -55,7 +55,7 @@ def move_kinds(session: Session, run: Run) -> list[MoveKind]:
         .group_by(*kind)
         .order_by(count.desc(), *kind)
     ).all()
-    # PostgreSQL's mean of whole numbers is a Decimal.
+    # PostgreSQL returns the mean of integers as a Decimal.
     return [
         MoveKind(
             cause, carrier, outcome, moves, seconds, downtime, predicted, None if tokens is None else float(tokens)
@@ -97,7 +97,7 @@ def _switches(session: Session, run: Run, window: Window) -> list[Switch]:
 
 
 def _reallocation(session: Session, run: Run, window: Window) -> Reallocation | None:
-    """Of the newest step that has reallocations and looks at its engines."""
+    """Return the newest step that has reallocations, with the engines' running samples before and after."""
     where = (Move.run_id == run.id, Move.cause == REALLOCATION)
     step = session.scalar(select(func.max(Move.step)).where(*where))
     if step is None:
@@ -119,7 +119,7 @@ def _reallocation(session: Session, run: Run, window: Window) -> Reallocation | 
 
 FIGURES: tuple[RunFigure, ...] = (
     RunFigure("rank_stability", "Rank stability", _stability, ranks.stability),
-    RunFigure("rank_shares", "What became of predicted groups", _shares, ranks.rank_shares),
+    RunFigure("rank_shares", "Outcomes of predicted groups", _shares, ranks.rank_shares),
     RunFigure("predicted_length", "Predicted and real length", _groups, drawing.predicted_length),
     RunFigure("prediction_error", "Error of predicted lengths", _groups, drawing.prediction_error),
     RunFigure("rank_groups", "Engines of each rank group", _groups, drawing.group_engines),

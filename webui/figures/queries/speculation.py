@@ -1,4 +1,4 @@
-"""What the figures of speculation ask."""
+"""Queries of the speculation figures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rhyme_openrlhf.webui.figures.queries.steps_shown import shown_steps
 from rhyme_openrlhf.webui.figures.queries.timeline import RANGES, RANGES_LENGTH, checked_ranges, engine_numbers
 from rhyme_openrlhf.webui.figures.run_figure import RunFigure, StepsShown, Window, curves_of
 
-# Of 64 engines once a second: five minutes.
+# Five minutes of 64 engines that report once a second.
 MOST_LOOKS = 20_000
-# Events of 64 engines over 30 steps: parsed in some 20 ms.
+# Events of 64 engines over 30 steps, parsed in about 20 ms.
 MOST_BUDGETS = 2000
 
 
 class LooksShown(StepsShown):
-    """`engines`: which ones, as "0, 3, 8-15"; all without it."""
+    """The options of per-engine figures. `engines`: a list as "0, 3, 8-15"; empty for all engines."""
 
     engines: str = Field(default="", max_length=RANGES_LENGTH, pattern=RANGES)
 
@@ -59,7 +59,7 @@ FIGURES: tuple[RunFigure, ...] = (
     RunFigure(
         "tokens_per_step", "Tokens per sample and decode step", curves_of("tokens_per_step"), drawing.tokens_per_step
     ),
-    RunFigure("draft_sources", "What accepted drafts came from", curves_of(*drawing.SOURCES), drawing.sources),
+    RunFigure("draft_sources", "Sources of accepted drafts", curves_of(*drawing.SOURCES), drawing.sources),
     RunFigure("draft_length", "Tokens per draft", curves_of("drafted_per_draft"), drawing.draft_length),
     RunFigure("draft_cost", "Share of busy time spent drafting", curves_of("drafting_share"), drawing.cost),
     RunFigure("decode_step", "Time of a decode step", curves_of("decode_step_ms"), drawing.step_time),
@@ -68,7 +68,7 @@ FIGURES: tuple[RunFigure, ...] = (
     RunFigure("engine_acceptance", "Acceptance by engine", _looks, engines.acceptance, LooksShown),
     RunFigure("draft_budget", "Draft budget over steps", _budgets, drawing.budget),
     RunFigure("chosen_length", "Draft length against running samples", _budgets, drawing.chosen_length),
-    RunFigure("draft_gain", "What drafts gain, measured now", _gains, drawing.gain),
+    RunFigure("draft_gain", "Gain of drafts, measured in this run", _gains, drawing.gain),
     RunFigure("accepted_tokens", "Expected and accepted draft tokens", _budgets, drawing.accepted),
     RunFigure("predicted_step", "Predicted and real step time", _budgets, drawing.predicted_time),
 )

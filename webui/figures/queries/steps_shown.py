@@ -1,4 +1,4 @@
-"""Which steps a figure of single intervals or samples shows."""
+"""The steps that figures of single intervals or samples show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rhyme_openrlhf.webui.figures.run_figure import StepsShown
 
 
 def newest_step(session: Session, run: Run) -> int:
-    """The newest step of which engines have reported what they did, else the newest step at all; 0 without steps."""
+    """Return the newest step with reports of engines, else the newest step, else 0."""
     reported = session.scalar(select(func.max(Interval.step)).where(Interval.run_id == run.id))
     if reported is not None:
         return reported
@@ -19,6 +19,6 @@ def newest_step(session: Session, run: Run) -> int:
 
 
 def shown_steps(session: Session, run: Run, options: StepsShown) -> tuple[int, int]:
-    """First and last step of the window."""
+    """Return the first and the last step of the window."""
     last = options.step if options.step is not None else newest_step(session, run)
     return max(1, last - options.steps + 1), last

@@ -1,4 +1,4 @@
-"""The query parameters of figures of machines, and what they ask: the last hours of a run, of one machine or of all."""
+"""Queries of the machine figures, for the last hours or all of a run, and for one machine or all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rhyme_openrlhf.webui.figures.drawing import system as drawing
 from rhyme_openrlhf.webui.figures.run_figure import RunFigure
 
 _HOUR = 3600.0
-# A year: no run lasts longer.
+# One year, longer than any run.
 MOST_HOURS = 8760.0
 
 
 class MachineWindow(BaseModel):
-    """`hours` before the run's last event, 0 for all; `node` "" for all machines."""
+    """The last `hours` before the run's last event, 0 for the whole run; `node`: one machine, "" for all."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -26,17 +26,17 @@ class MachineWindow(BaseModel):
     node: str = Field(default="", max_length=NODE_LENGTH, pattern=NO_NUL)
 
     def since(self, run: Run) -> float:
-        """Unix seconds; 0 for all."""
+        """Return the start of the window in unix seconds, 0 for the whole run."""
         return run.last_event_at - self.hours * _HOUR if self.hours and run.last_event_at else 0.0
 
 
 def ask_system(session: Session, run: Run, window: MachineWindow) -> list[MachineSample]:
-    """The machines' samples."""
+    """Return the machines' samples."""
     return machine_samples(session, run, window.since(run), window.node)
 
 
 def ask_caches(session: Session, run: Run, window: MachineWindow) -> list[CacheSample]:
-    """The engines' samples; which machine an engine is on is not recorded."""
+    """Return the engines' samples of all machines, because the record does not say where an engine runs."""
     return cache_samples(session, run, window.since(run))
 
 

@@ -1,4 +1,4 @@
-"""What the bubble timeline and the bubble fraction ask."""
+"""Queries of the bubble timeline and the bubble fraction."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ from rhyme_openrlhf.webui.figures.drawing.timeline import StageSpan, StepMark, T
 from rhyme_openrlhf.webui.figures.queries.steps_shown import shown_steps
 from rhyme_openrlhf.webui.figures.run_figure import RunFigure, StepsShown, Window
 
-# Rectangles that a browser draws at once without being felt; views of many engines sum them up and take more.
+# Rectangles that a browser draws without a noticeable delay; overviews of many engines combine more of them.
 LANE_INTERVALS = 5000
 GRID_INTERVALS = 20_000
 MOST_ARROWS = 300
 MOST_STAGES = 1000
 LANES = 16
-# Bars of a chart that can still be pointed at.
+# Most bars of a chart that a reader can still point at.
 MOST_BARS = 160
 RANGES = r"^\s*(\d{1,7}(\s*-\s*\d{1,7})?\s*(,\s*|$))*$"
 RANGES_LENGTH = 200
 
 
 def checked_ranges(ranges: str) -> str:
-    """Raises ValueError: more engines than can be drawn."""
+    """Return `ranges` as given; raise ValueError if it names more engines than a figure can draw."""
     if len(engine_numbers(ranges)) > MAX_LANES:
         raise ValueError(f"must name at most {MAX_LANES} engines")
     return ranges
 
 
 class TimelineOptions(StepsShown):
-    """`engines`: which ones, as "0, 3, 8-15"; without it the `lanes` that waited most, in this `order`."""
+    """The options of the timeline.
+
+    `engines`: a list as "0, 3, 8-15"; without it, the `lanes` engines that waited most, sorted by `order`.
+    """
 
     engines: str = Field(default="", max_length=RANGES_LENGTH, pattern=RANGES)
     lanes: int = Field(default=LANES, ge=1, le=MAX_LANES)
@@ -51,7 +54,7 @@ class TimelineOptions(StepsShown):
 
 
 def engine_numbers(ranges: str) -> list[int]:
-    """The engines that "0, 3, 8-15" names, in order; at most one more than can be drawn."""
+    """Return the engines that a list as "0, 3, 8-15" names, sorted; at most one more than a figure can draw."""
     found: set[int] = set()
     for part in ranges.split(","):
         low, _, high = part.partition("-")
@@ -62,7 +65,7 @@ def engine_numbers(ranges: str) -> list[int]:
 
 
 def timeline_rows(session: Session, run: Run, options: TimelineOptions, most: int = LANE_INTERVALS) -> TimelineRows:
-    """The shown steps with at most `most` intervals."""
+    """Return the rows of the shown steps, with at most `most` intervals."""
     first, last = shown_steps(session, run, options)
     chosen = engine_numbers(options.engines) or None
     lanes = len(chosen) if chosen else options.lanes
@@ -103,10 +106,10 @@ class _StageStarted(msgspec.Struct):
 
 
 def _stages(session: Session, run: Run, lanes: Sequence[Lane], marks: Sequence[StepMark]) -> list[StageSpan]:
-    """What the trainer did from the lanes' first moment to the end of the last step, whichever steps it was about.
+    """Return the trainer's stages from the first moment of the lanes to the end of the last step, of any step.
 
-    The trainer writes its stages between its ends of steps, and one writer's events are stored in its order: so they
-    lie between two events that an index finds, and no more than these steps' events are read.
+    The events that end a step limit the search: the trainer writes its stages between them, and the store keeps the
+    order of a writer's events. An index finds both limits, so no other events are read.
     """
     if not lanes or not marks:
         return []
@@ -116,7 +119,7 @@ def _stages(session: Session, run: Run, lanes: Sequence[Lane], marks: Sequence[S
     query = select(RawEvent.time, RawEvent.body).where(
         RawEvent.run_id == run.id, RawEvent.kind == "stage_started", RawEvent.id > (after or 0)
     )
-    # A step that is still trained has no end yet: what began until now is its.
+    # The last step is still training and has no end yet, so every stage that has begun belongs to it.
     if until is not None:
         query = query.where(RawEvent.id < until)
     rows = session.execute(query.order_by(RawEvent.id).limit(MOST_STAGES)).all()
@@ -129,7 +132,7 @@ def _stages(session: Session, run: Run, lanes: Sequence[Lane], marks: Sequence[S
 
 
 def _train_step_id(session: Session, run: Run, finished_at: float | None) -> int | None:
-    """Row number of the event that ended a step at this moment."""
+    """Return the row number of the event that ended a step at this moment."""
     if finished_at is None:
         return None
     conditions = (RawEvent.run_id == run.id, *of_kinds(["train_step"]), RawEvent.time <= finished_at)
@@ -137,9 +140,9 @@ def _train_step_id(session: Session, run: Run, finished_at: float | None) -> int
 
 
 def stage_spans(starts: Sequence[tuple[float, int, str]], finished: Mapping[int, float | None]) -> list[StageSpan]:
-    """A stage (unix seconds, step, name) ends when the next one begins or its step is `finished`.
+    """Return spans of stages from `starts` (unix seconds, step, name).
 
-    One that nothing ends yet is left out.
+    A stage ends when the next one begins or its step is `finished`; a stage without an end yet is left out.
     """
     spans = []
     for i, (at, step, stage) in enumerate(starts):
@@ -153,7 +156,10 @@ def stage_spans(starts: Sequence[tuple[float, int, str]], finished: Mapping[int,
 
 
 def parts_backwards(step: int, finished_at: float | None, parts: Sequence[float | None]) -> list[StageSpan]:
-    """The parts of a step (experience, train, sync) laid end to end before its end: for records without stages."""
+    """Return the parts of a step (experience, train, sync), laid one after the other before the step's end.
+
+    This is for records without stages.
+    """
     if finished_at is None:
         return []
     spans, end = [], finished_at
@@ -186,6 +192,6 @@ def _buckets(session: Session, run: Run, window: Window) -> list[StepBucket]:
 FIGURES: tuple[RunFigure, ...] = (
     RunFigure("timeline", "Engines over time", timeline_rows, drawing.lanes, TimelineOptions),
     RunFigure("timeline_heat", "Where engines wait", _grid_rows, occupancy.heat, TimelineOptions),
-    RunFigure("timeline_states", "Engines by what they do", _grid_rows, occupancy.states, TimelineOptions),
+    RunFigure("timeline_states", "Engines by state", _grid_rows, occupancy.states, TimelineOptions),
     RunFigure("bubbles", "Bubble fraction by cause", _buckets, bubbles.fraction),
 )

@@ -1,9 +1,9 @@
 // Buttons and forms that call the API:
 //   data-action="POST /api/v1/runs/x/stop"   the call; a form sends its fields as a JSON object
-//   data-confirm="..."                        the question asked first
-//   data-done="..."                           what is said when it was done
-//   data-then="/runs/{uid}"                   where to go then; {name} is taken from the answer
-// Without data-then the page's pieces are fetched again.
+//   data-confirm="..."                        the question to confirm first
+//   data-done="..."                           the message shown afterwards
+//   data-then="/runs/{uid}"                   the next page; {name} is taken from the response
+// Without data-then, the page's pieces are reloaded.
 import { ask } from "./ask.js";
 import { toast } from "./toasts.js";
 
@@ -20,7 +20,7 @@ export function start() {
     event.preventDefault();
     void perform(form, fields(form));
   });
-  // Filters are part of the address: those that are not chosen only make it long.
+  // Filters are part of the address: empty ones only make it longer.
   document.addEventListener("formdata", (event) => {
     if (event.target.getAttribute("method") !== "get") return;
     for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
@@ -37,7 +37,7 @@ async function perform(element, body) {
   const buttons = element.matches("form") ? element.querySelectorAll("button") : [element];
   for (const button of buttons) button.disabled = true;
   try {
-    // A call without fields still carries an object: the API's bodies are objects.
+    // A call without fields sends an empty object, because the API expects an object.
     const response = await ask(url, { method, body: method === "DELETE" ? null : (body ?? {}) });
     const answer = response.status === 204 ? {} : await response.json();
     if (element.dataset.done) toast(element.dataset.done);
@@ -63,7 +63,7 @@ function fields(form) {
   return body;
 }
 
-// A field with data-words holds words with commas between: the API takes a list.
+// A field with data-words holds words separated by commas; the API takes a list.
 function words(text) {
   return [...new Set(text.split(",").map((word) => word.trim()).filter((word) => word !== ""))];
 }
@@ -84,6 +84,6 @@ async function copy(button) {
     await navigator.clipboard.writeText(button.dataset.copy);
     toast("Copied");
   } catch {
-    toast("The browser does not let this page copy: select the text instead", true);
+    toast("The browser does not allow copying: select the text and copy it", true);
   }
 }

@@ -1,4 +1,4 @@
-// Asking the service. Every failure is an Asked error with a sentence for the reader; `away`: nobody answered.
+// Requests to the service. Every failure is an AskError with a sentence for the reader; `away`: no response.
 
 export class AskError extends Error {
   constructor(message, status, errors) {
@@ -13,10 +13,10 @@ export class AskError extends Error {
 }
 
 const csrf = () => document.querySelector("meta[name=csrf]")?.content ?? "";
-// The service answers pages in milliseconds; what takes this long does not come.
+// The service responds in milliseconds, so a response that takes this long will not arrive.
 const LIMIT_MS = 30_000;
 const SESSION = "/api/v1/session";
-// The reader signs out: the page goes where the button says, also when requests in the background are refused meanwhile.
+// While the reader signs out, refused requests in the background do not redirect the page.
 let signingOut = false;
 
 export async function ask(url, { method = "GET", body = null, headers: more = {} } = {}) {
@@ -35,7 +35,7 @@ export async function ask(url, { method = "GET", body = null, headers: more = {}
     });
   } catch {
     if (endsSession) signingOut = false;
-    throw new AskError("The server does not answer.", 0);
+    throw new AskError("The server does not respond.", 0);
   }
   if (response.ok) return response;
   if (endsSession) signingOut = false;
@@ -43,14 +43,14 @@ export async function ask(url, { method = "GET", body = null, headers: more = {}
   try {
     problem = await response.json();
   } catch {
-    // Not one of ours (a proxy's page): the status is all there is to say.
+    // A response from elsewhere (a proxy's page): only its status is known.
   }
   if (response.status === 401 && csrf()) signedOut();
   throw new AskError(sentence(problem, response.status), response.status, problem.errors);
 }
 
 function sentence(problem, status) {
-  const said = problem.detail || problem.title || `The server answered ${status}`;
+  const said = problem.detail || problem.title || `The server responded with status ${status}`;
   const text = `${said[0].toUpperCase()}${said.slice(1)}`;
   const fields = (problem.errors ?? []).map((one) => `${one.field.replace(/^body\./, "")}: ${one.message}`);
   return fields.length ? `${text}. ${fields.join("; ")}` : text;

@@ -1,4 +1,4 @@
-// The Config tab: searching a run's settings.
+// The Config tab: search in a run's settings.
 import { fold } from "./option_search.js";
 
 const settings = document.querySelector("[data-settings]");

@@ -1,13 +1,13 @@
-// Draws a figure: all of it, or only its curves where nothing else has changed, which takes half as long.
+// Draws a figure. If only its curves have changed, only these are redrawn, which takes half as long.
 import { template } from "./figure_theme.js";
 
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: "reset", showTips: false };
-// What grows with a run. Everything else of a trace says how it looks.
+// The keys of a trace that grow with a run; all others define its style.
 const VALUES = ["x", "y", "text", "customdata"];
-// Curves move to their new places at once, and nothing else is drawn again.
+// Curves move to their new positions without an animation, and nothing else is redrawn.
 const AT_ONCE = { mode: "immediate", transition: { duration: 0 }, frame: { duration: 0, redraw: false } };
 
-const looks = new WeakMap(); // plot -> how it looks, and its theme, of one whose layout says where its axes end
+const looks = new WeakMap(); // plot -> its style and theme, for plots whose layout fixes the axes
 
 export async function draw(plot, data, layout) {
   const theme = template();
@@ -27,7 +27,7 @@ export function clear(plot) {
   window.Plotly.purge(plot);
 }
 
-// As text, made before plotly.js writes into its objects.
+// Serialised before plotly.js modifies the objects.
 const lookOf = (data, { meta, ...layout }) =>
   JSON.stringify([layout, data.map((trace) => ({ ...trace, ...Object.fromEntries(VALUES.map((name) => [name, name in trace])) }))]);
 

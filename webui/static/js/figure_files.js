@@ -1,6 +1,6 @@
-// What a figure is saved as.
+// The files that a figure is saved as.
 
-// A row a point: series, x, y (and what else its trace has a list of: base, text).
+// One row per point: series, x, y, and the trace's other lists (base, text).
 export function csvOf({ data, layout }) {
   const x = layout.xaxis?.title?.text ?? "x";
   const y = layout.yaxis?.title?.text ?? "y";
@@ -16,25 +16,25 @@ export function csvOf({ data, layout }) {
   return rows.map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
 }
 
-// Text as it was before it was made harmless to the drawing library (webui/figures/drawing/base.py).
+// Undoes the escaping for the drawing library (webui/figures/drawing/base.py).
 function written(value) {
   if (typeof value !== "string") return value;
   const words = value.replaceAll("<br>", " ").replaceAll("&#37;", "%").replaceAll("&lt;", "<").replaceAll("&gt;", ">");
   return words.replaceAll("&amp;", "&");
 }
 
-// Quoted as RFC 4180 says. Text that a spreadsheet would run as a formula begins with an apostrophe; numbers stay.
+// Quotes after RFC 4180. Text that a spreadsheet would run as a formula gets an apostrophe in front; numbers do not.
 function field(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return String(value);
   const text = String(value);
-  // As in api/read/export.py.
+  // The same rule as in api/read/export.py.
   const isFormula = /^(?:["\s]*[=+\-@＝＋－＠]|[\t\r\n])/.test(text) && !/^[+-]?[\d.]+(?:e[+-]?\d+)?$/i.test(text);
   const safe = isFormula ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
-// A base64 data: URL as a blob (fetch() may not read one here: the Content-Security-Policy).
+// Turns a base64 data: URL into a blob, because the Content-Security-Policy does not let fetch() read one.
 export function blobOf(url, type) {
   const bytes = Uint8Array.from(atob(url.slice(url.indexOf(",") + 1)), (char) => char.charCodeAt(0));
   return new Blob([bytes], { type });

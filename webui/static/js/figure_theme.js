@@ -1,16 +1,16 @@
-// The theme of all figures, made of the variables of tokens.css.
+// The theme of all figures, made from the variables in tokens.css.
 
 const probe = document.createElement("span");
 probe.hidden = true;
 document.documentElement.append(probe);
 
-// light-dark() and var() are resolved where a property takes the colour.
+// The browser resolves light-dark() and var() when a property takes the colour.
 function color(name) {
   probe.style.color = `var(--${name})`;
   return getComputedStyle(probe).color;
 }
 
-// Asked for at every drawing, and each colour costs a look at the page's styles.
+// Cached, because every drawing needs the theme and each colour requires the page's computed style.
 let made = null;
 document.addEventListener("rhyme:theme", () => {
   made = null;
@@ -47,5 +47,5 @@ function make() {
   };
 }
 
-// What a saved picture stands on: pages are transparent, files are not.
+// The background of a saved picture; figures on the page are transparent.
 export const paper = () => color("surface");

@@ -1,7 +1,7 @@
-// Figures: fetched when they come into sight, drawn with the page's theme, updated without losing the reader's zoom.
-//   data-figure="/ui/..."   where its JSON comes from; layout.meta: see webui/figures/drawing/base.py
-//   data-name="..."         what its files are called
-//   data-named              the page lists its names where windows are narrow
+// Figures: loaded when they scroll into view, drawn with the page's theme, updated without losing the reader's zoom.
+//   data-figure="/ui/..."   the address of its JSON; layout.meta: see webui/figures/drawing/base.py
+//   data-name="..."         the name of its saved files
+//   data-named              in narrow windows, the page lists the names of its colours
 import { ask } from "./ask.js";
 import { clear, draw } from "./figure_drawing.js";
 import { paper, template } from "./figure_theme.js";
@@ -9,23 +9,23 @@ import { blobOf, csvOf, save } from "./figure_files.js";
 import { toast } from "./toasts.js";
 import { inTurn } from "./turns.js";
 
-// Fetched shortly before they come into sight.
+// Figures load shortly before they scroll into view.
 const MARGIN = "200px";
-// A telephone's width, and how many names fit above a drawing there.
+// The width of a phone, and how many names fit above a drawing there.
 const NARROW = 560;
 const MOST_NAMES = 5;
-// After it was drawn, a figure rests for this long, and for as many times what the drawing took, whichever is longer.
+// Pause of a figure after a drawing: the longer of this time and this multiple of the drawing's duration.
 const REST_MS = 2000;
 const REST_DRAWINGS = 10;
-// Pictures for a paper or a slide.
+// The size of saved pictures, for a paper or a slide.
 const PICTURE = { width: 1200, height: 600, scale: 2 };
 
 const visible = new WeakSet();
-const waiting = new WeakSet(); // out of sight when they became stale
-const drawn = new WeakMap(); // figure -> the server's JSON, as text: plotly.js writes into what it is given
-const rests = new WeakMap(); // figure -> until when it rests
-const latest = new WeakMap(); // figure -> its newest question
-let plotly = null; // the promise of window.Plotly
+const waiting = new WeakSet(); // stale figures that are out of view
+const drawn = new WeakMap(); // figure -> the server's JSON as text, because plotly.js modifies its input
+const rests = new WeakMap(); // figure -> the end of its pause
+const latest = new WeakMap(); // figure -> its newest request
+let plotly = null; // a promise of window.Plotly
 
 export const all = () => [...document.querySelectorAll("[data-figure]")];
 
@@ -35,13 +35,13 @@ export function start() {
   all().forEach(adopt);
 }
 
-// Fetch a figure again, now or when it comes into sight.
+// Reloads a figure, now or when it scrolls into view.
 export async function refresh(figure) {
   if (visible.has(figure)) await load(figure);
   else waiting.add(figure);
 }
 
-// The moment from which on events may have this figure drawn again. One out of sight is only marked.
+// The moment from which events may redraw this figure. A figure out of view is only marked as stale.
 export const dueAt = (figure) => (visible.has(figure) ? (rests.get(figure) ?? 0) : 0);
 
 const sight = new IntersectionObserver(
@@ -87,7 +87,7 @@ async function load(figure) {
     const address = figure.dataset.figure;
     const [response] = await Promise.all([ask(address), loadPlotly()]);
     const text = await response.text();
-    // The reader may have asked for another window meanwhile, or a newer answer has come.
+    // Meanwhile the reader may have chosen another window, or a newer response may have arrived.
     if (address !== figure.dataset.figure || asked !== latest.get(figure)) return;
     let took = 0;
     if (text !== drawn.get(figure) || figure.dataset.state !== "drawn") {
@@ -117,7 +117,7 @@ async function redraw(figure) {
     clear(plot);
     return show(figure, "empty", empty);
   }
-  // Their names, one below the other, would take the drawing's place: the page shows them beside it.
+  // The names would cover the drawing, so the page shows them beside it.
   if (plot.clientWidth < NARROW && ("named" in figure.dataset || data.length > MOST_NAMES)) layout.showlegend = false;
   await draw(plot, data, layout);
   show(figure, "drawn", "");
@@ -126,9 +126,9 @@ async function redraw(figure) {
 
 function show(figure, state, text) {
   figure.dataset.state = state;
-  // One element for the whole sentence: each child of the box is laid out by itself.
+  // One element for the whole sentence, because the box lays out each child separately.
   const sentence = document.createElement("span");
-  // The names of options stay in one piece: browsers break lines after hyphens.
+  // Names of options stay on one line; browsers would break them after hyphens.
   sentence.append(...text.split(/(--[\w.]+)/).map((part, index) => (index % 2 === 0 ? part : whole(part))));
   figure.querySelector("[data-figure-state]").replaceChildren(...(text ? [sentence] : []));
 }
@@ -143,7 +143,7 @@ function whole(text) {
 function showError(figure, error) {
   if (!("status" in error)) throw error;
   const state = figure.querySelector("[data-figure-state]");
-  // An old drawing says more than none.
+  // An old drawing is better than none.
   show(figure, drawn.has(figure) ? "old" : "error", drawn.has(figure) ? `Not up to date: ${error.message}` : error.message);
   const again = document.createElement("button");
   again.type = "button";
@@ -156,7 +156,7 @@ function showError(figure, error) {
   state.append(document.createElement("br"), again);
 }
 
-// Already shown in the figure.
+// The error is already shown in the figure.
 function ignoreAskErrors(error) {
   if (!("status" in error)) throw error;
 }
@@ -169,7 +169,7 @@ function loadPlotly() {
     script.addEventListener("error", () => {
       plotly = null;
       script.remove();
-      reject(Object.assign(new Error("The drawing library did not load."), { status: 0, away: true }));
+      reject(Object.assign(new Error("The drawing library could not be loaded."), { status: 0, away: true }));
     });
     document.head.append(script);
   });
@@ -185,7 +185,7 @@ async function savePicture(figure) {
     const url = await window.Plotly.toImage({ data, layout: themed }, { format: "png", ...PICTURE });
     save(`${figure.dataset.name}.png`, blobOf(url, "image/png"));
   } catch (error) {
-    toast(`The picture could not be made: ${error.message ?? error}`, true);
+    toast(`The picture could not be saved: ${error.message ?? error}`, true);
   }
 }
 

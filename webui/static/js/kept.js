@@ -1,4 +1,4 @@
-// What the browser keeps of the reader's choices. Storage may be forbidden: then they last as long as the page.
+// The reader's choices, kept in the browser. If storage is forbidden, they last as long as the page.
 const memory = new Map();
 
 export function kept(name) {

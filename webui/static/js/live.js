@@ -1,8 +1,9 @@
-// One stream a page says that something happened; what it concerns is fetched again, at most once a second, and a figure
-// in sight when it has rested (figures.js). What is stale stays so until it was fetched: the last event is always drawn.
+// Live updates: one stream per page reports events, and the parts of the page that they concern are reloaded, at most
+// once a second. A figure in view is reloaded after its pause (figures.js). A stale part stays stale until it is
+// reloaded, so the last event is always shown.
 //   <body data-live="/api/v1/...">   the stream
-// Nothing is fetched while the page is hidden or paused: it catches up afterwards. A server that does not answer is
-// asked again and again, less and less often, and said so.
+// A hidden or paused page loads nothing and catches up afterwards. If the server does not respond, the page says so and
+// tries again with growing delays.
 import { ask, signedOut } from "./ask.js";
 import * as figures from "./figures.js";
 import { keep, kept } from "./kept.js";
@@ -24,8 +25,8 @@ let retry = null;
 let due = null; // the timer of the next refresh
 let lastRefresh = 0;
 let running = false;
-const stale = new Set(); // elements to fetch again
-let everything = false; // the next refresh lets no figure rest
+const stale = new Set(); // elements to reload
+let everything = false; // the next refresh ignores the pauses of figures
 const fetchedAt = new WeakMap();
 
 export function start() {
@@ -63,7 +64,7 @@ function disconnect() {
   retry = null;
 }
 
-// Only the kinds that something on this page waits for, so that a busy run's other events are not sent here.
+// Only the kinds of events that this page needs, so that a busy run's other events are not sent.
 function address() {
   const waiting = elements().filter((element) => !element.dataset.every || element.dataset.on);
   if (waiting.length === 0 || waiting.some((element) => !element.dataset.on)) return url;
@@ -73,18 +74,18 @@ function address() {
 
 function connect() {
   retry = null;
-  // Without a stream (the server has too many), the page is brought up to date as often as it asks for one.
+  // Without a stream (the server has too many), the page is updated whenever it requests one.
   if (failures > 0 && awaySince === null) markAll();
   const mine = new EventSource(address());
   source = mine;
-  // Events of a stream that was given up meanwhile say nothing.
+  // Ignore events of a stream that has been closed meanwhile.
   mine.addEventListener("open", () => mine === source && back());
   mine.addEventListener("message", (event) => mine === source && changed(event.data));
   mine.addEventListener("error", () => mine === source && void lost());
 }
 
 function back() {
-  // What happened between two streams was not said in either.
+  // Neither stream reported the events between them.
   const missed = failures > 0 || awaySince !== null;
   failures = 0;
   awaySince = null;
@@ -93,17 +94,17 @@ function back() {
 }
 
 async function lost() {
-  // The browser's own retry gives up at the first answer that is no stream (a proxy's 502, our 503).
+  // The browser's own retry stops at the first response that is no stream (a proxy's 502, our 503).
   source?.close();
   source = null;
   if (asleep()) return;
   try {
-    // Does the server answer at all, and is this session still good?
+    // Check whether the server responds and this session is still valid.
     await ask("/api/v1/session");
   } catch (error) {
     if (!("status" in error)) throw error;
     if (error.status === 401) return signedOut();
-    // Meanwhile the stream may be open again: then the server does answer.
+    // The stream may have opened meanwhile, which shows that the server responds.
     if (source === null) awaySince ??= Date.now();
   }
   if (asleep() || source !== null || retry !== null) return show();
@@ -122,7 +123,7 @@ function changed(data) {
 }
 
 function markAll() {
-  // What happened meanwhile was not heard of, and may be much.
+  // The page missed all events meanwhile, possibly many.
   everything = true;
   for (const element of elements()) stale.add(element);
   schedule();
@@ -149,7 +150,7 @@ function schedule() {
 }
 
 async function refresh() {
-  if (url && asleep()) return; // what is stale stays so
+  if (url && asleep()) return; // stale elements stay stale
   lastRefresh = Date.now();
   running = true;
   const now = [...stale].filter((element) => dueAt(element) <= lastRefresh);
@@ -161,7 +162,7 @@ async function refresh() {
     if (reason && !("status" in reason)) throw reason;
   }
   if (done.some(({ reason }) => reason?.away)) {
-    // One way to be away and one to come back: the stream, which is opened anew, says when the server is there.
+    // Only a newly opened stream tells that the server is back.
     if (url && source !== null) void lost();
     if (url) return;
   }
@@ -186,6 +187,6 @@ function show() {
   const text =
     state === "away" ? `Server not reachable since ${new Date(awaySince).toLocaleTimeString()}` : { live: "Live", paused: "Paused" }[state];
   indicator.dataset.state = state;
-  // Written only when it changes: screen readers say it each time.
+  // Written only when it changes, because screen readers read each change aloud.
   if (indicator.textContent !== text) indicator.textContent = text;
 }

@@ -1,5 +1,5 @@
-// The part of a log that is on the page: whole lines around where the reader is, loaded further as they scroll.
-//   one text node a chunk, so that text is only ever text; at most KEPT characters, whatever the file's size
+// The part of a log that is on the page: whole lines around the reader's position; scrolling loads more.
+//   One text node per chunk, so that text is never parsed as HTML; at most KEPT characters for a file of any size.
 import { ask } from "./ask.js";
 
 const CHUNK = 128 * 1024;
@@ -7,7 +7,7 @@ const LINES = 500;
 const KEPT = 3 * 1024 * 1024;
 
 export class LogWindow {
-  // `place`: the element that holds the text; `address`: the API's route of this log.
+  // `place`: the element that holds the text; `address`: the API's address of this log.
   constructor(place, address) {
     this.place = place;
     this.address = address;
@@ -40,7 +40,7 @@ export class LogWindow {
     this.place.scrollTop = 0;
   }
 
-  // The line that starts at this byte, with what is around it.
+  // Loads the line that starts at this byte, and the lines around it.
   async to(byte) {
     const [before, from] = await Promise.all([
       byte > 0 ? this.read({ before: byte, tail: LINES }) : null,
@@ -55,7 +55,7 @@ export class LogWindow {
     return this.chunks.length > 0 && byte >= this.start && byte < this.end;
   }
 
-  // Where the reader comes near an end of what is here and there is more: "above", "below" or "".
+  // The end of the loaded part that the reader approaches, if the log goes on there: "above", "below" or "".
   shortAt() {
     const near = this.place.clientHeight;
     if (this.chunks.length === 0) return "";
@@ -64,7 +64,7 @@ export class LogWindow {
     return below < near && !this.atEnd ? "below" : "";
   }
 
-  // Loads on there.
+  // Loads more at that end.
   async extend() {
     const where = this.shortAt();
     if (this.busy || !where) return;
@@ -87,11 +87,11 @@ export class LogWindow {
     this.place.replaceChildren();
   }
 
-  // `apart`: as a node of its own, so that its beginning can be found.
+  // `apart`: adds a separate node, so that its beginning can be found.
   append(chunk, apart = false) {
     this.size = chunk.size;
     if (chunk.end === chunk.start) return;
-    // Pieces that do not follow each other: the file was cut short or written anew.
+    // The pieces are not adjacent, because the file was truncated or rewritten.
     if (this.chunks.length > 0 && chunk.start !== this.end) this.clear();
     const last = this.chunks.at(-1);
     if (last && !apart && last.node.length + chunk.text.length < CHUNK) {
@@ -116,7 +116,7 @@ export class LogWindow {
     this.shrink(() => this.chunks.pop(), false);
   }
 
-  // What is farthest from the reader goes; what they see does not move.
+  // Removes the text farthest from the reader; the visible text does not move.
   shrink(take, above) {
     let kept = this.chunks.reduce((sum, chunk) => sum + chunk.node.length, 0);
     while (kept > KEPT && this.chunks.length > 1) {
@@ -128,14 +128,14 @@ export class LogWindow {
     }
   }
 
-  // Ranges of all places of `text` (any case) in what is here.
+  // Ranges of all matches of `text` (ignoring case) in the loaded part.
   ranges(text) {
     const wanted = text.toLowerCase();
     const found = [];
     if (!wanted) return found;
     for (const { node, start } of this.chunks) {
       const lowered = node.data.toLowerCase();
-      // Lowering may change a length ("İ"): such a chunk is searched as it is.
+      // Lower case may change the length ("İ"); such a chunk is searched unchanged.
       const data = lowered.length === node.length ? lowered : node.data;
       for (let at = data.indexOf(wanted); at >= 0; at = data.indexOf(wanted, at + wanted.length)) {
         const range = new Range();

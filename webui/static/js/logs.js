@@ -11,15 +11,15 @@ const follow = part("follow");
 const wrap = part("wrap");
 const view = new LogWindow(place, root.dataset.log);
 
-// The browser's own retry gives up at the first answer that is no stream.
+// The browser's own retry stops at the first response that is no stream.
 const RETRY_MS = 3000;
 
 let source = null;
 let retry = null;
 let awake = true;
-let text = ""; // what is searched
-let matches = []; // { start, text }: lines of the file
-let scanned = 0; // up to which byte of it
+let text = ""; // the text of the search
+let matches = []; // lines of the file: { start, text }
+let scanned = 0; // the number of bytes of the file that were searched
 let current = -1;
 
 // ---- reading ----
@@ -34,7 +34,7 @@ function showPlace() {
 }
 
 const idle = () =>
-  view.size === 0 ? "Nothing has been written to this log so far." : source?.readyState === EventSource.OPEN ? "Following" : "";
+  view.size === 0 ? "This log is empty so far." : source?.readyState === EventSource.OPEN ? "Following" : "";
 
 async function attempt(work) {
   try {
@@ -88,8 +88,8 @@ function connect() {
   });
   source.addEventListener("error", () => {
     disconnect();
-    say("The server does not answer: trying again");
-    // From where the text ends: nothing is missed.
+    say("The server does not respond: trying again");
+    // Continue where the text ends, so that nothing is missed.
     retry = setTimeout(connect, RETRY_MS);
   });
 }
@@ -145,7 +145,7 @@ async function find() {
   remember({ q: text, at: "" });
   if (text) {
     await lookOn();
-    // A rare text of a huge log: on, a stretch at a time, until there is something to show.
+    // A rare text in a huge log: search one part after the other until there is a match.
     while (matches.length === 0 && scanned < view.size) {
       showFound();
       await lookOn();
@@ -167,7 +167,7 @@ async function show(index) {
   showFound();
 }
 
-// Brings the first place of the searched text at or behind this byte into sight.
+// Scrolls to the first match at or behind this byte.
 function reveal(byte) {
   const chunk = view.chunks.find((one) => one.start === byte) ?? view.chunks[0];
   const found = view.ranges(text).find((one) => one.chunk >= (chunk?.start ?? 0));
@@ -184,7 +184,7 @@ function reveal(byte) {
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  // The same text again: the next place of it.
+  // The same text again: go to its next match.
   void attempt(() => (form.elements.q.value === text && matches.length > 0 ? show(current + 1) : find()));
 });
 form.elements.q.addEventListener("search", () => {
@@ -193,7 +193,7 @@ form.elements.q.addEventListener("search", () => {
 part("next").addEventListener("click", () => void attempt(() => show(current + 1)));
 part("previous").addEventListener("click", () => void attempt(() => show(current - 1)));
 
-// A link to what is seen; another search is no step of the history.
+// The address links to the shown match; another search adds no entry to the history.
 function remember(changes) {
   const url = new URL(location.href);
   for (const [name, value] of Object.entries(changes)) {

@@ -1,6 +1,6 @@
-// Menus and tabs that are wider than a telephone's window: the one that one is on is in sight.
+// Menus and tabs wider than a phone's window: scroll to the current entry.
 export function start() {
-  // Beside the page's first layout, not before it.
+  // After the page's first layout, not before it.
   requestAnimationFrame(() => {
     for (const here of document.querySelectorAll(".menu [aria-current], .tabs [aria-current]")) {
       const row = here.parentElement.getBoundingClientRect();

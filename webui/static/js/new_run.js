@@ -1,6 +1,6 @@
-// The form of a new run: what is not at its default is sent to the server, which says what is wrong and what it means.
-//   [data-field]   one option; data-kind, data-type and data-list say how its text becomes a value
-// A field without a value leaves its option at the default; the server's check judges everything else.
+// The form of a new run: options that are not at their default go to the server, which returns errors and the plan.
+//   [data-field]   one option; data-kind, data-type and data-list define how its text becomes a value
+// An empty field leaves its option at the default; the server checks everything else.
 import { ask } from "./ask.js";
 import { fold } from "./option_search.js";
 
@@ -9,7 +9,7 @@ const holder = form.querySelector("[data-form]");
 const panel = document.querySelector("[data-panel]");
 const start = document.querySelector("[data-start]");
 const startProblem = document.querySelector("[data-start-problem]");
-// Long enough that a word is typed, short enough to feel immediate.
+// Delay of the check: long enough to type a word, short enough to feel immediate.
 const PAUSE_MS = 250;
 
 let timer = null;
@@ -22,7 +22,7 @@ const one = (name) => form.querySelector(`[data-${name}]`);
 function typed(text, type) {
   if (type === "str") return text;
   const number = Number(text);
-  // What is no number goes as it is: the server says what it must be.
+  // Text that is no number is sent as it is, and the server explains the error.
   return text.trim() !== "" && Number.isFinite(number) ? number : text;
 }
 
@@ -85,7 +85,7 @@ async function check() {
     if (mine === asked) say(error.message);
     return;
   }
-  // Something was typed meanwhile: its own answer comes.
+  // The form changed meanwhile: a newer response will arrive.
   if (mine !== asked) return;
   say("");
   replace(panel, html);
@@ -101,17 +101,17 @@ async function simulate(button) {
     const body = { arguments: collect(), ...(clone ? { clone } : {}) };
     const response = await ask("/ui/new-run/estimate", { method: "POST", body });
     const html = await response.text();
-    // Something was typed meanwhile: the panel is another one, and so is the answer.
+    // The form changed meanwhile, so this response belongs to an older panel.
     if (place.isConnected) replace(place, html);
   } catch (error) {
     if (!("status" in error)) throw error;
     button.disabled = false;
-    button.textContent = "Simulate it";
+    button.textContent = "Simulate";
     say(error.message);
   }
 }
 
-// Server-rendered, escaped by its templates.
+// Rendered by the server, and escaped by its templates.
 function replace(element, html) {
   const template = document.createElement("template");
   template.innerHTML = html;
@@ -123,14 +123,14 @@ function say(text) {
   startProblem.hidden = text === "";
 }
 
-// The panel's faults, each also at its field.
+// Shows each of the panel's errors at its field, too.
 function showFaults() {
   const faults = new Map();
   for (const item of panel.querySelectorAll("[data-fault]")) {
     if (item.dataset.fault) faults.set(item.dataset.fault, item.querySelector("[data-message]").textContent);
   }
   mark(faults);
-  // For screen readers: said when it changes, without the rest of the panel.
+  // For screen readers: only this text is read aloud when it changes, not the whole panel.
   const verdict = document.querySelector("[data-verdict]");
   const words = panel.querySelector("h2").textContent;
   if (verdict.textContent !== words) verdict.textContent = words;
@@ -157,7 +157,7 @@ function request() {
   const given = collect();
   const { clone, base } = one("filled").dataset;
   if (!clone) return { url: "/api/v1/runs", body: { ...about, arguments: given } };
-  // What the cloned run had and this one has not goes back to its default.
+  // Options that the cloned run set and this form does not are reset to their default.
   for (const key of base.split(" ").filter(Boolean)) {
     const at = key.indexOf(".");
     const group = (given[key.slice(0, at)] ??= {});
@@ -168,7 +168,7 @@ function request() {
 
 async function submit() {
   const { url, body } = request();
-  // The same request has the same key, so that a second click gives the same run; another one has another.
+  // The same request has the same key, so that a second click starts no second run; another request has another key.
   const text = JSON.stringify([url, body]);
   if (text !== sent.body) sent = { body: text, count: sent.count + 1 };
   start.disabled = true;
@@ -187,7 +187,7 @@ async function submit() {
   }
 }
 
-// A link to a field also opens what it is folded into.
+// A link to a field also opens the fold around it.
 function reach(event) {
   const link = event.target.closest("a[href^='#f-']");
   if (!link) return;
@@ -238,7 +238,7 @@ form.addEventListener("click", (event) => {
   edited();
 });
 form.addEventListener("keydown", (event) => {
-  // A run is started by its button alone, never by Enter in a field.
+  // Only the button starts a run, never Enter in a field.
   if (event.key === "Enter" && event.target.matches("input")) event.preventDefault();
 });
 form.addEventListener("submit", (event) => {
@@ -256,6 +256,6 @@ panel.addEventListener("click", (event) => {
 });
 begin();
 showFaults();
-// How much room the cluster has: asked after the page is there, because Ray may take its time, and by
-// the module that loads pieces, which starts after this one.
+// The cluster's free resources are loaded after the page, because Ray may be slow. The module that loads pieces starts
+// after this one and does it.
 document.addEventListener("DOMContentLoaded", () => document.dispatchEvent(new CustomEvent("rhyme:stale")));

@@ -1,7 +1,7 @@
-// Searching a page's options: hides what does not match, opens what folds a match away.
-//   [data-search]         the text; every word of it must stand in the option's name or explanation
-//   [data-only-changed]   shows only what is not at its default
-//   [data-section]        hidden when nothing in it matches; [data-found] and [data-none-found] say how many did
+// Search in a page's options: hides options that do not match, and opens folds that contain a match.
+//   [data-search]         the text; the option's name or explanation must contain each of its words
+//   [data-only-changed]   shows only options that are not at their default
+//   [data-section]        hidden without a match; [data-found] and [data-none-found] show the number of matches
 const SEARCHED = "[data-field], [data-setting]";
 
 function matches(element, words, onlyChanged) {
@@ -40,7 +40,7 @@ export const fold = {
     search.addEventListener("input", () => apply(root));
     root.querySelector("[data-only-changed]")?.addEventListener("change", () => apply(root));
     search.addEventListener("keydown", (event) => {
-      // In a form, Enter would submit it.
+      // Enter would submit the form.
       if (event.key === "Enter") event.preventDefault();
     });
   },

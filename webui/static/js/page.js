@@ -1,4 +1,4 @@
-// Every page's script: starts what the page has.
+// The script of every page: starts the modules that the page needs.
 import * as actions from "./actions.js";
 import * as figures from "./figures.js";
 import * as live from "./live.js";

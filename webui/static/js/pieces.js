@@ -1,13 +1,13 @@
-// Pieces: parts of the page that the server renders, fetched again when they are stale.
-//   data-piece="/ui/..."   where it comes from
-//   data-on="kind kind"    the kinds of events that change it; without it, all do
-//   data-every="15"        seconds after which it is fetched again anyway
-// What the reader is doing in a piece (typing, selecting, clicking) is not taken away: it waits for the next time.
+// Pieces: parts of the page that the server renders, and that are reloaded when they are stale.
+//   data-piece="/ui/..."   its address
+//   data-on="kind kind"    the kinds of events that make it stale; all kinds by default
+//   data-every="15"        seconds after which it is reloaded in any case
+// A piece in which the reader is typing, selecting or clicking is not replaced until the next reload.
 import { ask } from "./ask.js";
 
 const shown = new WeakMap();
 
-// What the pointer is pressed on: replaced before it is let go, it would not be clicked.
+// The element under a pressed pointer; if it were replaced before the release, the click would be lost.
 let pressed = null;
 document.addEventListener("pointerdown", (event) => (pressed = event.target), true);
 for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, () => (pressed = null), true);
@@ -27,7 +27,7 @@ export async function refresh(piece) {
 }
 
 function inUse(piece) {
-  // A question is open: its button, to which the focus goes back, must still be there.
+  // A dialog is open: the button that gets the focus back must still exist.
   if (document.querySelector("dialog[open]")) return true;
   if (pressed && piece.contains(pressed)) return true;
   const focused = document.activeElement;
@@ -40,14 +40,14 @@ function replace(piece, text) {
   const focused = piece.contains(document.activeElement) ? mark(document.activeElement) : null;
   const open = new Set([...piece.querySelectorAll("details[open][id]")].map((one) => one.id));
   const template = document.createElement("template");
-  template.innerHTML = text; // from our own server, whose templates escape
+  template.innerHTML = text; // rendered by our own server, whose templates escape
   for (const details of template.content.querySelectorAll("details[id]")) details.open = open.has(details.id);
   piece.replaceChildren(template.content);
   if (focused) piece.querySelector(focused)?.focus({ preventScroll: true });
   document.dispatchEvent(new CustomEvent("rhyme:replaced", { detail: piece }));
 }
 
-// A selector by which the same element is found in the new piece.
+// A selector that finds the same element in the new piece.
 function mark(element) {
   for (const name of ["id", "data-action", "href"]) {
     const value = element.getAttribute(name);

@@ -1,4 +1,4 @@
-// Choosing runs in the table: to compare them, or to stop or archive them at once. A choice outlives updates of the table.
+// Selecting runs in the table, to compare, stop or archive them together. A selection survives updates of the table.
 import { confirmed } from "./actions.js";
 import { ask } from "./ask.js";
 import { toast } from "./toasts.js";
@@ -19,7 +19,7 @@ function show() {
     all.indeterminate = count > 0 && count < here.length;
   }
   bar.hidden = chosen.size === 0;
-  const text = chosen.size === 1 ? "1 run chosen" : `${chosen.size} runs chosen`;
+  const text = chosen.size === 1 ? "1 run selected" : `${chosen.size} runs selected`;
   bar.querySelector("[data-chosen]").textContent = chosen.size > MOST_COMPARED ? `${text}: at most ${MOST_COMPARED} can be compared` : text;
   bar.querySelector("[data-compare]").disabled = chosen.size < 2 || chosen.size > MOST_COMPARED;
 }
@@ -62,7 +62,7 @@ document.addEventListener("change", ({ target }) => {
   show();
 });
 document.addEventListener("rhyme:replaced", show);
-// Also runs that have meanwhile left this page of the table.
+// Includes selected runs that are no longer on this page of the table.
 bar.addEventListener("submit", (event) => {
   event.preventDefault();
   location.assign(`/compare?${[...chosen].map((uid) => `run=${uid}`).join("&")}`);
@@ -76,6 +76,6 @@ bar.addEventListener("click", (event) => {
     document.querySelector("[data-pick-all]")?.focus();
   }
 });
-// A browser that comes back keeps the boxes: they count.
+// A browser that goes back to this page keeps the checked boxes, so they count.
 for (const pick of picks()) if (pick.checked) chosen.add(pick.value);
 show();

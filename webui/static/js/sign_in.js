@@ -1,5 +1,5 @@
-// Signs in with the code of a link, or with a token, in the address's fragment (which browsers do not send), or with
-// what was typed or pasted.
+// Signs in with the code of a link or with a token. Both come from the address's fragment, which browsers do not send,
+// or from the form.
 import { ask } from "./ask.js";
 
 const form = document.querySelector("[data-sign-in]");
@@ -23,17 +23,17 @@ async function signIn(token) {
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  // A whole link may be pasted too.
+  // The reader may also paste a whole link.
   void signIn(form.elements.token.value.trim().replace(/^.*#(?:code|token)=/, ""));
 });
 
 const fragment = new URLSearchParams(location.hash.slice(1));
 const secret = fragment.get("code") ?? fragment.get("token");
-// Out of the address and the history before anything else.
+// Remove the code from the address and the history first.
 if (secret) history.replaceState(null, "", location.pathname + location.search);
 if (!secret || !(await signIn(secret))) {
-  // Signed in already, though the link was used before: a link from another site comes without the cookie, which is for
-  // our own pages only.
+  // The reader may be signed in already, although the link is used up: a request from another site comes without the
+  // cookie, which only our own pages send.
   const response = await fetch("/api/v1/session");
   if (response.ok) next();
 }

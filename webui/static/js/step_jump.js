@@ -1,4 +1,4 @@
-// From a bar of steps to these steps in the timeline, and from step to step with the arrow keys.
+// A click on a bar opens its steps in the timeline; the arrow keys go from step to step.
 //   data-jump="/runs/x/timeline?..."   around a figure whose bars have their last step as `customdata`
 //   data-key="ArrowLeft"               a link that this key follows, unless the reader is typing or in a figure
 const listening = new WeakSet();

@@ -1,4 +1,4 @@
-// The switch: as the system says -> light -> dark. Tells the page by the event "rhyme:theme".
+// The theme switch: system -> light -> dark. It announces each change by the event "rhyme:theme".
 import { keep } from "./kept.js";
 
 const NEXT = { system: "light", light: "dark", dark: "system" };

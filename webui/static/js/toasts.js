@@ -1,4 +1,4 @@
-// Short messages at the page's corner. Errors stay until they are closed.
+// Short messages in the page's corner. Errors stay until the reader closes them.
 const SHOWN_MS = 5000;
 
 export function toast(text, bad = false) {

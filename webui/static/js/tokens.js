@@ -1,4 +1,4 @@
-// Makes a token and shows it once.
+// Creates a token and shows it once.
 import { ask } from "./ask.js";
 
 const form = document.querySelector("[data-new-token]");

@@ -1,7 +1,7 @@
-// Work on the page, one piece a task: between two, the browser answers the reader and paints.
+// Work on the page in separate tasks, so that the browser can handle input and paint between them.
 
 const { port1, port2 } = new MessageChannel();
-const waiting = []; // what a message of its own begins
+const waiting = []; // functions that resume a waiting task
 port1.onmessage = () => waiting.shift()();
 
 const nextTask = () =>
@@ -12,9 +12,9 @@ const nextTask = () =>
 
 let last = Promise.resolve();
 
-// Do it in a task of its own, after all that were given before; gives what it gives.
+// Runs `work` in a task of its own, after all earlier ones; returns its result.
 export function inTurn(work) {
   const mine = last.then(nextTask).then(work);
-  last = mine.catch(() => {}); // whoever gave it hears of it
+  last = mine.catch(() => {}); // the caller handles the error
   return mine;
 }

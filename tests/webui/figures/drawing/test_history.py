@@ -23,13 +23,13 @@ def test_answers_are_shares_of_a_steps_questions() -> None:
 
 def test_workers_are_added_up_and_one_that_is_late_counts_with_what_it_last_said() -> None:
     drawn = traces(history.prompts(STATES, None))
-    assert list(drawn["Known"].y) == [16, 18] and list(drawn["Index on the disk alone"].y) == [2, 3]
+    assert list(drawn["Known"].y) == [16, 18] and list(drawn["Index on disk only"].y) == [2, 3]
 
 
 def test_room_is_written_in_the_unit_that_suits_it() -> None:
     figure = history.memory(STATES, None)
     assert list(traces(figure)["In memory"].y) == [4.0, 5.0] and figure.layout.yaxis.title.text == "MiB"
-    assert "in memory 5, on the disk 2 (MiB)" in figure.layout.meta["description"]
+    assert "in memory 5, on disk 2 (MiB)" in figure.layout.meta["description"]
 
 
 def test_a_run_without_workers_says_so() -> None:
