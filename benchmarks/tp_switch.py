@@ -36,7 +36,7 @@ from switch_decisions import Replay, Response
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.grid import StepShape
+from rhyme_openrlhf.latency.measure import StepShape
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.tp_switch import EACH_SECONDS

@@ -8,8 +8,7 @@ from typing import Any
 
 import ray
 
-from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
-from rhyme_openrlhf.latency.measure import BESIDE_STEPS, OWN_STEPS
+from rhyme_openrlhf.latency.measure import BESIDE_STEPS, OWN_STEPS, Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import StepPoint, Subject
 
 

@@ -26,7 +26,7 @@ from rhyme_openrlhf.engine.patches import rejection_sampling, resumed_requests
 from rhyme_openrlhf.engine.worker_parts.moves import MovingWorker
 from rhyme_openrlhf.engine.worker_parts.ngram import NgramWorker
 from rhyme_openrlhf.engine.worker_parts.sleep import SleepingWorker
-from rhyme_openrlhf.latency.subject import hardware_name
+from rhyme_openrlhf.latency.profile import hardware_name
 from rhyme_openrlhf.weights.buckets import Segment
 from rhyme_openrlhf.weights.segment_file import SegmentFiles, tensors
 

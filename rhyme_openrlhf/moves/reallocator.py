@@ -14,7 +14,7 @@ from typing import Any
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
 from rhyme_openrlhf.scheduling.move import MoveRefused, NotYet
-from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
+from rhyme_openrlhf.scheduling.reallocation import ReallocationPolicy
 from rhyme_openrlhf.settings.moves import ReallocationSettings
 
 CAUSE = "reallocation"

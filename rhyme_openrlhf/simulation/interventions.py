@@ -18,8 +18,7 @@ from rhyme_openrlhf.latency.predictor import SecondsOfMany
 from rhyme_openrlhf.latency.step_model import context_bucket
 from rhyme_openrlhf.scheduling import outliers, reallocation
 from rhyme_openrlhf.scheduling.engine_status import speculation
-from rhyme_openrlhf.scheduling.reallocation import EngineLoad, RunningSample
-from rhyme_openrlhf.scheduling.reallocation_policy import Decoding, ReallocationPolicy
+from rhyme_openrlhf.scheduling.reallocation import Decoding, EngineLoad, ReallocationPolicy, RunningSample
 from rhyme_openrlhf.simulation.carrying import Carried
 from rhyme_openrlhf.simulation.engine import Engine
 from rhyme_openrlhf.simulation.job import Job

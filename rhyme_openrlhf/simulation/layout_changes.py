@@ -19,8 +19,7 @@ import numpy as np
 
 from rhyme_openrlhf.scheduling import tp_switch
 from rhyme_openrlhf.scheduling.engine_status import speculation
-from rhyme_openrlhf.scheduling.remaining_lengths import UnfinishedSamples
-from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.stage_course import Layout, UnfinishedSamples
 from rhyme_openrlhf.scheduling.tp_switch import in_turn
 from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.slot import Slot

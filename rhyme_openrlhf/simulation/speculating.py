@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from rhyme_openrlhf.scheduling.group_time import Speculation
+from rhyme_openrlhf.scheduling.step_plan import Speculation
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation.engine import EngineKind, PaceOf
 from rhyme_openrlhf.simulation.planner import History

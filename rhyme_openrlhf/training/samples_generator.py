@@ -23,7 +23,7 @@ from rhyme_openrlhf.engine.lost_engines import engines_left, leave_out_lost, pro
 from rhyme_openrlhf.engine.seeding import VisitedPrompt
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
-from rhyme_openrlhf.scheduling.dispatch import by_predicted_work
+from rhyme_openrlhf.scheduling.step_plan import by_predicted_work
 from rhyme_openrlhf.telemetry.engine_events import EngineSampler, engine_events, interval_events
 from rhyme_openrlhf.telemetry.events import (
     Note,

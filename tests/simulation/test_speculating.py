@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rhyme_openrlhf.scheduling.group_time import Speculation
+from rhyme_openrlhf.scheduling.step_plan import Speculation
 from rhyme_openrlhf.simulation import speculating
 from rhyme_openrlhf.simulation.planner import History
 from rhyme_openrlhf.simulation.settings import Features

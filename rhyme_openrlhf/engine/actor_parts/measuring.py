@@ -19,8 +19,7 @@ from vllm.utils import random_uuid
 
 from rhyme_openrlhf.engine.request_keys import UNCOUNTED
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency import subject as subjects
-from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
+from rhyme_openrlhf.latency.measure import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Subject
 from rhyme_openrlhf.settings.config import RhymeSettings
 
@@ -42,7 +41,7 @@ class StepMeasuring:
         config = self.llm.vllm_config
         hardware = (await self.llm.collective_rpc("rhyme_hardware"))[0]
         return Subject(
-            model=subjects.model_name(config.model_config.hf_config, self.rhyme.drafting),
+            model=profiles.model_name(config.model_config.hf_config, self.rhyme.drafting),
             hardware=hardware,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             tensor_parallel_size=config.parallel_config.tensor_parallel_size,
@@ -64,7 +63,7 @@ class StepMeasuring:
     async def kv_bytes_per_token(self) -> int:
         """As in `latency/profile.py`."""
         config, subject = self.llm.vllm_config.model_config.hf_config, await self.subject()
-        return subjects.kv_bytes_per_token(config, subject.dtype, subject.tensor_parallel_size)
+        return profiles.kv_bytes_per_token(config, subject.dtype, subject.tensor_parallel_size)
 
     async def padded_rows(self) -> tuple[int, ...]:
         """Token counts to which a step is padded, ascending: as the worker has resolved them."""
@@ -143,4 +142,4 @@ class StepMeasuring:
         return self._step_times
 
     async def _profile_path(self) -> Path:
-        return subjects.folder() / subjects.file_name(await self.subject())
+        return profiles.folder() / profiles.file_name(await self.subject())
