@@ -45,8 +45,8 @@ from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.latency import EmulateSettings
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
-from rhyme_openrlhf.simulation.presets import PRESETS
-from rhyme_openrlhf.simulation.shipped import load
+from rhyme_openrlhf.simulation.engine_kinds import load
+from rhyme_openrlhf.simulation.workload import PRESETS
 
 PROMPT = 32
 DEVICES = 8

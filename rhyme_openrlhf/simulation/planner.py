@@ -26,9 +26,9 @@ from rhyme_openrlhf.scheduling.step_plan import (
     placed,
     second_tier,
 )
-from rhyme_openrlhf.simulation.job import Job
+from rhyme_openrlhf.simulation.engine import Job
 from rhyme_openrlhf.simulation.settings import Features
-from rhyme_openrlhf.simulation.speculation_rates import Rates
+from rhyme_openrlhf.simulation.speculation import Rates
 from rhyme_openrlhf.simulation.workload import PromptLoad, StepLoad
 
 

@@ -95,7 +95,7 @@ def test_without_a_compiler_a_tp_switch_is_refused_and_other_simulations_run() -
         "sys.modules['rhyme_openrlhf._stage'] = sys.modules['rhyme_openrlhf._drafting'] = None\n"
         "from rhyme_openrlhf.drafting_core import CoreMissing\n"
         "from rhyme_openrlhf.simulation import shipped\n"
-        "from rhyme_openrlhf.simulation.presets import PRESETS\n"
+        "from rhyme_openrlhf.simulation.workload import PRESETS\n"
         "from rhyme_openrlhf.simulation.run import Run\n"
         "from rhyme_openrlhf.simulation.settings import Cluster, Features\n"
         "from rhyme_openrlhf.simulation.workload import drawn\n"

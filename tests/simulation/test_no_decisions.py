@@ -26,7 +26,7 @@ from rhyme_openrlhf.simulation import layout_changes, planner
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.workload import drawn
-from tests.simulation.test_run import CLUSTER, PROFILES, SHAPE
+from tests.simulation.kinds import CLUSTER, PROFILES, SHAPE
 
 PACKAGE = Path(rhyme_openrlhf.__file__).parent
 PIPELINE = Features("pipeline", rank_groups=4, two_tier=True, outliers=True, interval=0.3)
