@@ -14,7 +14,7 @@ import pytest
 
 import rhyme_openrlhf
 from rhyme_openrlhf.drafting import budget
-from rhyme_openrlhf.drafting.window import SpeculationWindow
+from rhyme_openrlhf.drafting.budget import SpeculationWindow
 from rhyme_openrlhf.scheduling import outliers, rank_groups, reallocation, step_plan, tp_switch
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.engine_shares import EngineShares
