@@ -76,7 +76,7 @@ def test_an_engine_is_on_one_node() -> None:
         check_nodes(["a", "a", "a", "b"], (1, 2))
 
 
-LARGE = Model(heads=8, kv_heads=2, weight_bytes=800 * MB)
+SMALL = Model(heads=8, kv_heads=2, weight_bytes=800 * MB)
 LARGE = Model(heads=32, kv_heads=8, weight_bytes=16_000 * MB, longest_bytes=4000 * MB)
 GB = 1024
 
@@ -90,41 +90,41 @@ def gpu(free_mb: int) -> Offer:
 
 
 def test_memory_is_planned_for_each_device() -> None:
-    shape = plan_layouts(4, 1, [4], LARGE)
-    assert with_caches(shape, LARGE, Asked(100, 30), machine(4000)).tails == (Tail(1, 4, 30),)
+    shape = plan_layouts(4, 1, [4], SMALL)
+    assert with_caches(shape, SMALL, Asked(100, 30), machine(4000)).tails == (Tail(1, 4, 30),)
     # Two KV heads on four ranks: each holds one, half of a token and not a quarter.
-    plan = with_caches(shape, LARGE, Asked(100), machine(3500))
+    plan = with_caches(shape, SMALL, Asked(100), machine(3500))
     assert plan == LayoutPlan(4, 1, (Tail(1, 4, 50),), 100)
-    memory = plan_memory(plan, LARGE, machine(3500))
+    memory = plan_memory(plan, SMALL, machine(3500))
     assert [(share.weights, share.kv_cache) for share in memory.shares] == [(800 * MB, 100 * MB), (200 * MB, 50 * MB)]
     # A KV cache of nothing is none.
-    assert with_caches(shape, LARGE, Asked(20), machine(3500)).tails[0].kv_mb == 16
+    assert with_caches(shape, SMALL, Asked(20), machine(3500)).tails[0].kv_mb == 16
     # Four actors with their cores, and one actor and core with four workers.
     assert sum(share.reserve for share in memory.shares) == 14 * PROCESS_MB * MB // 4
     assert memory.total == 3250 * MB
-    said = memory_sentence(plan, LARGE, machine(3500))
+    said = memory_sentence(plan, SMALL, machine(3500))
     assert "4 engines of tensor parallelism 1 with 800 MB of weights and 100 MB of KV cache on each device" in said
     assert "1 of 4 with 200 MB and 50 MB, and 2,100 MB on each for their processes: 13,000 MB on 4 devices" in said
     assert said.endswith("14,000 MB are free")
 
 
 def test_caches_that_do_not_fit_together_take_turns() -> None:
-    shape = plan_layouts(4, 1, [4], LARGE)
-    plan = with_caches(shape, LARGE, Asked(100), machine(3225))
+    shape = plan_layouts(4, 1, [4], SMALL)
+    plan = with_caches(shape, SMALL, Asked(100), machine(3225))
     assert not plan.both_awake and plan.kv_sizes == (100, 50)
-    assert plan_memory(plan, LARGE, machine(3225)).total == 3200 * MB
-    assert memory_sentence(plan, LARGE, machine(3225)).endswith("only the layout that runs has its KV cache")
-    assert not with_caches(shape, LARGE, Asked(100, caches=TURNS), machine(9000)).both_awake
+    assert plan_memory(plan, SMALL, machine(3225)).total == 3200 * MB
+    assert memory_sentence(plan, SMALL, machine(3225)).endswith("only the layout that runs has its KV cache")
+    assert not with_caches(shape, SMALL, Asked(100, caches=TURNS), machine(9000)).both_awake
 
 
 def test_what_does_not_fit_is_refused_with_the_flag() -> None:
-    shape = plan_layouts(4, 1, [4], LARGE)
+    shape = plan_layouts(4, 1, [4], SMALL)
     with pytest.raises(LayoutError, match="lower --cpu.kv_cache_mb and --tp_switch.kv_cache_mb to at most 50 MB each"):
-        with_caches(shape, LARGE, Asked(100), machine(3150))
+        with_caches(shape, SMALL, Asked(100), machine(3150))
     with pytest.raises(LayoutError, match="by 25 MB together, or let --tp_switch.kv_caches be auto"):
-        with_caches(shape, LARGE, Asked(100, caches=TOGETHER), machine(3225))
+        with_caches(shape, SMALL, Asked(100, caches=TOGETHER), machine(3225))
     with pytest.raises(LayoutError, match="weights and processes alone do not fit so often"):
-        with_caches(shape, LARGE, Asked(100), machine(2500))
+        with_caches(shape, SMALL, Asked(100), machine(2500))
     with pytest.raises(LayoutError, match="alone do not fit so often, or raise it"):
         with_caches(plan_layouts(8, 1, [8], LARGE), LARGE, Asked(0), gpu(20 * GB))
 
