@@ -30,9 +30,9 @@ import numpy as np
 import psutil
 from replay import read_journal
 
-from rhyme_openrlhf.history.byte_planes import packed
 from rhyme_openrlhf.history.index import DraftIndex, Piece, build_index
 from rhyme_openrlhf.history.index_store import IndexStore
+from rhyme_openrlhf.history.record import packed
 from rhyme_openrlhf.history.shard import HistoryShard
 
 # RhymeRL, section 5.3: "For RL training with a 230K dataset and 16K max response length, the host memory overhead of

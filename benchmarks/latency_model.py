@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhyme_openrlhf.latency.profile import read
-from rhyme_openrlhf.latency.quality import assess
+from rhyme_openrlhf.latency.step_model import assess
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import DraftBudget
 

@@ -15,7 +15,7 @@ from movable_engines import LocalEngine
 from rhyme_openrlhf.engine.calls import MeasuringCalls
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.kv.buffer import KvBufferStore
-from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
+from rhyme_openrlhf.latency.measure import PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint
 from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.home import ASK_AFTER_SECONDS

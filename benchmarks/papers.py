@@ -22,13 +22,12 @@ from roofline import DeviceSpec, ModelSpec, roofline
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
-from rhyme_openrlhf.simulation import shipped
-from rhyme_openrlhf.simulation.presets import PRESETS
+from rhyme_openrlhf.simulation import engine_kinds
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
-from rhyme_openrlhf.simulation.settings import Cluster, Features
-from rhyme_openrlhf.simulation.speculation_rates import Acceptance, window_rates
-from rhyme_openrlhf.simulation.workload import Workload, drawn
+from rhyme_openrlhf.simulation.settings import Acceptance, Cluster, Features
+from rhyme_openrlhf.simulation.speculation import window_rates
+from rhyme_openrlhf.simulation.workload import PRESETS, Workload, drawn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from table_in_page import put
@@ -149,7 +148,7 @@ def epochs(result: Result, size: int = 8) -> list[float]:
 
 def pat(found: dict[str, Any]) -> str:
     """Figure 10a: LLaMA3.1-8B on 8 A40, by the longest response allowed."""
-    profiles = shipped.load(["pat-a40"])
+    profiles = engine_kinds.load(["pat-a40"])
     base = Cluster(devices=8, tensor_parallel=2, trainer_tokens_per_second=NEVER_WAITS)
     wide = dataclasses.replace(base, tensor_parallel=8)
     # Section 5.4: 5.52 s a switch, 2.36 s of it for the KV caches, which the carrier's cost has already.
@@ -208,7 +207,7 @@ def pat_others(found: dict[str, Any]) -> str:
     ]
     found["pat-others"] = []
     for name, derived, nodes, longest, share, printed in kinds:
-        profiles = {size: derived(size) for size in (2, 8)} if derived else shipped.load(["pat-a40"])
+        profiles = {size: derived(size) for size in (2, 8)} if derived else engine_kinds.load(["pat-a40"])
         shape = dataclasses.replace(PRESETS["pat-deepscaler"], longest=longest)
         rows = []
         for seed in PAT_SEEDS:

@@ -42,7 +42,7 @@ from typing import Any
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.embedded.tasks import STEP_COUNTS, jsonl, make_problem
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.simulation.shipped import FOLDER
+from rhyme_openrlhf.simulation.engine_kinds import FOLDER
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import (
     EngineInterval,

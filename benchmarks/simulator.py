@@ -8,8 +8,8 @@ it), then real runs with two and three engines, with and without drafts, and rep
 does: the same lengths, engines and trainer's speed, and how each sample drafted. Beside each other: every rollout
 stage's seconds, and the share of the stages in which engines had nothing to run.
 
-Each run is simulated in three ways (simulation/replay.py): by the profile alone; as a forecast, where a step is as slow
-beside the profile as the steps before it were; and with each step's own speed.
+Each run is simulated in three ways (simulation/recorded_run.py): by the profile alone; as a forecast, where a step is
+as slow beside the profile as the steps before it were; and with each step's own speed.
 
 Then such runs again, *paced*: real engines whose every step is stretched to PACE times the profile of an engine alone
 (--emulate.profile), so that neither the machine's speed of the moment nor who shares its cores shows. What is then
@@ -35,9 +35,8 @@ from latency_model import rhyme
 
 from rhyme_openrlhf.latency import profile as profile_files
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.simulation import shipped
-from rhyme_openrlhf.simulation.recorded_run import TOLERANCE, read_run
-from rhyme_openrlhf.simulation.replay import WAYS, replay
+from rhyme_openrlhf.simulation import engine_kinds
+from rhyme_openrlhf.simulation.recorded_run import TOLERANCE, WAYS, read_run, replay
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 
 ENGINES = (2, 3)
@@ -115,7 +114,7 @@ def slower(profile: Profile) -> Profile:
 def replayed(directory: Path, profiles: Sequence[Path]) -> dict[str, Any]:
     """One run against its replays; printed, too."""
     run = read_run(directory, Cluster(), Features())
-    found = replay(run, *shipped.load_all([str(path) for path in profiles]))
+    found = replay(run, *engine_kinds.load_all([str(path) for path in profiles]))
     print(f"\n{directory.name}: {run.cluster.engines} engines, drafts {run.features.speculation}")
     print("\n".join(found.lines()), flush=True)
     ways = {}

@@ -19,11 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.simulation import shipped
-from rhyme_openrlhf.simulation.presets import PRESETS
+from rhyme_openrlhf.simulation import engine_kinds
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Features
-from rhyme_openrlhf.simulation.workload import drawn
+from rhyme_openrlhf.simulation.workload import PRESETS, drawn
 
 SAMPLES = 16
 PER_ENGINE = 64
@@ -48,7 +47,7 @@ def measured(name: str) -> dict[str, Any]:
     begun = time.perf_counter()
     load = drawn(PRESETS["pat-deepscaler"], steps, engines * PER_ENGINE // SAMPLES, SAMPLES, an_epoch, seed=1)
     result = Run(
-        load, Cluster(nodes=engines // 4, devices=8, tensor_parallel=2), features, shipped.load(["pat-a40"])
+        load, Cluster(nodes=engines // 4, devices=8, tensor_parallel=2), features, engine_kinds.load(["pat-a40"])
     ).go()
     return {
         "case": name,

@@ -29,12 +29,11 @@ from replay import read_trace
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.scheduling.dispatch import assign
-from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
-from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.stage_course import Layout, Unfinished
+from rhyme_openrlhf.scheduling.step_plan import assign
 from rhyme_openrlhf.scheduling.tp_switch import EACH_SECONDS, SwitchCost, decide, in_turn
 from rhyme_openrlhf.settings.tp_switch import BY_HISTORY, BY_MAXIMUM, TpSwitchSettings
-from rhyme_openrlhf.simulation.shipped import load
+from rhyme_openrlhf.simulation.engine_kinds import load
 from rhyme_openrlhf.simulation.trace import read_trace as read_lengths
 
 DATA = Path(__file__).parent / "data"

@@ -37,7 +37,7 @@ from rhyme_openrlhf import embedded
 from rhyme_openrlhf.engine.calls import MeasuringCalls
 from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.grid import StepShape
+from rhyme_openrlhf.latency.measure import StepShape
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.tp_switch import EACH_SECONDS
@@ -46,8 +46,8 @@ from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.latency import EmulateSettings
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
-from rhyme_openrlhf.simulation.presets import PRESETS
-from rhyme_openrlhf.simulation.shipped import load
+from rhyme_openrlhf.simulation.engine_kinds import load
+from rhyme_openrlhf.simulation.workload import PRESETS
 
 PROMPT = 32
 DEVICES = 8

@@ -71,7 +71,7 @@ def scenarios_of(
     scenarios: int,
     shift: int,
 ) -> _Wholes:
-    """Return tokens still to come of each sample in each scenario, as `remaining_lengths.by_history` explains.
+    """Return tokens still to come of each sample in each scenario, as `stage_course.by_history` explains.
 
     `history`: the number of each sample's history; `lengths`: all histories, each from its place in `begins` on.
     """

@@ -24,7 +24,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from rhyme_openrlhf.drafting_core import instruction_set
-from rhyme_openrlhf.history.cpu_share import QuotaParent, quota_parent
+from rhyme_openrlhf.platform.cpu_share import QuotaParent, quota_parent
 from rhyme_openrlhf.platform.nvidia import VISIBLE, Driver, Gpu, Toolkit, deepspeed_is_compiled, toolkit
 from rhyme_openrlhf.verify import record
 

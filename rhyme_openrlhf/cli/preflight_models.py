@@ -12,8 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.profile import ProfileError
-from rhyme_openrlhf.latency.subject import model_name
+from rhyme_openrlhf.latency.profile import ProfileError, model_name
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.run import model_shape
 from rhyme_openrlhf.run.memory_plan import MOST_HYBRID_DRAFTS

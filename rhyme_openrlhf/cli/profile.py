@@ -13,7 +13,7 @@ from rhyme_openrlhf.cli.train_arguments import BadInputError, TrainArguments
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.predictor import SpeculationOverhead
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
-from rhyme_openrlhf.latency.quality import Quality, assess
+from rhyme_openrlhf.latency.step_model import Quality, assess
 from rhyme_openrlhf.latency.transfer_model import carrying_words
 from rhyme_openrlhf.settings.options import Parser
 from rhyme_openrlhf.telemetry.run_directory import versions
@@ -90,7 +90,6 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
     from rhyme_openrlhf.engine.factory import parts_of_measured
     from rhyme_openrlhf.engine.port import MeasuredEngine
     from rhyme_openrlhf.engine_errors import EngineCallError
-    from rhyme_openrlhf.latency import subject as subjects
     from rhyme_openrlhf.latency.measure import (
         SPARSE,
         THOROUGH,
@@ -111,7 +110,7 @@ def _measure(checked: TrainArguments, out: Path | None, beside: int, sparse: boo
         plan = Plan.of(engine, versions(), SPARSE if sparse else THOROUGH, beside)
         subject = plan.subject
         print(f"profile of {subject.model} on {subject.hardware}, {subject.dtype}, TP {subject.tensor_parallel_size}")
-        out = out or subjects.folder() / subjects.file_name(subject)
+        out = out or profiles.folder() / profiles.file_name(subject)
         out.parent.mkdir(parents=True, exist_ok=True)
         journal, without_journal = (out.with_name(out.name + end) for end in (".points", ".unspeculated-points"))
         with _Bar(plan.bursts()) as bar:

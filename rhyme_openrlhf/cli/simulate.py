@@ -12,17 +12,14 @@ from rhyme_openrlhf.drafting_core import CoreMissing
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.transfer_model import NotMeasured
 from rhyme_openrlhf.settings.options import Parser
-from rhyme_openrlhf.simulation import report, shipped, study
-from rhyme_openrlhf.simulation.engine_kinds import gaps
-from rhyme_openrlhf.simulation.presets import PRESETS
+from rhyme_openrlhf.simulation import report, study
+from rhyme_openrlhf.simulation.engine_kinds import SHIPPED, gaps, load_all
 from rhyme_openrlhf.simulation.recommendation import recommend
-from rhyme_openrlhf.simulation.recorded_run import read_run
-from rhyme_openrlhf.simulation.replay import replay
-from rhyme_openrlhf.simulation.settings import Cluster, Features
-from rhyme_openrlhf.simulation.speculation_rates import Acceptance
+from rhyme_openrlhf.simulation.recorded_run import read_run, replay
+from rhyme_openrlhf.simulation.settings import Acceptance, Cluster, Features
 from rhyme_openrlhf.simulation.study import Variant
 from rhyme_openrlhf.simulation.trace import read_trace
-from rhyme_openrlhf.simulation.workload import Workload, WorkloadError, drawn
+from rhyme_openrlhf.simulation.workload import PRESETS, Workload, WorkloadError, drawn
 
 BAD_INPUT = 2
 
@@ -59,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         required=True,
         metavar="NAME_OR_FILE",
-        help=f"a file of rhyme profile, or of those that come along: {', '.join(shipped.SHIPPED)}; again for another "
+        help=f"a file of rhyme profile, or of those that come along: {', '.join(SHIPPED)}; again for another "
         "tensor-parallel size (what TP switches go to), or with engines beside (for engines that share cores)",
     )
     source = what.add_mutually_exclusive_group()
@@ -132,7 +129,7 @@ def main(argv: list[str]) -> int:
     """0: simulated; 2: bad input."""
     options = _parser().parse_args(argv)
     try:
-        profiles, crowds = shipped.load_all(options.profile)
+        profiles, crowds = load_all(options.profile)
         cluster, base = _asked(options)
         run = read_run(options.from_run, cluster, base) if options.from_run else None
         workload = run.workload if run else _workload(options)
@@ -184,7 +181,7 @@ def _workload(options: argparse.Namespace) -> Workload:
 
 def _files(names: Sequence[str], profiles: dict[int, Profile]) -> dict[int, str]:
     """What a run would be given as its profiles: those that come along are of no engine of the user's."""
-    own = {size: name for name in names if name not in shipped.SHIPPED for size in shipped.load_all([name])[0]}
+    own = {size: name for name in names if name not in SHIPPED for size in load_all([name])[0]}
     return {size: own.get(size, f"PROFILE_OF_TP_{size}") for size in profiles}
 
 

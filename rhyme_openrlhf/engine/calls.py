@@ -37,7 +37,7 @@ from rhyme_openrlhf.engine.messages import (
     TurnReport,
 )
 from rhyme_openrlhf.kv.buffer import KvBuffer, KvLayout
-from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
+from rhyme_openrlhf.latency.measure import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import StepPoint, Subject
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.turns import Turn

@@ -20,8 +20,7 @@ from rhyme_openrlhf.engine_errors import (
     engines_left,
     last_line,
 )
-from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
-from rhyme_openrlhf.latency.measure import BESIDE_STEPS, OWN_STEPS
+from rhyme_openrlhf.latency.measure import BESIDE_STEPS, OWN_STEPS, PrefillShape, StepShape
 from rhyme_openrlhf.telemetry.services import Layouts
 
 

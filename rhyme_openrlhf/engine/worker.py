@@ -34,7 +34,7 @@ from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 from rhyme_openrlhf.engine import proposers
 from rhyme_openrlhf.engine.kv_copies import KvCopies
 from rhyme_openrlhf.engine.patches import rejection_sampling, resumed_requests
-from rhyme_openrlhf.latency.subject import hardware_name
+from rhyme_openrlhf.latency.profile import hardware_name
 from rhyme_openrlhf.weights.buckets import Segment
 from rhyme_openrlhf.weights.segment_file import SegmentFiles, tensors
 

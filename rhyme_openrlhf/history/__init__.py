@@ -2,13 +2,12 @@
 
 Read in this order:
 
-1. `record` is one prompt's responses of one rollout, as an object and as bytes; `byte_planes` packs its numbers.
+1. `record` is one prompt's responses of one rollout, as an object and as bytes.
 2. `index` is the draft index of one prompt: it finds what followed the same tokens before.
 3. `shard` holds the last rollouts of one worker's prompts; `ranks` compares their lengths between two epochs.
 4. `journal` writes a shard to a file and reads it back after a restart.
 5. `index_store` keeps built indexes within the worker's share of memory.
-6. `work_queue` orders the worker's tasks, and `cpu_share` limits its processors.
-7. `worker` is the Ray actor that owns some of the prompts and uses all of the above.
+6. `worker` is the Ray actor that owns some of the prompts and uses all of the above.
 
 All but `worker` import neither ray, vllm nor torch.
 """

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.history.byte_planes import packed, unpacked
+from rhyme_openrlhf.history.record import packed, unpacked
 
 SUFFIX = ".index"
 

@@ -1,20 +1,25 @@
 """The history worker: a Ray actor on CPU that owns some of the prompts (RhymeRL, section 4.2).
 
-Thin: what it knows is a `HistoryShard`, which `history/journal.py` also keeps in a file; the indexes made from it are
-in an `IndexStore`; all work is done by one thread, most urgent first. Invariants: one prompt belongs to one worker
-(`keys.owner`); a call never blocks a rollout, because engines ask while their samples already run; an index in memory
-is given out whatever else the worker is doing; a dead worker is restarted by Ray and has its history again, as long as
-it is restarted where its journal is.
+What it knows is a `HistoryShard`, which `history/journal.py` also keeps in a file; the indexes made from it are in an
+`IndexStore`; all work is done by one thread, most urgent first, and among equals the work given first.
+
+Invariants: one prompt belongs to one worker (`keys.owner`); a call never blocks a rollout, because engines ask while
+their samples already run; an index in memory is given out whatever else the worker is doing; whoever gave work awaits
+its result or gets its exception, and cancelling the wait does not stop the work; a dead worker is restarted by Ray and
+has its history again, as long as it is restarted where its journal is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
+import itertools
 import secrets
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +29,6 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 
-from rhyme_openrlhf.history.cpu_share import limit_cpus
 from rhyme_openrlhf.history.index import Piece
 from rhyme_openrlhf.history.index_store import IndexStore
 from rhyme_openrlhf.history.journal import (
@@ -38,7 +42,7 @@ from rhyme_openrlhf.history.journal import (
 from rhyme_openrlhf.history.ranks import rank_change, rank_correlation, together
 from rhyme_openrlhf.history.record import Earlier, Record, read_head
 from rhyme_openrlhf.history.shard import EpochLengths, HistoryShard
-from rhyme_openrlhf.history.work_queue import Urgency, WorkQueue
+from rhyme_openrlhf.platform.cpu_share import limit_cpus
 from rhyme_openrlhf.prompt_keys import owner, rounds
 from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.settings.history import HistorySettings
@@ -49,6 +53,53 @@ GB = 10**9
 # Deleting some ten thousand files; a worker that is busy longer leaves them in the run directory.
 CLOSE_SECONDS = 10
 T = TypeVar("T")
+
+
+class Urgency(enum.IntEnum):
+    """Why something is done, the most urgent first."""
+
+    ASKED = 0
+    """An engine waits for it."""
+    KEPT = 1
+    """Responses arrived: they must not be lost, and what comes after must see them."""
+    COMING = 2
+    """A prompt was sent to an engine, which will ask."""
+    LATER = 3
+    """Nobody asks before the next epoch."""
+
+
+class WorkQueue:
+    """Runs functions in one thread of its own. Used from one event loop."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._waiting: asyncio.PriorityQueue[tuple[Urgency, int, Callable[[], Any], asyncio.Future[Any]]] = (
+            asyncio.PriorityQueue()
+        )
+        self._numbers = itertools.count()
+        self._worker: asyncio.Task[None] | None = None
+
+    def give(self, urgency: Urgency, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Queue `work`; the future has what it returns or raises."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.put_nowait((urgency, next(self._numbers), work, done))
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._run())
+        return done
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            _, _, work, done = await self._waiting.get()
+            running = loop.run_in_executor(self._thread, work)
+            await asyncio.wait([running])
+            if done.cancelled():
+                continue
+            error = running.exception()
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(running.result())
 
 
 @dataclass(frozen=True)

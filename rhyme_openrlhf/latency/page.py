@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from plotly.colors import qualitative
 
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
-from rhyme_openrlhf.latency.quality import Quality
-from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.latency.step_model import Quality, StepModel
 from rhyme_openrlhf.latency.transfer_model import carrying_words
 from rhyme_openrlhf.telemetry.figure_page import page
 

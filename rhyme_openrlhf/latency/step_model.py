@@ -16,16 +16,18 @@ the engine's time is one; outside of what was measured the nearest edge goes on 
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.curve import Curve, Floats, Places
-from rhyme_openrlhf.latency.profile import Profile
+from rhyme_openrlhf.latency.profile import Profile, StepPoint
 
 Ints = NDArray[np.int64]
 
@@ -225,6 +227,36 @@ class _Family:
         return Curve([(rows, self._curves[rows].at(context)) for rows in self.rows]).at_all(self._places)
 
 
+@dataclass(frozen=True)
+class Quality:
+    """`held_out_error`: mean |predicted / measured - 1| over `points` held out one at a time; `noise`: the median over
+    all points of spread / seconds, which no model can be better than. None: no inner points."""
+
+    held_out_error: float | None
+    points: int
+    noise: float
+
+
+def assess(profile: Profile) -> Quality:
+    """The quality of a profile's step points."""
+    noise = statistics.median(point.spread / point.seconds for point in profile.steps)
+    errors = []
+    for point in _inner(profile):
+        others = tuple(other for other in profile.steps if other is not point)
+        model = StepModel(dataclasses.replace(profile, steps=others))
+        predicted = model.seconds(point.running, point.context, point.drafts)
+        errors.append(abs(predicted / point.seconds - 1))
+    return Quality(statistics.fmean(errors) if errors else None, len(errors), noise)
+
+
+def _inner(profile: Profile) -> list[StepPoint]:
+    """Points that lie between two others of their curve over the context."""
+    curves: dict[tuple[int, int], list[StepPoint]] = defaultdict(list)
+    for point in profile.steps:
+        curves[(point.running, point.drafts)].append(point)
+    return [point for curve in curves.values() for point in sorted(curve, key=lambda p: p.context)[1:-1]]
+
+
 def _power_of_two(least: int) -> int:
     """The first one from `least` on."""
     return 1 << (least - 1).bit_length()
@@ -238,7 +270,10 @@ def _merged(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
             groups[-1].append(point)
         else:
             groups.append([point])
-    return [(fmean(context for context, _ in group), fmean(seconds for _, seconds in group)) for group in groups]
+    return [
+        (statistics.fmean(context for context, _ in group), statistics.fmean(seconds for _, seconds in group))
+        for group in groups
+    ]
 
 
 def _neighbours(known: Sequence[int], x: int) -> Sequence[int]:

@@ -13,8 +13,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-from rhyme_openrlhf.latency.curve import Curve
-from rhyme_openrlhf.latency.power_curve import PowerCurve
+from rhyme_openrlhf.latency.curve import Curve, PowerCurve
 from rhyme_openrlhf.latency.profile import Profile
 
 

@@ -21,7 +21,7 @@ from rhyme_openrlhf.moves.keeper import SampleKeeper
 from rhyme_openrlhf.moves.tp_switcher import TpSwitcher, TurnHolds
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.scheduling.move import MoveRefused, NotYet
-from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
+from rhyme_openrlhf.scheduling.reallocation import ReallocationPolicy
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.moves import ReallocationSettings
 from rhyme_openrlhf.telemetry.events import Event, Note

@@ -38,8 +38,7 @@ from rhyme_openrlhf.moves.mover import Convoy, MoveRecord
 from rhyme_openrlhf.scheduling.engine_status import EngineStatus
 from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused, NotYet
-from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
-from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.stage_course import Layout, Unfinished
 from rhyme_openrlhf.scheduling.tp_switch import SwitchCost, decide, in_turn
 from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.settings.tp_switch import BY_HISTORY, TpSwitchSettings

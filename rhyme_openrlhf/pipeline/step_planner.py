@@ -19,10 +19,9 @@ from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.pipeline.generator import last_lengths
 from rhyme_openrlhf.pipeline.step import Step
 from rhyme_openrlhf.prompt_keys import prompt_key
-from rhyme_openrlhf.scheduling.group_time import Speculation
 from rhyme_openrlhf.scheduling.outliers import Growth
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
-from rhyme_openrlhf.scheduling.step_plan import StepPlacement, most_rank_groups, placed, second_tier
+from rhyme_openrlhf.scheduling.step_plan import Speculation, StepPlacement, most_rank_groups, placed, second_tier
 from rhyme_openrlhf.telemetry.events import Note, RankGroups
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
 from rhyme_openrlhf.telemetry.services import RunServices

@@ -5,6 +5,8 @@ refused. Everything else in this package is for the answer "no": shims that let 
 strategy on gloo (`cpu_strategy`), its own weight broadcast on gloo (`gloo_sync`), engine arguments (`cpu_engine`), a KV
 cache's memory given back (`cpu_memory`), a correction of vLLM's CPU sampling (`cpu_sampling`) and a local Ray with
 pretended GPUs (`local_ray`). Invariant: each of these raises `PlatformError` when used where a GPU is.
+
+`cpu_share` is for every machine: it holds a process within its share of the CPUs.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _RECURRENT_SIZES = ("mamba_d_state", "ssm_state_size", "state_size", "conv_L_cac
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder as far as memory goes. `name` as profiles call it (`latency/subject.py`).
+    """A decoder as far as memory goes. `name` as profiles call it (`latency/profile.py`).
 
     `layers`: those whose KV cache grows with the whole sequence. `latent`: numbers of a token's compressed keys and
     values in a layer (multi-head latent attention); 0 where each head has its own.

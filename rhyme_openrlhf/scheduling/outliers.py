@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +29,7 @@ BETA_PERCENTILE = 75
 _ROUNDING = 1e-9
 
 
-def beta(growth: Sequence[tuple[float, float]], floor: float = BETA_FLOOR) -> float:
+def beta(growth: Iterable[tuple[float, float]], floor: float = BETA_FLOOR) -> float:
     """The factor from (length last epoch, length this epoch) of the prompts: their growth's 75th percentile.
 
     At least `floor`, which is also the answer where nothing is known. Prompts without a length last epoch do not count.
@@ -42,21 +42,25 @@ class Growth:
     """How much each prompt's responses grew from one epoch to the next, the newest of each prompt: what `beta` asks."""
 
     def __init__(self) -> None:
-        self._of_epoch: dict[int, dict[Hashable, tuple[float, float]]] = {}
+        self._epoch = 0
+        # Of each prompt: in which epoch it was noted, and the median lengths before and then.
+        self._noted: dict[Hashable, int] = {}
+        self._newest: dict[Hashable, tuple[float, float]] = {}
         self._known: tuple[float, float] | None = None
 
     def note(self, epoch: int, prompt: Hashable, before: float | None, now: float) -> None:
         """Note the median lengths of a prompt's responses, of its last epoch (None: not known) and of `epoch`."""
-        self._known = None
-        self._of_epoch.pop(epoch - 2, None)
-        if before is not None:
-            self._of_epoch.setdefault(epoch, {})[prompt] = (before, now)
+        if epoch > self._epoch:
+            self._epoch, self._known = epoch, None
+            for old in [key for key, noted in self._noted.items() if noted < epoch - 1]:
+                del self._noted[old], self._newest[old]
+        if before is not None and epoch >= self._noted.get(prompt, 0):
+            self._noted[prompt], self._newest[prompt], self._known = epoch, (before, now), None
 
     def beta(self, floor: float = BETA_FLOOR) -> float:
         """Return the factor by which a response may be longer than its rank group's longest one ever was."""
         if self._known is None or self._known[0] != floor:
-            newest = {prompt: pair for _, of in sorted(self._of_epoch.items()) for prompt, pair in of.items()}
-            self._known = floor, beta(list(newest.values()), floor)
+            self._known = floor, beta(self._newest.values(), floor)
         return self._known[1]
 
 

@@ -48,7 +48,7 @@ def rank_groups(histories: Sequence[LengthHistory | None], groups: int) -> tuple
     """The step's prompts in `groups` rank groups from short to long; fewer where there are fewer prompts.
 
     None stands for a prompt never seen: it counts as a prompt of the median length. Empty when no prompt has a history:
-    then dispatch by load (`dispatch.py`), as RhymeRL does in the first epoch. Raises ValueError for `groups` below 1.
+    then prompts are placed `by_load`, as RhymeRL does in the first epoch. Raises ValueError for `groups` below 1.
     """
     if groups < 1:
         raise ValueError(f"there must be at least one rank group, got {groups}")

@@ -1,25 +1,91 @@
-"""How the rest of a stage goes in a layout, if nothing is switched any more (PAT 4.2): what `tp_switch.py` compares.
+"""The rest of a rollout stage in a layout, if nothing is switched any more (PAT 4.2): what `tp_switch.py` compares.
 
-Samples that an engine has go on at one pace, as many as still run; a group of samples is cut where their number falls
-to a next class, and each cut's steps are timed by its middle. Every engine is a group of its own; samples that are
-spread evenly over a layout's engines are one.
+How much longer unfinished samples will be comes from what their prompts were answered before: the earlier lengths
+beyond what the sample has by now are the sample of its future. Where none is longer, the length is taken from a Pareto
+law that begins where the sample is: half of such samples end before they have doubled. Future lengths are scenarios:
+each takes another quantile of every sample, shifted from sample to sample, so that in each scenario some samples are
+long and some short. All is timed in each scenario, and what is compared is the mean.
 
-Lengths come in scenarios (`remaining_lengths.py`): all is timed in each, and what is compared is the mean.
-Invariant: whoever asks for many moments at once has the same answers as one who asks for one after the other.
+The samples of an engine go on at one pace, as many as still run. A group of samples is cut where their number falls to
+a next class, and each cut's decode steps are timed by its middle. Every engine is a group of its own; samples that are
+spread evenly over a layout's engines are one group.
+
+Invariants: no random numbers, so the same state gives the same answer; at least one token remains for each sample, and
+no response is longer than allowed; many moments asked at once have the same answers as one after the other.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.drafting_core import stages
-from rhyme_openrlhf.latency.predictor import SecondsOfMany
-from rhyme_openrlhf.scheduling.group_time import StepSeconds
+from rhyme_openrlhf.latency.predictor import SecondsOfMany, StepSeconds
+
+# Enough to tell early from late; each costs one walk through the rest of the stage.
+SCENARIOS = 8
+# Coprime to SCENARIOS: over SCENARIOS samples each quantile occurs once, in an order unlike the samples'.
+_SHIFT = 3
+
+
+class Unfinished(NamedTuple):
+    """A running sample: tokens generated, tokens of context (prompt included), and its prompt's `earlier` lengths."""
+
+    generated: int
+    context: int
+    earlier: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class UnfinishedSamples:
+    """Many of them by columns: hundreds are asked about at a time. `history`: of each sample, which of `histories`."""
+
+    generated: NDArray[np.int64]
+    contexts: NDArray[np.int64]
+    history: NDArray[np.int64]
+    histories: Sequence[NDArray[np.int64]]
+
+    def __len__(self) -> int:
+        return len(self.generated)
+
+    @staticmethod
+    def of(samples: Sequence[Unfinished]) -> UnfinishedSamples:
+        """These, in this order."""
+        rows: dict[tuple[int, ...], int] = {}
+        history = [rows.setdefault(sample.earlier, len(rows)) for sample in samples]
+        return UnfinishedSamples(
+            np.array([sample.generated for sample in samples], dtype=np.int64),
+            np.array([sample.context for sample in samples], dtype=np.int64),
+            np.array(history, dtype=np.int64),
+            [np.array(earlier, dtype=np.int64) for earlier in rows],
+        )
+
+
+def by_maximum(samples: UnfinishedSamples, longest_allowed: int) -> NDArray[np.int64]:
+    """PAT's bound: everything runs to the longest response allowed. int64[1, samples], tokens still to come."""
+    return np.maximum(longest_allowed - samples.generated, 1)[None]
+
+
+def by_history(samples: UnfinishedSamples, longest_allowed: int, scenarios: int = SCENARIOS) -> NDArray[np.int64]:
+    """Scenarios of tokens still to come, int64[scenarios, samples]."""
+    histories = samples.histories
+    begins = np.array([0, *itertools.accumulate(map(len, histories))], dtype=np.int64)
+    found: NDArray[np.int64] = stages.scenarios_of(
+        samples.generated,
+        samples.history,
+        np.concatenate(histories),
+        begins,
+        longest_allowed,
+        scenarios,
+        _SHIFT,
+    )
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,96 @@
-"""Which engine generates which prompts of a step: tier 1 and tier 2 together (RhymeRL 6.2 and 6.4).
+"""Which engine generates which prompts of a step: tiers 1 and 2 together (RhymeRL 6.2 and 6.4), or by predicted work.
 
-Rank groups by the last responses' lengths; engines for each by equal shares or by `plan_shares`; inside of a rank
-group, prompts by predicted work. Without any history: by load alone, which is upstream's own order.
+With history a step has rank groups by the last responses' lengths. Each has as many engines as equal shares or
+`plan_shares` give it, by the time that `GroupTime` predicts. Inside a rank group, and without rank groups, each next
+prompt goes to the engine with the least predicted work, longest prompts first. Predicted work is in tokens, with the
+prompt's samples as long as last time. Without any history all prompts count the same, which is OpenRLHF's own order.
 
-Invariants: every prompt has one engine; a rank group's prompts are only on its engines; the same input gives the same
-plan.
+Invariants: each prompt has one engine; a rank group's prompts are only on its engines; with equal work the numbers of
+prompts on the engines differ by at most one; no engine ends with more than 4/3 of the work that the best distribution
+leaves on its fullest engine (Graham 1969), if none had work before; more engines never take longer for a rank group, as
+long as a decode step of more samples does not take less; the same input gives the same plan.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.scheduling import dispatch
+from rhyme_openrlhf.latency.predictor import Predictor, StepSeconds
 from rhyme_openrlhf.scheduling.engine_shares import equal_shares, most_groups, plan_shares
-from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup, engines_by_group, rank_groups
+
+
+def by_predicted_work(lengths: Sequence[Sequence[int]], unfinished: Sequence[int], samples: int) -> list[int] | None:
+    """Return the engine of each prompt, which is answered `samples` times; None without any history.
+
+    `lengths`: response lengths of each prompt's last rollout (none: never seen); `unfinished`: samples that each engine
+    still has, which count as samples of the mean length.
+    """
+    means = [statistics.fmean(of_prompt) if of_prompt else None for of_prompt in lengths]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return None
+    each = statistics.fmean(known)
+    return assign([None if mean is None else samples * mean for mean in means], [count * each for count in unfinished])
+
+
+def assign(lengths: Sequence[float | None], loads: Sequence[float]) -> list[int]:
+    """The engine (place in `loads`) of each prompt.
+
+    `lengths`: predicted tokens of a prompt, None if never seen (counts as the median of the others); `loads`: predicted
+    tokens each engine still has to generate. Raises ValueError without engines.
+    """
+    if not loads:
+        raise ValueError("there is no engine to send prompts to")
+    known = [length for length in lengths if length is not None]
+    middle = statistics.median(known) if known else 1.0
+    work = [middle if length is None else float(length) for length in lengths]
+    # The number of prompts given decides between equal loads, then the engine's place.
+    heap = [(float(load), 0, engine) for engine, load in enumerate(loads)]
+    heapq.heapify(heap)
+    chosen = [0] * len(work)
+    for prompt in sorted(range(len(work)), key=lambda place: -work[place]):
+        load, count, engine = heap[0]
+        chosen[prompt] = engine
+        heapq.heapreplace(heap, (load + work[prompt], count + 1, engine))
+    return chosen
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What speculation gives at present: response tokens and draft tokens, per sample and decode step."""
+
+    tokens_per_step: float = 1.0
+    drafts_per_step: float = 0.0
+
+
+@dataclass(frozen=True)
+class GroupTime:
+    """tau of the rank groups of one step. Call it with (mean length, engines); seconds.
+
+    `samples`: of a rank group, over all its engines; `prompt_tokens`: of a prompt, in the mean; `most_running`: samples
+    that an engine runs at once.
+    """
+
+    step_seconds: StepSeconds
+    samples: int
+    prompt_tokens: float
+    most_running: int
+    speculation: Speculation = Speculation()
+
+    def __call__(self, mean_length: float, engines: int) -> float:
+        each = math.ceil(self.samples / engines)
+        running = min(each, self.most_running)
+        # Step times are nearly linear in the context: the middle of the response stands for all of it.
+        context = round(running * (self.prompt_tokens + mean_length / 2))
+        drafts = round(running * self.speculation.drafts_per_step)
+        steps = mean_length / self.speculation.tokens_per_step * each / running
+        return steps * self.step_seconds(running, context, drafts)
+
 
 # Engines of each of these rank groups, or None for equal shares.
 Shares = Callable[[Sequence[RankGroup]], Sequence[int] | None]
@@ -83,7 +157,7 @@ def second_tier(
 
 def by_load(lengths: Sequence[float | None], engines: int) -> StepPlacement:
     """Each next prompt to the engine with the least predicted work; all alike where every length is None."""
-    return StepPlacement(tuple(dispatch.assign(lengths, [0.0] * engines)), (), (), (-1,) * engines)
+    return StepPlacement(tuple(assign(lengths, [0.0] * engines)), (), (), (-1,) * engines)
 
 
 def by_rank(
@@ -98,7 +172,7 @@ def by_rank(
     rank_group_of = [-1] * engines
     for number, (group, places) in enumerate(zip(groups, engines_by_group(step, shares), strict=True)):
         medians = [history.median if (history := histories[prompt]) else None for prompt in group.prompts]
-        for prompt, at in zip(group.prompts, dispatch.assign(medians, [0.0] * len(places)), strict=True):
+        for prompt, at in zip(group.prompts, assign(medians, [0.0] * len(places)), strict=True):
             engine_of[prompt] = places[at]
         for engine in places:
             rank_group_of[engine] = number

@@ -26,8 +26,16 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, UnfinishedSamples, by_history, by_maximum
-from rhyme_openrlhf.scheduling.stage_course import Course, Layout, evenly, spread
+from rhyme_openrlhf.scheduling.stage_course import (
+    Course,
+    Layout,
+    Unfinished,
+    UnfinishedSamples,
+    by_history,
+    by_maximum,
+    evenly,
+    spread,
+)
 
 # What a sample's move is taken to cost before a switch was made: about what it takes from a sample with steps of some
 # milliseconds (docs/benchmarks.md).

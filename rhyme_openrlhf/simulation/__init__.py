@@ -2,12 +2,10 @@
 
 Read in this order:
 
-1. `workload` is what is generated: `presets` of the papers, a `trace` from a file, a `recorded_run`.
-2. `settings` says which cluster and which features; `engine_kinds` makes engines of a profile (`shipped`).
-3. `job` is a sample; `engine` is one engine in its `slot`; `step_times` are its decode steps.
-4. `speculating` paces engines that draft, by `speculation_rates` or `recorded_drafts`.
-5. `planner` gives prompts to engines; `interventions` moves samples; `layout_changes` switches layouts.
-6. `run` joins them, as events in time: `accounts`, `sharing`, `conditions`, `cycles`; `result` is what it finds.
-7. `study` compares runs; `replay` simulates a recorded run again; `recommendation` names the settings to use.
-8. `report` and `page` show results.
+1. `workload` is what is generated: drawn, from a `trace` file, or from a `recorded_run`.
+2. `settings` says which cluster and which features; `engine_kinds` makes engines of profiles.
+3. `engine` is an engine with its samples; `speculation` paces engines that draft; `slot` is an engine's place in a run.
+4. `planner` gives prompts to engines; `interventions` moves samples; `layout_changes` switches layouts.
+5. `run` joins them, as events in time; `result` is what it finds.
+6. `study` compares runs; `recommendation` names the settings to use; `report` and `page` show results.
 """

@@ -1,4 +1,4 @@
-"""One simulated engine: continuous batching with prefill, a bounded KV cache, preemption, speculation.
+"""One simulated engine, and a sample on its way: continuous batching, a bounded KV cache, preemption, speculation.
 
 Between two changes (a sample ends, the KV cache is full, a prefill is done) every decode step is alike but for the
 context, so the engine goes from change to change, not from step to step.
@@ -9,8 +9,9 @@ prefill, as a prefix cache makes them. The KV cache is counted in tokens, not in
 for each of its samples. If it is full, the sample that came last is preempted, waits in front of the others, and is
 computed again. Speculation enters as what it gives in the mean: tokens and draft tokens per step.
 
-Invariants: a job is waiting, in prefill, running, or gone; every token of a response is generated once; time never goes
-back; at least one sample makes progress, or KvCacheTooSmall is raised.
+Invariants: a job is waiting, in prefill, running, or gone; every token of a response is generated once; what a job has
+generated never falls, and never exceeds its length; time never goes back; at least one sample makes progress, or
+KvCacheTooSmall is raised.
 """
 
 from __future__ import annotations
@@ -22,9 +23,45 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rhyme_openrlhf.latency.transfer_model import TransferModel
-from rhyme_openrlhf.simulation.job import Job
-from rhyme_openrlhf.simulation.step_times import StepTimes
+from rhyme_openrlhf.simulation.engine_kinds import EngineKind
+
+
+@dataclass(slots=True)
+class Job:
+    """A sample on its way. `length`: tokens its response will have; `generated`: so far.
+
+    `tokens_per_step`, `drafts_per_step`: what speculation gives it with a full window. `later`: from which token of the
+    response on it gives something else, ascending; (token, tokens per step, drafts per step) each.
+    """
+
+    sample: int
+    prompt: int
+    prompt_tokens: int
+    length: int
+    tokens_per_step: float = 1.0
+    drafts_per_step: float = 0.0
+    generated: float = 0.0
+    later: tuple[tuple[float, float, float], ...] = ()
+    # A sample that is moved or was preempted is computed again with all its tokens; one that is sent is not.
+    computed: bool = False
+
+    @property
+    def context(self) -> float:
+        return self.prompt_tokens + self.generated
+
+    @property
+    def pause(self) -> float:
+        """The token with which its end, or another pace, comes."""
+        return self.later[0][0] if self.later else float(self.length)
+
+    def next_pace(self) -> bool:
+        """Go on as it does behind its pause; False: there is nothing behind it."""
+        if not self.later or self.generated >= self.length:
+            return False
+        (_, self.tokens_per_step, self.drafts_per_step), *rest = self.later
+        self.later = tuple(rest)
+        return True
+
 
 # A sample's end in nominal steps is a quotient: what is this much short of it has ended.
 _ROUNDING = 1e-6
@@ -32,22 +69,6 @@ _ROUNDING = 1e-6
 
 class KvCacheTooSmall(ValueError):
     """One sample alone does not fit into the engine's KV cache."""
-
-
-@dataclass(frozen=True)
-class EngineKind:
-    """What engines of one tensor-parallel size are like.
-
-    `kv_tokens`: room for this many tokens of context; `most_running`: samples at once; `step_tokens`: prompt tokens
-    computed per step; `prefill_seconds`: of sequences of such lengths together.
-    """
-
-    times: StepTimes
-    transfer: TransferModel
-    prefill_seconds: Callable[[list[int]], float]
-    kv_tokens: int
-    most_running: int
-    step_tokens: int
 
 
 @dataclass(slots=True)

@@ -12,29 +12,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from rhyme_openrlhf.latency.predictor import SecondsOfMany
 from rhyme_openrlhf.latency.step_model import context_bucket
 from rhyme_openrlhf.scheduling import outliers, reallocation
 from rhyme_openrlhf.scheduling.engine_status import speculation
-from rhyme_openrlhf.scheduling.reallocation import EngineLoad, RunningSample
-from rhyme_openrlhf.scheduling.reallocation_policy import Decoding, ReallocationPolicy
-from rhyme_openrlhf.simulation.carrying import Carried
-from rhyme_openrlhf.simulation.engine import Engine
-from rhyme_openrlhf.simulation.job import Job
+from rhyme_openrlhf.scheduling.reallocation import Decoding, EngineLoad, ReallocationPolicy, RunningSample
+from rhyme_openrlhf.simulation.engine import Engine, Job
 from rhyme_openrlhf.simulation.layout_changes import LayoutChanges
 from rhyme_openrlhf.simulation.planner import StepPlan
-from rhyme_openrlhf.simulation.slot import Slot
-
-if TYPE_CHECKING:
-    from rhyme_openrlhf.simulation.run import Run
+from rhyme_openrlhf.simulation.slot import Carried, SimulatedRun, Slot
 
 
 class Interventions:
     """Those of one run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: SimulatedRun) -> None:
         self._run = run
         self._policy = ReallocationPolicy(run.features.threshold, run.features.cooldown, self._knee)
         self._knees: dict[tuple[int, int, int, int], int] = {}

@@ -13,20 +13,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rhyme_openrlhf.scheduling import tp_switch
 from rhyme_openrlhf.scheduling.engine_status import speculation
-from rhyme_openrlhf.scheduling.remaining_lengths import UnfinishedSamples
-from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.stage_course import Layout, UnfinishedSamples
 from rhyme_openrlhf.scheduling.tp_switch import in_turn
-from rhyme_openrlhf.simulation.job import Job
-from rhyme_openrlhf.simulation.slot import Slot
-
-if TYPE_CHECKING:
-    from rhyme_openrlhf.simulation.run import Run
+from rhyme_openrlhf.simulation.engine import Job
+from rhyme_openrlhf.simulation.slot import SimulatedRun, Slot
 
 # A node is asked about a TP switch again when this part of its samples has ended since it was last asked.
 ASK_AGAIN = 1 / 8
@@ -35,7 +30,7 @@ ASK_AGAIN = 1 / 8
 class LayoutChanges:
     """Those of one run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: SimulatedRun) -> None:
         self._run = run
         sizes = sorted(run.profiles) if run.features.switching != "off" else []
         self._sizes = [size for size in sizes if size >= run.cluster.tensor_parallel and not run.cluster.devices % size]

@@ -7,9 +7,8 @@ from html import escape
 
 import plotly.graph_objects as go
 
-from rhyme_openrlhf.simulation.accounts import STATES
 from rhyme_openrlhf.simulation.report import HEADINGS, rows
-from rhyme_openrlhf.simulation.result import Result
+from rhyme_openrlhf.simulation.result import STATES, Result
 from rhyme_openrlhf.simulation.study import Variant
 from rhyme_openrlhf.telemetry.figure_page import page
 

@@ -17,13 +17,18 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.scheduling import outliers
-from rhyme_openrlhf.scheduling.dispatch import by_predicted_work
-from rhyme_openrlhf.scheduling.group_time import Speculation
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
-from rhyme_openrlhf.scheduling.step_plan import StepPlacement, most_rank_groups, placed, second_tier
-from rhyme_openrlhf.simulation.job import Job
+from rhyme_openrlhf.scheduling.step_plan import (
+    Speculation,
+    StepPlacement,
+    by_predicted_work,
+    most_rank_groups,
+    placed,
+    second_tier,
+)
+from rhyme_openrlhf.simulation.engine import Job
 from rhyme_openrlhf.simulation.settings import Features
-from rhyme_openrlhf.simulation.speculation_rates import Rates
+from rhyme_openrlhf.simulation.speculation import Rates
 from rhyme_openrlhf.simulation.workload import PromptLoad, StepLoad
 
 

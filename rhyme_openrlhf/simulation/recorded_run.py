@@ -1,27 +1,38 @@
-"""A real run as something to simulate: its lengths, its engines, its trainer's speed, what its drafts gave.
+"""A real run as something to simulate: its lengths, engines, trainer's speed, drafts, and how slow its engines were.
 
 Read from the run directory (telemetry/run_directory.py). What a run did is beside what the simulator makes of it, so
-that the two can be compared step by step. Invariants: steps are those whose rollout stage is recorded whole, numbered
-anew from 1; of the run's own rollout times, with which the simulated ones are compared, only what looking drafts up
-took in a decode step is taken, and for who asks (simulation/conditions.py) how long engines were busy.
+that the two can be compared step by step. A profile is of an engine that does nothing else, on the machine as it was
+then; in a run engines answer their owner, others use the same cores, and the machine may be slower for a while. The
+record says how long engines were busy in each step; the run simulated by the profile alone says how long they should
+have been.
+
+So `replay` simulates the run three times: by the profile alone, which says how far a profile carries; as a forecast, by
+what was known before each step began; and with each step's own speed, which says how well everything but step times is
+simulated, and is what other features are compared with.
+
+Invariants: steps are those whose rollout stage is recorded whole, numbered anew from 1; of the run's own rollout times,
+with which the simulated ones are compared, only what looking drafts up took in a decode step is taken, how long engines
+were busy, and what surrounds that in a stage; a forecast of a step looks at no later one and not at itself; without
+anything known steps take what the profile says.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rhyme_openrlhf.simulation.conditions import Busy
-from rhyme_openrlhf.simulation.recorded_drafts import drafting_of_step, kept_responses
+from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.simulation.result import Result
-from rhyme_openrlhf.simulation.settings import Cluster, Features, Trainer
-from rhyme_openrlhf.simulation.speculation_rates import NO_SPECULATION, Rates
-from rhyme_openrlhf.simulation.trace import parse_trace
+from rhyme_openrlhf.simulation.run import Run
+from rhyme_openrlhf.simulation.settings import AS_PROFILED, Cluster, Conditions, Features, Trainer
+from rhyme_openrlhf.simulation.speculation import NO_SPECULATION, Rates
+from rhyme_openrlhf.simulation.trace import drafting_of_step, kept_responses, parse_trace
 from rhyme_openrlhf.simulation.workload import Workload, WorkloadError
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import (
@@ -35,6 +46,43 @@ from rhyme_openrlhf.telemetry.events import (
 )
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, bubble_fraction
 from rhyme_openrlhf.telemetry.run_directory import EVENTS_FILE, LENGTHS_FILE
+
+# A step's slowness weighs so much against all before it: the machine's speed lasts for a step or two, and a single step
+# is off by as much as the speed changes.
+NEW_WEIGHT = 0.5
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Of one step of a run: seconds that all its engines were busy, and of the stage beside the busiest engine's."""
+
+    seconds: float
+    around: float
+
+
+def conditions_of(busy: Sequence[Busy], simulated: Sequence[float]) -> tuple[Conditions, ...]:
+    """What each step was like; `simulated`: busy seconds by the profile alone."""
+    return tuple(
+        Conditions(one.seconds / by_profile if by_profile and one.seconds else 1.0, one.around)
+        for one, by_profile in zip(busy, simulated, strict=True)
+    )
+
+
+def known_before(steps: Sequence[Conditions]) -> tuple[Conditions, ...]:
+    """What was known of each step when it began; `steps`: what they then were like.
+
+    Around its first stage there can be what a run starts once (in older recordings a garbage collection in each
+    engine's actor, a second of it): that says nothing of the next.
+    """
+    slowness = itertools.accumulate(
+        (one.slowness for one in steps), lambda known, new: known + NEW_WEIGHT * (new - known)
+    )
+    found = [AS_PROFILED]
+    for count, known in enumerate(slowness, start=1):
+        around = [one.around for one in steps[1:count]]
+        found.append(Conditions(known, statistics.median(around) if around else 0.0))
+    return tuple(found[: len(steps)])
+
 
 # A step's simulated time counts as right within this share of the real one.
 TOLERANCE = 0.1
@@ -239,3 +287,42 @@ def summary(compared: Sequence[Comparison], result: Result) -> str:
         f"{right} of {len(compared)} rollout stages are simulated within {TOLERANCE:.0%} of their real time "
         f"(simulated / real, median {ratio:.2f}); bubbles of the stages {simulated:.1%}, really {real:.1%}"
     )
+
+
+Way = Literal["by the profile", "forecast", "own speed"]
+WAYS: tuple[Way, ...] = ("by the profile", "forecast", "own speed")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """`conditions`: what each step was like; `results` and `compared`: of each way, compared step by step."""
+
+    conditions: tuple[Conditions, ...]
+    results: Mapping[Way, Result]
+    compared: Mapping[Way, Sequence[Comparison]]
+
+    def lines(self) -> list[str]:
+        """A table of the stages, and a sentence for each way."""
+        head = f"{'step':>4}  {'rollout s, real':>15}  {'slowness':>8}"
+        lines = [head + "".join(f"  {way:>14}  {'error':>7}" for way in WAYS)]
+        for place, condition in enumerate(self.conditions):
+            stages = [self.compared[way][place] for way in WAYS]
+            line = f"{stages[0].step:4d}  {stages[0].real:15.2f}  {condition.slowness:8.2f}"
+            lines.append(line + "".join(f"  {one.simulated:14.2f}  {one.error:+7.1%}" for one in stages))
+        return lines + [f"{way}: {summary(self.compared[way], self.results[way])}" for way in WAYS]
+
+
+def replay(run: RecordedRun, profiles: Mapping[int, Profile], crowds: Mapping[int, Profile]) -> Replay:
+    """The run of a run directory, again."""
+
+    def simulated(conditions: Sequence[Conditions] = ()) -> Result:
+        return Run(run.workload, run.cluster, run.features, profiles, run.rates, crowds, conditions).go()
+
+    plain = simulated()
+    own = conditions_of(run.busy, [step.busy for step in plain.steps])
+    results: dict[Way, Result] = {
+        "by the profile": plain,
+        "forecast": simulated(known_before(own)),
+        "own speed": simulated(own),
+    }
+    return Replay(own, results, {way: compare(run, result) for way, result in results.items()})

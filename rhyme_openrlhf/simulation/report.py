@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.simulation.accounts import STATES
 from rhyme_openrlhf.simulation.recommendation import Recommendation
-from rhyme_openrlhf.simulation.result import Result
+from rhyme_openrlhf.simulation.result import STATES, Result
 from rhyme_openrlhf.simulation.study import Variant
 from rhyme_openrlhf.simulation.workload import Workload
 

@@ -1,4 +1,4 @@
-"""What is simulated: the cluster and the features in use.
+"""What is simulated: the cluster, the features in use, how drafts are accepted, how slow the engines of a step are.
 
 Invariant: settings are checked when made; the message names the option and what is allowed.
 """
@@ -12,7 +12,6 @@ from rhyme_openrlhf.scheduling.outliers import ALPHA, BETA_FLOOR
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.settings.moves import ReallocationSettings
-from rhyme_openrlhf.simulation.speculation_rates import Acceptance
 
 # What a run uses if nobody says otherwise.
 HISTOPIPE, REALLOCATION, HISTOSPEC = HistoPipeSettings(), ReallocationSettings(), HistoSpecSettings()
@@ -63,6 +62,31 @@ class Cluster:
     @property
     def engines(self) -> int:
         return self.nodes * self.devices // self.tensor_parallel
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """`coverage`: share of decode steps in which the history has a draft; `probability`: that a draft token is accepted
+    if those before it were. Both 0 to 1."""
+
+    coverage: float
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.coverage <= 1 and 0 <= self.probability <= 1):
+            raise ValueError(f"coverage and probability lie between 0 and 1, got {self.coverage}, {self.probability}")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Of one step. `slowness`: seconds of engine steps by those of the profile; `around`: seconds of a stage in which
+    an engine waits for its first requests or its last answers are handed over."""
+
+    slowness: float = 1.0
+    around: float = 0.0
+
+
+AS_PROFILED = Conditions()
 
 
 @dataclass(frozen=True)

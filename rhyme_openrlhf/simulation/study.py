@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhyme_openrlhf.latency.profile import Profile
-from rhyme_openrlhf.simulation.conditions import Conditions
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
-from rhyme_openrlhf.simulation.settings import Cluster, Features
-from rhyme_openrlhf.simulation.speculation_rates import Rates
+from rhyme_openrlhf.simulation.settings import Cluster, Conditions, Features
+from rhyme_openrlhf.simulation.speculation import Rates
 from rhyme_openrlhf.simulation.workload import Workload
 
 # What a feature's name on the command line changes.

@@ -11,9 +11,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rhyme_openrlhf.latency.subject import kv_bytes_per_token
-from rhyme_openrlhf.scheduling.layout_memory import MB, Asked, Offer, memory_sentence, plan_memory, with_caches
-from rhyme_openrlhf.scheduling.layouts import LayoutError, LayoutPlan, Model, plan_layouts
+from rhyme_openrlhf.latency.profile import kv_bytes_per_token
+from rhyme_openrlhf.scheduling.layouts import (
+    MB,
+    Asked,
+    LayoutError,
+    LayoutPlan,
+    Model,
+    Offer,
+    memory_sentence,
+    plan_layouts,
+    plan_memory,
+    with_caches,
+)
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.tp_switch import tail_sizes
 from rhyme_openrlhf.telemetry.services import Layouts

@@ -30,7 +30,7 @@ from rhyme_openrlhf.engine.requests import VisitedPrompt
 from rhyme_openrlhf.engine_errors import engines_left
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
-from rhyme_openrlhf.scheduling.dispatch import by_predicted_work
+from rhyme_openrlhf.scheduling.step_plan import by_predicted_work
 from rhyme_openrlhf.telemetry.engine_events import engine_events, interval_events
 from rhyme_openrlhf.telemetry.events import RolloutStarted
 from rhyme_openrlhf.telemetry.metrics import EngineCounters

@@ -13,7 +13,7 @@ from rhyme_openrlhf.api.launch.spec_command import from_argv
 from rhyme_openrlhf.cli import demo, doctor, doctor_facts
 from rhyme_openrlhf.cli.doctor_checks import Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts, TorchFacts
-from rhyme_openrlhf.history.cpu_share import QuotaParent
+from rhyme_openrlhf.platform.cpu_share import QuotaParent
 from rhyme_openrlhf.platform.nvidia import Driver, Gpu, Toolkit
 from rhyme_openrlhf.run.model_shape import is_hybrid, model_shape
 from rhyme_openrlhf.verify.record import Entry, relevant

@@ -16,7 +16,7 @@ from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli import preflight, preflight_layouts, upstream
 from rhyme_openrlhf.cli.demo import arguments
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.subject import model_name
+from rhyme_openrlhf.latency.profile import model_name
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DraftingSettings
 from rhyme_openrlhf.simulation.recommendation import flags, refused

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.history.byte_planes import packed, unpacked
 from rhyme_openrlhf.history.index import Piece
-from rhyme_openrlhf.history.record import Record, decode, encode, read_head
+from rhyme_openrlhf.history.record import Record, decode, encode, packed, read_head, unpacked
 
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=12)
 pieces = st.lists(st.builds(Piece, tokens, tokens, st.floats(allow_nan=False)), max_size=4).map(tuple)

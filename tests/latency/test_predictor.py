@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhyme_openrlhf.latency import predictor as module
-from rhyme_openrlhf.latency.correction import BOUND, FIRST, MOST_AT_ONCE, RATE, Correction
-from rhyme_openrlhf.latency.predictor import Predictor, SpeculationOverhead, context_bucket
+from rhyme_openrlhf.latency.predictor import (
+    BOUND,
+    FIRST,
+    MOST_AT_ONCE,
+    RATE,
+    Correction,
+    Predictor,
+    SpeculationOverhead,
+    context_bucket,
+)
 from rhyme_openrlhf.latency.step_model import StepModel
 from tests.latency import formula
 

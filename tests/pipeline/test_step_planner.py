@@ -19,7 +19,7 @@ from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.histopipe import HistoPipeSettings
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
-from rhyme_openrlhf.simulation.shipped import load
+from rhyme_openrlhf.simulation.engine_kinds import load
 from rhyme_openrlhf.telemetry.events import Note, RankGroups
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.training.samples_generator import GeneratorState

@@ -110,7 +110,7 @@ def test_a_token_takes_what_vllm_reserves_for_it(config: dict[str, Any], tmp_pat
     from vllm import AsyncEngineArgs
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
-    from rhyme_openrlhf.latency.subject import kv_bytes_per_token
+    from rhyme_openrlhf.latency.profile import kv_bytes_per_token
 
     (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = AsyncEngineArgs(model=str(tmp_path), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=4096)

@@ -12,8 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from rhyme_openrlhf.scheduling.remaining_lengths import SCENARIOS, Unfinished
-from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.stage_course import SCENARIOS, Layout, Unfinished
 from rhyme_openrlhf.scheduling.tp_switch import Switch, SwitchSeconds
 
 # When an engine has so many tokens of each of its samples: tokens and seconds, ascending from 0.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.scheduling.engine_shares import PRECISION, most_groups, plan_shares, smallest_gradient
-from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
+from rhyme_openrlhf.scheduling.step_plan import GroupTime, Speculation
 from tests.latency import formula
 
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.scheduling import tp_switch
-from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, UnfinishedSamples, by_history, by_maximum
-from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.stage_course import Layout, Unfinished, UnfinishedSamples, by_history, by_maximum
 from rhyme_openrlhf.scheduling.tp_switch import SwitchCost, decide, in_turn
 from tests.examples import examples
 from tests.latency import formula

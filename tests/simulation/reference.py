@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from rhyme_openrlhf.simulation.engine import EngineKind
-from rhyme_openrlhf.simulation.job import Job
+from rhyme_openrlhf.simulation.engine import Job
+from rhyme_openrlhf.simulation.engine_kinds import EngineKind
 
 
 def run(kind: EngineKind, jobs: list[Job]) -> tuple[dict[int, float], float, int]:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.simulation.engine import Engine, KvCacheTooSmall, Pace
-from rhyme_openrlhf.simulation.job import Job
+from rhyme_openrlhf.simulation.engine import Engine, Job, KvCacheTooSmall, Pace
 from tests.simulation import kinds, reference
 
 work = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 400)), min_size=1, max_size=12)

@@ -11,7 +11,7 @@ from rhyme_openrlhf.simulation.interventions import Interventions
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.workload import drawn
-from tests.simulation.test_run import CLUSTER, PROFILES, SHAPE
+from tests.simulation.kinds import CLUSTER, PROFILES, SHAPE
 
 
 @pytest.mark.parametrize("reallocation", [False, True])

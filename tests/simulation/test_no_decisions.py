@@ -15,26 +15,18 @@ import pytest
 import rhyme_openrlhf
 from rhyme_openrlhf.drafting import budget
 from rhyme_openrlhf.drafting.budget import SpeculationWindow
-from rhyme_openrlhf.scheduling import (
-    dispatch,
-    outliers,
-    rank_groups,
-    reallocation,
-    reallocation_policy,
-    step_plan,
-    tp_switch,
-)
+from rhyme_openrlhf.scheduling import outliers, rank_groups, reallocation, step_plan, tp_switch
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.engine_shares import EngineShares
 from rhyme_openrlhf.scheduling.move import RECOMPUTE
 from rhyme_openrlhf.scheduling.move_costs import MoveCosts
 from rhyme_openrlhf.scheduling.outliers import Destination
-from rhyme_openrlhf.scheduling.reallocation_policy import ReallocationPolicy
+from rhyme_openrlhf.scheduling.reallocation import ReallocationPolicy
 from rhyme_openrlhf.simulation import layout_changes, planner
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.workload import drawn
-from tests.simulation.test_run import CLUSTER, PROFILES, SHAPE
+from tests.simulation.kinds import CLUSTER, PROFILES, SHAPE
 
 PACKAGE = Path(rhyme_openrlhf.__file__).parent
 PIPELINE = Features("pipeline", rank_groups=4, two_tier=True, outliers=True, interval=0.3)
@@ -44,7 +36,7 @@ MOVING = Features(reallocation=True, cooldown=5, interval=0.3)
 
 LIVE_ROOMS = ("engine", "moves", "training", "pipeline", "run")
 # Files of `scheduling/` that say how a live run does what was decided; a simulated run does it otherwise.
-MACHINERY = ("move", "layouts", "layout_memory", "turns")
+MACHINERY = ("move", "layouts", "turns")
 # What engines report is an object in a live run, and an engine's own state in a simulated one.
 ONLY_LIVE = {"DecodeMean", "EngineStatus", "SampleStatus", "Unfinished", "learn", "reported_speculation"}
 # The same as the simulator has it; what leaves questions out whose answer is known; and a recommended setting.
@@ -60,18 +52,18 @@ CASES: list[tuple[Any, str, Callable[..., Any], Features]] = [
     (step_plan, "plan_shares", lambda *_: EngineShares((5, 1, 1, 1), (), None, 0.0, 0.0), PIPELINE),
     (step_plan, "equal_shares", lambda groups, *_: (5, 1, 1, 1), Features("pipeline", rank_groups=4)),
     (step_plan, "engines_by_group", lambda step, shares: rank_groups.engines_by_group(1, shares), PIPELINE),
-    (dispatch, "assign", lambda lengths, loads: [0] * len(lengths), Features()),
+    (step_plan, "assign", lambda lengths, loads: [0] * len(lengths), Features()),
     (outliers, "outliers", lambda *_: [], PIPELINE),
     (outliers, "destination", lambda *_: Destination("next_step", None), PIPELINE),
     (BatchLedger, "defer", lambda *_: False, DEFERRING),
     (outliers, "beta", lambda *_: 100.0, PIPELINE),
     (outliers, "last_count", lambda *_: 0, PIPELINE),
-    (reallocation_policy, "reallocate", lambda *_: [], MOVING),
+    (reallocation, "reallocate", lambda *_: [], MOVING),
     (reallocation, "knee", lambda *_: 1, MOVING),
     (reallocation.Cooldown, "due", lambda *_: False, MOVING),
     (tp_switch, "decide", lambda *_: None, SWITCHING),
     (tp_switch, "decide", lambda *_: None, Features("pipeline", switching="maximum")),
-    (reallocation_policy, "reallocate", lambda *_: [], Features("pipeline", reallocation=True, interval=0.3)),
+    (reallocation, "reallocate", lambda *_: [], Features("pipeline", reallocation=True, interval=0.3)),
     (ReallocationPolicy, "due", lambda *_: False, MOVING),
     (reallocation, "speculative_knee", lambda *_: 1, MOVING),
     (MoveCosts, "cheaper", lambda *_: RECOMPUTE, SWITCHING),

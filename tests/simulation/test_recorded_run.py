@@ -1,4 +1,4 @@
-"""A recorded run is replayed: what a simulated run wrote as its record comes out the same again."""
+"""A run directory, simulated again: as it was, as it was forecast, and under its own conditions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rhyme_openrlhf.cli import simulate as command
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.simulation.recorded_run import compare, read_run
-from rhyme_openrlhf.simulation.replay import replay
+from rhyme_openrlhf.simulation.recorded_run import Busy, compare, conditions_of, known_before, read_run, replay
 from rhyme_openrlhf.simulation.result import Result
 from rhyme_openrlhf.simulation.run import Run
-from rhyme_openrlhf.simulation.settings import Cluster, Features
-from rhyme_openrlhf.simulation.speculation_rates import Rates
+from rhyme_openrlhf.simulation.settings import AS_PROFILED, Cluster, Conditions, Features
+from rhyme_openrlhf.simulation.speculation import Rates
 from rhyme_openrlhf.simulation.workload import Shape, Workload, WorkloadError, drawn
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import EngineInterval, EngineStep, RolloutFinished, RunStarted, TrainStep
@@ -164,3 +165,59 @@ def test_measured_drafts_need_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--profile", "pat-a40", "--tp", "2", "--steps", "2", "--features", "measured-speculation"]
     assert command.main(argv) == 2
     assert "--from-run" in capsys.readouterr().err
+
+
+FREE_LOADS = formula.profile(weight_load_seconds=0.0)
+LOAD = drawn(Shape("test", "drawn", median=100.0, sigma=0.8, longest=1000, prompt_tokens=40), 3, 6, 4, 3, seed=3)
+QUICK_SYNC = Cluster(devices=2, running=64, trainer_tokens_per_second=5000.0)
+
+conditions = st.builds(Conditions, st.floats(0.2, 5), st.floats(0, 2))
+
+
+def test_slowness_is_busy_time_by_that_of_the_profile() -> None:
+    busy = [Busy(3.0, 0.1), Busy(0.0, 0.0), Busy(2.0, 0.2)]
+    assert conditions_of(busy, [2.0, 1.0, 0.0]) == (Conditions(1.5, 0.1), AS_PROFILED, Conditions(1.0, 0.2))
+
+
+@given(st.lists(conditions, min_size=1, max_size=8), conditions, st.data())
+def test_a_forecast_knows_nothing_of_its_own_step_or_later_ones(
+    steps: list[Conditions], other: Conditions, data: st.DataObject
+) -> None:
+    known = known_before(steps)
+    assert len(known) == len(steps) and known[0] == AS_PROFILED
+    place = data.draw(st.integers(0, len(steps) - 1))
+    changed = known_before([*steps[:place], *[other] * (len(steps) - place)])
+    assert changed[: place + 1] == known[: place + 1]
+
+
+def test_a_forecast_is_right_where_nothing_changes_but_what_the_first_stage_waits_for() -> None:
+    known = known_before([Conditions(1.3, 0.9), *[Conditions(1.3, 0.1)] * 3])
+    assert [one.slowness for one in known] == pytest.approx([1.0, 1.3, 1.3, 1.3])
+    assert [one.around for one in known] == [0.0, 0.0, 0.1, 0.1]
+
+
+@pytest.mark.parametrize("trainer", ["sync", "async"])
+def test_a_stage_takes_as_many_times_as_long_and_what_is_around_it_longer(trainer: str) -> None:
+    features = Features(trainer=trainer)  # type: ignore[arg-type]
+    plain = Run(LOAD, QUICK_SYNC, features, {1: FREE_LOADS}).go()
+    own = [Conditions(1.0, 0.0), Conditions(2.0, 0.0), Conditions(0.5, 0.25)]
+    slowed = Run(LOAD, QUICK_SYNC, features, {1: FREE_LOADS}, conditions=own).go()
+    for before, after, one in zip(plain.steps, slowed.steps, own, strict=True):
+        assert after.busy == pytest.approx(one.slowness * before.busy)
+        stage = one.slowness * (before.completed - before.generating) + one.around
+        assert after.completed - after.generating == pytest.approx(stage)
+    # Every device is somewhere all the time, on its way to its first sample too.
+    assert sum(slowed.accounts.seconds.values()) == pytest.approx(2 * max(step.completed for step in slowed.steps))
+    assert slowed.accounts.seconds["rollout"] == pytest.approx(sum(step.busy for step in slowed.steps) + 2 * 0.25)
+
+
+def test_layouts_that_are_switched_to_are_as_slow() -> None:
+    subject = dataclasses.replace(formula.SUBJECT, tensor_parallel_size=2)
+    quick = tuple(dataclasses.replace(point, seconds=point.seconds / 3) for point in FREE_LOADS.steps)
+    profiles = {1: FREE_LOADS, 2: dataclasses.replace(FREE_LOADS, subject=subject, steps=quick)}
+    features = Features("sync", switching="history")
+    plain = Run(LOAD, QUICK_SYNC, features, profiles).go()
+    slowed = Run(LOAD, QUICK_SYNC, features, profiles, conditions=[Conditions(2.0)] * 3).go()
+    assert plain.switches and slowed.switches
+    busy = [sum(step.busy for step in result.steps) for result in (plain, slowed)]
+    assert busy[1] > 1.8 * busy[0]

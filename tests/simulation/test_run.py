@@ -1,41 +1,26 @@
-"""Whole simulated runs: what is conserved, whatever the features; and what a feature must do."""
+"""Whole simulated runs."""
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import statistics
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.simulation.engine_kinds import gaps
-from rhyme_openrlhf.simulation.presets import PRESETS
 from rhyme_openrlhf.simulation.result import Result
-from rhyme_openrlhf.simulation.run import Run
+from rhyme_openrlhf.simulation.run import Run, not_searched
 from rhyme_openrlhf.simulation.settings import Cluster, Features
-from rhyme_openrlhf.simulation.workload import Shape, Workload, drawn
+from rhyme_openrlhf.simulation.workload import PRESETS, Workload, drawn
 from tests.examples import examples
 from tests.latency import formula
+from tests.simulation.kinds import CLUSTER, PROFILES, SHAPE
+from tests.simulation.kinds import RUN_PROFILE as PROFILE
 
-SHAPE = Shape("test", "drawn", median=150.0, sigma=0.9, longest=2000, growth=1.1, prompt_tokens=50)
-PROFILE = formula.profile(kv_cache_tokens=100_000)
-CLUSTER = Cluster(nodes=2, devices=4, running=32, trainer_tokens_per_second=20_000.0, publish_seconds=0.1)
-
-
-def wide(seconds: float) -> Profile:
-    """TP 4: few samples are quicker, many slower."""
-    steps = tuple(
-        StepPoint(b, b * each, 0, seconds + b * 4e-4 + b * each * 1e-7, 0.0001, 20)
-        for b in formula.RUNNING
-        for each in formula.CONTEXTS
-    )
-    subject = dataclasses.replace(formula.SUBJECT, tensor_parallel_size=4)
-    return formula.profile(subject=subject, steps=steps, kv_cache_tokens=400_000)
-
-
-PROFILES = {1: PROFILE, 4: wide(0.003)}
 features = st.one_of(
     st.builds(
         Features,
@@ -226,3 +211,42 @@ def test_the_presets_have_the_papers_quantiles() -> None:
     lengths = sorted(length for step in load.steps for p in step.prompts for length in p.lengths)
     assert lengths[len(lengths) // 2] == pytest.approx(378, rel=0.05)
     assert lengths[len(lengths) * 95 // 100] == pytest.approx(1373, rel=0.05)
+
+
+@pytest.fixture
+def searched_by_hand() -> Iterator[None]:
+    gc.disable()
+    # Not through everything that the other tests have made.
+    gc.freeze()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        Features("sync", switching="history"),
+        Features(reallocation=True, cooldown=5, interval=0.3, speculation="budget"),
+        Features("pipeline", rank_groups=4, two_tier=True, outliers=True, defer=True, interval=0.3),
+    ],
+    ids=lambda features: str(features.trainer),
+)
+@pytest.mark.usefixtures("searched_by_hand")
+def test_a_run_drops_nothing_that_is_in_a_cycle(features: Features) -> None:
+    found = []
+    for _ in range(2):
+        run = Run(drawn(SHAPE, 6, 32, 4, 2, 5), CLUSTER, features, PROFILES)
+        gc.collect()
+        run.go()
+        found.append(gc.collect())
+    # What is only made once, by the first, is no run's.
+    assert found[1] == 0
+
+
+def test_the_search_is_as_it_was() -> None:
+    for on in (False, True):
+        (gc.enable if on else gc.disable)()
+        with pytest.raises(KeyError), not_searched():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() == on

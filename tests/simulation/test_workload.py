@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from rhyme_openrlhf.simulation.presets import PRESETS
-from rhyme_openrlhf.simulation.workload import drawn
+from rhyme_openrlhf.simulation.workload import PRESETS, drawn
 
 SHAPE = PRESETS["rhymerl-math"]
 

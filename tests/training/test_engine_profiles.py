@@ -13,7 +13,7 @@ import pytest
 
 from rhyme_openrlhf.engine_errors import EngineCallError
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
+from rhyme_openrlhf.latency.measure import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Profile, ProfileError, StepPoint, Subject
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings

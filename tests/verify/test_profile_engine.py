@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rhyme_openrlhf.engine.port import MeasuredEngine
-from rhyme_openrlhf.latency.grid import PrefillShape, StepShape
-from rhyme_openrlhf.latency.measure import OWN_STEPS
+from rhyme_openrlhf.latency.measure import OWN_STEPS, PrefillShape, StepShape
 
 STEPS = 8
 

@@ -20,8 +20,7 @@ from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.drafting_core import CoreMissing
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency.profile import Profile, ProfileError
-from rhyme_openrlhf.latency.subject import folder
+from rhyme_openrlhf.latency.profile import Profile, ProfileError, folder
 from rhyme_openrlhf.platform import nvidia
 from rhyme_openrlhf.run import memory_plan
 from rhyme_openrlhf.run.memory_plan import GpuPlan

@@ -29,8 +29,7 @@ from rhyme_openrlhf.engine.arguments import filling_arguments, speculation_argum
 from rhyme_openrlhf.engine.calls import SchedulerDrafting, SchedulerTiming, WorkerCalls
 from rhyme_openrlhf.kv.buffer import KvBufferStore, KvLayout
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency import subject as subjects
-from rhyme_openrlhf.latency.grid import Limits, PrefillShape, StepShape
+from rhyme_openrlhf.latency.measure import Limits, PrefillShape, StepShape
 from rhyme_openrlhf.latency.profile import Subject
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.weights.buckets import Bucket, Parameter, Segment, WeightVersion, plan_buckets
@@ -72,7 +71,7 @@ class Measuring(Part):
         config = self.engine.llm.vllm_config
         hardware = (await self.engine.workers(WorkerCalls.rhyme_hardware))[0]
         return Subject(
-            model=subjects.model_name(config.model_config.hf_config, self.engine.rhyme.drafting),
+            model=profiles.model_name(config.model_config.hf_config, self.engine.rhyme.drafting),
             hardware=hardware,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             tensor_parallel_size=config.parallel_config.tensor_parallel_size,
@@ -95,7 +94,7 @@ class Measuring(Part):
     async def kv_bytes_per_token(self) -> int:
         """Return the bytes of a token's KV cache, as in `latency/profile.py`."""
         config, subject = self.engine.llm.vllm_config.model_config.hf_config, await self.subject()
-        return subjects.kv_bytes_per_token(config, subject.dtype, subject.tensor_parallel_size)
+        return profiles.kv_bytes_per_token(config, subject.dtype, subject.tensor_parallel_size)
 
     async def padded_rows(self) -> tuple[int, ...]:
         """Return the token counts to which a step is padded, ascending: as the worker has resolved them."""
@@ -220,7 +219,7 @@ class Measuring(Part):
         return self._step_times
 
     async def _profile_path(self) -> Path:
-        return subjects.folder() / subjects.file_name(await self.subject())
+        return profiles.folder() / profiles.file_name(await self.subject())
 
 
 def _packed(buckets: tuple[Bucket, ...], tensors: dict[str, torch.Tensor]) -> Iterator[np.ndarray]:

@@ -19,7 +19,6 @@ from vllm.transformers_utils.config import get_config
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency import subject as subjects
 from rhyme_openrlhf.latency.measure import UNSPECULATED_QUICKLY, Plan, measure
 from rhyme_openrlhf.latency.profile import ProfileError, StepPoint, Subject
 from rhyme_openrlhf.platform import gpu_present, nvidia
@@ -49,13 +48,13 @@ def are_wanted(rhyme: RhymeSettings, index: int, arguments: Mapping[str, Any]) -
     if index or not gain_is_measured or not measures_itself or not gpu_present():
         return False
     subject = Subject(
-        subjects.model_name(get_config(arguments["model"], trust_remote_code=True), rhyme.drafting),
-        subjects.hardware_name(tuple(gpu.name for gpu in nvidia.read().gpus)),
+        profiles.model_name(get_config(arguments["model"], trust_remote_code=True), rhyme.drafting),
+        profiles.hardware_name(tuple(gpu.name for gpu in nvidia.read().gpus)),
         arguments["dtype"],
         arguments["tensor_parallel_size"],
     )
     try:
-        return not profiles.read(subjects.folder() / subjects.file_name(subject)).unspeculated
+        return not profiles.read(profiles.folder() / profiles.file_name(subject)).unspeculated
     except ProfileError:
         return True
 

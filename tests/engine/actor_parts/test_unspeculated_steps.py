@@ -12,8 +12,7 @@ import pytest
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.latency import subject as subjects
-from rhyme_openrlhf.latency.grid import StepShape
+from rhyme_openrlhf.latency.measure import StepShape
 from rhyme_openrlhf.latency.profile import Subject
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
@@ -42,7 +41,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def keep(profile: profiles.Profile) -> None:
-    path = subjects.folder() / subjects.file_name(SUBJECT)
+    path = profiles.folder() / profiles.file_name(SUBJECT)
     path.parent.mkdir(parents=True, exist_ok=True)
     profiles.write(profile, path)
 

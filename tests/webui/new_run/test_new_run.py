@@ -11,8 +11,7 @@ from playwright.sync_api import expect
 
 from rhyme_openrlhf import drafting_core, embedded
 from rhyme_openrlhf.drafting import acceptance, budget, planner
-from rhyme_openrlhf.latency.profile import Subject, write
-from rhyme_openrlhf.latency.subject import folder
+from rhyme_openrlhf.latency.profile import Subject, folder, write
 from rhyme_openrlhf.run.model_shape import read_shape
 from rhyme_openrlhf.webui.new_run.templates import templates
 from tests import nvml

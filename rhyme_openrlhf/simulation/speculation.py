@@ -1,4 +1,4 @@
-"""What speculation gives in the mean, from the live system's own window and budget.
+"""What speculation gives, from the live system's own window and budget: in the mean, and at each moment of a run.
 
 The window of a sample is a Markov chain: `SpeculationWindow` itself says where it goes after a draft that was accepted
 whole and after one that was not. With each draft token accepted with the same probability, given those before it, the
@@ -6,13 +6,16 @@ chain's stationary distribution gives tokens and draft tokens per step. Under a 
 the live system: every draft is proposed as far as there is room, and `drafting/budget.py` chooses from the same
 probabilities and the step times how much of it is verified.
 
-Invariants: never less than one token a step; nothing is drafted where no history matches.
+Invariants: never less than one token a step; nothing is drafted where no history matches; what is given changes with
+the step that is planned; what one acceptance gives is made once in a run, so that steps of the same epoch, and epochs
+behind the last acceptance, share what budgets were chosen.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,25 +24,15 @@ from numpy.typing import NDArray
 from rhyme_openrlhf.drafting import budget
 from rhyme_openrlhf.drafting.budget import SpeculationWindow
 from rhyme_openrlhf.latency.step_model import context_bucket
+from rhyme_openrlhf.scheduling.step_plan import Speculation
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
-from rhyme_openrlhf.simulation.engine import Pace
-from rhyme_openrlhf.simulation.step_times import StepTimes
+from rhyme_openrlhf.simulation.engine import Pace, PaceOf
+from rhyme_openrlhf.simulation.engine_kinds import EngineKind, StepTimes
+from rhyme_openrlhf.simulation.settings import Acceptance, Features
+from rhyme_openrlhf.simulation.workload import StepLoad
 
 # Draft tokens in all for which step times are looked up: beyond, no budget of a measured engine ever went.
 MOST_DRAFTS = 4096
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """`coverage`: share of decode steps in which the history has a draft; `probability`: that a draft token is accepted
-    if those before it were. Both 0 to 1."""
-
-    coverage: float
-    probability: float
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.coverage <= 1 and 0 <= self.probability <= 1):
-            raise ValueError(f"coverage and probability lie between 0 and 1, got {self.coverage}, {self.probability}")
 
 
 @dataclass(frozen=True)
@@ -128,3 +121,51 @@ def budgeted(times: StepTimes, rates: Rates, acceptance: Acceptance) -> Callable
         return found
 
     return pace
+
+
+class Speculating:
+    """That of one run. `kinds`: by tensor-parallel size; `measured`: of each step of a run that is replayed."""
+
+    def __init__(self, features: Features, kinds: Mapping[int, EngineKind], measured: Sequence[Rates]) -> None:
+        self._features = features
+        self._kinds = kinds
+        self._measured = measured
+        self.rates: Rates = NO_SPECULATION
+        """Of whole drafts."""
+        self.paces: Mapping[int, PaceOf] = dict.fromkeys(kinds, full_windows)
+        """By tensor-parallel size."""
+        self._known: dict[Acceptance, tuple[Rates, Mapping[int, PaceOf]]] = {}
+
+    def turn_to(self, step: int, epoch: int) -> None:
+        """Step `step` (from 1) is planned now: from the second epoch on acceptance grows to the last one."""
+        features = self._features
+        if features.speculation == "measured":
+            self.rates = self._measured[step - 1] if self._measured else NO_SPECULATION
+        elif features.speculation != "off" and epoch >= 2:
+            acceptance = features.acceptance(epoch)
+            if acceptance not in self._known:
+                self._known[acceptance] = self._of(acceptance)
+            self.rates, self.paces = self._known[acceptance]
+
+    def _of(self, acceptance: Acceptance) -> tuple[Rates, Mapping[int, PaceOf]]:
+        settings = HistoSpecSettings(window_max=self._features.window_max)
+        if self._features.speculation != "budget":
+            return window_rates(settings, acceptance), self.paces
+        rates = proposal_rates(settings, acceptance)
+        return rates, {size: budgeted(kind.times, rates, acceptance) for size, kind in self._kinds.items()}
+
+    def verified(
+        self, load: StepLoad, last_lengths: Callable[[int], Sequence[int]], engines: int, most_running: int, size: int
+    ) -> Speculation:
+        """What the step's drafts will give and cost in the middle of it, with so many engines of tensor-parallel size
+        `size`; `last_lengths`: of a prompt's last responses, by which the middle is known."""
+        rates = self.rates
+        if not rates.drafts_per_step:
+            return Speculation()
+        samples = sum(len(prompt.lengths) for prompt in load.prompts)
+        running = max(min(round(samples / engines), most_running), 1)
+        lengths = [length for prompt in load.prompts for length in last_lengths(prompt.prompt)]
+        each = statistics.fmean(prompt.prompt_tokens for prompt in load.prompts)
+        each += statistics.fmean(lengths) / 2 if lengths else 0.0
+        pace = self.paces[size](running, running * each, running * rates.drafts_per_step)
+        return Speculation(rates.tokens_per_step * pace.part, pace.drafts / running)

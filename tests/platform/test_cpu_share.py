@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rhyme_openrlhf.history.cpu_share import NAME, QuotaParent, quota_parent, remove_empty
+from rhyme_openrlhf.platform.cpu_share import NAME, QuotaParent, quota_parent, remove_empty
 
 
 def machine(tmp_path: Path, own: str, directories: dict[str, str | None]) -> QuotaParent | str:
@@ -59,7 +59,7 @@ def test_what_ended_workers_left_is_removed(tmp_path: Path) -> None:
 def limited(cpus: float, nice: int) -> str:
     """What a process of its own says after limiting itself, and its priority."""
     program = (
-        "import os; from rhyme_openrlhf.history.cpu_share import limit_cpus\n"
+        "import os; from rhyme_openrlhf.platform.cpu_share import limit_cpus\n"
         f"print(limit_cpus({cpus}, {nice})); print(os.nice(0)); print(open('/proc/self/cgroup').read())"
     )
     return subprocess.run(
