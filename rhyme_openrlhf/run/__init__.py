@@ -8,7 +8,6 @@ Read in this order:
 4. `reporting` starts the reporter; `system_watch` records what the machines do.
 5. `supervisor` watches the run: `actor_table` (who died), `stage_watch` (who is stuck), `process_log` (last words).
 6. `termination` turns SIGTERM into a stop with a checkpoint; `reaper` ends what is left, however the driver ended.
-7. `unchanged` runs OpenRLHF without us, for comparison.
 
 `resources`, `memory_plan` and `stage_watch` import neither ray, vllm nor torch.
 """

@@ -31,6 +31,8 @@ from .conftest import RUN_TIMEOUT_S, SMALL, FinishedRun, left_in_shared_memory
 pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 
 Train = Callable[..., FinishedRun]
+# OpenRLHF's own actors, on this machine.
+UNCHANGED = Path(__file__).parents[2] / "benchmarks" / "unchanged.py"
 # fp32 on both sides: the same sums in another order.
 SAME_LOG_PROBABILITY = 1e-3
 EVERY_SYNC = ("--weights.check_syncs", "1000")
@@ -118,7 +120,7 @@ def test_with_our_features_off_the_run_is_openrlhfs_own(train: Train, tmp_path: 
     status = tmp_path / "status.jsonl"
     argv = [*arguments(str(tmp_path / "ckpt2")), "--data.prompt_dataset", str(small_prompts), *SMALL, *one_engine]
     done = subprocess.run(
-        [sys.executable, "-m", "rhyme_openrlhf.run.unchanged", str(status), *argv],
+        [sys.executable, str(UNCHANGED), str(status), *argv],
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT_S,

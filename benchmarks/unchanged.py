@@ -1,6 +1,6 @@
 """OpenRLHF unchanged, as far as this machine allows: what our runs are compared with and measured against.
 
-    python -m rhyme_openrlhf.run.unchanged STATUS_FILE [options of rhyme train; of ours only --run.* and --cpu.*]
+    python benchmarks/unchanged.py STATUS_FILE [options of rhyme train; of ours only --run.* and --cpu.*]
 
 Runs OpenRLHF's own actors. Added are only the seeding shim (so that both sides sample the same tokens), one JSON line
 of upstream's own status per step in STATUS_FILE, and, without a GPU, the platform's shims with the gloo weight sync.
@@ -118,7 +118,8 @@ def run(args: SimpleNamespace, status_file: str) -> None:
 
 if __name__ == "__main__":
     # The classes above must be those of the importable module, not of __main__: Ray's workers import them by name.
+    import unchanged
+
     from rhyme_openrlhf.cli import upstream
-    from rhyme_openrlhf.run import unchanged
 
     unchanged.run(upstream.parse(sys.argv[2:]), sys.argv[1])
