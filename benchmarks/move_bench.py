@@ -22,12 +22,12 @@ from rhyme_openrlhf.moves.keeper import SampleKeeper
 from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
 from rhyme_openrlhf.moves.mover import Mover
 from rhyme_openrlhf.moves.reallocator import Reallocator
-from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Phase
+from rhyme_openrlhf.scheduling.move import Phase
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import CpuSettings
 from rhyme_openrlhf.settings.latency import EmulateSettings
-from rhyme_openrlhf.settings.moves import ReallocationSettings
+from rhyme_openrlhf.settings.moves import AUTO, ReallocationSettings
 
 LIMIT_S = 60.0
 
@@ -130,10 +130,7 @@ class Session:
     def choose(self, context: int, source: int, destination: int) -> Choice:
         """The carrier that is set, else the cheaper one; with what is predicted of it."""
         known, costs = self.reports.destination(destination, context), self.reports.costs
-        if known is None:
-            return Choice(self.carrier or KV_TRANSFER)
-        carrier = self.carrier or costs.cheaper(context, known) or KV_TRANSFER
-        return Choice(carrier, costs.predicted(carrier, context, known), known)
+        return Choice(*costs.choose(self.carrier or AUTO, context, known), known)
 
     def moved(self, record: MoveRecord) -> None:
         """As the samples' home: learn from it."""

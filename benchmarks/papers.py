@@ -17,13 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from roofline import DeviceSpec, ModelSpec, roofline
+
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation import shipped
 from rhyme_openrlhf.simulation.presets import PRESETS
 from rhyme_openrlhf.simulation.result import Result
-from rhyme_openrlhf.simulation.roofline import DeviceSpec, ModelSpec, roofline
 from rhyme_openrlhf.simulation.run import Run
 from rhyme_openrlhf.simulation.settings import Cluster, Features
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance, window_rates

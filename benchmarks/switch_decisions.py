@@ -29,11 +29,10 @@ from replay import read_trace
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.moves.tp_switcher import EACH_SECONDS
 from rhyme_openrlhf.scheduling.dispatch import assign
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.scheduling.stage_course import Layout
-from rhyme_openrlhf.scheduling.tp_switch import decide
+from rhyme_openrlhf.scheduling.tp_switch import EACH_SECONDS, SwitchCost, decide, in_turn
 from rhyme_openrlhf.settings.tp_switch import BY_HISTORY, BY_MAXIMUM, TpSwitchSettings
 from rhyme_openrlhf.simulation.shipped import load
 from rhyme_openrlhf.simulation.trace import read_trace as read_lengths
@@ -88,7 +87,8 @@ class Replay:
 
     def __init__(self, engines: Sequence[Stage], profiles: tuple[Profile, Profile], tails: int, each_s: float) -> None:
         """`engines`: what each aligned engine is given; `tails`: engines of the tail layout."""
-        self._each_s = each_s
+        # As a run takes it before it has made a switch.
+        self.cost = SwitchCost(each_s).seconds
         sizes = [profile.subject.tensor_parallel_size for profile in profiles]
         self._models = [StepModel(profile) for profile in profiles]
         self._tails = tails
@@ -128,18 +128,15 @@ class Replay:
         seen, rest, _ = self.unfinished(moment)
         if not seen:
             return self.seconds
-        order = sorted(range(len(seen)), key=lambda place: -seen[place].generated)
-        tails = [order[turn :: self._tails] for turn in range(self._tails)]
+        tails: list[list[int]] = [[] for _ in range(self._tails)]
+        for place, engine in in_turn([sample.generated for sample in seen], self._tails):
+            tails[engine].append(place)
         took = [
             steps_seconds(self._models[1], [seen[i].context for i in own], [rest[i] for i in own])[-1]
             for own in tails
             if own
         ]
         return moment + self.cost(0, 1, rest) + float(max(took))
-
-    def cost(self, _: int, __: int, contexts: Sequence[int]) -> float:
-        """Of a switch with as many samples, as a run's policy takes it before it has made one."""
-        return self._each_s * len(contexts)
 
     def asked(self, interval_s: float) -> list[float]:
         """When a run looks."""

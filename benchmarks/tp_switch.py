@@ -38,8 +38,8 @@ from rhyme_openrlhf.engine.messages import SampleRequest
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.grid import StepShape
 from rhyme_openrlhf.latency.profile import Profile, StepPoint
-from rhyme_openrlhf.moves.tp_switcher import EACH_SECONDS
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
+from rhyme_openrlhf.scheduling.tp_switch import EACH_SECONDS
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.drafting import DraftingSettings, HistoSpecSettings
 from rhyme_openrlhf.settings.engine import CpuSettings

@@ -1,7 +1,7 @@
 """Write which features go together into docs/guides/features.md, as `rhyme train` decides it before a start.
 
 Each cell is one call of the checks before a run, with the demo's model and prompts on pretended GPUs: "yes", or the
-number of the sentence that refuses the pair. `python scripts/feature_table.py --write` changes the page; a test compares the two.
+number of the sentence that refuses the pair. `--write` changes the page; a test compares the two.
 """
 
 from __future__ import annotations

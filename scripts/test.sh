@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Everything that must pass before a change is kept: style, types, tests. Sets up first (once).
 #
-#   scripts/test.sh                          all but what is marked slow
+#   scripts/test.sh                          while you work: all but whole training runs (the main job's is there) and what
+#                                            is marked slow
+#   scripts/test.sh --runs                   before a merge, and in continuous integration: the training runs too
 #   scripts/test.sh --quick                  before each commit: the rooms without torch, the control plane and the command
 #                                            line, as far as they start no engine, Ray, browser, PostgreSQL, service or
 #                                            other Python process
@@ -13,13 +15,13 @@
 #                                            lowest versions that pyproject.toml allows
 #
 # What a test starts is known from its fixtures (tests/starts.py).
-# Without arguments and with --slow, the control plane's own tests run as `--server newest`, where pip finds newer releases
+# Without arguments, with --runs and with --slow, the control plane's own tests run as `--server newest`, where pip finds newer releases
 # than those that run beside vLLM; all others run in the environment of scripts/setup_cpu.sh.
-# Without arguments, with --slow and with --server, tests run in the order of their files. Otherwise, files without engines
+# Without arguments, with --runs, --slow and --server, tests run in the order of their files. Otherwise, files without engines
 # and Ray run in another order each time; `-p no:randomly` keeps the order there too.
 # Runs everything even when an early part fails, so that one run shows all faults; fails when anything failed.
-# Two pytest processes share the tests (tests/side_by_side.py), and without arguments and with --slow a third one has the
-# control plane's; `-n 0` runs them in one, for a debugger.
+# Two pytest processes share the tests (tests/side_by_side.py), and without arguments, with --runs and --slow a third
+# one has the control plane's; `-n 0` runs them in one, for a debugger.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -99,11 +101,21 @@ trap 'rm -f "$TYPES" ${SERVER_LOG:+"$SERVER_LOG"}' EXIT
 mypy --pretty >"$TYPES" 2>&1 &
 MYPY=$!
 # Importing torch, vLLM and DeepSpeed in each pytest process takes a tenth of the time: the other rooms are for --changed.
-QUICK=(tests/{api,benchmarks,cli,drafting,history,latency,scheduling,scripts,settings,simulation,telemetry,verify,webui})
+QUICK=(tests/{api,benchmarks,cli,docs,drafting,history,latency,scheduling,scripts,settings,simulation,telemetry,verify,webui})
 QUICK+=(tests/test_*.py)
 STARTS_MUCH="engine or ray or e2e or browser or postgresql or service or python"
 case ${1-} in
     "")
+        server_beside
+        # A training run takes a minute or more, most of it its start.
+        RUNS=()
+        for file in tests/e2e/test_*.py; do
+            [[ $file = */test_main_job.py ]] || RUNS+=(--ignore "$file")
+        done
+        run python -m pytest -n 2 -p no:randomly -m "not slow and not server" "${RUNS[@]}"
+        join_server
+        ;;
+    --runs)
         server_beside
         run python -m pytest -n 2 -p no:randomly -m "not slow and not server"
         join_server

@@ -135,11 +135,9 @@ class EngineReports:
         running = sum(not sample.waiting for sample in status.samples)
         mean, predictor = status.decode, self.predictors.get(self.layout(number))
         if predictor is not None:
-            there = sum(sample.context for sample in status.samples)
+            held = sum(sample.context for sample in status.samples)
             each = mean.drafts / mean.running if mean is not None and mean.running else 0.0
-            now = predictor.step_seconds(running, there, round(running * each)) if running else 0.0
-            after = predictor.step_seconds(running + 1, there + context, round((running + 1) * each))
-            return Destination(now, after, status.step_tokens, near)
+            return Destination.predicted(predictor, running, held, context, each, status.step_tokens, near)
         if mean is None:
             return None
         return Destination(mean.seconds if running else 0.0, mean.seconds, status.step_tokens, near)

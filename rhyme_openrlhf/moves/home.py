@@ -35,9 +35,10 @@ from rhyme_openrlhf.moves.keeper import KeptSample, SampleKeeper
 from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
 from rhyme_openrlhf.moves.mover import Mover
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
-from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE, Phase
+from rhyme_openrlhf.scheduling.move import RECOMPUTE, Phase
+from rhyme_openrlhf.scheduling.move_costs import MoveCosts
 from rhyme_openrlhf.scheduling.turns import step_of
-from rhyme_openrlhf.settings.moves import AUTO, DEVICE
+from rhyme_openrlhf.settings.moves import DEVICE
 from rhyme_openrlhf.telemetry.events import Event, MoveOutcome, SampleMoved
 from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 
@@ -248,17 +249,11 @@ class SampleHome:
     # --- what is recorded
 
     def _choose(self, context: int, source: int, destination: int) -> Choice:
-        carrier, known, costs = self.rhyme.move.carrier, None, None
+        known, costs = None, MoveCosts()
         if self.reports is not None:
             near = self._nodes.get(source) == self._nodes.get(destination)
             known, costs = self.reports.destination(destination, context, near), self.reports.costs
-        if carrier == AUTO:
-            carrier = KV_TRANSFER
-            if known is not None and costs is not None:
-                carrier = costs.cheaper(context, known) or carrier
-        if known is None or costs is None:
-            return Choice(carrier)
-        return Choice(carrier, costs.predicted(carrier, context, known), known)
+        return Choice(*costs.choose(self.rhyme.move.carrier, context, known), known)
 
     def _moved(self, done: MoveRecord) -> None:
         move, known = done.move, done.choice.destination

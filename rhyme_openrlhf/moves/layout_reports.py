@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from rhyme_openrlhf.scheduling.engine_status import EngineStatus
+from rhyme_openrlhf.scheduling.engine_status import EngineStatus, reported_speculation
 
 
 class LayoutReports:
@@ -29,14 +29,4 @@ class LayoutReports:
     @cached_property
     def speculation(self) -> tuple[float, float]:
         """Tokens and draft tokens of a sample's decode step, on those of the engines that have samples."""
-        return speculation([status for status in self._by_engine.values() if status.samples])
-
-
-def speculation(engines: Sequence[EngineStatus]) -> tuple[float, float]:
-    """Tokens and draft tokens of a sample's decode step, in the mean of engines' timed steps."""
-    steps = [(status.decode, status.tokens_per_step) for status in engines if status.decode is not None]
-    decoding = sum(mean.running for mean, _ in steps)
-    if not decoding:
-        return 1.0, 0.0
-    gained = sum(mean.running * tokens for mean, tokens in steps) / decoding
-    return max(gained, 1.0), sum(mean.drafts for mean, _ in steps) / decoding
+        return reported_speculation(status for status in self._by_engine.values() if status.samples)

@@ -34,16 +34,12 @@ from rhyme_openrlhf.scheduling.layouts import ALIGNED, LayoutPlan
 from rhyme_openrlhf.scheduling.move import MOVED, MoveRefused, NotYet
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished
 from rhyme_openrlhf.scheduling.stage_course import Layout
-from rhyme_openrlhf.scheduling.tp_switch import decide
+from rhyme_openrlhf.scheduling.tp_switch import SwitchCost, decide, in_turn
 from rhyme_openrlhf.scheduling.turns import step_of
 from rhyme_openrlhf.settings.tp_switch import BY_HISTORY, TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 
 CAUSE = "tp_switch"
-# Before a switch was made: about what a move takes from a sample with steps of some milliseconds (docs/benchmarks.md).
-EACH_SECONDS = 0.02
-# Weight of one switch in what a sample's move is taken to cost.
-RATE = 0.5
 
 
 class LayoutSwitcher:
@@ -80,7 +76,7 @@ class LayoutSwitcher:
         self._node_of: dict[int, str] = {}
         self._turns = None if plan.both_awake else DeviceTurns(keeper, self._nodes, limit_s)
         self._lengths: dict[str, tuple[int, ...]] = {}
-        self._each_s = EACH_SECONDS
+        self._cost = SwitchCost()
         self._stuck: set[str] = set()
         # Of the look that is going on, by layout.
         self._newest: dict[int, LayoutReports] = {}
@@ -221,7 +217,7 @@ class LayoutSwitcher:
         # All are on one: that is how they were found.
         on = [sample.engine for sample in samples if sample.engine is not None]
         by_history = self._settings.rule == BY_HISTORY
-        order = decide(0, layouts, unfinished, longest, self._switch_seconds, by_history, on)
+        order = decide(0, layouts, unfinished, longest, self._cost.seconds, by_history, on)
         return None if order is None else compared[order.target]
 
     def _reported(self, layout: int) -> LayoutReports:
@@ -245,9 +241,6 @@ class LayoutSwitcher:
         context = max(contexts.get(sample.place, 0), prompt + len(sample.known.tokens))
         return Unfinished(context - prompt, context, self._lengths.get(sample.request.history or "", ()))
 
-    def _switch_seconds(self, _: int, __: int, contexts: Sequence[int]) -> float:
-        return self._each_s * len(contexts)
-
     # --- the switch
 
     async def _switch(self, node: str, source: int, target: int, samples: Sequence[KeptSample]) -> None:
@@ -258,8 +251,8 @@ class LayoutSwitcher:
         convoy = Convoy(uuid.uuid4().hex, [sample.name for sample in samples], hand)
         engines = self._nodes[node][target]
         ways = [
-            self._carry(sample, engines[turn % len(engines)], convoy)
-            for turn, sample in enumerate(sorted(samples, key=lambda sample: -len(sample.known.tokens)))
+            self._carry(samples[place], engines[engine], convoy)
+            for place, engine in in_turn([len(sample.known.tokens) for sample in samples], len(engines))
         ]
         _, *records = await asyncio.gather(self._tell(engines, "begin_switch"), *ways)
         moved = [record for record in records if record is not None and record.move.phase in MOVED]
@@ -272,7 +265,7 @@ class LayoutSwitcher:
         # Others ran on while the first of them were prepared: what is lost is the time without a token.
         lost = max((record.downtime for record in moved if record.downtime is not None), default=None)
         if lost is not None:
-            self._each_s += RATE * (lost / len(moved) - self._each_s)
+            self._cost.learn(lost, len(moved))
         emptied = [engine for engine in self._nodes[node][source] if not self._keeper.samples(engine)]
         await self._tell(emptied, "lend_devices")
         sizes = self._plan.sizes
@@ -303,9 +296,7 @@ class LayoutSwitcher:
 
 def has_room(contexts: Sequence[int], engines: Sequence[EngineStatus]) -> bool:
     """Whether engines have seats and KV cache for samples of these contexts, dealt out in turn, longest first."""
-    ordered = sorted(contexts, reverse=True)
-    for turn, engine in enumerate(engines):
-        dealt = ordered[turn :: len(engines)]
-        if len(dealt) > engine.free_seats or sum(dealt) > engine.free_tokens:
-            return False
-    return True
+    own: list[list[int]] = [[] for _ in engines]
+    for place, engine in in_turn(contexts, len(engines)):
+        own[engine].append(contexts[place])
+    return all(len(of) <= e.free_seats and sum(of) <= e.free_tokens for of, e in zip(own, engines, strict=True))

@@ -188,7 +188,7 @@ class Pipeline:
                 self._take(step, ref)
         self._late = [step for step in self._late if step.handed.calls]
         if self._outliers is not None and len(self._flying) == STEPS_AHEAD:
-            self._judge_lengths(self._outliers, *self._flying)
+            self._judge_lengths(self._outliers, self._flying[0])
         self._send(self._ledger.newly_certain(self._flying[0].drawn.step))
 
     def _take(self, step: StepInFlight, ref: Any) -> None:
@@ -280,10 +280,9 @@ class Pipeline:
         step.done.add(place)
         self._ledger.ended(step.drawn.step, (step.drawn.step, place))
 
-    def _judge_lengths(self, outliers: OutlierWatch, step: StepInFlight, following: StepInFlight) -> None:
-        """Have responses that are far too long go on at another engine, or their prompt groups train in the next step:
-        that within an epoch, for each epoch trains its own prompts."""
-        may_defer = self._services.settings.histopipe.defer and step.drawn.epoch == following.drawn.epoch
+    def _judge_lengths(self, outliers: OutlierWatch, step: StepInFlight) -> None:
+        """Have responses that are far too long go on at another engine, or their prompt groups train a step later."""
+        may_defer = self._services.settings.histopipe.defer
         for one in outliers.find(step):
             if one.destination is not None:
                 if one.sample not in step.moved:

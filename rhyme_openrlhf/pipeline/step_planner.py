@@ -18,11 +18,10 @@ from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.pipeline.generator import DrawnStep, last_lengths
 from rhyme_openrlhf.prompt_keys import prompt_key
-from rhyme_openrlhf.scheduling.engine_shares import plan_shares
-from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
-from rhyme_openrlhf.scheduling.outliers import beta
+from rhyme_openrlhf.scheduling.group_time import Speculation
+from rhyme_openrlhf.scheduling.outliers import Growth
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
-from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank, usual_rank_groups
+from rhyme_openrlhf.scheduling.step_plan import StepPlacement, most_rank_groups, placed, second_tier
 from rhyme_openrlhf.telemetry.events import Note, RankGroups
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, tokens_per_step
 from rhyme_openrlhf.telemetry.services import RunServices
@@ -54,8 +53,7 @@ class StepPlanner:
         # By step and prompt: lengths of what has ended, and the median that was known before.
         self._ended: dict[int, dict[str, list[int]]] = {}
         self._known: dict[int, dict[str, float]] = {}
-        # By epoch and prompt: the median length before and then.
-        self._growth: dict[int, dict[str, tuple[float, float]]] = {}
+        self._growth = Growth()
         # By step and prompt: lengths of the last responses, as far as they were asked for.
         self._last: dict[int, dict[str, tuple[int, ...]]] = {}
 
@@ -75,16 +73,13 @@ class StepPlanner:
         prompt = drawn.prompts[place]
         self._ended.setdefault(drawn.step, {})[prompt] = lengths
         last = self._known.get(drawn.step, {}).get(prompt)
-        if last is not None:
-            self._growth.setdefault(drawn.epoch, {})[prompt] = (last, statistics.median(lengths))
+        self._growth.note(drawn.epoch, prompt, last, statistics.median(lengths))
         _forget(self._ended, drawn.step - KEPT_STEPS)
         _forget(self._known, drawn.step - KEPT_STEPS)
-        self._growth.pop(drawn.epoch - 2, None)
 
     def beta(self) -> float:
         """How much longer than a rank group's longest response ever a response may become (RhymeRL 6.3)."""
-        newest = {prompt: pair for _, epoch in sorted(self._growth.items()) for prompt, pair in epoch.items()}
-        return beta(list(newest.values()))
+        return self._growth.beta()
 
     def last_lengths(self) -> dict[str, Sequence[int]]:
         """How long the prompts (`prompt_key`) of the steps that engines have were answered before, as far as known;
@@ -94,17 +89,14 @@ class StepPlanner:
     def place(self, drawn: DrawnStep, engines: int) -> StepPlacement:
         """The engine of each of the step's prompts, of `engines` that are there."""
         self._engines = engines
-        groups = self._settings.rank_groups or usual_rank_groups(engines)
-        grouped = groups > 1 and engines > 1
-        if grouped or self._services.settings.tp_switch.enable:
+        groups = most_rank_groups(self._settings.rank_groups, engines)
+        histories: Sequence[LengthHistory | None] = [None] * len(drawn.prompts)
+        if groups > 1 or self._services.settings.tp_switch.enable:
             histories = self._histories(drawn)
-        if grouped:
+        if groups > 1:
             known = zip(drawn.prompts, histories, strict=True)
             self._known[drawn.step] = {prompt: one.median for prompt, one in known if one is not None}
-            placement = by_rank(drawn.step, histories, engines, groups, self._shares)
-            if placement is not None:
-                return placement
-        return by_load([None] * len(drawn.prompts), engines)
+        return placed(drawn.step, histories, engines, groups, self._shares)
 
     def _histories(self, drawn: DrawnStep) -> list[LengthHistory | None]:
         prompts = drawn.prompts
@@ -121,7 +113,7 @@ class StepPlanner:
         if self._services.settings.tp_switch.enable:
             self._last[drawn.step] = dict(zip(prompts, lengths, strict=True))
             _forget(self._last, drawn.step - STEPS_WITH_ENGINES)
-        return [LengthHistory(statistics.median(one), max(one)) if one else None for one in lengths]
+        return [LengthHistory.of(one) for one in lengths]
 
     def _shares(self, groups: Sequence[RankGroup]) -> Sequence[int] | None:
         if not self._settings.two_tier or len(groups) == self._engines:
@@ -129,16 +121,16 @@ class StepPlanner:
         if self._predictor is None:
             self._say_once("rank groups have equal numbers of engines, because the run has no profile of step times")
             return None
-        samples = sum(len(group.prompts) for group in groups) * self._samples
-        time_of = GroupTime(
-            self._predictor.step_seconds,
-            samples=round(samples / len(groups)),
-            prompt_tokens=self._prompt_tokens,
-            most_running=self._most_running,
-            speculation=self._speculation,
+        return second_tier(
+            groups,
+            self._engines,
+            sum(len(group.prompts) for group in groups) * self._samples,
+            self._prompt_tokens,
+            self._most_running,
+            self._predictor,
+            self._speculation,
+            self._training_seconds,
         )
-        lengths = [group.mean_length for group in groups]
-        return plan_shares(lengths, self._engines, time_of, self._training_seconds).engines
 
     def _say_once(self, text: str) -> None:
         if not self._told:

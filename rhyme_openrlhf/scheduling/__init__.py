@@ -4,7 +4,7 @@ The live run and the simulator ask the same files (docs/scheduling.md). Read in 
 
 1. Before a step: `dispatch` (least work first); or `rank_groups`, `group_time`, `engine_shares` and `step_plan`.
 2. From step to step: `turns` (an engine's next turn and weights), `deferral` (who trains a step later).
-3. A move: `move` (its state machine), `move_costs` and `carriers` (what it costs, each way).
+3. A move: `move` (its state machine) and `move_costs` (how the KV cache gets there, and what that costs).
 4. Who moves: `engine_status` (what an engine reports), `outliers`, `reallocation` and `reallocation_policy`.
 5. More devices for the last samples: `layouts`, `layout_memory`, `remaining_lengths`, `stage_course`,
    `stage_kernels` and `tp_switch`.

@@ -10,7 +10,8 @@ within the epoch.
 Invariants: every prompt group that is not dropped trains exactly once, in its own step, one later (deferred) or one
 earlier (pulled); none is deferred twice or pulled and deferred; a step's batch is as large as the step, or if prompt
 groups were dropped and not replaced, as large as what the next step of the epoch can give makes it, which keeps one; in
-the last step nothing is deferred; a deferral that would leave a step without enough prompt groups to pull is refused.
+the last step of an epoch nothing is deferred, because each epoch trains its own prompts; a deferral that would leave a
+step without enough prompt groups to pull is refused.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class BatchLedger(Generic[PromptGroup]):
         if prompt_group in own.deferred:
             return True
         if step >= self._last or following is None or prompt_group in own.pulled or prompt_group in own.ended:
+            return False
+        if own.epoch != following.epoch:
             return False
         owed_to_us = len(own.deferred) - len(following.pulled)
         before = self._steps.get(step - 1)

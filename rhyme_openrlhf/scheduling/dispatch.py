@@ -15,6 +15,20 @@ import statistics
 from collections.abc import Sequence
 
 
+def by_predicted_work(lengths: Sequence[Sequence[int]], unfinished: Sequence[int], samples: int) -> list[int] | None:
+    """Return the engine of each prompt, which is answered `samples` times; None without any history.
+
+    `lengths`: response lengths of each prompt's last rollout (none: never seen); `unfinished`: samples that each engine
+    still has, which count as samples of the mean length.
+    """
+    means = [statistics.fmean(of_prompt) if of_prompt else None for of_prompt in lengths]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return None
+    each = statistics.fmean(known)
+    return assign([None if mean is None else samples * mean for mean in means], [count * each for count in unfinished])
+
+
 def assign(lengths: Sequence[float | None], loads: Sequence[float]) -> list[int]:
     """The engine (place in `loads`) of each prompt.
 

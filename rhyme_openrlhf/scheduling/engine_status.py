@@ -6,6 +6,7 @@ time (`tokens_per_second`, `decode`) are of the time since the status before.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rhyme_openrlhf.latency.predictor import Predictor
@@ -55,6 +56,29 @@ class EngineStatus:
     tokens_per_second: float = 0.0
     tokens_per_step: float = 1.0
     decode: DecodeMean | None = None
+
+
+def speculation(decode_steps: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
+    """Return tokens and draft tokens of a sample's decode step, in the mean of engines; (1, 0) without a decode step.
+
+    `decode_steps`: of each engine its mean decode step, as samples, tokens of one sample, and draft tokens in all.
+    """
+    known = list(decode_steps)
+    decoding = sum(running for running, _, _ in known)
+    if not decoding:
+        return 1.0, 0.0
+    gained = sum(running * tokens for running, tokens, _ in known) / decoding
+    # Counters of steps and of tokens are read some steps apart: a step gives a token at least.
+    return max(gained, 1.0), sum(drafts for _, _, drafts in known) / decoding
+
+
+def reported_speculation(statuses: Iterable[EngineStatus]) -> tuple[float, float]:
+    """Return the `speculation` of what engines report."""
+    return speculation(
+        (status.decode.running, status.tokens_per_step, status.decode.drafts)
+        for status in statuses
+        if status.decode is not None
+    )
 
 
 def learn(predictor: Predictor, status: EngineStatus) -> None:

@@ -1,4 +1,7 @@
-"""What moving a sample costs it: seconds from its stop at the source to its first token elsewhere, by carrier. Pure.
+"""How a sample's KV cache gets to another engine, sent or computed again, and what that costs the sample. Pure.
+
+The cost is the seconds from the sample's stop at the source to its first token elsewhere. A live run and a simulated
+run ask this file alike, and both teach it what their moves took.
 
 KV transfer (PAT 4.3, equation 2, in two stages as RLHFSpec 6.2): all but the last blocks are copied while the sample
 runs on, so what it waits for does not depend on its context: the end of the destination's step under way, and the
@@ -10,7 +13,7 @@ one's products.
 
 Invariants: what was never measured is not predicted (None); a move that met a stall (a garbage collection, a kernel
 that is built, another job) is one observation of several, of which the middle one counts; the carrier chosen is the
-cheaper one of those predicted.
+cheaper one of those predicted; where nothing is known the KV cache is sent.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
+from rhyme_openrlhf.settings.moves import AUTO
 
 # Moves that are remembered, of each size of context: so few that what has changed is soon known.
 REMEMBERED = 9
@@ -41,6 +46,26 @@ class Destination:
     step_tokens: int
     near: bool = True
 
+    @classmethod
+    def predicted(
+        cls,
+        predictor: Predictor,
+        running: int,
+        held: int,
+        context: int,
+        drafts_each: float,
+        step_tokens: int,
+        near: bool = True,
+    ) -> Destination:
+        """Return an engine as a sample with `context` tokens would find it.
+
+        `running`: the samples that decode there; `held`: tokens of context of all its samples; `drafts_each`: draft
+        tokens of one sample in a decode step.
+        """
+        now = predictor.step_seconds(running, held, round(running * drafts_each)) if running else 0.0
+        after = predictor.step_seconds(running + 1, held + context, round((running + 1) * drafts_each))
+        return cls(now, after, step_tokens, near)
+
 
 class MoveCosts:
     """Of one run. `transfer`: the profile's, for prefills; None: recompute is not predicted until it was seen."""
@@ -51,6 +76,18 @@ class MoveCosts:
         # logarithm of real over profiled prefill.
         self._extra_s: dict[bool, dict[int, deque[float]]] = {True: {}, False: {}}
         self._slower: dict[int, deque[float]] = {}
+
+    def choose(self, asked: str, context: int, destination: Destination | None) -> tuple[str, float | None]:
+        """Return the carrier of a sample with `context` tokens, and what is predicted of it.
+
+        `asked`: a carrier, or AUTO for the cheaper one; `destination`: None where it is not known.
+        """
+        carrier = KV_TRANSFER if asked == AUTO else asked
+        if destination is None:
+            return carrier, None
+        if asked == AUTO:
+            carrier = self.cheaper(context, destination) or carrier
+        return carrier, self.predicted(carrier, context, destination)
 
     def predicted(self, carrier: str, context: int, destination: Destination) -> float | None:
         """Seconds without a token, of a sample with `context` tokens; None if that is not known."""

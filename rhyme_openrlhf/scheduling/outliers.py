@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +36,28 @@ def beta(growth: Sequence[tuple[float, float]], floor: float = BETA_FLOOR) -> fl
     """
     rates = [now / last for last, now in growth if last > 0]
     return max(floor, float(np.percentile(rates, BETA_PERCENTILE))) if rates else floor
+
+
+class Growth:
+    """How much each prompt's responses grew from one epoch to the next, the newest of each prompt: what `beta` asks."""
+
+    def __init__(self) -> None:
+        self._of_epoch: dict[int, dict[Hashable, tuple[float, float]]] = {}
+        self._known: tuple[float, float] | None = None
+
+    def note(self, epoch: int, prompt: Hashable, before: float | None, now: float) -> None:
+        """Note the median lengths of a prompt's responses, of its last epoch (None: not known) and of `epoch`."""
+        self._known = None
+        self._of_epoch.pop(epoch - 2, None)
+        if before is not None:
+            self._of_epoch.setdefault(epoch, {})[prompt] = (before, now)
+
+    def beta(self, floor: float = BETA_FLOOR) -> float:
+        """Return the factor by which a response may be longer than its rank group's longest one ever was."""
+        if self._known is None or self._known[0] != floor:
+            newest = {prompt: pair for _, of in sorted(self._of_epoch.items()) for prompt, pair in of.items()}
+            self._known = floor, beta(list(newest.values()), floor)
+        return self._known[1]
 
 
 def last_count(samples: int, alpha: float = ALPHA) -> int:

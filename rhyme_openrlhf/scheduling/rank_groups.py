@@ -25,6 +25,11 @@ class LengthHistory:
     median: float
     longest: float
 
+    @staticmethod
+    def of(lengths: Sequence[int]) -> LengthHistory | None:
+        """Return the history of a prompt whose last responses had these lengths; None for a prompt never seen."""
+        return LengthHistory(statistics.median(lengths), max(lengths)) if lengths else None
+
 
 @dataclass(frozen=True)
 class RankGroup:

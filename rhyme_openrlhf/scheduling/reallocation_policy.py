@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rhyme_openrlhf.latency.predictor import Predictor
-from rhyme_openrlhf.scheduling.engine_status import EngineStatus
+from rhyme_openrlhf.scheduling.engine_status import EngineStatus, reported_speculation
 from rhyme_openrlhf.scheduling.reallocation import (
     Cooldown,
     EngineLoad,
@@ -109,10 +109,7 @@ def _decoding(statuses: Sequence[EngineStatus]) -> Decoding | None:
     samples = [sample for status in statuses for sample in status.samples]
     if not samples:
         return None
-    steps = [(status.decode, status.tokens_per_step) for status in statuses if status.decode is not None]
-    decoding = sum(mean.running for mean, _ in steps)
-    drafts = sum(mean.drafts for mean, _ in steps) / decoding if decoding else 0.0
-    gained = sum(mean.running * tokens for mean, tokens in steps) / decoding if decoding else 1.0
+    gained, drafts = reported_speculation(statuses)
     context = sum(sample.context for sample in samples) / len(samples)
     seats = max(sum(not s.waiting for s in status.samples) + status.free_seats for status in statuses)
     return Decoding(context, gained, drafts, seats)

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.scheduling import dispatch
-from rhyme_openrlhf.scheduling.engine_shares import equal_shares, most_groups
+from rhyme_openrlhf.scheduling.engine_shares import equal_shares, most_groups, plan_shares
+from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup, engines_by_group, rank_groups
 
 # Engines of each of these rank groups, or None for equal shares.
@@ -43,6 +45,40 @@ def usual_rank_groups(engines: int) -> int:
     bubbles, than half as many rank groups.
     """
     return min(MOST_RANK_GROUPS, max(2, engines // 2))
+
+
+def most_rank_groups(asked: int, engines: int) -> int:
+    """Return how many rank groups a step has at most, of `asked` ones (0: the usual number); below 2 it has none."""
+    return (asked or usual_rank_groups(engines)) if engines > 1 else 1
+
+
+def placed(
+    step: int, histories: Sequence[LengthHistory | None], engines: int, most: int, shares_of: Shares
+) -> StepPlacement:
+    """Return step `step` (from 1) in at most `most` rank groups; by load where there are none, or without history."""
+    placement = by_rank(step, histories, engines, most, shares_of) if most > 1 else None
+    return placement or by_load([None] * len(histories), engines)
+
+
+def second_tier(
+    groups: Sequence[RankGroup],
+    engines: int,
+    samples: int,
+    prompt_tokens: float,
+    most_running: int,
+    predictor: Predictor,
+    speculation: Speculation,
+    training_seconds: float,
+) -> tuple[int, ...] | None:
+    """Return how many of the engines each rank group gets (RhymeRL 6.4); None where there is nothing to divide.
+
+    `samples`: of the whole step; the rest as `GroupTime` and `plan_shares` take it.
+    """
+    if len(groups) == engines:
+        return None
+    each = round(samples / len(groups))
+    time_of = GroupTime(predictor.step_seconds, each, prompt_tokens, most_running, speculation)
+    return plan_shares([group.mean_length for group in groups], engines, time_of, training_seconds).engines
 
 
 def by_load(lengths: Sequence[float | None], engines: int) -> StepPlacement:

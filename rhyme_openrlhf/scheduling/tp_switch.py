@@ -29,6 +29,11 @@ from dataclasses import dataclass
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, UnfinishedSamples, by_history, by_maximum
 from rhyme_openrlhf.scheduling.stage_course import Course, Layout, evenly, spread
 
+# What a sample's move is taken to cost before a switch was made: about what it takes from a sample with steps of some
+# milliseconds (docs/benchmarks.md).
+EACH_SECONDS = 0.02
+# Weight of one switch in what a sample's move is taken to cost.
+RATE = 0.5
 # Later moments of a switch that are looked at together: of some thousand samples, so in some MB.
 _AT_ONCE = 16
 
@@ -45,6 +50,27 @@ class Switch:
 # Seconds (none below 0) to switch from one layout to another with samples of these contexts: (from, to, contexts),
 # layouts by place.
 SwitchSeconds = Callable[[int, int, Sequence[int]], float]
+
+
+class SwitchCost:
+    """The cost of a switch: so many seconds for each sample that goes, learnt from the switches that were made."""
+
+    def __init__(self, each_s: float = EACH_SECONDS) -> None:
+        self._each_s = each_s
+
+    def seconds(self, current: int, target: int, contexts: Sequence[int]) -> float:
+        """Return the seconds of a switch of samples with these contexts: the `SwitchSeconds` of `decide`."""
+        return self._each_s * len(contexts)
+
+    def learn(self, lost: float, samples: int) -> None:
+        """Learn from a switch in which one of so many samples went `lost` seconds without a token, and none longer."""
+        self._each_s += RATE * (lost / samples - self._each_s)
+
+
+def in_turn(lengths: Sequence[int], engines: int) -> list[tuple[int, int]]:
+    """Return which sample goes to which engine of a layout, as places: longest first, to each engine in turn."""
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    return [(place, turn % engines) for turn, place in enumerate(order)]
 
 
 def larger(current: int, layouts: Sequence[object]) -> range:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, overload
 from rhyme_openrlhf.latency.predictor import SecondsOfMany
 from rhyme_openrlhf.latency.step_model import context_bucket
 from rhyme_openrlhf.scheduling import outliers, reallocation
-from rhyme_openrlhf.scheduling.carriers import cheaper
+from rhyme_openrlhf.scheduling.engine_status import speculation
 from rhyme_openrlhf.scheduling.reallocation import EngineLoad, RunningSample
 from rhyme_openrlhf.scheduling.reallocation_policy import Decoding, ReallocationPolicy
+from rhyme_openrlhf.simulation.carrying import Carried
 from rhyme_openrlhf.simulation.engine import Engine
 from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.layout_changes import LayoutChanges
@@ -69,19 +70,27 @@ class Interventions:
         jobs = source.engine.take(set(samples))
         source.below.difference_update(job.sample for job in jobs)
         run.result.count_moves(cause, len(jobs))
-        carrier = cheaper(
-            [round(job.context) for job in jobs], source.engine.kind.transfer, target.engine.kind.transfer
-        )
-        sent = carrier.name == "transfer"
+        stopped = source.engine.now
+        sent, again = run.carrying.chosen(jobs, source, target)
         for job in jobs:
-            job.computed = sent
+            job.computed = False
             plan = run.plans.get(job.sample >> 32)
             if run.features.outliers and plan is not None and plan.rank_groups:
                 self._elsewhere[job.sample >> 32][plan.group_of[job.prompt]][job.sample] = target
         target.arriving += len(jobs)
-        # What is computed again is computed by the target, beside its other samples.
-        run.at(source.engine.now + (carrier.seconds if sent else 0.0), lambda time: self._arrive(target, jobs, time))
+        if sent:
+            seconds = source.engine.kind.transfer.kv_transfer_seconds([one.context for one in sent])
+            run.at(stopped + seconds, lambda time: self._arrive_sent(target, sent, stopped, time))
+        if again:
+            # The target computes them, beside its other samples.
+            run.at(stopped, lambda time: self._arrive(target, [one.job for one in again], time))
         run.ended(source, [])
+
+    def _arrive_sent(self, slot: Slot, sent: list[Carried], stopped: float, now: float) -> None:
+        for one in sent:
+            one.job.computed = True
+        self._arrive(slot, [one.job for one in sent], now)
+        self._run.carrying.arrived(sent, max(now, slot.engine.now) - stopped)
 
     def _arrive(self, slot: Slot, jobs: list[Job], now: float) -> None:
         # Those that end meanwhile must not let it begin its next step.
@@ -117,8 +126,9 @@ class Interventions:
 
     def _decoding(self, slots: Sequence[Slot], contexts: Sequence[float]) -> Decoding | None:
         """What live engines' reports come to in the mean; `contexts`: of each engine's running samples in all."""
-        samples = decoding = 0
-        context = gained = drafts = 0.0
+        samples = 0
+        context = 0.0
+        decode_steps = []
         for slot, tokens_there in zip(slots, contexts, strict=True):
             engine = slot.engine
             if not engine.load:
@@ -130,15 +140,8 @@ class Interventions:
             if running:
                 tokens, drafted = engine.speculation()
                 context += tokens_there
-                decoding += running
-                gained += running * tokens
-                drafts += running * drafted
-        if not samples:
-            return None
-        seats = self._run.cluster.running
-        if not decoding:
-            return Decoding(context / samples, 1.0, 0.0, seats)
-        return Decoding(context / samples, gained / decoding, drafts / decoding, seats)
+                decode_steps.append((running, tokens, running * drafted))
+        return Decoding(context / samples, *speculation(decode_steps), self._run.cluster.running) if samples else None
 
     def _knee(self, seconds_of: SecondsOfMany, context: float, tokens_per_step: float, drafts: float, most: int) -> int:
         """The knee, asked once for contexts that step times do not tell apart: these never change here."""
@@ -158,7 +161,7 @@ class Interventions:
         for step, plan in sorted(run.plans.items())[:1]:
             for complete in [known for known in self._elsewhere if known < step]:
                 del self._elsewhere[complete]
-            factor = run.history.growth_factor(run.workload.steps[step - 1].epoch, run.features.beta_floor)
+            factor = run.history.growth.beta(run.features.beta_floor)
             for place, group in enumerate(plan.rank_groups):
                 if step not in run.plans or now < self._not_before.get((step, place), 0.0):
                     continue
@@ -219,7 +222,7 @@ class Interventions:
                 self._moved_from.add((step, rank_group))
                 self._move(source, run.slots[target.engine], [sample], "outlier_intra")
                 self._note_node(source.node, step, plan)
-        elif self._may_defer(step) and run.ledger.defer(step, (step, job.prompt)):
+        elif run.features.defer and run.ledger.defer(step, (step, job.prompt)):
             # All of the prompt group trains in the next step. They go on where they are, below the engines' next one.
             for slot in run.slots:
                 if slot.step == step and slot.engine.load:
@@ -250,11 +253,6 @@ class Interventions:
                 engines.remove(slot.place)
             if _runs(slot, step) and slot.version in self._still_running:
                 self._still_running[slot.version].put(_running_engine(slot, plan))
-
-    def _may_defer(self, step: int) -> bool:
-        """Within an epoch only: each trains its own prompts."""
-        steps = self._run.workload.steps
-        return self._run.features.defer and step < len(steps) and steps[step - 1].epoch == steps[step].epoch
 
 
 def _runs(slot: Slot, step: int) -> bool:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rhyme_openrlhf.scheduling import tp_switch
-from rhyme_openrlhf.scheduling.carriers import cheaper
-from rhyme_openrlhf.scheduling.dispatch import assign
+from rhyme_openrlhf.scheduling.engine_status import speculation
 from rhyme_openrlhf.scheduling.remaining_lengths import UnfinishedSamples
 from rhyme_openrlhf.scheduling.stage_course import Layout
+from rhyme_openrlhf.scheduling.tp_switch import in_turn
 from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.slot import Slot
 
@@ -47,6 +47,7 @@ class LayoutChanges:
         self._tails: dict[int, dict[int, list[Slot]]] = defaultdict(dict)
         self._layout: dict[int, int] = {}
         self._asked: dict[int, int] = {}
+        self._cost = tp_switch.SwitchCost()
         self._nodes: dict[int, list[Slot]] = defaultdict(list)
         for slot in run.slots:
             self._nodes[slot.node].append(slot)
@@ -90,8 +91,8 @@ class LayoutChanges:
             on += [place] * len(running)
         if not samples or len(samples) != sum([s.engine.load for s in slots]):
             return
-        fullest = max(slots, key=lambda s: s.engine.load)
-        gained, drafts = fullest.engine.speculation()
+        at_work = [(len(s.engine.running), *s.engine.speculation()) for s in slots]
+        gained, drafts = speculation((count, tokens, count * drafted) for count, tokens, drafted in at_work)
         layouts = [
             Layout(size, run.cluster.devices // size, of.step_seconds, gained, drafts, of.seconds_of)
             for size, of in ((size, run.predictors[size]) for size in sizes)
@@ -101,12 +102,12 @@ class LayoutChanges:
             layouts,
             self._unfinished(samples),
             run.workload.longest,
-            lambda source, target, contexts: self._switch_seconds(sizes[source], sizes[target], contexts),
+            self._cost.seconds,
             run.features.switching == "history",
             on,
         )
         if order is not None:
-            self._switch(slot.node, slots, sizes[current], sizes[order.target])
+            self._switch(slot.node, slots, sizes[order.target])
 
     def _unfinished(self, samples: Sequence[tuple[int, int, float]]) -> UnfinishedSamples:
         """In the policy's words, with whole tokens; `samples`: as `Engine.prompts_at_work`."""
@@ -124,12 +125,23 @@ class LayoutChanges:
         layout = self._layout.get(node)
         return self._nodes[node] if layout is None else self._tails[node][layout]
 
-    def _switch_seconds(self, source: int, target: int, contexts: Sequence[int]) -> float:
+    def _carry(self, jobs: Sequence[Job], source: Slot, tails: Sequence[Slot]) -> tuple[float, list[list[Job]]]:
+        """Return how long the samples' way to the tail engines takes, and those that each of them gets."""
         run = self._run
-        moved = cheaper(contexts, run.kinds[source].transfer, run.kinds[target].transfer).seconds
-        return moved + run.cluster.switch_seconds
+        dealt: list[list[Job]] = [[] for _ in tails]
+        for place, tail in in_turn([int(job.generated) for job in jobs], len(tails)):
+            dealt[tail].append(jobs[place])
+        ways = [run.carrying.chosen(own, source, tail) for own, tail in zip(dealt, tails, strict=True)]
+        sent, again = ([one for way in ways for one in way[carrier]] for carrier in (0, 1))
+        seconds = run.cluster.switch_seconds + max(
+            source.engine.kind.transfer.kv_transfer_seconds([one.context for one in sent]) if sent else 0.0,
+            tails[0].engine.kind.transfer.prefill_seconds([one.context for one in again]) if again else 0.0,
+        )
+        run.carrying.arrived((*sent, *again), seconds)
+        self._cost.learn(seconds + max(one.there.next_step_s for one in (*sent, *again)), len(jobs))
+        return seconds, dealt
 
-    def _switch(self, node: int, slots: Sequence[Slot], size: int, target: int) -> None:
+    def _switch(self, node: int, slots: Sequence[Slot], target: int) -> None:
         run = self._run
         self._layout[node] = target
         step = max(slot.step for slot in slots)
@@ -146,15 +158,13 @@ class LayoutChanges:
             slot.stamp += 1
             # Until the last of them has ended the step it was in.
             run.idle_ends(slot, begin)
-        contexts = [round(job.context) for job in jobs]
-        ready = begin + self._switch_seconds(size, target, contexts)
+        tails = self._tails[node][target]
+        seconds, dealt = self._carry(jobs, slots[0], tails)
+        ready = begin + seconds
         run.result.accounts.add("switch", run.cluster.devices, begin, ready)
         run.result.switches += 1
         run.result.count_moves("tp_switch", len(jobs))
-        tails = self._tails[node][target]
-        chosen = assign([1.0] * len(jobs), [0.0] * len(tails))
-        for place, tail in enumerate(tails):
-            own = [job for job, at in zip(jobs, chosen, strict=True) if at == place]
+        for own, tail in zip(dealt, tails, strict=True):
             for job in own:
                 job.computed = True
             run.count_busy(tail)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.scheduling import outliers
-from rhyme_openrlhf.scheduling.engine_shares import plan_shares
-from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
+from rhyme_openrlhf.scheduling.dispatch import by_predicted_work
+from rhyme_openrlhf.scheduling.group_time import Speculation
 from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, RankGroup
-from rhyme_openrlhf.scheduling.step_plan import StepPlacement, by_load, by_rank, usual_rank_groups
+from rhyme_openrlhf.scheduling.step_plan import StepPlacement, most_rank_groups, placed, second_tier
 from rhyme_openrlhf.simulation.job import Job
 from rhyme_openrlhf.simulation.settings import Features
 from rhyme_openrlhf.simulation.speculation_rates import Rates
@@ -51,9 +51,7 @@ class History:
     def __init__(self) -> None:
         self._lengths: dict[int, tuple[int, ...]] = {}
         self._columns: dict[int, NDArray[np.int64]] = {}
-        self._growth: dict[int, list[tuple[float, float]]] = {}
-        # Of each epoch and floor: prompts whose growth was known, and what it came to.
-        self._factors: dict[tuple[int, float], tuple[int, float]] = {}
+        self.growth = outliers.Growth()
 
     def lengths(self, prompt: int) -> tuple[int, ...]:
         """Of the prompt's last responses; empty if never seen."""
@@ -67,24 +65,14 @@ class History:
         return known
 
     def of(self, load: PromptLoad) -> LengthHistory | None:
-        lengths = self._lengths.get(load.prompt)
-        return LengthHistory(statistics.median(lengths), max(lengths)) if lengths else None
+        return LengthHistory.of(self.lengths(load.prompt))
 
     def note(self, epoch: int, load: PromptLoad) -> None:
         """All of the prompt's responses are done."""
-        before = self.of(load)
-        if before:
-            self._growth.setdefault(epoch, []).append((before.median, statistics.median(load.lengths)))
+        before = statistics.median(known) if (known := self.lengths(load.prompt)) else None
+        self.growth.note(epoch, load.prompt, before, statistics.median(load.lengths))
         self._lengths[load.prompt] = load.lengths
         self._columns.pop(load.prompt, None)
-
-    def growth_factor(self, epoch: int, floor: float) -> float:
-        """The outliers' factor in an epoch: by the growth seen in the epoch before."""
-        growth = self._growth.get(epoch - 1, ())
-        known = self._factors.get((epoch, floor))
-        if known is None or known[0] != len(growth):
-            known = self._factors[epoch, floor] = len(growth), outliers.beta(growth, floor)
-        return known[1]
 
 
 def plan(
@@ -103,49 +91,31 @@ def plan(
 
     `rates`: of whole drafts; `verified`: what of them is expected to be verified, and what it gives.
     """
-    known = [history.of(load) for load in step.prompts]
-    placement: StepPlacement | None = None
-    most = features.rank_groups or usual_rank_groups(engines)
-    if features.trainer == "pipeline" and most > 1 and engines > 1:
 
-        def shares_of(groups: Sequence[RankGroup]) -> Sequence[int] | None:
-            return _shares(step, groups, engines, features, verified, predictor, most_running, training_seconds)
+    def shares_of(groups: Sequence[RankGroup]) -> Sequence[int] | None:
+        if not features.two_tier:
+            return None
+        samples = sum(len(load.lengths) for load in step.prompts)
+        prompt_tokens = statistics.fmean(load.prompt_tokens for load in step.prompts)
+        return second_tier(groups, engines, samples, prompt_tokens, most_running, predictor, verified, training_seconds)
 
-        placement = by_rank(number, known, engines, most, shares_of)
-    recorded = tuple(load.engine for load in step.prompts)
-    if features.as_placed and min(recorded) >= 0 and max(recorded) < engines:
-        placement = StepPlacement(recorded, (), (), (-1,) * engines)
-    if placement is None:
-        # Upstream's order looks at no history.
-        placement = by_load([h.median if h and features.dispatch else None for h in known], engines)
+    pipeline = features.trainer == "pipeline"
+    most = most_rank_groups(features.rank_groups, engines) if pipeline else 1
+    placement = placed(number, [history.of(load) for load in step.prompts], engines, most, shares_of)
+    chosen: Sequence[int] | None = [load.engine for load in step.prompts] if features.as_placed else None
+    if chosen and not 0 <= min(chosen) <= max(chosen) < engines:
+        chosen = None
+    if chosen is None and features.dispatch and not pipeline:
+        lengths = [history.lengths(load.prompt) for load in step.prompts]
+        chosen = by_predicted_work(lengths, [0] * engines, len(step.prompts[0].lengths))
+    if chosen is not None:
+        placement = StepPlacement(tuple(chosen), (), (), (-1,) * engines)
     jobs = _jobs(number, step, placement.engine_of, engines, rates, features.speculation == "measured")
     groups = placement.rank_groups
     samples = tuple(sum(len(step.prompts[place].lengths) for place in group.prompts) for group in groups)
     group_of = {step.prompts[place].prompt: rank for rank, group in enumerate(groups) for place in group.prompts}
     fastest = max(pace for part in jobs for job in part for pace in (job.tokens_per_step, *(p[1] for p in job.later)))
     return StepPlan(jobs, groups, placement.rank_group_of, group_of, samples, list(samples), fastest)
-
-
-def _shares(
-    step: StepLoad,
-    groups: Sequence[RankGroup],
-    engines: int,
-    features: Features,
-    speculation: Speculation,
-    predictor: Predictor,
-    most_running: int,
-    training_seconds: float,
-) -> tuple[int, ...] | None:
-    if not features.two_tier or len(groups) == engines:
-        return None
-    time_of = GroupTime(
-        predictor.step_seconds,
-        samples=round(sum(len(load.lengths) for load in step.prompts) / len(groups)),
-        prompt_tokens=statistics.fmean(load.prompt_tokens for load in step.prompts),
-        most_running=most_running,
-        speculation=speculation,
-    )
-    return plan_shares([group.mean_length for group in groups], engines, time_of, training_seconds).engines
 
 
 def _jobs(

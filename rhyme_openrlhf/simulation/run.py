@@ -23,6 +23,7 @@ from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.scheduling.deferral import BatchLedger
 from rhyme_openrlhf.scheduling.turns import training_turn
 from rhyme_openrlhf.simulation.accounts import State
+from rhyme_openrlhf.simulation.carrying import Carrying
 from rhyme_openrlhf.simulation.conditions import AS_PROFILED, Conditions
 from rhyme_openrlhf.simulation.cycles import not_searched
 from rhyme_openrlhf.simulation.engine import Engine
@@ -71,6 +72,7 @@ class Run:
         self.workload, self.cluster, self.features, self.profiles = workload, cluster, features, profiles
         self.kinds = {size: engine_kind(profile, cluster, features) for size, profile in profiles.items()}
         self.predictors = {size: Predictor(self.kinds[size].times.model) for size in profiles}
+        self.carrying = Carrying(profiles, self.predictors, self.kinds[cluster.tensor_parallel].transfer)
         self.history = History()
         self.result = Result(
             [
@@ -263,7 +265,7 @@ class Run:
         self._planned = step
         self._loads |= {(step, prompt.prompt): prompt for prompt in load.prompts}
         self._samples |= {(step, prompt.prompt): len(prompt.lengths) for prompt in load.prompts}
-        self.ledger.add(step, [(step, prompt.prompt) for prompt in load.prompts])
+        self.ledger.add(step, [(step, prompt.prompt) for prompt in load.prompts], load.epoch)
 
     def _sample_ended(self, job: Job, now: float) -> None:
         """Its prompt group may be done with it, and a step with that."""

@@ -10,26 +10,9 @@ generated or in which order prompts are sent; asking for lengths has a limit, an
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
-
-from rhyme_openrlhf.scheduling.dispatch import assign
-
-
-def choose(lengths: Sequence[Sequence[int]], unfinished: Sequence[int], samples: int) -> list[int] | None:
-    """The engine of each prompt, which is answered `samples` times; None without any history.
-
-    `lengths`: response lengths of each prompt's last rollout (none: never seen); `unfinished`: samples that each engine
-    still has, which count as samples of the mean length.
-    """
-    means = [statistics.fmean(of_prompt) if of_prompt else None for of_prompt in lengths]
-    known = [mean for mean in means if mean is not None]
-    if not known:
-        return None
-    each = statistics.fmean(known)
-    return assign([None if mean is None else samples * mean for mean in means], [count * each for count in unfinished])
 
 
 def routed(engines: Sequence[Any], chosen: Sequence[int]) -> list[Any]:

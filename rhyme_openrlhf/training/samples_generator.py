@@ -23,6 +23,7 @@ from rhyme_openrlhf.engine.lost_engines import engines_left, leave_out_lost, pro
 from rhyme_openrlhf.engine.seeding import VisitedPrompt
 from rhyme_openrlhf.history.worker import last_lengths
 from rhyme_openrlhf.prompt_keys import owner, prompt_key
+from rhyme_openrlhf.scheduling.dispatch import by_predicted_work
 from rhyme_openrlhf.telemetry.engine_events import EngineSampler, engine_events, interval_events
 from rhyme_openrlhf.telemetry.events import (
     Note,
@@ -33,7 +34,7 @@ from rhyme_openrlhf.telemetry.events import (
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, chosen_prompts
 from rhyme_openrlhf.telemetry.services import RunServices
-from rhyme_openrlhf.training.dispatch import choose, routed
+from rhyme_openrlhf.training.dispatch import routed
 from rhyme_openrlhf.training.random_state import random_state, set_random_state
 
 SOURCE = "rollout"
@@ -210,7 +211,7 @@ class RhymeSamplesGenerator(SamplesGenerator):
             [engine.get_num_unfinished_requests.remote() for engine in engines], timeout=REPORT_TIMEOUT_SECONDS
         )
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
-        chosen = choose(lengths, unfinished, samples)
+        chosen = by_predicted_work(lengths, unfinished, samples)
         if chosen is not None:
             self.vllm_engines = routed(engines, chosen)
         try:

@@ -3,51 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rhyme_openrlhf import embedded
 from rhyme_openrlhf.cli.demo import arguments
-from rhyme_openrlhf.shared_files import SHARED_MEMORY, process_started
 from rhyme_openrlhf.telemetry.event_log import read_events
-from rhyme_openrlhf.telemetry.events import Event
 from tests.e2e.plane import Plane
-
-# A run takes one to two minutes on two idle cores; machines are not always idle.
-RUN_TIMEOUT_S = 480
-
-# 8 short prompts x 4 samples, two steps an epoch: enough to see history work, quick enough to do often.
-SMALL = ["--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--rollout.micro_batch_size", "8"]
-SMALL += ["--train.batch_size", "16", "--train.micro_batch_size", "8", "--train.num_episodes", "2"]
-SMALL += ["--data.max_len", "160", "--rollout.max_new_tokens", "100", "--run.reproducible"]
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run that ended: its directory, exit code, what it printed, and its events."""
-
-    path: Path
-    code: int
-    output: str
-    events: list[Event]
-
-    def of(self, kind: type) -> list[Any]:
-        """Its events of one kind."""
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-def left_in_shared_memory() -> set[str]:
-    """Our files there whose process is gone; those of tests that run beside this one are in use."""
-    names = {path.name for path in SHARED_MEMORY.glob("rhyme-*")}
-    owners = {name: re.match(r"rhyme-[a-z]+-(\d+)-(\d+)-", name) for name in names}
-    return {name for name, owner in owners.items() if not owner or process_started(int(owner[1])) != int(owner[2])}
+from tests.e2e.runs import RUN_TIMEOUT_S, SMALL, FinishedRun, KilledRun
 
 
 @pytest.fixture(scope="session")
@@ -92,3 +59,18 @@ def plane(tmp_path: Path, small_prompts: Path, starts_e2e: None, starts_service:
     plane = Plane(tmp_path, [tmp_path, small_prompts.parent])
     yield plane
     plane.end()
+
+
+@pytest.fixture
+def start(tmp_path: Path, small_prompts: Path, starts_e2e: None) -> Iterator[Callable[..., KilledRun]]:
+    """Start `rhyme train` on the small set, with the same checkpoint path as `train`."""
+    started: list[KilledRun] = []
+
+    def run(name: str, *options: str) -> KilledRun:
+        argv = [*arguments(str(tmp_path / "ckpt")), "--data.prompt_dataset", str(small_prompts), *SMALL, *options]
+        started.append(KilledRun(tmp_path / name, argv, tmp_path))
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.kill()

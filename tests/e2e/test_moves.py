@@ -2,56 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import (
     EngineStep,
     Note,
     ProcessDied,
     RolloutFinished,
-    RolloutStarted,
     RunFinished,
     SampleMoved,
     WeightsLoaded,
 )
-
-from .conftest import RUN_TIMEOUT_S, FinishedRun
+from tests.e2e.runs import RUN_TIMEOUT_S, FinishedRun, kill_one_in_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
-
-
-def engines(folder: Path, kind: str = "MovableEngine") -> list[int]:
-    """Processes of the engine actors whose driver works in `folder`, in the order of their start."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cmdline").read_bytes().startswith(f"ray::{kind}".encode()):
-                found += [int(process.name)] if Path(os.readlink(process / "cwd")) == folder else []
-        except OSError:
-            # It has ended since.
-            continue
-    return sorted(found)
-
-
-def kill_one_in_step(step: int, run: Path, folder: Path, kind: str = "MovableEngine") -> None:
-    """Kill one engine's actor once the rollout of `step` goes on."""
-    end = time.monotonic() + RUN_TIMEOUT_S
-    log = run / "events.jsonl"
-    while time.monotonic() < end:
-        events = [recorded.event for recorded in read_events(log)] if log.exists() else []
-        if any(isinstance(event, RolloutStarted) and event.step == step for event in events):
-            time.sleep(0.3)
-            os.kill(engines(folder, kind)[-1], signal.SIGKILL)
-            return
-        time.sleep(0.1)
 
 
 def test_samples_move_by_themselves_and_outlive_an_engine(train: Callable[..., FinishedRun], tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +26,19 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsChecked,
     WeightsLoaded,
 )
-
-from .conftest import RUN_TIMEOUT_S, FinishedRun, left_in_shared_memory
-from .test_moves import kill_one_in_step
-from .test_resume import journal_prompts, start  # noqa: F401 (a fixture)
-from .test_training import EVERY_SYNC, SAME_LOG_PROBABILITY
+from tests.e2e.runs import (
+    EVERY_SYNC,
+    PARTIAL,
+    PIPELINE,
+    RUN_TIMEOUT_S,
+    SAME_LOG_PROBABILITY,
+    Train,
+    journal_prompts,
+    kill_one_in_step,
+    left_in_shared_memory,
+)
 
 pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
-
-Train = Callable[..., FinishedRun]
-PIPELINE = ("--train.async_enable", "--histopipe.enable", "--no-run.reproducible", "--latency.profile", "none")
-# Eight prompts in batches of three: each epoch's last step is a partial one.
-PARTIAL = (
-    "--rollout.batch_size", "3", "--train.batch_size", "4",
-    "--rollout.micro_batch_size", "4", "--train.micro_batch_size", "4",
-)  # fmt: skip
 
 
 def trained_once(journal: list[tuple[int, str]], steps: set[int], epochs: int) -> None:
@@ -90,7 +87,7 @@ def test_three_epochs(train: Train) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_trains_every_prompt_once(train: Train, start: Any, small_prompts: Path) -> None:  # noqa: F811
+def test_a_killed_run_trains_every_prompt_once(train: Train, start: Any, small_prompts: Path) -> None:
     """Killed in the second of three epochs, while later steps are generated; the rest has evaluations, too."""
     options = (*PIPELINE, *PARTIAL, "--train.num_episodes", "3", "--ckpt.save_steps", "1")
     killed = start("killed", *options)
@@ -205,7 +202,7 @@ class AgentExecutor(SingleTurnAgentExecutor):
 @pytest.mark.slow
 def test_far_too_long_responses_train_a_step_later_also_when_the_run_is_killed(
     train: Train,
-    start: Any,  # noqa: F811
+    start: Any,
     tmp_path: Path,
     small_prompts: Path,
 ) -> None:

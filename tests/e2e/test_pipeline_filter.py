@@ -12,10 +12,7 @@ import pytest
 
 from rhyme_openrlhf.prompt_keys import prompt_key
 from rhyme_openrlhf.telemetry.events import CheckpointSaved, Note, OffPolicyness, RolloutFinished, TrainStep
-
-from .conftest import RUN_TIMEOUT_S
-from .test_pipeline import PARTIAL, PIPELINE, Train
-from .test_resume import journal_prompts, start  # noqa: F401 (a fixture)
+from tests.e2e.runs import PARTIAL, PIPELINE, RUN_TIMEOUT_S, Train, journal_prompts
 
 pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 
@@ -87,7 +84,7 @@ def test_every_prompt_that_is_not_filtered_out_trains_once_an_epoch(
 @pytest.mark.slow
 def test_a_killed_run_trains_every_prompt_that_is_not_filtered_out_once(
     train: Train,
-    start: Any,  # noqa: F811
+    start: Any,
     small_prompts: Path,
     tmp_path: Path,
 ) -> None:

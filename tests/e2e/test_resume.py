@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.cli.demo import arguments
-from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import (
     CheckpointSaved,
     EngineStep,
@@ -26,83 +17,10 @@ from rhyme_openrlhf.telemetry.events import (
     TrainStep,
     WeightsLoaded,
 )
+from tests.e2e.runs import RUN_TIMEOUT_S, FinishedRun, Train, journal_prompts
 
-from .conftest import RUN_TIMEOUT_S, SMALL, FinishedRun
-
-Train = Callable[..., FinishedRun]
 REPRODUCED = ("policy_loss", "actor_grad_norm", "reward", "response_length", "actor_lr")
 SAME_SAMPLES = ("samples", "response_tokens", "length_mean", "length_median", "length_p95", "length_max", "truncated")
-# What a killed run's processes are known by when nothing is their parent any more.
-MARK = "RHYME_TEST_RUN"
-
-
-def processes_of(mark: str) -> list[int]:
-    """All processes that inherited the environment of the run with this mark."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    return found
-
-
-def kill_all(mark: str) -> None:
-    """SIGKILL for every process of the run, until there is none."""
-    deadline = time.time() + 60
-    while (left := processes_of(mark)) and time.time() < deadline:
-        for process in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.2)
-    assert not left, f"still there: {left}"
-
-
-class KilledRun:
-    """A run in processes of its own, that will not end well."""
-
-    def __init__(self, directory: Path, argv: list[str], cwd: Path) -> None:
-        self.path = directory
-        self._mark = f"{os.getpid()}-{directory}"
-        command = [sys.executable, "-m", "rhyme_openrlhf.cli.main", "train", *argv, "--run.dir", str(directory)]
-        self._output = cwd / "killed.out"
-        with self._output.open("w") as output:
-            self._driver = subprocess.Popen(
-                command, stdout=output, stderr=output, cwd=cwd, env={**os.environ, MARK: self._mark},
-                start_new_session=True,
-            )  # fmt: skip
-
-    def events(self) -> list[Any]:
-        log = self.path / "events.jsonl"
-        return [recorded.event for recorded in read_events(log)] if log.exists() else []
-
-    def wait_for(self, condition: Callable[[Any], bool], what: str) -> None:
-        deadline = time.time() + RUN_TIMEOUT_S
-        while not any(condition(event) for event in self.events()):
-            assert self._driver.poll() is None, f"the run ended before {what}: {self._output.read_text()}"
-            assert time.time() < deadline, f"waited {RUN_TIMEOUT_S} s for {what}"
-            time.sleep(0.1)
-
-    def kill(self) -> None:
-        self._driver.kill()
-        self._driver.wait()
-        kill_all(self._mark)
-
-
-@pytest.fixture
-def start(tmp_path: Path, small_prompts: Path, starts_e2e: None) -> Iterator[Callable[..., KilledRun]]:
-    """Start `rhyme train` on the small set, with the same checkpoint path as `train`."""
-    started: list[KilledRun] = []
-
-    def run(name: str, *options: str) -> KilledRun:
-        argv = [*arguments(str(tmp_path / "ckpt")), "--data.prompt_dataset", str(small_prompts), *SMALL, *options]
-        started.append(KilledRun(tmp_path / name, argv, tmp_path))
-        return started[-1]
-
-    yield run
-    for one in started:
-        one.kill()
 
 
 def steps_of(run: FinishedRun) -> dict[int, tuple[RolloutFinished, TrainStep]]:
@@ -118,19 +36,6 @@ def check_same(expected: tuple[RolloutFinished, TrainStep], found: tuple[Rollout
         values = expected[1].metrics[name], found[1].metrics[name]
         assert values[1] == pytest.approx(values[0], rel=1e-5, abs=1e-6), (name, *values)
     assert (found[1].step, found[1].epoch) == (expected[1].step, expected[1].epoch)
-
-
-def journal_prompts(run: Path) -> list[tuple[int, str]]:
-    """(step, prompt) of everything the run's history workers heard."""
-    from rhyme_openrlhf.history.journal import HEADER, read_entries
-    from rhyme_openrlhf.history.record import read_head
-
-    found = []
-    for path in sorted((run / "history").glob("*.journal")):
-        token = HEADER.unpack(path.read_bytes()[: HEADER.size])[2]
-        heads = [read_head(encoded) for encoded, _ in read_entries(path, token)]
-        found += [(head.rollout_id, head.prompt_key) for head in heads]
-    return found
 
 
 # Three runs one after the other.

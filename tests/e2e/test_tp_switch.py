@@ -18,8 +18,7 @@ from rhyme_openrlhf.telemetry.events import (
     WeightsChecked,
     WeightsLoaded,
 )
-
-from .conftest import RUN_TIMEOUT_S, FinishedRun
+from tests.e2e.runs import RUN_TIMEOUT_S, FinishedRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * RUN_TIMEOUT_S)]
 

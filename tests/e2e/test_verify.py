@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from rhyme_openrlhf.cli.demo import arguments
-
-from .conftest import SMALL, left_in_shared_memory
+from tests.e2e.runs import SMALL, left_in_shared_memory
 
 pytestmark = pytest.mark.timeout(900)
 

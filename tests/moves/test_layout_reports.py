@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rhyme_openrlhf.moves.layout_reports import LayoutReports, speculation
+from rhyme_openrlhf.moves.layout_reports import LayoutReports
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, SampleStatus
 
 BUSY, IDLE = DecodeMean(3, 300, 6, 0.01), DecodeMean(1, 100, 0, 0.01)
@@ -13,11 +13,6 @@ def status(
 ) -> EngineStatus:
     samples = tuple(SampleStatus(place, context) for place, context in contexts.items())
     return EngineStatus(engine, samples, 1, 1, 0, True, 1, 2048, tokens_per_step=gained, decode=decode)
-
-
-def test_speculation_is_that_of_the_steps() -> None:
-    assert speculation([status(0, {})]) == (1.0, 0.0)
-    assert speculation([status(0, {}, BUSY, 2.0), status(1, {}, IDLE, 1.0)]) == (7 / 4, 6 / 4)
 
 
 def test_engines_are_found_in_the_order_asked_for() -> None:

@@ -17,10 +17,11 @@ from rhyme_openrlhf.moves.engine_reports import EngineReports
 from rhyme_openrlhf.moves.keeper import SampleKeeper
 from rhyme_openrlhf.moves.move_record import Choice, MoveRecord
 from rhyme_openrlhf.moves.mover import Mover
-from rhyme_openrlhf.moves.tp_switcher import EACH_SECONDS, LayoutSwitcher, has_room
+from rhyme_openrlhf.moves.tp_switcher import LayoutSwitcher, has_room
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan, Tail
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, Move, MoveRefused, NotYet, Phase
+from rhyme_openrlhf.scheduling.tp_switch import EACH_SECONDS
 from rhyme_openrlhf.settings.tp_switch import TpSwitchSettings
 from rhyme_openrlhf.telemetry.events import LayoutSwitched
 from tests import virtual_time
@@ -167,7 +168,7 @@ def test_what_a_switch_costs_is_the_time_without_a_token(tmp_path: Path) -> None
     class Noting(LayoutSwitcher):
         def _over(self, node: str, task: asyncio.Task[None]) -> None:
             super()._over(node, task)
-            costs.append(self._switch_seconds(0, 1, [100, 100]))
+            costs.append(self._cost.seconds(0, 1, [100, 100]))
 
     async def main() -> None:
         downtimes = {0: 0.4, 1: 0.1}

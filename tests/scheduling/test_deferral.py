@@ -88,3 +88,12 @@ def test_nothing_is_deferred_out_of_the_run() -> None:
         ledger.ended(1, "a")
     with pytest.raises(ValueError, match="begun before"):
         ledger.add(1, [])
+
+
+def test_nothing_is_deferred_into_another_epoch() -> None:
+    ledger: BatchLedger[str] = BatchLedger(None)
+    ledger.add(1, ["a", "b"], epoch=1)
+    ledger.add(2, ["c", "d"], epoch=2)
+    assert not ledger.defer(1, "a") and ledger.stays(1) == {"a", "b"}
+    ledger.add(3, ["e", "f"], epoch=2)
+    assert ledger.defer(2, "c")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.scheduling.dispatch import assign
+from rhyme_openrlhf.scheduling.dispatch import assign, by_predicted_work
 
 lengths = st.lists(st.none() | st.integers(1, 1000), max_size=40)
 
@@ -43,3 +43,18 @@ def test_the_fullest_engine_has_at_most_four_thirds_of_the_best(work: list[int],
 def test_there_must_be_an_engine() -> None:
     with pytest.raises(ValueError, match="no engine"):
         assign([1.0], [])
+
+
+def test_long_prompts_are_spread_and_unfinished_samples_count() -> None:
+    lengths = [(100, 300), (10, 10), (190,), (20, 10)]
+    chosen = by_predicted_work(lengths, [0, 0], 4)
+    assert chosen is not None and chosen[0] != chosen[2] and chosen[1] != chosen[3]
+    # Three samples of the mean length are worth more than one prompt.
+    assert by_predicted_work([(300,), (300,)], [3, 0], 1) == [1, 1]
+    assert by_predicted_work([(300,), (300,)], [3, 0], 4) == [1, 0]
+
+
+def test_a_prompt_never_seen_counts_as_a_usual_one_and_no_history_is_no_choice() -> None:
+    assert by_predicted_work([(), ()], [0, 5], 4) is None
+    chosen = by_predicted_work([(50,), (), (50,), ()], [0, 0], 4)
+    assert chosen is not None and sorted(chosen) == [0, 0, 1, 1]

@@ -6,10 +6,14 @@ import dataclasses
 
 import pytest
 
+from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import PrefillPoint, Profile, StepPoint, Subject
+from rhyme_openrlhf.latency.step_model import StepModel
 from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.scheduling.move import KV_TRANSFER, RECOMPUTE
 from rhyme_openrlhf.scheduling.move_costs import Destination, MoveCosts, nearest
+from rhyme_openrlhf.settings.moves import AUTO
+from tests.latency import formula
 
 BUSY = Destination(0.02, 0.02, 2048)
 IDLE = Destination(0.0, 0.01, 2048)
@@ -87,3 +91,21 @@ def test_a_stall_at_the_beginning_is_soon_forgotten() -> None:
     for seconds in (3.0, 0.4, 0.41, 0.39):
         costs.learn(RECOMPUTE, 4096, IDLE, seconds)
     assert costs.predicted(RECOMPUTE, 4096, IDLE) == pytest.approx(0.4, rel=0.03)
+
+
+def test_the_carrier_that_is_asked_for_is_taken_and_auto_is_the_cheaper_one() -> None:
+    costs = MoveCosts(transfer())
+    costs.learn(KV_TRANSFER, 4000, IDLE, 0.030)
+    assert costs.choose(AUTO, 50, IDLE) == (RECOMPUTE, costs.predicted(RECOMPUTE, 50, IDLE))
+    assert costs.choose(KV_TRANSFER, 50, IDLE) == (KV_TRANSFER, costs.predicted(KV_TRANSFER, 50, IDLE))
+    # Where nothing is known of the destination, or of both ways, the KV cache is sent.
+    assert costs.choose(AUTO, 50, None) == (KV_TRANSFER, None)
+    assert MoveCosts().choose(AUTO, 50, IDLE) == (KV_TRANSFER, None)
+
+
+def test_a_destination_is_known_by_its_steps_without_and_with_the_sample() -> None:
+    predictor = Predictor(StepModel(formula.profile()))
+    there = Destination.predicted(predictor, 3, 900, 100, 2.0, 256, near=False)
+    assert there == Destination(predictor.step_seconds(3, 900, 6), predictor.step_seconds(4, 1000, 8), 256, False)
+    idle = Destination.predicted(predictor, 0, 0, 100, 0.0, 256)
+    assert idle == Destination(0.0, predictor.step_seconds(1, 100, 0), 256)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rhyme_openrlhf.scheduling.outliers import (
     BETA_FLOOR,
     Destination,
+    Growth,
     RunningEngine,
     RunningEngines,
     beta,
@@ -79,3 +80,17 @@ def test_engines_kept_in_order_are_as_if_all_were_looked_at(
     ]
     fewest = min(fitting, key=lambda engine: (engine.running, engine.engine), default=None)
     assert destination(context, rank_group, kept, source).engine == (fewest.engine if fewest else None)
+
+
+def test_growth_is_the_newest_of_each_prompt() -> None:
+    growth = Growth()
+    assert growth.beta() == BETA_FLOOR and growth.beta(1.0) == 1.0
+    growth.note(2, "a", 100, 200)
+    growth.note(2, "b", 100, 300)
+    assert growth.beta() == beta([(100, 200), (100, 300)])
+    growth.note(3, "a", 200, 1000)
+    growth.note(3, "never seen", None, 7)
+    assert growth.beta() == beta([(200, 1000), (100, 300)])
+    # Two epochs later nothing is known of the second any more.
+    growth.note(4, "never seen", None, 7)
+    assert growth.beta() == beta([(200, 1000)])

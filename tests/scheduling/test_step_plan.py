@@ -5,8 +5,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhyme_openrlhf.scheduling.rank_groups import LengthHistory
-from rhyme_openrlhf.scheduling.step_plan import MOST_RANK_GROUPS, by_load, by_rank, usual_rank_groups
+from rhyme_openrlhf.latency.predictor import Predictor
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.scheduling.engine_shares import plan_shares
+from rhyme_openrlhf.scheduling.group_time import GroupTime, Speculation
+from rhyme_openrlhf.scheduling.rank_groups import LengthHistory, rank_groups
+from rhyme_openrlhf.scheduling.step_plan import (
+    MOST_RANK_GROUPS,
+    by_load,
+    by_rank,
+    most_rank_groups,
+    placed,
+    second_tier,
+    usual_rank_groups,
+)
+from tests.latency import formula
 
 
 def known(*medians: float | None) -> list[LengthHistory | None]:
@@ -42,3 +55,24 @@ def test_every_prompt_is_on_an_engine_of_its_rank_group(lengths: list[int | None
     assert sum(placement.shares) == engines and len(placement.engine_of) == len(lengths)
     for number, group in enumerate(placement.rank_groups):
         assert all(placement.rank_group_of[placement.engine_of[prompt]] == number for prompt in group.prompts)
+
+
+def test_one_engine_or_one_rank_group_is_placed_by_load() -> None:
+    assert most_rank_groups(0, 1) == 1 and most_rank_groups(0, 8) == 4 and most_rank_groups(3, 8) == 3
+    histories = known(10, 40, 20, 30)
+    assert placed(1, histories, 2, 1, lambda groups: None) == by_load([None] * 4, 2)
+    assert placed(1, known(None, None), 2, 2, lambda groups: None) == by_load([None] * 2, 2)
+    assert placed(1, histories, 2, 2, lambda groups: None) == by_rank(1, histories, 2, 2, lambda groups: None)
+
+
+def test_the_second_tier_divides_engines_by_the_rank_groups_times() -> None:
+    predictor = Predictor(StepModel(formula.profile()))
+    groups = rank_groups(known(*range(100, 900, 50)), 2)
+    time_of = GroupTime(predictor.step_seconds, 32, 20.0, 8, Speculation(1.5, 2.0))
+    plan = plan_shares([group.mean_length for group in groups], 6, time_of, 0.5)
+    assert second_tier(groups, 6, 64, 20.0, 8, predictor, Speculation(1.5, 2.0), 0.5) == plan.engines
+    assert second_tier(groups, 2, 64, 20.0, 8, predictor, Speculation(), 0.0) is None
+
+
+def test_a_prompts_history_is_the_median_and_the_longest() -> None:
+    assert LengthHistory.of((3, 9, 4)) == LengthHistory(4, 9) and LengthHistory.of(()) is None

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.latency.transfer_model import NotMeasured, TransferModel
 from rhyme_openrlhf.scheduling import tp_switch
-from rhyme_openrlhf.scheduling.carriers import cheaper
 from rhyme_openrlhf.scheduling.remaining_lengths import Unfinished, UnfinishedSamples, by_history, by_maximum
 from rhyme_openrlhf.scheduling.stage_course import Layout
-from rhyme_openrlhf.scheduling.tp_switch import decide
+from rhyme_openrlhf.scheduling.tp_switch import SwitchCost, decide, in_turn
 from tests.examples import examples
 from tests.latency import formula
 from tests.scheduling.plain_tp_switch import Rule, lengths_by_history, stage_so_far
@@ -159,18 +157,20 @@ def test_scenarios_are_those_of_the_plain_form(drawn: list[tuple[int, list[int],
     assert by_history(UnfinishedSamples.of(samples), longest).tolist() == lengths_by_history(samples, longest)
 
 
-def test_the_cheaper_carrier_is_taken_and_the_unmeasured_never() -> None:
-    model = TransferModel(formula.profile())
-    transfer = cheaper([500, 500], model, model)
-    assert transfer.name == "transfer" and transfer.seconds == pytest.approx(1000 * 2048 / 1e9)
-    slow = TransferModel(formula.profile(kv_bytes_per_second=1.0))
-    assert cheaper([500, 500], slow, model).name == "recompute"
-    unknown = TransferModel(formula.profile(kv_bytes_per_second=0.0))
-    assert cheaper([500], unknown, model).name == "recompute"
-    no_prefill = TransferModel(formula.profile(prefills=()))
-    assert cheaper([500], model, no_prefill).name == "transfer"
-    with pytest.raises(NotMeasured):
-        cheaper([500], unknown, no_prefill)
+def test_a_switch_costs_what_switches_have_cost() -> None:
+    cost = SwitchCost(0.02)
+    assert cost.seconds(0, 1, [100] * 4) == pytest.approx(0.08)
+    cost.learn(2.0, 10)
+    # Half of what the last one cost a sample, and half of what was known before.
+    assert cost.seconds(0, 1, [1]) == pytest.approx((0.2 + 0.02) / 2)
+
+
+@given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 5))
+def test_samples_are_dealt_out_longest_first(lengths: list[int], engines: int) -> None:
+    dealt = in_turn(lengths, engines)
+    assert sorted(place for place, _ in dealt) == list(range(len(lengths)))
+    assert [engine for _, engine in dealt] == [turn % engines for turn in range(len(lengths))]
+    assert [lengths[place] for place, _ in dealt] == sorted(lengths, reverse=True)
 
 
 def test_a_full_engine_is_a_reason_to_switch() -> None:

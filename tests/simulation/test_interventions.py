@@ -22,7 +22,9 @@ def test_a_rank_groups_samples_are_found_wherever_they_went(
         "pipeline", rank_groups=4, outliers=True, alpha=0.5, beta_floor=1.0, interval=0.3, cooldown=2,
         reallocation=reallocation,
     )  # fmt: skip
-    run = Run(drawn(dataclasses.replace(SHAPE, within=0.6, stability=0.5), 8, 32, 4, 2, 5), CLUSTER, features, PROFILES)
+    run = Run(
+        drawn(dataclasses.replace(SHAPE, within=0.6, stability=0.5), 12, 32, 4, 2, 5), CLUSTER, features, PROFILES
+    )
     looks = away = 0
     of_rank_group = Interventions._of_rank_group
 

@@ -7,22 +7,7 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.training.dispatch import choose, routed
-
-
-def test_long_prompts_are_spread_and_unfinished_samples_count() -> None:
-    lengths = [(100, 300), (10, 10), (190,), (20, 10)]
-    chosen = choose(lengths, [0, 0], 4)
-    assert chosen is not None and chosen[0] != chosen[2] and chosen[1] != chosen[3]
-    # Three samples of the mean length are worth more than one prompt.
-    assert choose([(300,), (300,)], [3, 0], 1) == [1, 1]
-    assert choose([(300,), (300,)], [3, 0], 4) == [1, 0]
-
-
-def test_a_prompt_never_seen_counts_as_a_usual_one_and_no_history_is_no_choice() -> None:
-    assert choose([(), ()], [0, 5], 4) is None
-    chosen = choose([(50,), (), (50,), ()], [0, 0], 4)
-    assert chosen is not None and sorted(chosen) == [0, 0, 1, 1]
+from rhyme_openrlhf.training.dispatch import routed
 
 
 def test_each_prompt_goes_where_it_was_chosen_to_whichever_engine_upstream_takes() -> None:

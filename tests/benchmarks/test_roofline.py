@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from roofline import DeviceSpec, ModelSpec, roofline
 
 from rhyme_openrlhf.latency.step_model import StepModel
-from rhyme_openrlhf.simulation.roofline import DeviceSpec, ModelSpec, roofline
 
 MODEL = ModelSpec("m", 8e9, 32, 8, 128, 4096)
 DEVICE = DeviceSpec("d", 1e12, 400e12, 50e9, 48e9)
