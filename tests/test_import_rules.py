@@ -47,7 +47,6 @@ PURE_MODULES = (
     "telemetry/reporter.py",
     "telemetry/run_directory.py",
     "telemetry/samples.py",
-    "run/memory_plan.py",
     "run/model_shape.py",
     "run/resources.py",
     "run/stage_watch.py",

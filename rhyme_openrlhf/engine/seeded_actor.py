@@ -38,7 +38,7 @@ class SeededRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         self._run_seed = run_seed
         self._visits: Counter[str] = Counter()
         if not gpu_present():
-            from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+            from rhyme_openrlhf.platform.cpu_arguments import cpu_engine_arguments
 
             kwargs = cpu_engine_arguments(kwargs, rhyme.cpu)
         kwargs["worker_extension_cls"] = WORKER_EXTENSION

@@ -36,7 +36,7 @@ class RunningEngine:
 
         from rhyme_openrlhf.engine.actor import speculation_arguments
         from rhyme_openrlhf.engine.seeded_actor import WORKER_EXTENSION
-        from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+        from rhyme_openrlhf.platform.cpu_arguments import cpu_engine_arguments
 
         arguments = {
             "model": str(embedded.MODEL),
