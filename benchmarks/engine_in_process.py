@@ -51,7 +51,7 @@ def engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> dict[s
     """Return vLLM's arguments for one engine on this machine."""
     if platform.gpu_present():
         return arguments | gpu_arguments(1)
-    from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+    from rhyme_openrlhf.platform.cpu_arguments import cpu_engine_arguments
 
     return cpu_engine_arguments(arguments, settings)
 

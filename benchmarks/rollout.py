@@ -87,7 +87,7 @@ def run_arm(
     ]
     if arm == "openrlhf":
         status = directory / "status.jsonl"
-        command = [sys.executable, "-m", "rhyme_openrlhf.run.unchanged", str(status), *argv]
+        command = [sys.executable, str(Path(__file__).with_name("unchanged.py")), str(status), *argv]
         with (directory / "output.log").open("w") as log:
             subprocess.run(command, check=True, stdout=log, stderr=log, timeout=RUN_TIMEOUT_SECONDS)
         return from_status(status)

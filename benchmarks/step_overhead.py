@@ -96,7 +96,7 @@ def scheduler_of(arm: str, running: int, length: int = MODEL_TOKENS, drafting: A
         **speculation_arguments(settings),
     }
     if not platform.gpu_present():
-        from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+        from rhyme_openrlhf.platform.cpu_arguments import cpu_engine_arguments
 
         arguments = cpu_engine_arguments(arguments, settings.cpu)
     config = vllm.EngineArgs(**arguments).create_engine_config()

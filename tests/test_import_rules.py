@@ -45,7 +45,6 @@ PURE_MODULES = (
     "telemetry/reporter.py",
     "telemetry/run_directory.py",
     "telemetry/samples.py",
-    "run/memory_plan.py",
     "run/model_shape.py",
     "run/resources.py",
     "run/stage_watch.py",
@@ -204,9 +203,7 @@ ROOMS = (
     "cli",
 )
 # Imports that still go upwards: nothing may be added.
-UPWARDS = {
-    ("run/unchanged.py", "cli/upstream.py"),
-}
+UPWARDS: set[tuple[str, str]] = set()
 
 
 def room(path: str) -> int:

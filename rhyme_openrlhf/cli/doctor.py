@@ -16,8 +16,8 @@ from rhyme_openrlhf.cli import preflight, upstream
 from rhyme_openrlhf.cli.doctor_checks import BLOCKING, LOW, OK, UNVERIFIED, Check, Run, Verdict, run_checks, verdicts
 from rhyme_openrlhf.cli.doctor_facts import gather
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.run import memory_plan, model_shape
-from rhyme_openrlhf.run.memory_plan import MemoryPlan
+from rhyme_openrlhf.run import model_shape, resources
+from rhyme_openrlhf.run.resources import MemoryPlan
 from rhyme_openrlhf.settings.options import BAD_INPUT, Parser
 
 HEADER = ("component", "found", "wanted", "state", "to mend it, run")
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     else:
         print(as_text(checks, uses))
     if plan is not None and not options.json:
-        print(f"\n{memory_plan.as_text(plan)}")
+        print(f"\n{resources.as_text(plan)}")
     wanted = ("training on GPUs",) if run and facts.has_gpu else ("embedded demo", "training on GPUs")
     return 0 if any(use.runs for use in uses if use.use in wanted) else 1
 

@@ -16,10 +16,9 @@ from packaging.utils import canonicalize_name
 
 from rhyme_openrlhf.cli.doctor_facts import GIB, Facts
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.run import memory_plan
-from rhyme_openrlhf.run.memory_plan import MemoryPlan
+from rhyme_openrlhf.run import resources
 from rhyme_openrlhf.run.model_shape import ModelShape
-from rhyme_openrlhf.run.resources import required_gpus, shortage
+from rhyme_openrlhf.run.resources import MemoryPlan, required_gpus, shortage
 from rhyme_openrlhf.verify import record
 
 OK = "ok"
@@ -88,7 +87,7 @@ class Run:
 
     def plan(self, size: int | None) -> MemoryPlan | None:
         """Return the memory plan for GPUs of this size; None for a model of unknown shape."""
-        return None if self.shape is None else memory_plan.plan(self.shape, memory_plan.layout_of(self.args), size)
+        return None if self.shape is None else resources.plan(self.shape, resources.layout_of(self.args), size)
 
 
 def requirement_of(facts: Facts, holder: str, name: str, extra: str = "") -> SpecifierSet | None:
@@ -246,22 +245,22 @@ def _of_run(facts: Facts, run: Run) -> list[Check]:
         lack = shortage(run.args, gpus).partition(": ")[2]
         checks.append(Check(f"{THIS_RUN}GPUs", str(gpus), str(needed), MISSING if lack else OK, lack))
         checks += _engine_links(facts, run.args.vllm.tensor_parallel_size)
-    drafts = memory_plan.longest_draft(run.args)
-    if run.hybrid and drafts > memory_plan.MOST_HYBRID_DRAFTS:
+    drafts = resources.longest_draft(run.args)
+    if run.hybrid and drafts > resources.MOST_HYBRID_DRAFTS:
         found = f"hybrid: its Mamba-like layers keep {drafts + 1} states for a sample with drafts of {drafts} tokens"
-        wanted = f"drafts of {memory_plan.MOST_HYBRID_DRAFTS} tokens or fewer"
-        mend = f"--histospec.window_max {memory_plan.MOST_HYBRID_DRAFTS}, or --no-histospec.enable"
+        wanted = f"drafts of {resources.MOST_HYBRID_DRAFTS} tokens or fewer"
+        mend = f"--histospec.window_max {resources.MOST_HYBRID_DRAFTS}, or --no-histospec.enable"
         checks.append(Check(f"{THIS_RUN}model", found, wanted, WRONG, mend))
     plan = run.plan(nvidia.smallest_memory(facts.nvidia))
     if plan is None:
         found = "its config.json is not here, or is of a kind that the plan does not know"
         return [*checks, Check(f"{THIS_RUN}memory", found, "a model that is known here", UNVERIFIED)]
     for gpu in plan.gpus:
-        size = "not known" if gpu.size is None else memory_plan.memory(gpu.size)
+        size = "not known" if gpu.size is None else resources.memory(gpu.size)
         state = SMALL if gpu.lack else OK if gpu.size is not None else UNVERIFIED
-        wanted = f"{memory_plan.memory(gpu.least)} or more"
+        wanted = f"{resources.memory(gpu.least)} or more"
         checks.append(Check(f"{THIS_RUN}GPU of {gpu.name}", size, wanted, state, gpu.mend))
-    wanted_shm = next(need.size for need in plan.nodes if need.what == memory_plan.SHM)
+    wanted_shm = next(need.size for need in plan.nodes if need.what == resources.SHM)
     gib = math.ceil(wanted_shm / GIB)
     mend = f"mount -o remount,size={gib}G /dev/shm (Docker: --shm-size={gib}g), or --weights.transport openrlhf"
     return [*checks, _size(f"{THIS_RUN}/dev/shm free", facts.shm_free, gib * GIB, mend)]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.cli.preflight_nodes import check_nodes
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.run import memory_plan, model_shape
+from rhyme_openrlhf.run import model_shape, resources
 from rhyme_openrlhf.run.resources import ENGINES, Share, shortage
 
 
@@ -37,7 +37,7 @@ def check_gpus(args: SimpleNamespace, on_gpus: bool) -> str:
         said = ". ".join(filter(None, [said, *check_nodes(args)]))
     elif on_gpus:
         _check_compiler()
-        _check_memory(args, memory_plan.layout_of(args), nvidia.smallest_memory(found))
+        _check_memory(args, resources.layout_of(args), nvidia.smallest_memory(found))
     return said
 
 
@@ -57,7 +57,7 @@ def check_engines_alone(args: SimpleNamespace, engines: int, on_gpus: bool) -> N
             f"it{' or --beside' if engines > 1 else ''}"
         )
     if not cluster:
-        layout = dataclasses.replace(memory_plan.layout_of(args), shares=(Share((ENGINES,), engines * size),))
+        layout = dataclasses.replace(resources.layout_of(args), shares=(Share((ENGINES,), engines * size),))
         _check_memory(args, layout, nvidia.smallest_memory(found))
 
 
@@ -107,13 +107,13 @@ def _check_compiler() -> None:
             raise PreflightError(problem)
 
 
-def _check_memory(args: SimpleNamespace, layout: memory_plan.Layout, size: int | None) -> None:
+def _check_memory(args: SimpleNamespace, layout: resources.Layout, size: int | None) -> None:
     # Engines of several layouts are planned by preflight_layouts.
     if size is None or args.tp_switch.enable:
         return
     shape = model_shape.read_shape(model_shape.named_by_command(args.actor.model_name_or_path))
     if shape is None:
         return
-    problem = memory_plan.plan(shape, layout, size).problem
+    problem = resources.plan(shape, layout, size).problem
     if problem:
         raise PreflightError(f"{problem} (rhyme train --plan shows the whole plan)")

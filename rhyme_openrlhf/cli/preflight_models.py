@@ -15,7 +15,7 @@ from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import ProfileError, model_name
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.run import model_shape
-from rhyme_openrlhf.run.memory_plan import MOST_HYBRID_DRAFTS
+from rhyme_openrlhf.run.resources import MOST_HYBRID_DRAFTS
 from rhyme_openrlhf.settings.drafting import DRAFT_MODEL, EAGLE3, HISTORY, WITH_MODEL, DraftingSettings
 from rhyme_openrlhf.settings.latency import AUTO, NONE
 from rhyme_openrlhf.settings.options import from_mapping

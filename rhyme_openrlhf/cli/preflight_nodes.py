@@ -13,7 +13,7 @@ from typing import Any
 
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.run import memory_plan, model_shape
+from rhyme_openrlhf.run import model_shape, resources
 from rhyme_openrlhf.run.resources import required_gpus
 
 # A worker starts and imports torch from a shared disk.
@@ -41,7 +41,7 @@ def facts() -> NodeFacts:
         broken = nvidia.unusable([gpu.name for gpu in found.gpus], found.version, cuda)
     elif cuda and not nvidia.deepspeed_is_compiled():
         broken = nvidia.cannot_compile(nvidia.toolkit(), cuda)
-    return NodeFacts(broken, nvidia.smallest_memory(found), shutil.disk_usage(memory_plan.SHM).total)
+    return NodeFacts(broken, nvidia.smallest_memory(found), shutil.disk_usage(resources.SHM).total)
 
 
 def check_nodes(args: SimpleNamespace, timeout_s: float = ANSWER_SECONDS) -> list[str]:
@@ -89,12 +89,12 @@ def _problem(args: SimpleNamespace, node: NodeFacts) -> str:
     shape = model_shape.read_shape(model_shape.named_by_command(args.actor.model_name_or_path))
     if shape is None:
         return ""
-    layout = memory_plan.layout_of(args)
-    wanted = memory_plan.shared_memory(shape, layout)
+    layout = resources.layout_of(args)
+    wanted = resources.shared_memory(shape, layout)
     if layout.buffer and wanted > node.shm:
         return (
-            f"/dev/shm has {memory_plan.memory(node.shm)}, but the weight buffer needs {memory_plan.memory(wanted)}: "
+            f"/dev/shm has {resources.memory(node.shm)}, but the weight buffer needs {resources.memory(wanted)}: "
             "enlarge it (Docker: --shm-size), or give --weights.transport openrlhf"
         )
     # Engines of several layouts are planned by preflight_layouts.
-    return "" if args.tp_switch.enable else memory_plan.plan(shape, layout, node.gpu_memory).problem
+    return "" if args.tp_switch.enable else resources.plan(shape, layout, node.gpu_memory).problem

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from rhyme_openrlhf.cli import upstream
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.run import memory_plan, model_shape
+from rhyme_openrlhf.run import model_shape, resources
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.options import SettingsError
 from rhyme_openrlhf.telemetry.control_connection import TokenError, read_token
@@ -66,7 +66,7 @@ def _print_plan(args: SimpleNamespace) -> int:
     """Print the memory plan; 2 with one sentence where there is none, or the run does not fit."""
     shape = model_shape.read_shape(model_shape.named_by_command(args.actor.model_name_or_path))
     if shape is None:
-        return _refuse(memory_plan.no_shape(args.actor.model_name_or_path))
+        return _refuse(resources.no_shape(args.actor.model_name_or_path))
     from rhyme_openrlhf.cli import preflight
 
     try:
@@ -74,8 +74,8 @@ def _print_plan(args: SimpleNamespace) -> int:
     except preflight.PreflightError as error:
         return _refuse(error)
     size = int(args.plan * 2**30) if args.plan else nvidia.smallest_memory(nvidia.read())
-    found = memory_plan.plan(shape, memory_plan.layout_of(args), size)
-    print(memory_plan.as_text(found))
+    found = resources.plan(shape, resources.layout_of(args), size)
+    print(resources.as_text(found))
     return _refuse(found.problem) if found.problem else 0
 
 

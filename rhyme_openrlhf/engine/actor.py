@@ -144,7 +144,7 @@ class RhymeRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]
         self.rhyme = rhyme
         kwargs = kwargs | ours
         if not gpu_present():
-            from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+            from rhyme_openrlhf.platform.cpu_arguments import cpu_engine_arguments
 
             kwargs = cpu_engine_arguments(kwargs, rhyme.cpu)
         kwargs["worker_extension_cls"] = arguments.WORKER_EXTENSION

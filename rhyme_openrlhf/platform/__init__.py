@@ -2,7 +2,7 @@
 
 `gpu_present()` decides once per process; `nvidia` reads what NVML lists, so that GPUs which torch cannot use are
 refused. Everything else in this package is for the answer "no": shims that let OpenRLHF import and run (`shims`), its
-strategy on gloo (`cpu_strategy`), its own weight broadcast on gloo (`gloo_sync`), engine arguments (`cpu_engine`), a KV
+strategy on gloo (`cpu_strategy`), its own weight broadcast on gloo (`gloo_sync`), arguments (`cpu_arguments`), a KV
 cache's memory given back (`cpu_memory`), a correction of vLLM's CPU sampling (`cpu_sampling`) and a local Ray with
 pretended GPUs (`local_ray`). Invariant: each of these raises `PlatformError` when used where a GPU is.
 

@@ -1,13 +1,19 @@
-"""OpenRLHF arguments that cannot mean what they say without a GPU, and what they become here.
+"""Arguments that cannot mean what they say without a GPU, and what they become: OpenRLHF's, and vLLM's of an engine.
 
-Invariant: every substitution is reported in one sentence; an option that has no CPU counterpart is refused.
+Checked against vLLM 0.29.0's CPU build: the KV cache is sized in bytes, there is no sleep mode, tensor parallelism
+runs in local processes (the Ray executor asks for a device key that the CPU platform lacks). Without tensor
+parallelism the model runs inside the engine-core process. Invariant: every substitution in OpenRLHF's arguments is
+reported in one sentence; an option that has no CPU counterpart is refused.
 """
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
+from typing import Any
 
 from rhyme_openrlhf.platform import PlatformError, require_no_gpu
+from rhyme_openrlhf.settings.engine import CpuSettings
 
 
 def adapt_arguments(args: SimpleNamespace) -> list[str]:
@@ -32,3 +38,43 @@ def adapt_arguments(args: SimpleNamespace) -> list[str]:
     if args.cpu.dtype == "float32":
         args.ds.param_dtype = "fp32"
     return changes
+
+
+def cpu_engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> dict[str, Any]:
+    """OpenRLHF's keyword arguments for an engine, changed where the CPU build needs it.
+
+    Also sets, for the processes vLLM is about to start, how its threads are bound: one core for each tensor-parallel
+    rank (its own "auto" asserts when ranks outnumber NUMA nodes); and how many there are (`keep_openmp_threads`).
+    """
+    require_no_gpu("cpu_engine_arguments")
+    # Imported here: it imports torch. The class, not its name "uni", which the CPU platform turns into "mp" so that it
+    # can bind threads itself: one more process, which waits for each step by spinning on a core the others need.
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    ranks = arguments.get("tensor_parallel_size", 1)
+    changed = dict(
+        arguments,
+        dtype=settings.dtype,
+        kv_cache_memory_bytes=settings.kv_cache_mb * 1024**2,
+        enable_sleep_mode=False,
+        distributed_executor_backend="mp" if ranks > 1 else UniProcExecutor,
+    )
+    if "bundle_indices" in changed:
+        # OpenRLHF names Ray bundles for its Ray executor; local processes take none.
+        changed["bundle_indices"] = None
+    cores = os.cpu_count() or 1
+    binding = "|".join(str(rank % cores) for rank in range(ranks)) if ranks > 1 else "nobind"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
+    keep_openmp_threads()
+    return changed
+
+
+def keep_openmp_threads() -> None:
+    """Let engines have as many OpenMP threads as OMP_NUM_THREADS says (Ray sets it for every actor), not one a core.
+
+    vLLM's n-gram lookup starts Numba's threads, which sets the number of OpenMP's for the whole process to theirs: the
+    model then runs on all cores, and its threads spin on them while they wait for each other.
+    """
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        # One number for each level of nesting.
+        os.environ["NUMBA_NUM_THREADS"] = threads.split(",")[0]

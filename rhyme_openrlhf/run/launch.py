@@ -25,13 +25,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rhyme_openrlhf.history.worker import start_history_workers, stop_history_workers
 from rhyme_openrlhf.latency import profile as profiles
-from rhyme_openrlhf.run.actor_table import rank_jobs
 from rhyme_openrlhf.run.reaper import finish, start_reaper
-from rhyme_openrlhf.run.reporting import Reporting
+from rhyme_openrlhf.run.reporting import Reporting, SystemWatch
 from rhyme_openrlhf.run.resources import SPARE_CPUS, required_gpus, shortage
 from rhyme_openrlhf.run.source_code import checkouts
-from rhyme_openrlhf.run.supervisor import Supervisor
-from rhyme_openrlhf.run.system_watch import SystemWatch
+from rhyme_openrlhf.run.supervisor import Supervisor, rank_jobs
 from rhyme_openrlhf.run.termination import Termination
 from rhyme_openrlhf.scheduling.layouts import LayoutPlan
 from rhyme_openrlhf.settings.config import RhymeSettings

@@ -1,8 +1,13 @@
-"""Starts the reporter (telemetry/reporter.py) beside a driver, and again when it died.
+"""What reports beside a driver: the reporter's process, and a thread that records what the run's machines do.
 
-Invariants: the run never waits for it, except at its very end for END_SECONDS at most, so that a container or job that
-ends with its first process has its last events sent; a reporter that cannot be started or does not stay up costs the
-run nothing but a line on the terminal.
+`Reporting` starts the reporter (telemetry/reporter.py), and again when it died. `SystemWatch` records a SystemSample of
+each machine every few seconds: it looks at the driver's machine itself, and every other machine on which the run has
+actors gets a small actor that looks.
+
+Invariants: the run never waits for either, except for the reporter at its very end for END_SECONDS at most, so that a
+container or job that ends with its first process has its last events sent; a reporter that cannot be started or does
+not stay up costs the run nothing but a line on the terminal; a machine that does not answer is left out until it does;
+Ray's own figures (`ray._private.internal_api`, checked against Ray 2.55.0) are left out where they cannot be had.
 """
 
 from __future__ import annotations
@@ -12,11 +17,24 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import ray
+import ray._private.internal_api
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rhyme_openrlhf.ray_classes import WITHOUT_TORCH
 from rhyme_openrlhf.run.reaper import spare
+from rhyme_openrlhf.run.supervisor import read_actors
 from rhyme_openrlhf.settings.control import ControlSettings
+from rhyme_openrlhf.telemetry.events import Event, Note
 from rhyme_openrlhf.telemetry.reporter import CANNOT_START, FLUSH_SECONDS
 from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE, RunDirectory
+from rhyme_openrlhf.telemetry.services import RunServices
+from rhyme_openrlhf.telemetry.system_sample import SystemProbe
 
 END_SECONDS = 5.0
 # A reporter that dies at once every time must not become a load.
@@ -94,3 +112,89 @@ class Reporting:
                 return
             self._closing.wait(max(0.0, RESTART_SECONDS - (time.monotonic() - started)))
             self._start()
+
+
+SOURCE = "system"
+# A look takes milliseconds; a machine that needs longer is asked again the next time.
+ANSWER_SECONDS = 2.0
+
+NodeProbe = ray.remote(num_cpus=0, runtime_env={"env_vars": WITHOUT_TORCH})(SystemProbe)
+
+
+class SystemWatch:
+    """Watches from `start` to `stop`; does nothing with --telemetry.system_s 0."""
+
+    def __init__(self, services: RunServices, run_directory: Path, names: Mapping[str, str]) -> None:
+        """`names` are the run's actors by id, as in `read_actors`; it may grow."""
+        self._services = services
+        self._every = services.settings.telemetry.system_s
+        self._names = names
+        self._here = ray.get_runtime_context().get_node_id()
+        self._probe = SystemProbe(ray.util.get_node_ip_address(), run_directory)
+        self._others: dict[str, Any] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="system-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin, if there is anything to do."""
+        if not self._every:
+            return
+        if self._services.on_gpus and self._probe.gpus.missing:
+            self._services.record(Note("info", f"no figures of GPUs are recorded: {self._probe.gpus.missing}"), SOURCE)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The run has ended."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(2 * ANSWER_SECONDS)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._every):
+            try:
+                self._services.record_all(self._look(), SOURCE)
+            except (ray.exceptions.RayError, ConnectionError, TimeoutError, RuntimeError, OSError):
+                # The supervisor meets the same and says what is wrong.
+                continue
+
+    def _look(self) -> list[Event]:
+        on_node: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        addresses: dict[str, str] = {}
+        for actor in read_actors(dict(self._names)):
+            if actor.alive and actor.pid:
+                on_node[actor.node_id].append((actor.name, actor.pid))
+                addresses[actor.node_id] = actor.node
+        here = on_node.pop(self._here, [])
+        asked = [
+            self._other(node_id, addresses[node_id]).look.remote(processes) for node_id, processes in on_node.items()
+        ]
+        found: list[Event] = [self._probe.look(here, [("driver", os.getpid())], self._object_store())]
+        for answer in asked:
+            try:
+                found.append(ray.get(answer, timeout=ANSWER_SECONDS))
+            except (ray.exceptions.RayError, TimeoutError):
+                continue
+        return found
+
+    def _other(self, node_id: str, address: str) -> Any:
+        if node_id not in self._others:
+            there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            self._others[node_id] = NodeProbe.options(scheduling_strategy=there).remote(address, None)
+        return self._others[node_id]
+
+    def _object_store(self) -> int | None:
+        """Bytes used of this machine's part of Ray's object store."""
+        try:
+            import grpc
+        except ImportError:  # Ray without the packages of its dashboard
+            return None
+        node = next((node for node in ray.nodes() if node["NodeID"] == self._here and node["Alive"]), None)
+        if node is None:
+            return None
+        try:
+            stats = ray._private.internal_api.node_stats(
+                node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=False
+            )
+        except grpc.RpcError:
+            return None
+        return int(stats.store_stats.object_store_bytes_used)

@@ -1,12 +1,24 @@
-"""How many GPUs (without any: pretended ones) a run asks Ray for. Pure: upstream's arguments in, numbers out.
+"""What a run needs, planned before it starts: how many GPUs, and how much memory of each. Pure.
 
-Follows the placement in OpenRLHF 0.11.2 `cli/train_ppo_ray.py::train`.
+The number of GPUs (without any: pretended ones) follows the placement in OpenRLHF 0.11.2
+`cli/train_ppo_ray.py::train`. `rhyme train --plan`, `rhyme doctor`, the checks before a run and the New run page all
+show the memory plan. Weights, gradients and optimizer states follow the ZeRO paper's 16 bytes a parameter (Rajbhandari
+et al. 2020, section 3.1), keys and values the model's shape. Activations, CUDA graphs and buffers are left out, so a
+plan that does not fit never runs, and a plan that fits just so may still fail. Sizes in bytes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
+
+from rhyme_openrlhf.run.model_shape import WEIGHT_BYTES, ModelShape
+from rhyme_openrlhf.settings.config import RhymeSettings
+from rhyme_openrlhf.settings.engine import VLLM_SAMPLES, reserved_rows
 
 # CPU slots beyond one for each GPU: controllers, queues, locks, recorder; they mostly wait.
 SPARE_CPUS = 8
@@ -72,3 +84,352 @@ def shortage(args: SimpleNamespace, there: int) -> str:
 
 def _group(model: SimpleNamespace) -> int:
     return model.num_nodes * model.num_gpus_per_node
+
+
+# Adam in mixed precision: weights and gradients in 16 bits; master weights, momentum and variance in 32. Muon has no
+# variance for the matrices, which are nearly all.
+GRADIENT_BYTES, OPTIMIZER_BYTES, MUON_BYTES = 2, 12, 8
+# A sampler row is all logits of a token; it exists as logits, log-probabilities and probabilities in 32 bits.
+ROW_COPIES, ROW_NUMBER_BYTES = 3, 4
+# The weight buffer keeps two versions on a node (weights/node.py).
+BUFFER_COPIES = 2
+# Ray's object store for samples and for buckets of weights on their way to other nodes, and NCCL.
+SHM_BYTES = 2**30
+# vLLM's share of a GPU is rounded down to this when a plan proposes one.
+SHARE_STEPS = 20
+# vLLM 0.29.0 keeps a state for each draft token of each sample, and one more (model_executor/layers/mamba/abstract.py):
+# with 3 four times the memory, with the 32 of other models 33 times.
+MOST_HYBRID_DRAFTS = 3
+_NAMES = {
+    ENGINES: "engine",
+    "actor": "policy",
+    "reference": "reference model",
+    "critic": "critic",
+    "reward": "reward model",
+}
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The settings of a run that decide about memory.
+
+    `weight_bytes`, `trained`: bytes of a policy's parameter, and the part of the parameters that is trained (LoRA: 0,
+    its own are few). `sequences`: samples that an engine runs at once. `rows`: rows of logits in its sampler.
+    `utilization`: the engine's part of a GPU.
+    """
+
+    shares: tuple[Share, ...]
+    sizes: Mapping[str, int]
+    zero_stage: int = 2
+    adam_offload: bool = False
+    optimizer_bytes: int = OPTIMIZER_BYTES
+    trained: float = 1.0
+    weight_bytes: float = WEIGHT_BYTES
+    policy_parallel: int = 1
+    offloaded: frozenset[str] = frozenset()
+    tensor_parallel: int = 1
+    utilization: float = 0.95
+    engines_sleep: bool = False
+    trainer_sleeps: bool = False
+    sequences: int = VLLM_SAMPLES
+    rows: int = 2 * VLLM_SAMPLES
+    samples_per_engine: float = 1.0
+    longest: int = 1
+    history_gb: float = 0.0
+    buffer: bool = True
+
+
+@dataclass(frozen=True)
+class Part:
+    """`size` bytes of `what` of `model`: "engines", "actor", "reference", "critic" or "reward"."""
+
+    model: str
+    what: str
+    size: float
+
+    @property
+    def owner(self) -> str:
+        """Return the model in words."""
+        return _NAMES[self.model]
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """A GPU of one share of a run's GPUs.
+
+    `parts`: what lies on it. `least`: the smallest GPU's memory that holds the parts. `size`: the memory of the GPUs
+    there are, None where nobody knows it. `lack`: that the parts do not fit, "" where they fit; `mend`: the flags that
+    would make them fit. `samples`: samples of full length that the engine's KV cache holds, None without an engine or
+    without `size`.
+    """
+
+    share: Share
+    parts: tuple[Part, ...]
+    least: float
+    size: int | None = None
+    lack: str = ""
+    mend: str = ""
+    samples: float | None = None
+
+    @property
+    def problem(self) -> str:
+        """Return one sentence: what does not fit, and what to do; "" where all fits."""
+        return f"{self.lack}: {self.mend}" if self.lack else ""
+
+    @property
+    def name(self) -> str:
+        """Return who shares the GPU, in words."""
+        return " + ".join(_NAMES[model] for model in self.share.models)
+
+
+@dataclass(frozen=True)
+class Need:
+    """`size` bytes of main memory for `what`, on each `where`."""
+
+    what: str
+    where: str
+    size: float
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Memory of every kind of GPU of a run, and of its nodes."""
+
+    shape: ModelShape
+    gpus: tuple[GpuPlan, ...]
+    nodes: tuple[Need, ...]
+
+    @property
+    def problem(self) -> str:
+        """Return why the run does not fit, in one sentence; "" where it fits."""
+        return next((gpu.problem for gpu in self.gpus if gpu.problem), "")
+
+
+def no_shape(model: str | None) -> str:
+    """Return one sentence that says why there is no plan of a model."""
+    return (
+        f"there is no memory plan of {model or 'a model without a name (--actor.model_name_or_path)'}: its config.json "
+        "is not on this machine, or is of a kind that the plan does not know; download the model first, or name its "
+        "directory"
+    )
+
+
+def layout_of(args: SimpleNamespace) -> Layout:
+    """Return what upstream's nested arguments, with ours among them, say about memory."""
+    samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    sequences = args.engine.max_num_seqs or VLLM_SAMPLES
+    settings = RhymeSettings.from_namespace(args).with_transport(on_gpus=True, lora=args.ds.lora.rank > 0)
+    muon = getattr(args.actor, "optim", "adam") == "muon"
+    return Layout(
+        shares=tuple(shares(args)),
+        sizes={
+            "actor": args.actor.num_nodes * args.actor.num_gpus_per_node,
+            "critic": args.critic.num_nodes * args.critic.num_gpus_per_node,
+            "reference": args.ref.num_nodes * args.ref.num_gpus_per_node,
+            "reward": args.reward.num_nodes * args.reward.num_gpus_per_node,
+        },
+        zero_stage=args.ds.zero_stage,
+        adam_offload=args.ds.adam_offload,
+        optimizer_bytes=MUON_BYTES if muon else OPTIMIZER_BYTES,
+        trained=0.0 if args.ds.lora.rank else 1.0,
+        weight_bytes=WEIGHT_BYTES / (4 if args.ds.load_in_4bit else 1),
+        policy_parallel=args.ds.tensor_parallel_size,
+        offloaded=frozenset(name for name, node in (("reference", args.ref), ("reward", args.reward)) if node.offload),
+        tensor_parallel=args.vllm.tensor_parallel_size,
+        utilization=args.vllm.gpu_memory_utilization,
+        engines_sleep=args.vllm.enable_sleep and args.train.colocate_all,
+        trainer_sleeps=args.ds.enable_sleep and args.train.colocate_all,
+        sequences=sequences,
+        rows=reserved_rows(sequences, longest_draft(args)),
+        samples_per_engine=samples / args.vllm.num_engines,
+        longest=args.data.max_len,
+        history_gb=args.history.memory_gb if args.histospec.enable else 0.0,
+        buffer=settings.weights_by_buffer,
+    )
+
+
+def longest_draft(args: SimpleNamespace) -> int:
+    """Return how many tokens a sample's draft has at most; 0 without speculation."""
+    if not args.histospec.enable:
+        return 0
+    return int(args.histospec.window_max if args.drafting.source == "history" else args.drafting.tokens)
+
+
+def plan(shape: ModelShape, layout: Layout, size: int | None = None) -> MemoryPlan:
+    """Return the plan of a run whose GPUs have `size` bytes each, None where that is not known.
+
+    Critic and reward model count as large as the policy.
+    """
+    gpus = tuple(_gpu_plan(shape, layout, share, size) for share in layout.shares)
+    return MemoryPlan(shape, gpus, tuple(_nodes(shape, layout)))
+
+
+def _gpu_plan(shape: ModelShape, layout: Layout, share: Share, size: int | None) -> GpuPlan:
+    parts = tuple(part for model in share.models for part in _parts(shape, layout, share, model))
+    least, samples, lack, mend = _least(shape, layout, parts), None, "", ""
+    if size is not None:
+        if ENGINES in share.models:
+            fixed = sum(part.size for part in parts if part.model == ENGINES and part.what != _ONE_SAMPLE)
+            one = shape.kv_bytes(layout.tensor_parallel) * layout.longest
+            samples = max(layout.utilization * size - fixed, 0.0) / one
+        if least > size:
+            found = GpuPlan(share, parts, least)
+            needed = "more memory than any GPU has" if math.isinf(least) else f"at least {memory(least)}"
+            lack = f"a GPU of the {found.name} needs {needed}, but has {memory(size)}"
+            mend = _mend(shape, layout, share, size)
+    return GpuPlan(share, parts, least, size, lack, mend, samples)
+
+
+SHM = "/dev/shm"
+_ONE_SAMPLE = "KV cache of one sample at full length"
+
+
+def _parts(shape: ModelShape, layout: Layout, share: Share, model: str) -> Iterator[Part]:
+    if model == ENGINES:
+        parallel = layout.tensor_parallel
+        yield Part(model, "weights", WEIGHT_BYTES * shape.parameters / parallel)
+        yield Part(model, "rows of the sampler", layout.rows * shape.vocabulary * ROW_COPIES * ROW_NUMBER_BYTES)
+        yield Part(model, _ONE_SAMPLE, shape.kv_bytes(parallel) * layout.longest)
+        return
+    count, ranks = shape.parameters / layout.policy_parallel, layout.sizes[model] / layout.policy_parallel
+    stage = layout.zero_stage
+
+    def part(each: float, sharded_from: int) -> float:
+        return each * count / (ranks if stage >= sharded_from else 1)
+
+    if model in ("reference", "reward"):
+        if model not in layout.offloaded:
+            yield Part(model, "weights", part(layout.weight_bytes, 3))
+        return
+    yield Part(model, "weights", part(layout.weight_bytes, 3))
+    yield Part(model, "gradients", part(GRADIENT_BYTES * layout.trained, 2))
+    if not layout.adam_offload:
+        yield Part(model, "optimizer", part(layout.optimizer_bytes * layout.trained, 1))
+
+
+def _least(shape: ModelShape, layout: Layout, parts: Sequence[Part]) -> float:
+    """Return the memory of the smallest GPU that holds `parts`: while it trains, and while it generates."""
+    engine = sum(part.size for part in parts if part.model == ENGINES)
+    trainer = sum(part.size for part in parts if part.model != ENGINES)
+    if not engine:
+        return trainer
+    # A trainer that sleeps keeps its 16-bit weights; one whose optimizer is offloaded does not sleep.
+    asleep = layout.trainer_sleeps and not layout.adam_offload
+    resting = sum(part.size for part in parts if part.model != ENGINES and (part.what == "weights" or not asleep))
+    # An engine takes its part of the GPU whatever it needs, and keeps it while the trainer works unless it sleeps.
+    left = 1 - layout.utilization
+    beside = 0.0 if layout.engines_sleep else layout.utilization
+    return max(
+        engine / layout.utilization,
+        _over(resting, left),
+        _over(trainer, 1 - beside),
+    )
+
+
+def _over(size: float, part: float) -> float:
+    if not size:
+        return 0.0
+    return size / part if part > 0 else math.inf
+
+
+def _mend(shape: ModelShape, layout: Layout, share: Share, size: int) -> str:
+    """Return the flags that would make a GPU's parts fit: one alone if possible, else as few of the cheapest."""
+    changes = list(_changes(shape, layout, share, size))
+    tried = [[change] for change in changes] + [changes[:count] for count in range(2, len(changes) + 1)]
+    for chosen in tried:
+        changed = layout
+        for _, values in chosen:
+            changed = dataclasses.replace(changed, **values)
+        # A part of the GPU that was right for the unchanged layout may be wrong for the changed one.
+        changed, flag = _fitting_share(shape, changed, share, size)
+        parts = [part for model in share.models for part in _parts(shape, changed, share, model)]
+        if _least(shape, changed, parts) <= size:
+            flags = [name for name, _ in chosen] + ([flag] if flag else [])
+            return f"{' '.join(flags)} would make it fit"
+    return "no flag makes it fit on as many GPUs, so take more of them (--*.num_gpus_per_node) or larger ones"
+
+
+def _changes(shape: ModelShape, layout: Layout, share: Share, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield flags that take memory from a GPU of this share, the cheapest first, each with what it changes."""
+    trains = {"actor", "critic"} & set(share.models)
+    if ENGINES in share.models:
+        chosen, flag = _fitting_share(shape, layout, share, size)
+        if flag:
+            yield flag, {"utilization": chosen.utilization}
+        if trains and not layout.engines_sleep:
+            yield "--vllm.enable_sleep", {"engines_sleep": True}
+    if trains and layout.zero_stage < 3:
+        yield "--ds.zero_stage 3", {"zero_stage": 3}
+    if trains and ENGINES in share.models and not layout.trainer_sleeps and not layout.adam_offload:
+        yield "--ds.enable_sleep", {"trainer_sleeps": True}
+    if "reference" in share.models and "reference" not in layout.offloaded:
+        yield "--ref.offload", {"offloaded": layout.offloaded | {"reference"}}
+    if "reward" in share.models and "reward" not in layout.offloaded:
+        yield "--reward.offload", {"offloaded": layout.offloaded | {"reward"}}
+    if trains and not layout.adam_offload:
+        yield "--ds.adam_offload", {"adam_offload": True}
+    if ENGINES in share.models:
+        gpus = share.gpus
+        for parallel in (2, 4, 8):
+            if parallel > layout.tensor_parallel and gpus % parallel == 0 and shape.kv_heads % parallel == 0:
+                engines = gpus // parallel
+                yield (
+                    f"--vllm.tensor_parallel_size {parallel} --vllm.num_engines {engines}",
+                    {"tensor_parallel": parallel},
+                )
+
+
+def _fitting_share(shape: ModelShape, layout: Layout, share: Share, size: int) -> tuple[Layout, str]:
+    """Return the layout with the largest part of the GPU for its engine that fits, and the flag; "" for no change."""
+    if ENGINES not in share.models:
+        return layout, ""
+    parts = [part for model in share.models for part in _parts(shape, layout, share, model)]
+    if _least(shape, layout, parts) <= size:
+        return layout, ""
+    for step in range(SHARE_STEPS - 1, 0, -1):
+        changed = dataclasses.replace(layout, utilization=step / SHARE_STEPS)
+        if _least(shape, changed, parts) <= size:
+            return changed, f"--vllm.gpu_memory_utilization {changed.utilization:g}"
+    return layout, ""
+
+
+def _nodes(shape: ModelShape, layout: Layout) -> Iterator[Need]:
+    if layout.adam_offload:
+        states = layout.optimizer_bytes * layout.trained * shape.parameters / layout.sizes["actor"]
+        yield Need("optimizer, offloaded", "process of the policy", states)
+    yield Need(SHM, "node with an engine or the policy", shared_memory(shape, layout))
+    if layout.history_gb:
+        yield Need("history, at most", "node with a history worker", layout.history_gb * _GIB)
+
+
+def shared_memory(shape: ModelShape, layout: Layout) -> float:
+    """Return what a node's `/dev/shm` must hold."""
+    return SHM_BYTES + (BUFFER_COPIES * WEIGHT_BYTES * shape.parameters if layout.buffer else 0)
+
+
+def as_text(found: MemoryPlan) -> str:
+    """Return a plan as lines for a terminal."""
+    lines = [
+        f"memory plan (estimated, without activations and CUDA graphs): {found.shape.name}, "
+        f"{found.shape.parameters / 1e6:,.1f} million parameters"
+    ]
+    for gpu in found.gpus:
+        count = f"{gpu.share.gpus} GPU{'s' if gpu.share.gpus > 1 else ''}"
+        least = "no GPU holds it" if math.isinf(gpu.least) else f"at least {memory(gpu.least)} each"
+        there = f", {memory(gpu.size)} are there" if gpu.size is not None else ""
+        lines.append(f"  {gpu.name}, {count}: {least}{there}")
+        for part in gpu.parts:
+            lines.append(f"    {part.owner + ': ' + part.what:<52}{memory(part.size):>12}")
+        if gpu.samples is not None:
+            lines.append(f"    {'engine: samples of full length that its KV cache holds':<52}{gpu.samples:>12,.0f}")
+        if gpu.problem:
+            lines.append(f"    does not fit: {gpu.problem}")
+    lines.append("  main memory")
+    lines += [f"    {need.what + ', each ' + need.where:<52}{memory(need.size):>12}" for need in found.nodes]
+    return "\n".join(lines)
+
+
+def memory(size: float) -> str:
+    """Return a size for a person."""
+    return f"{size / _GIB:,.1f} GiB" if size >= 0.1 * _GIB else f"{size / 2**20:,.1f} MiB"

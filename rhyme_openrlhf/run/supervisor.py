@@ -1,10 +1,13 @@
 """Watches a run from its driver: processes that die, engines that cannot generate, stages that get nowhere.
 
-Two threads beside the driver's main thread, which waits inside OpenRLHF: one reads the run's events, one looks at
-Ray's actors and at the engines. When the run cannot go on, the supervisor keeps the sentence that says why and has the
-main thread interrupted.
+Two threads run beside the driver's main thread, which waits inside OpenRLHF: one reads the run's events, one looks at
+Ray's actors and at the engines. When the run cannot go on, the supervisor keeps the sentence that says why and
+interrupts the main thread. Where samples are kept apart from the engines, the supervisor reports an engine's death and
+the run goes on while another engine is left.
 
-Where samples are kept apart from the engines, an engine's death is told and ends nothing while another engine is left.
+Ray's public state API needs the dashboard, which small clusters run without. So `read_actors` reads the table behind
+that API (`ray._private.state`, private; checked against Ray 2.55.0, `tests/run/test_supervisor.py` holds it). The last
+words of a dead process come from Ray's session directory on this machine.
 
 Invariants: a death is noticed within two polls; the trainer gets GRACE_SECONDS to end the run itself, with a checkpoint
 where it can; a history worker that died was restarted by Ray and ends nothing; watching changes nothing of the run.
@@ -14,21 +17,123 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+import ray._private.state
+from ray.core.generated.gcs_pb2 import ActorTableData
 
 from rhyme_openrlhf.engine.calls import EngineCalls
-from rhyme_openrlhf.run.actor_table import ActorRow, read_actors
-from rhyme_openrlhf.run.process_log import last_lines
 from rhyme_openrlhf.run.stage_watch import StageWatch
 from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import follow
 from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady
 from rhyme_openrlhf.training.failure import one_sentence
+
+# Class names of actors, and what users call them; engines and history workers are told apart by a number.
+NAMES = {
+    "RhymePolicyModelActor": "policy actor",
+    "RhymeCriticModelActor": "critic actor",
+    "ReferenceModelActor": "reference actor",
+    "RewardModelActor": "reward model actor",
+    "RhymePPOTrainer": "trainer",
+    "RhymePPOTrainerAsync": "trainer coordinator",
+    "RhymeTrainingActor": "trainer",
+    "RhymeGenerateSamplesActor": "samples generator",
+    "PlainRecorder": "recorder",
+    "PlainNodeWeights": "weight store",
+    "SystemProbe": "system probe",
+}
+# Deaths that end nothing: the last reference went, or the process that owned the actor did (which has its own row).
+HARMLESS = {"OUT_OF_SCOPE", "REF_DELETED", "OWNER_DIED"}
+CAUSES = {
+    "WORKER_DIED": "the process was killed, ran out of memory or crashed",
+    "NODE_DIED": "its node is gone",
+    "RAY_KILL": "it was killed through Ray",
+}
+
+
+@dataclass(frozen=True)
+class ActorRow:
+    """One actor. `alive` covers starting and restarting; `cause` is empty unless it died of something harmful.
+
+    `node` is its machine's address, `node_id` Ray's name of it.
+    """
+
+    key: str
+    name: str
+    pid: int
+    node: str
+    alive: bool
+    restarts: int
+    cause: str
+    node_id: str = ""
+
+
+def read_actors(known: Mapping[str, str]) -> list[ActorRow]:
+    """All actors of this job. `known` are names by actor id (hex), of those that are told apart by a number."""
+    job = ray.get_runtime_context().get_job_id()
+    return [
+        ActorRow(
+            key=row["ActorID"],
+            name=known.get(row["ActorID"]) or NAMES.get(row["ActorClassName"], row["ActorClassName"]),
+            pid=row["Pid"],
+            node=row["Address"]["IPAddress"],
+            alive=row["State"] != "DEAD",
+            restarts=row["NumRestarts"],
+            cause=_cause(row["DeathCause"]) if row["State"] == "DEAD" else "",
+            node_id=row["Address"]["NodeID"],
+        )
+        for row in ray._private.state.actors().values()
+        if row["JobID"] == job
+    ]
+
+
+def rank_jobs() -> list[str]:
+    """Return the Ray jobs (hex) of vLLM's tensor-parallel ranks: of actors in placement groups that this job is in too.
+
+    vLLM's engine core is a driver of its own in Ray, so its ranks belong to another job than the engine's actor.
+    """
+    job = ray.get_runtime_context().get_job_id()
+    table = ray._private.state.state._connect_and_get_accessor().get_actor_table(None, None)
+    rows = [ActorTableData.FromString(row) for row in table]
+    ours = {row.placement_group_id for row in rows if row.job_id.hex() == job and row.placement_group_id}
+    ours.discard(ray.PlacementGroupID.nil().binary())
+    return sorted({row.job_id.hex() for row in rows if row.placement_group_id in ours} - {job})
+
+
+def _cause(death: Any) -> str:
+    if death.HasField("creation_task_failure_context"):
+        lines = death.creation_task_failure_context.formatted_exception_string.strip().splitlines()
+        return f"it could not start: {lines[-1] if lines else 'no message'}"
+    context = death.actor_died_error_context
+    reason = type(context).Reason.Name(context.reason)
+    return "" if reason in HARMLESS else CAUSES.get(reason, reason.lower())
+
+
+TAIL_LINES = 8
+# Enough for TAIL_LINES of any length that helps, without reading a log of gigabytes.
+TAIL_BYTES = 16384
+
+
+def last_lines(logs: Path, pid: int) -> list[str]:
+    """The last lines that process `pid` printed, standard error last; empty if it ran on another machine.
+
+    `logs` is the directory in which Ray keeps worker-<worker>-<job>-<pid>.out and .err.
+    """
+    lines: list[str] = []
+    for suffix in ("out", "err"):
+        for path in logs.glob(f"worker-*-{pid}.{suffix}"):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+            # Ray's own markers begin with ":".
+            lines += [line for line in text.splitlines() if line.strip() and not line.startswith(":")][-TAIL_LINES:]
+    return lines[-TAIL_LINES:]
+
 
 POLL_SECONDS = 2.0
 # A trainer that meets a dead engine writes a checkpoint and ends; this is how long it may take until it has met it.

@@ -13,7 +13,7 @@ import pytest
 from rhyme_openrlhf.cli import demo, preflight_gpus, preflight_nodes, upstream
 from rhyme_openrlhf.cli.preflight_models import PreflightError
 from rhyme_openrlhf.cli.preflight_nodes import NodeFacts
-from rhyme_openrlhf.run import memory_plan
+from rhyme_openrlhf.run import resources
 from tests import nvml
 
 pytest.importorskip("openrlhf")
@@ -105,4 +105,4 @@ def test_memory_and_shared_memory_of_a_node_are_planned(
 
 
 def test_this_machine_has_shared_memory() -> None:
-    assert preflight_nodes.facts().shm == os.statvfs(memory_plan.SHM).f_blocks * os.statvfs(memory_plan.SHM).f_frsize
+    assert preflight_nodes.facts().shm == os.statvfs(resources.SHM).f_blocks * os.statvfs(resources.SHM).f_frsize

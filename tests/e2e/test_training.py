@@ -19,6 +19,9 @@ from tests.e2e.runs import EVERY_SYNC, RUN_TIMEOUT_S, SMALL, Train, check_weight
 
 pytestmark = pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 
+# OpenRLHF's own actors, on this machine.
+UNCHANGED = Path(__file__).parents[2] / "benchmarks" / "unchanged.py"
+
 
 def test_with_our_features_off_the_run_is_openrlhfs_own(train: Train, tmp_path: Path, small_prompts: Path) -> None:
     """Same prompts in the same order, same tokens, same losses as OpenRLHF's own classes."""
@@ -28,7 +31,7 @@ def test_with_our_features_off_the_run_is_openrlhfs_own(train: Train, tmp_path: 
     status = tmp_path / "status.jsonl"
     argv = [*arguments(str(tmp_path / "ckpt2")), "--data.prompt_dataset", str(small_prompts), *SMALL, *one_engine]
     done = subprocess.run(
-        [sys.executable, "-m", "rhyme_openrlhf.run.unchanged", str(status), *argv],
+        [sys.executable, str(UNCHANGED), str(status), *argv],
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT_S,

@@ -35,7 +35,7 @@ class RunningEngine:
         import vllm
 
         from rhyme_openrlhf.engine.arguments import WORKER_EXTENSION, speculation_arguments
-        from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+        from rhyme_openrlhf.platform.cpu_arguments import cpu_engine_arguments
 
         arguments = {
             "model": str(embedded.MODEL),

@@ -53,7 +53,7 @@ def test_padding_functions_are_inverse() -> None:
     "use",
     [
         "from rhyme_openrlhf.platform import shims; shims.patch_torch_cuda()",
-        "from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments as f\n"
+        "from rhyme_openrlhf.platform.cpu_arguments import cpu_engine_arguments as f\n"
         "from rhyme_openrlhf.settings.config import CpuSettings; f({}, CpuSettings())",
         "from rhyme_openrlhf.platform.local_ray import start_local_ray as f; f(1, 1, {}, False)",
         "from rhyme_openrlhf.platform.cpu_arguments import adapt_arguments as f; f(None)",

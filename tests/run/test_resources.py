@@ -1,10 +1,18 @@
-"""How many GPUs a run asks for, against OpenRLHF's placement."""
+"""What a run needs: its GPUs, against OpenRLHF's placement, and the memory of its models."""
 
+from __future__ import annotations
+
+import re
 from types import SimpleNamespace as NS
+from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.run.resources import required_gpus, shares
+from rhyme_openrlhf.api.launch.spec import upstream_arguments
+from rhyme_openrlhf.api.launch.spec_command import from_argv
+from rhyme_openrlhf.run.model_shape import ModelShape, model_shape
+from rhyme_openrlhf.run.resources import Layout, Share, as_text, layout_of, plan, required_gpus, shared_memory, shares
+from tests.run.test_model_shape import DEEPSEEK_V2_LITE, QWEN3_8B
 
 
 def run(**changes: object) -> NS:
@@ -65,3 +73,115 @@ def test_who_shares_which_gpus() -> None:
     assert named(train__colocate_all=True) == [(("engines", "actor", "reference"), 4)]
     taking_turns_is_over = {"train__colocate_all": True, "train__async_enable": True}
     assert named(**taking_turns_is_over) == [(("engines",), 4), (("actor", "reference"), 4)]
+
+
+GIB = 2**30
+
+
+def policy(stage: int, **changed: Any) -> list[float]:
+    shape = ModelShape("m", 1000, 2, 4, 8, 100)
+    layout = Layout((Share(("actor",), 8),), {"actor": 8}, zero_stage=stage, **changed)
+    (gpu,) = plan(shape, layout).gpus
+    return [part.size for part in gpu.parts]
+
+
+def test_stages_and_offloading_share_the_sixteen_bytes() -> None:
+    assert [sum(policy(stage)) for stage in range(4)] == [16000, 5500, 3750, 2000]
+    assert policy(2) == [2000, 250, 1500] and policy(3, adam_offload=True) == [250, 250]
+    # Two tensor-parallel halves, each divided over four ranks; LoRA trains next to nothing.
+    assert policy(3, policy_parallel=2) == [250, 250, 1500] and policy(2, trained=0.0) == [2000, 0, 0]
+
+
+def grpo(*options: str) -> Layout:
+    """The layout of a run of Qwen3 8B on 8 GPUs, as OpenRLHF's parser and ours read it."""
+    base = [
+        "--actor.model_name_or_path=Qwen/Qwen3-8B", "--vllm.num_engines=4", "--actor.num_gpus_per_node=4",
+        "--algo.kl.init_coef=0", "--reward.remote_url=reward.py", "--data.max_len=8192", "--rollout.batch_size=128",
+        "--rollout.n_samples_per_prompt=8", "--algo.advantage.estimator=group_norm", "--weights.transport=openrlhf",
+    ]  # fmt: skip
+    return layout_of(upstream_arguments(from_argv([*base, *options])[1]))
+
+
+def test_every_gpu_of_a_run_has_its_parts() -> None:
+    qwen = model_shape(QWEN3_8B)
+    assert qwen is not None
+    found = plan(qwen, grpo("--ds.zero_stage=3"), 80 * GIB)
+    engine, actor = found.gpus
+    assert (engine.name, engine.share.gpus, actor.name, actor.share.gpus) == ("engine", 4, "policy", 4)
+    parts = {part.what: part.size for part in engine.parts}
+    assert parts["weights"] == pytest.approx(16.38e9, rel=0.001)
+    # A verified row is 151,936 logits in three copies of 4 bytes; 512 rows at least.
+    assert parts["rows of the sampler"] == 512 * 151936 * 12
+    assert parts["KV cache of one sample at full length"] == 147456 * 8192
+    assert engine.least == pytest.approx(sum(parts.values()) / 0.95) and engine.samples == pytest.approx(
+        (0.95 * 80 * GIB - parts["weights"] - parts["rows of the sampler"]) / (147456 * 8192)
+    )
+    assert sum(part.size for part in actor.parts) == pytest.approx(16 * 8.19e9 / 4, rel=0.001)
+    assert not found.problem
+    assert "policy, 4 GPUs: at least 30.5 GiB each, 80.0 GiB are there" in as_text(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "gib", "flags"),
+    [
+        (["--ds.zero_stage=3"], 80, ""),
+        (["--ds.zero_stage=1"], 24, "--ds.zero_stage 3 --ds.adam_offload"),
+        (["--ds.zero_stage=2"], 40, "--ds.zero_stage 3"),
+        (["--ds.zero_stage=3", "--vllm.gpu_memory_utilization=0.3"], 32, "--vllm.gpu_memory_utilization 0.95"),
+        (["--ds.zero_stage=3", "--ds.adam_offload"], 16, "--vllm.tensor_parallel_size 2 --vllm.num_engines 2"),
+        (["--ds.zero_stage=3"], 2, "no flag makes it fit"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_names_the_flag_that_makes_it_fit(options: list[str], gib: int, flags: str) -> None:
+    qwen = model_shape(QWEN3_8B)
+    assert qwen is not None
+    found = plan(qwen, grpo(*options), gib * GIB)
+    assert flags in found.problem and bool(found.problem) == bool(flags)
+    if flags.startswith("--"):
+        given = re.findall(r"(--[\w.]+)(?: ([\d.]+))?", found.problem.partition("GiB: ")[2])
+        flat = [word for pair in given for word in pair if word]
+        mended = {problem.share.models: problem for problem in plan(qwen, grpo(*options, *flat), gib * GIB).gpus}
+        first = next(gpu for gpu in found.gpus if gpu.problem)
+        assert not mended[first.share.models].problem
+
+
+def test_experts_are_weights_of_an_engine_and_its_cache_is_what_attention_keeps() -> None:
+    lite = model_shape(DEEPSEEK_V2_LITE)
+    assert lite is not None
+    parts = {part.what: part.size for part in plan(lite, grpo("--vllm.tensor_parallel_size=2")).gpus[0].parts}
+    assert parts["weights"] == lite.parameters == pytest.approx(15.7e9, rel=0.01)
+    # 27 layers of 576 numbers, on both ranks.
+    assert parts["KV cache of one sample at full length"] == 27 * 576 * 2 * 8192
+
+
+def test_rows_of_the_sampler_follow_the_samples_and_their_drafts() -> None:
+    def rows(*options: str) -> int:
+        return grpo(*options).rows
+
+    assert rows("--no-histospec.enable") == 128 and rows("--histospec.window_max=2") == 384 and rows() == 512
+
+
+def test_colocated_models_take_turns_or_share() -> None:
+    qwen = model_shape(QWEN3_8B)
+    assert qwen is not None
+    together = ("--train.colocate_all", "--vllm.num_engines=4", "--ds.zero_stage=3")
+    (awake,) = plan(qwen, grpo(*together, "--vllm.gpu_memory_utilization=0.5"), 80 * GIB).gpus
+    (asleep,) = plan(qwen, grpo(*together, "--vllm.gpu_memory_utilization=0.5", "--vllm.enable_sleep"), 80 * GIB).gpus
+    assert awake.name == "engine + policy" and awake.least == pytest.approx(2 * 16 * 8.19e9 / 4, rel=0.001)
+    # Only what rests beside the awake engine counts twice; here training decides.
+    assert asleep.least == awake.least
+    (both,) = plan(
+        qwen, grpo(*together, "--vllm.gpu_memory_utilization=0.5", "--vllm.enable_sleep", "--ds.enable_sleep"), 80 * GIB
+    ).gpus
+    assert both.least < awake.least and not both.problem
+    (full,) = plan(qwen, grpo(*together), 80 * GIB).gpus
+    assert "--vllm.gpu_memory_utilization 0.6" in full.problem
+
+
+def test_the_buffer_decides_what_shared_memory_is_needed() -> None:
+    qwen = model_shape(QWEN3_8B)
+    assert qwen is not None
+    assert shared_memory(qwen, grpo()) == GIB
+    assert shared_memory(qwen, grpo("--weights.transport=buffer")) == pytest.approx(GIB + 2 * 16.38e9, rel=0.001)
+    nodes = {need.what for need in plan(qwen, grpo("--ds.adam_offload")).nodes}
+    assert nodes == {"/dev/shm", "optimizer, offloaded", "history, at most"}

@@ -14,9 +14,7 @@ import pytest
 import ray
 
 from rhyme_openrlhf.engine_errors import leave_out_lost
-from rhyme_openrlhf.run.actor_table import NAMES, read_actors
-from rhyme_openrlhf.run.process_log import TAIL_LINES, last_lines
-from rhyme_openrlhf.run.supervisor import POLL_SECONDS, Supervisor
+from rhyme_openrlhf.run.supervisor import NAMES, POLL_SECONDS, TAIL_LINES, Supervisor, last_lines, read_actors
 from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import EventLog
 from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady, RolloutStarted
@@ -230,7 +228,7 @@ def test_a_control_store_that_does_not_answer_ends_the_run_after_a_while(
 def test_every_name_for_users_is_of_a_class_that_runs() -> None:
     from openrlhf.trainer.ray.launcher import ReferenceModelActor, RewardModelActor
 
-    from rhyme_openrlhf.run import system_watch
+    from rhyme_openrlhf.run import reporting
     from rhyme_openrlhf.telemetry import recorder
     from rhyme_openrlhf.training import model_actors, trainer, trainer_async
     from rhyme_openrlhf.weights.node import NodeWeights
@@ -238,7 +236,7 @@ def test_every_name_for_users_is_of_a_class_that_runs() -> None:
     classes = [
         model_actors.PolicyModelActor, model_actors.CriticModelActor, ReferenceModelActor, RewardModelActor,
         trainer.PPOTrainer, trainer_async.PPOTrainerAsync, trainer_async.TrainingActor,
-        trainer_async.GenerateSamplesActor, recorder.Recorder, NodeWeights, system_watch.NodeProbe,
+        trainer_async.GenerateSamplesActor, recorder.Recorder, NodeWeights, reporting.NodeProbe,
     ]  # fmt: skip
     assert {cls.__ray_metadata__.class_name for cls in classes} == set(NAMES)
 

@@ -22,9 +22,9 @@ from rhyme_openrlhf.drafting_core import CoreMissing
 from rhyme_openrlhf.latency import profile as profiles
 from rhyme_openrlhf.latency.profile import Profile, ProfileError, folder
 from rhyme_openrlhf.platform import nvidia
-from rhyme_openrlhf.run import memory_plan
-from rhyme_openrlhf.run.memory_plan import GpuPlan
+from rhyme_openrlhf.run import resources
 from rhyme_openrlhf.run.model_shape import ModelShape, read_shape
+from rhyme_openrlhf.run.resources import GpuPlan
 from rhyme_openrlhf.settings.latency import AUTO, NONE
 from rhyme_openrlhf.webui.site import text
 
@@ -83,8 +83,8 @@ def shape_of(arguments: Arguments) -> ModelShape | None:
 
 def memory(arguments: Arguments, shape: ModelShape) -> MemoryView:
     """Return the memory plan of checked arguments, compared with the GPUs of the service's machine if it has any."""
-    layout = memory_plan.layout_of(upstream_arguments(arguments))
-    found = memory_plan.plan(shape, layout, nvidia.smallest_memory(nvidia.read()))
+    layout = resources.layout_of(upstream_arguments(arguments))
+    found = resources.plan(shape, layout, nvidia.smallest_memory(nvidia.read()))
     return MemoryView(
         parameters=shape.parameters,
         gpus=tuple(_gpu(gpu) for gpu in found.gpus),

@@ -26,7 +26,7 @@ from tests.latency import formula
 pytest.importorskip("vllm")
 from rhyme_openrlhf.engine.actor_parts import unspeculated_steps
 from rhyme_openrlhf.engine.arguments import speculation_arguments
-from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+from rhyme_openrlhf.platform.cpu_arguments import cpu_engine_arguments
 
 ARGUMENTS = {"model": str(embedded.MODEL), "dtype": "bfloat16", "tensor_parallel_size": 1}
 SUBJECT = Subject("Qwen3ForCausalLM 4x128 heads 4/2 vocabulary 128", "Pretended GPU", "bfloat16", 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rhyme_openrlhf.platform.cpu_engine import keep_openmp_threads
+from rhyme_openrlhf.platform.cpu_arguments import keep_openmp_threads
 
 # What vLLM's n-gram lookup does, beside a model; prints the OpenMP threads that the model has then.
 LOOKUP = """

@@ -1,6 +1,6 @@
 """OpenRLHF unchanged, as far as this machine allows: what our runs are compared with and measured against.
 
-    python -m rhyme_openrlhf.run.unchanged STATUS_FILE [options of rhyme train; of ours only --run.* and --cpu.*]
+    python benchmarks/unchanged.py STATUS_FILE [options of rhyme train; of ours only --run.* and --cpu.*]
 
 Runs OpenRLHF's own actors. Added are only the seeding shim (so that both sides sample the same tokens), one JSON line
 of upstream's own status per step in STATUS_FILE, and, without a GPU, the platform's shims with the gloo weight sync.
@@ -85,7 +85,7 @@ class UnchangedRolloutActor(PlainRolloutActor):
     async def __init__(self, *args: Any, rhyme: RhymeSettings, run_seed: int, **kwargs: Any) -> None:  # type: ignore[misc]
         self.seeds = Seeds(run_seed, rhyme.run.reproducible)
         if not gpu_present():
-            from rhyme_openrlhf.platform.cpu_engine import cpu_engine_arguments
+            from rhyme_openrlhf.platform.cpu_arguments import cpu_engine_arguments
 
             kwargs = cpu_engine_arguments(kwargs, rhyme.cpu)
         kwargs["worker_extension_cls"] = WORKER_EXTENSION
@@ -155,7 +155,8 @@ def run(args: SimpleNamespace, status_file: str) -> None:
 
 if __name__ == "__main__":
     # The classes above must be those of the importable module, not of __main__: Ray's workers import them by name.
+    import unchanged
+
     from rhyme_openrlhf.cli import upstream
-    from rhyme_openrlhf.run import unchanged
 
     unchanged.run(upstream.parse(sys.argv[2:]), sys.argv[1])
