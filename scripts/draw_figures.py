@@ -352,6 +352,57 @@ def simulator() -> str:
     )
 
 
+def weights() -> str:
+    """Draw the way of a weight version from the policy's ranks to the engines' workers."""
+    return figure(
+        "A weight version on its way to the engines",
+        330,
+        room(20, 14, 720, 150, "a node with ranks of the policy"),
+        box(
+            36,
+            44,
+            160,
+            100,
+            "Policy's ranks",
+            "gather bucket after",
+            "bucket, and share the",
+            "buckets of a node",
+            kind="a",
+        ),
+        arrow((196, 94), (294, 94), label="parameter, mark"),
+        box(
+            296,
+            44,
+            200,
+            100,
+            "Two files in /dev/shm",
+            "version n, being loaded;",
+            "version n + 1, being written.",
+            "One actor keeps both",
+            kind="b",
+        ),
+        arrow((496, 94), (562, 94), label="map, load"),
+        box(
+            564,
+            44,
+            160,
+            100,
+            "Engines' workers",
+            "load a parameter when",
+            "its mark is set; check",
+            "all marks at the end",
+            kind="c",
+        ),
+        arrow((396, 144), (396, 176)),
+        box(246, 178, 300, 34, "Ray's object store, bucket by bucket"),
+        arrow((396, 212), (396, 262)),
+        room(20, 226, 720, 92, "a node with engines alone"),
+        box(296, 264, 200, 40, "Two files in /dev/shm", kind="b"),
+        arrow((496, 284), (562, 284), label="map, load"),
+        box(564, 264, 160, 40, "Engines' workers", kind="c"),
+    )
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "drafts": drafts,
     "history": history,
@@ -359,6 +410,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "moves": moves,
     "pipeline": pipeline,
     "tp-switch": tp_switch,
+    "weights": weights,
     "control-plane": control_plane,
     "simulator": simulator,
 }
