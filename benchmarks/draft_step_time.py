@@ -39,8 +39,8 @@ from drafting_texts import CONTEXT, RESPONSES, recorded, synthetic
 from replay import TRACE, read_trace
 from step_overhead import scheduler_of
 
-from rhyme_openrlhf.drafting.drafter import Verified
 from rhyme_openrlhf.drafting.gain import GainMeter
+from rhyme_openrlhf.drafting.source import Verified
 from rhyme_openrlhf.engine.request_keys import PROMPT_KEY
 from rhyme_openrlhf.history.index import Piece, build_index
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
@@ -67,13 +67,13 @@ class Ours:
         length = len(full[0]) + 2 * HistoSpecSettings().window_max
         self._scheduler = scheduler_of("rules", len(full), length)
         # No step leaves its drafts out to measure what they gain.
-        self._scheduler.gain = GainMeter(0)
+        self._scheduler.drafting.gain = GainMeter(0)
         buffer = build_index(pieces)
         self._requests = []
         for number, text in enumerate(full):
             prompt = f"prompt {number // RESPONSES}"
             if number % RESPONSES == 0:
-                self._scheduler.drafter.install(prompt, buffer if one_index else buffer.copy())
+                self._scheduler.drafting.source.install(prompt, buffer if one_index else buffer.copy())
             parameters = SamplingParams(temperature=1, max_tokens=length - CONTEXT, extra_args={PROMPT_KEY: prompt})
             parameters.update_from_generation_config({}, eos_token_id=None)
             request = Request(f"sample {number}", text[:CONTEXT], parameters, None)
@@ -90,7 +90,7 @@ class Ours:
         self._ids = DraftTokenIds(names, [[] for _ in names])
         self._sampled: list[list[int]] = []
         self.compiled_seconds = 0.0
-        self._time(self._scheduler.drafter, "propose")
+        self._time(self._scheduler.drafting.source, "propose")
 
     def _time(self, whose: Any, name: str) -> None:
         """Have each call of that function timed."""
@@ -113,7 +113,7 @@ class Ours:
             self._sampled.append(new)
 
     def ask(self) -> Any:
-        self._scheduler.on_sampled(self._ids.req_ids, self._sampled)
+        self._scheduler.drafting.sampled(self._ids.req_ids, self._sampled)
         self._scheduler.update_draft_token_ids(self._ids)
 
     def drafts(self) -> list[list[int]]:
@@ -122,7 +122,7 @@ class Ours:
     def learn(self) -> None:
         lengths = {request.request_id: len(request.spec_token_ids) for request in self._requests}
         drafted = {name: length for name, length in lengths.items() if length}
-        self._scheduler.drafter.verified(Verified([*drafted], [*drafted.values()], [*drafted.values()]))
+        self._scheduler.drafting.source.verified(Verified([*drafted], [*drafted.values()], [*drafted.values()]))
 
 
 class Peer:

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from rhyme_openrlhf import embedded, platform
 from rhyme_openrlhf.drafting.drafter import HistoryDrafter
 from rhyme_openrlhf.drafting.gain import GainMeter
-from rhyme_openrlhf.engine.scheduler import HistoryScheduler
-from rhyme_openrlhf.engine.scheduler_parts.vllm_methods import ProposalScheduler
+from rhyme_openrlhf.engine.calls import WorkerCalls
+from rhyme_openrlhf.engine.scheduler import EngineScheduler
+from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.engine import CpuSettings
 
@@ -54,18 +56,17 @@ def engine_arguments(arguments: dict[str, Any], settings: CpuSettings) -> dict[s
     return cpu_engine_arguments(arguments, settings)
 
 
-class PolicyScheduler(HistoryScheduler):
+class PolicyDrafting(Drafting):
     """Drafts by the policy that is chosen: a planner's, or a fixed length that bypasses window and confidence."""
-
-    CALLABLE = (*HistoryScheduler.CALLABLE, "prepare", "use", "install_everywhere")
 
     def prepare(self, lengths: list[int], windows: list[int], profile: str) -> None:
         """Make a drafter of each fixed length, and one for each largest window that plans by `profile`."""
-        self._planned: dict[int, tuple[HistoryDrafter, Any, GainMeter]] = {}
+        self._planned: dict[int, tuple[HistoryDrafter, GainMeter]] = {}
         for window in windows:
-            self.drafter = HistoryDrafter(dataclasses.replace(self.histospec, window_max=window))
+            source = HistoryDrafter(dataclasses.replace(self.histospec, window_max=window))
+            self.use(source)
             self.install_profile(profile)
-            self._planned[window] = (self.drafter, self.planner, GainMeter(self.drafting.probe_share))
+            self._planned[window] = (source, self.gain)
         self._fixed = {
             n: HistoryDrafter(
                 dataclasses.replace(
@@ -74,70 +75,80 @@ class PolicyScheduler(HistoryScheduler):
             )
             for n in lengths
         }
-        self.use(0, False)
+        self.choose(0, False)
 
-    def use(self, policy: int, planned: bool) -> None:
+    def choose(self, policy: int, planned: bool) -> None:
         """Draft `policy` tokens from now on; 0: nothing; or, `planned`, as the planner says that has this window."""
         self._off = policy == 0
         if planned:
-            self.drafter, self.planner, self.gain = self._planned[policy]
+            source, gain = self._planned[policy]
         else:
             # Whoever drafts nothing still knows the samples. A fixed length measures no gain.
-            self.drafter, self.planner = self._fixed.get(policy, next(iter(self._fixed.values()))), None
-            self.gain = GainMeter(0)
+            source, gain = self._fixed.get(policy, next(iter(self._fixed.values()))), GainMeter(0)
+        self.use(source)
+        self.gain = gain
 
     def install_everywhere(self, prompt_key: str, path: str) -> str:
         """`install_history` in every drafter."""
-        for drafter in (*(drafter for drafter, *_ in self._planned.values()), *self._fixed.values()):
+        for drafter in (*(drafter for drafter, _ in self._planned.values()), *self._fixed.values()):
             drafter.install(prompt_key, np.memmap(Path(path), dtype=np.uint8, mode="r"))
         return ""
 
     def is_timed(self) -> bool:
         """Only a planner asks for step times; a fixed length does not pay for them."""
-        return self.planner is not None
+        return self.source.planner is not None
 
-    def _drafts(self, decoding: list[Any]) -> list[list[int]]:
+    def _drafts(self, decoding: Sequence[Any]) -> list[list[int]]:
         if self._off:
-            self.drafter.leave_out()
+            self.source.leave_out()
             return [[]] * len(decoding)
         return super()._drafts(decoding)
 
 
-class DynamicScheduler(ProposalScheduler):
+class PolicyScheduler(EngineScheduler):
+    """The run's own with that drafting."""
+
+    drafting_part = PolicyDrafting
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        policy: Any = self.drafting
+        self.calls |= {
+            "prepare": policy.prepare, "use": policy.choose, "install_everywhere": policy.install_everywhere,
+        }  # fmt: skip
+
+
+class DynamicScheduler(EngineScheduler):
     """Verifies what vLLM proposes as the budget says, or as vLLM's own dynamic speculation by batch size says."""
 
-    CALLABLE = (*ProposalScheduler.CALLABLE, "use")
-
-    # vLLM's constructor asks for it already.
+    # vLLM's constructor may ask for it already.
     _own = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._own_tokens = 0
         self._unpadded = self.dynamic_sd_lookup
-        # What calls the engine's workers, given with the first call of this scheduler.
-        self.call_workers: Any = None
+        self._ours = self.parts
+        self.calls |= {"use": self.use, "read_counters": self.read_counters}
 
     def use(self, table: list[list[int]] | None) -> None:
         """vLLM's own way from now on, by this `num_speculative_tokens_per_batch_size`; None: the budget, and n-grams
         looked up as in a run."""
         self._own = table is not None
-        self.call_workers("rhyme_look_up_serially", args=(not self._own,))
-        # An interval without drafts may have been under way, or a plan that holds.
-        self._ticket = self._scheduled = None
-        self._holds = False
+        self.core.workers(WorkerCalls.rhyme_look_up_serially, not self._own)
+        # An interval without drafts may have been under way.
+        assert self.drafting is not None
+        self.drafting._ticket = self.drafting._scheduled = None
+        self.parts = [] if self._own else self._ours
         self.dynamic_sd_lookup = self._unpadded
         if table is not None:
             self.dynamic_sd_lookup = build_dynamic_sd_schedule_lookup(
                 table, self.scheduler_config.max_num_seqs, self.num_spec_tokens
             )
 
-    def is_timed(self) -> bool:
-        """vLLM's own way times nothing."""
-        return not self._own and super().is_timed()
-
     def read_counters(self) -> dict[str, int | float]:
-        counters = super().read_counters()
+        """The run's own, with the tokens of vLLM's own way."""
+        counters = self.meter.read_counters()
         counters["response_tokens"] += self._own_tokens
         return counters
 

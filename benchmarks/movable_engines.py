@@ -24,20 +24,19 @@ if not gpu_present():
 from engine_in_process import engine_environment, gpu_arguments
 
 from rhyme_openrlhf.engine.actor_parts.moves import MovableEngine
-from rhyme_openrlhf.engine.scheduler_parts.moves import MovingHistoryScheduler
+from rhyme_openrlhf.engine.scheduler import EngineScheduler
+from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
 
 TIMEOUT_S = 300
 # Calls that hold the engine up between two steps.
 ADDED = ("status", "import_all", "stop_sample", "hold_room", "export_full")
 
 
-class TimedScheduler(MovingHistoryScheduler):
+class TimedMoves(Moves):
     """Adds up the seconds of ADDED, and notes how long arrivals' first steps take."""
 
-    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "take_added", "take_first_step", "late_seconds")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._added: dict[str, list[float]] = defaultdict(list)
         self._went_on: dict[str, float] = {}
         self._first_step: float | None = None
@@ -69,14 +68,27 @@ class TimedScheduler(MovingHistoryScheduler):
         """Seconds from an arrival's being taken up to its first token, of the last arrival that was asked about."""
         return self._first_step
 
-    def late_seconds(self) -> float:
-        """By how much steps took longer than this engine's pace, in all; 0 without one."""
-        return 0.0 if self._pace is None else self._pace.late_seconds
-
     def take_added(self) -> dict[str, list[float]]:
         """Seconds of each call since the last question, by method."""
         taken, self._added = dict(self._added), defaultdict(list)
         return taken
+
+
+class TimedScheduler(EngineScheduler):
+    """The run's own with those moves."""
+
+    moves_part = TimedMoves
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        moves: Any = self.moves
+        self.calls |= {
+            "take_added": moves.take_added, "take_first_step": moves.take_first_step, "late_seconds": self.late_seconds,
+        }  # fmt: skip
+
+    def late_seconds(self) -> float:
+        """By how much steps took longer than this engine's pace, in all; 0 without one."""
+        return 0.0 if self.pacing is None else self.pacing.late_seconds
 
 
 class BenchmarkEngine(MovableEngine):

@@ -53,7 +53,10 @@ class Watched:
                 for d in (0, 1, 31)
             )
             model = StepModel(Profile(Subject("m", "h", "d", 1), "measured", points))
-            self._drafter.plan_with(DraftPlanner(Predictor(model), len(SOURCE_NAMES)))
+            if hasattr(self._drafter, "plan_by"):
+                self._drafter.plan_by(Predictor(model))
+            else:
+                self._drafter.plan_with(DraftPlanner(Predictor(model), len(SOURCE_NAMES)))
 
     def _watch(self) -> None:
         """Have the digest of what is proposed before anything is cut."""

@@ -174,9 +174,9 @@ class Run:
                 for number, (key, index) in enumerate(self.load.indexes.items()):
                     path = Path(folder) / f"{number}"
                     index.tofile(path)
-                    assert not self.scheduler.install_history(key, str(path))
+                    assert not self.scheduler.drafting.install_history(key, str(path))
         if arm == "planned":
-            assert not self.scheduler.install_profile(profile_text())
+            assert not self.scheduler.drafting.install_profile(profile_text())
 
     def add(self) -> None:
         """Start the next sample."""

@@ -247,7 +247,7 @@ Attribution Drafter::verified(std::span<const std::int64_t> samples, std::span<c
             Sample& sample = texts_.samples[samples[draft]];
             const auto tokens = static_cast<std::int32_t>(verified[draft]);
             const auto hits = static_cast<std::int32_t>(accepted[draft]);
-            // A congestion window (RhymeRL, section 5.4): rhyme_openrlhf/drafting/window.py.
+            // A congestion window (RhymeRL, section 5.4): rhyme_openrlhf/drafting/budget.py.
             sample.window = static_cast<std::int32_t>(
                 hits == tokens ? std::min(sample.window + rules_.window_step, rules_.window_max) : rules_.window_start);
             sample.recent += floor_divide(1000 * hits / tokens - sample.recent, RECENT_SHARE);

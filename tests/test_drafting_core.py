@@ -127,7 +127,7 @@ def test_a_core_that_was_not_built_is_named_where_it_is_needed_and_not_before() 
     """As after an installation without a compiler: everything imports, and the first draft index is refused."""
     program = (
         "import sys; sys.modules['rhyme_openrlhf._drafting'] = None\n"
-        "import rhyme_openrlhf.history.shard, rhyme_openrlhf.drafting.vllm_methods\n"
+        "import rhyme_openrlhf.history.shard, rhyme_openrlhf.drafting.source\n"
         "from rhyme_openrlhf.drafting_core import CoreMissing, instruction_set\n"
         "from rhyme_openrlhf.history.index import build_index\n"
         "assert instruction_set() is None\n"

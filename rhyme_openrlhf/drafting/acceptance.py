@@ -1,11 +1,13 @@
 """How likely a draft token is to be accepted: learnt while the run goes (RLHFSpec 5.2's F, for drafts without logits).
 
-A history draft has no draft logit. What it has: its source, its confidence (the share of the history's continuations
-that go this way), how many tokens match before it, and how the sample's last drafts fared. Each combination of these,
-coarsely, is a cell that counts how often its tokens were accepted, given that those before them were.
+No draft here has a logit. A draft from history has a source, a confidence (the share of the history's continuations
+that go this way), a number of tokens that match before it, and a sample whose last drafts fared well or badly: each
+combination of these, coarsely, is a cell of `AcceptanceModel`. A draft of vLLM's own methods is bare tokens: a token's
+place in the draft and its sample's last drafts are a cell of `PositionAcceptance`. A cell counts how often its tokens
+were accepted, given that those before them were.
 
-Invariants: probabilities never fall with confidence (isotonic regression over the cells of a row); a cell that has seen
-little answers as its source and confidence do in all, and those, before anything was seen, as PRIOR; `forget` halves
+Invariants: a cell that has seen little answers as wider cells do, and those, before anything was seen, as the prior;
+from history, probabilities never fall with confidence (isotonic regression over the cells of a row); `forget` halves
 what was seen, because a policy update changes what is accepted; tokens behind a rejected one teach nothing.
 """
 
@@ -35,6 +37,8 @@ RECENTS = len(RECENT_EDGES) + 1
 # Acceptance by class of confidence before anything was seen: as of an untrained drafter in the first epoch of recorded
 # runs (own text and siblings), far below what history has later, so that the first drafts are short and not wasted.
 PRIOR = (0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65)
+# Of the first token of a draft of bare tokens: between an n-gram's and a good draft model's.
+POSITION_PRIOR = 0.6
 # Tokens that the prior counts as, and the source's own figures for a cell.
 PRIOR_WEIGHT = 20.0
 CELL_WEIGHT = 20.0
@@ -58,17 +62,32 @@ class Judged(Protocol):
     def recents(self) -> Ints: ...
 
 
-class AcceptanceModel:
-    """Cells for some sources. One caller at a time."""
+class Acceptance:
+    """What was seen of draft tokens by cell, and the acceptance probability of each cell. One caller at a time."""
 
-    def __init__(self, sources: int) -> None:
-        """`sources`: drafts come from 0 to `sources` - 1."""
-        shape = (sources, MATCHES, RECENTS, CONFIDENCES)
+    def __init__(self, *shape: int) -> None:
         self._offered: Doubles = np.zeros(shape)
         self._accepted: Doubles = np.zeros(shape)
         self.table: Floats = np.empty(shape, dtype=np.float32)
-        """float32[sources, MATCHES, RECENTS, CONFIDENCES]: acceptance probability by cell, as of the last `refit`."""
+        """float32[shape]: acceptance probability by cell, as of the last `refit`."""
         self.refit()
+
+    def forget(self) -> None:
+        """Halve what was seen: the policy was updated."""
+        self._offered /= 2
+        self._accepted /= 2
+
+    def refit(self) -> None:
+        """Make `table` anew from what was seen."""
+        raise NotImplementedError
+
+
+class AcceptanceModel(Acceptance):
+    """Cells [sources, MATCHES, RECENTS, CONFIDENCES], of drafts from history."""
+
+    def __init__(self, sources: int) -> None:
+        """`sources`: drafts come from 0 to `sources` - 1."""
+        super().__init__(sources, MATCHES, RECENTS, CONFIDENCES)
 
     def estimate(self, drafts: Judged) -> tuple[Int32s, Floats]:
         """Of each token of some drafts its cell (its place in the flat table), and how likely it is to be accepted if
@@ -88,11 +107,6 @@ class AcceptanceModel:
         learnt: int = core.learn(self._offered, self._accepted, cells, begins, numbers, verified, accepted)
         return learnt
 
-    def forget(self) -> None:
-        """Halve what was seen: the policy was updated."""
-        self._offered /= 2
-        self._accepted /= 2
-
     def refit(self) -> None:
         """Make `table` anew from what was seen."""
         offered, accepted = self._offered.sum(axis=(1, 2)), self._accepted.sum(axis=(1, 2))
@@ -106,3 +120,32 @@ class AcceptanceModel:
 def classes_of_recent(recents: Ints) -> Ints:
     """Of samples' recent acceptance (thousandths), 0 to RECENTS - 1."""
     return np.searchsorted(RECENT_EDGES, recents, side="right")
+
+
+class PositionAcceptance(Acceptance):
+    """Cells [RECENTS, places], of drafts of bare tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        """`tokens`: the most a draft has."""
+        super().__init__(RECENTS, tokens)
+
+    def likelihoods(self, recents: Ints) -> Floats:
+        """Of each draft, by its sample's recent acceptance (thousandths), the probability that the token at each place
+        is accepted if those before it are: float32[drafts, tokens]."""
+        found: Floats = self.table[classes_of_recent(recents)]
+        return found
+
+    def learn(self, recents: Ints, verified: Ints, accepted: Ints) -> None:
+        """Of each draft: its sample's recent acceptance before it (thousandths), tokens verified and accepted."""
+        classes, places = classes_of_recent(recents), np.arange(self.table.shape[1])
+        np.add.at(self._offered, classes, places < np.minimum(verified, accepted + 1)[:, None])
+        np.add.at(self._accepted, classes, places < np.minimum(verified, accepted)[:, None])
+
+    def refit(self) -> None:
+        """Make `table` anew from what was seen."""
+        offered, accepted = self._offered.sum(axis=0), self._accepted.sum(axis=0)
+        overall, before = np.empty_like(offered), POSITION_PRIOR
+        for place in range(offered.size):
+            before = (accepted[place] + PRIOR_WEIGHT * before) / (offered[place] + PRIOR_WEIGHT)
+            overall[place] = before
+        self.table[:] = (self._accepted + CELL_WEIGHT * overall) / (self._offered + CELL_WEIGHT)

@@ -1,13 +1,17 @@
-"""How many draft tokens a step verifies, and of which samples (RLHFSpec 5.3, for a batch of chains).
+"""How many draft tokens a decode step verifies, and of which samples: by step times, or by RhymeRL's fixed rule.
 
-The compiled core chooses (csrc/budget.h): tokens of all samples in the order of the probability that they are accepted,
-up to the number that yields most tokens a second. Where that is none, now and then the beginning of a draft is verified
-all the same, so that belief can change: what was never tried is never learnt, and an engine for which drafts were not
-worth it for a while would verify none for ever, however well they are accepted later.
+With step times (RLHFSpec 5.3, for a batch of chains) the compiled core chooses (csrc/budget.h): tokens of all samples
+in the order of the probability that they are accepted, up to the number that yields most tokens a second. That number
+is 0 where the batch is too large for drafts (RhymeRL, section 5.4). Then, now and then, the beginning of a draft is
+verified all the same, because what is never tried is never learnt (`Tries`).
+
+Without step times a sample's window says how many (RhymeRL, section 5.4), a congestion window as in TCP: a draft that
+was accepted whole lets the window grow by a fixed step, any rejection takes it back to its start.
 
 Invariants: a token is only taken with all before it; no more than the table of step seconds covers. A beginning is
 tried only where nothing else is verified, and in every (TRIED_AFTER + 1)th of such steps that have a proposal, or the
-next that has room for one; never more than the step has room for, nor more than a draft has.
+next that has room for one; never more than the step has room for, nor more than a draft has. A window's size is from
+`window_start` to `window_max`.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.drafting_core import core
+from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 
 # Steps in which nothing of what is proposed is verified, before a beginning is; and running samples to a token of it.
 # A token a 32 samples costs such a step some percent, and so all of them together some tenths.
@@ -84,3 +89,42 @@ def share(lengths: Sequence[int], most: int) -> list[int]:
         kept[number] = min(kept[number], left // (len(order) - position))
         left -= kept[number]
     return kept
+
+
+def next_window(size: int, verified: int, accepted: int, start: int, step: int, most: int) -> int:
+    """The window after a draft of which `verified` tokens, one at least, were verified and so many accepted.
+
+    `start`, `step`, `most`: `window_start`, `window_step` and `window_max` of the settings.
+    """
+    return min(size + step, most) if accepted == verified else start
+
+
+class SpeculationWindow:
+    """The window of one sample. Its whole state is `size`, so a sample that moves takes a plain int with it."""
+
+    def __init__(self, settings: HistoSpecSettings, size: int | None = None) -> None:
+        """Starts at `settings.window_start`, or at `size` if the sample had a window before.
+
+        Raises ValueError for a `size` that no window of these settings can have.
+        """
+        self._settings = settings
+        self._size = settings.window_start if size is None else size
+        if not settings.window_start <= self._size <= settings.window_max:
+            raise ValueError(
+                f"a window is from {settings.window_start} to {settings.window_max} tokens, got {self._size}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Most draft tokens of the next decode step."""
+        return self._size
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """Learn what became of one draft, in tokens. Raises ValueError unless 0 <= accepted <= drafted."""
+        if not 0 <= accepted <= drafted:
+            raise ValueError(f"need 0 <= accepted <= drafted, got {accepted} accepted of {drafted} drafted")
+        if drafted:
+            rules = self._settings
+            self._size = next_window(
+                self._size, drafted, accepted, rules.window_start, rules.window_step, rules.window_max
+            )

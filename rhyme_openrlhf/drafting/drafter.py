@@ -1,9 +1,9 @@
-"""What the inference engine's scheduler asks for drafts: names of requests in, lists of tokens out.
+"""The source "history": drafts for names of requests, as lists of tokens.
 
-Three sources: the history of the sample's prompt, its siblings (the other samples of that prompt on this engine, while
-they are generated), and its own text so far. The one that matches most of the sample's last tokens drafts; where they
-match as many, history before siblings before own text. The compiled core (csrc/drafter.h) holds the texts and drafts;
-this module keeps the names, and decides with planner and off-switch how much of the drafts is verified.
+Drafts come from three places: the history of the sample's prompt, its siblings (the other samples of that prompt on
+this engine, while they are generated), and its own text so far. The one that matches most of the sample's last tokens
+drafts; where they match as many, history before siblings before own text. The compiled core (csrc/drafter.h) holds the
+texts and drafts; this module keeps the names, and has a planner decide how much of the drafts is verified.
 
 Invariants:
 - A sample drafts from history as soon as its prompt's index is installed, whether that is before or after its start,
@@ -22,49 +22,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rhyme_openrlhf.drafting.off_switch import OffSwitch
-from rhyme_openrlhf.drafting.planner import Decision, DraftPlanner, Drafts
-from rhyme_openrlhf.drafting.window import SpeculationWindow
+from rhyme_openrlhf.drafting.budget import SpeculationWindow
+from rhyme_openrlhf.drafting.planner import DraftPlanner, Drafts
+from rhyme_openrlhf.drafting.source import Attribution, DraftSource, Int64s, Verified
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.history.index import DraftIndex
+from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
-
-Int64s = NDArray[np.int64]
 
 # Sources of drafts, as the core numbers them (csrc/texts.h).
 NO_SOURCE, FROM_HISTORY, FROM_SIBLINGS, FROM_OWN = range(4)
-SOURCE_NAMES = {NO_SOURCE: "", FROM_HISTORY: "history", FROM_SIBLINGS: "siblings", FROM_OWN: "own"}
+SOURCE_NAMES = ("", "history", "siblings", "own")
 # The sample of a request that never drafts, as the core knows it.
 NEVER = -1
 
 
-class Verified(NamedTuple):
-    """Drafts that a step verified: the requests, tokens verified of each (one at least), and tokens accepted."""
+class HistoryDrafter(DraftSource):
+    """Drafts for all samples of one engine (RhymeRL, sections 5.2 to 5.4)."""
 
-    requests: list[str]
-    drafted: list[int]
-    accepted: list[int]
-
-
-class Attribution(NamedTuple):
-    """Where verified drafts came from.
-
-    Each draft's source; its number in the last step, -1 if an earlier step drafted it; and the accepted tokens by
-    source.
-    """
-
-    sources: list[int]
-    numbers: Int64s
-    accepted: list[int]
-
-
-class HistoryDrafter:
-    """Drafts for all samples of one engine (RhymeRL, sections 5.2 to 5.4). One caller at a time."""
+    names = SOURCE_NAMES
+    planner: DraftPlanner | None = None
 
     def __init__(self, settings: HistoSpecSettings) -> None:
         """Raises CoreMissing where the compiled core was not built."""
@@ -80,15 +61,10 @@ class HistoryDrafter:
             window_max=settings.window_max, extend_confidence=settings.extend_confidence,
             stop_confidence=settings.stop_confidence, helpers=threads - 1,
         )  # fmt: skip
-        limits = settings.batch_limit_pairs()
-        self._switch = OffSwitch(limits) if limits else None
-        self._planner: DraftPlanner | None = None
-        self.decision: Decision | None = None
-        """What the planner decided for the next step; None without a planner."""
 
-    def plan_with(self, planner: DraftPlanner) -> None:
-        """From the next step on `planner` cuts the drafts, in place of the fixed rules for it."""
-        self._planner = planner
+    def plan_by(self, predictor: Predictor) -> None:
+        """As the base; the fixed rules cut nothing any more."""
+        self.planner = DraftPlanner(predictor, len(self.names))
 
     def install(self, prompt_key: str, buffer: Any) -> None:
         """Draft for this prompt from `buffer` (made by `build_index`), which must not change from now on.
@@ -130,28 +106,20 @@ class HistoryDrafter:
     def draft(self, requests: Sequence[str], context: int = 0, most: int | None = None) -> list[list[int]]:
         """Draft tokens to verify in the next decode step, for each request; empty where nothing matches or fits.
 
-        All are empty while the off-switch says so. A planner is told `context`, the tokens of all requests, and `most`,
-        the draft tokens that fit into the step. Raises KeyError for a request that has not started.
+        A planner is told `context`, the tokens of all requests, and `most`, the draft tokens that fit into the step.
+        Raises KeyError for a request that has not started.
         """
         self.leave_out()
         samples = self._samples_of(requests)
-        if self._planner is None:
-            if self._switch is not None and not self._switch.allows(len(samples)):
-                return [[] for _ in samples]
+        if self.planner is None:
             return self.propose(samples, whole=False).tokens()
         drafts = self.propose(samples, whole=True)
-        cut, self.decision = self._planner.cut(
-            drafts, len(samples), context, drafts.flat.size if most is None else most
-        )
+        cut, self.decision = self.planner.cut(drafts, len(samples), context, drafts.flat.size if most is None else most)
         return cut.tokens()
 
     def propose(self, samples: Int64s, whole: bool) -> Drafts:
         """Draft for these samples of the core by the fixed rules, or, `whole`, as far as there is any hope."""
         return Drafts(*self._core.draft(samples, whole))
-
-    def leave_out(self) -> None:
-        """The next decode step has no drafts."""
-        self.decision = None
 
     def verified(self, drafts: Verified) -> Attribution:
         """The engine verified so many tokens of the last draft of each request, and accepted the first of them.
@@ -161,11 +129,8 @@ class HistoryDrafter:
         drafted, accepted = np.array(drafts.drafted, np.int64), np.array(drafts.accepted, np.int64)
         sources, numbers, by_source = self._core.verified(self._samples_of(drafts.requests), drafted, accepted)
         found = Attribution(sources.tolist(), numbers, by_source.tolist())
-        if self._switch is not None:
-            for tokens, hits in zip(drafts.drafted, drafts.accepted, strict=True):
-                self._switch.record(tokens, hits)
-        if self._planner is not None:
-            self._planner.learn(found.numbers, drafted, accepted)
+        if self.planner is not None:
+            self.planner.learn(found.numbers, drafted, accepted)
         return found
 
     def window(self, request_id: str) -> int:

@@ -34,8 +34,6 @@ WIDTH = 1.96
 SWITCHING_WIDTH = 3.5
 # Samples running before and after an interval may differ by this share.
 ALIKE = 0.2
-# Where no interval comes: more steps than anybody plans ahead.
-FAR = 1_000_000
 # The stretches of steps that are compared: before an interval, inside it, after it.
 INSIDE = 1
 
@@ -112,16 +110,6 @@ class GainMeter:
         in_interval = self._period > 0 and self._stretch_of(number) == INSIDE
         return Ticket(number, self._drafting != in_interval)
 
-    def far_steps(self) -> int:
-        """How many of the next steps lie outside of intervals and the steps around them, and have drafts."""
-        if not self._drafting:
-            return 0
-        return max(-self._place_of(self._asked), 0) if self._period else FAR
-
-    def pass_by(self) -> None:
-        """The next decode step lies outside of intervals (`far_steps`) and is not timed: as `ask`, at less cost."""
-        self._asked += 1
-
     def step(self, number: int, running: int, tokens: int, seconds: float, overhead: float = 1.0) -> str:
         """The step of ticket `number` ran so many samples, gave so many tokens and took `seconds`.
 
@@ -153,12 +141,8 @@ class GainMeter:
     def _against_without(self, width: float) -> tuple[float, float, float]:
         return _interval([log - overhead for log, overhead in zip(self._logs, self._overheads, strict=True)], width)
 
-    def _place_of(self, number: int) -> int:
-        """Among the steps in an interval and around it; below 0: before them."""
-        return number % self._period - (self._period - 3 * INTERVAL_STEPS - self._settling)
-
     def _stretch_of(self, number: int) -> int | None:
-        place = self._place_of(number)
+        place = number % self._period - (self._period - 3 * INTERVAL_STEPS - self._settling)
         after = place - (INSIDE + 1) * INTERVAL_STEPS
         if 0 <= after < self._settling:
             return None

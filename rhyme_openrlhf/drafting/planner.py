@@ -12,12 +12,12 @@ Invariants: a draft is only ever cut, never lengthened or changed; every decisio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhyme_openrlhf.drafting.acceptance import AcceptanceModel
+from rhyme_openrlhf.drafting.acceptance import Acceptance, AcceptanceModel
 from rhyme_openrlhf.drafting.budget import Tries, choose
 from rhyme_openrlhf.drafting_core import core
 from rhyme_openrlhf.latency.predictor import Predictor
@@ -64,21 +64,10 @@ class Decision(NamedTuple):
     seconds: float
 
 
-class Forgetting(Protocol):
-    """What learns how likely drafts are accepted, and doubts it when the policy changes."""
-
-    def forget(self) -> None: ...
-
-    def refit(self) -> None: ...
-
-
-A = TypeVar("A", bound=Forgetting)
-
-
-class Planner(Generic[A]):
+class Planner:
     """What the planners of all sources of drafts learn in the same way, of one engine."""
 
-    def __init__(self, predictor: Predictor, acceptance: A) -> None:
+    def __init__(self, predictor: Predictor, acceptance: Acceptance) -> None:
         """`predictor`: of this engine's steps; `acceptance`: of its drafts."""
         self.predictor = predictor
         self._acceptance = acceptance
@@ -103,8 +92,10 @@ class Planner(Generic[A]):
             self._acceptance.refit()
 
 
-class DraftPlanner(Planner[AcceptanceModel]):
-    """The decisions of one engine."""
+class DraftPlanner(Planner):
+    """The decisions of one engine on drafts from history."""
+
+    _acceptance: AcceptanceModel
 
     def __init__(self, predictor: Predictor, sources: int) -> None:
         """`predictor`: of this engine's steps; `sources`: drafts come from 0 to `sources` - 1."""
@@ -135,3 +126,31 @@ class DraftPlanner(Planner[AcceptanceModel]):
         -1: it did not see the draft.
         """
         self._refit_after(self._acceptance.learn(self._cells, self._begins, numbers, verified, accepted))
+
+
+class DecisionLog:
+    """What an engine decided to draft since the log was taken last: sums over decode steps, by running samples."""
+
+    def __init__(self) -> None:
+        self._by_running: dict[int, list[float]] = {}
+
+    def add(self, decision: Decision, seconds: float, accepted: int) -> None:
+        """The step of `decision` took `seconds`, and accepted so many draft tokens."""
+        new = (1, decision.drafts, decision.seconds, seconds, decision.expected_accepted, accepted)
+        sums = self._by_running.setdefault(decision.running, [0.0] * len(new))
+        for place, value in enumerate(new):
+            sums[place] += value
+
+    def take(self) -> dict[str, list[Any]]:
+        """The fields of a DraftBudget event (telemetry/events.py), and begin anew; empty lists: nothing was decided."""
+        taken, self._by_running = sorted(self._by_running.items()), {}
+        steps = [int(sums[0]) for _, sums in taken]
+        return {
+            "running": [running for running, _ in taken],
+            "decode_steps": steps,
+            "draft_length": [sums[1] / sums[0] / running for running, sums in taken],
+            "predicted_ms": [1000 * sums[2] / sums[0] for _, sums in taken],
+            "real_ms": [1000 * sums[3] / sums[0] for _, sums in taken],
+            "expected_accepted": [sums[4] / sums[0] for _, sums in taken],
+            "accepted": [sums[5] / sums[0] for _, sums in taken],
+        }

@@ -8,7 +8,7 @@ An engine runs in three kinds of processes, so each part belongs to exactly one 
 4. `request_keys`, `seeding` and `messages` say what a request and an order tell an engine.
 5. `checked_reward` awaits a sample's reward within its limit.
 6. `scheduler` plugs into vLLM's scheduler; `scheduler_parts/` is what it does in a decode step.
-7. `worker` extends vLLM's worker; `worker_parts/` is what it does in a rank's process.
+7. `worker` extends vLLM's worker; `kv_copies` copies KV blocks there, and `proposers` proposes drafts.
 8. `patches/` changes vLLM where no plug-in reaches.
 9. `profiling_connector` fills contexts without computing them, for measured steps alone.
 10. `port`, `measured_engine` and `lost_engines` are how other processes call an engine, or do without it.

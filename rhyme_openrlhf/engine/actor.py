@@ -41,9 +41,15 @@ from rhyme_openrlhf.engine.actor_parts.measuring import StepMeasuring
 from rhyme_openrlhf.engine.actor_parts.timeline import EngineTimeline
 from rhyme_openrlhf.engine.checked_reward import CheckedExecutor, check_finite
 from rhyme_openrlhf.engine.patches import core_channel
-from rhyme_openrlhf.engine.request_keys import PROMPT_KEY, TRACE
-from rhyme_openrlhf.engine.scheduler import DRAFTING_KEY, SETTINGS_KEY
-from rhyme_openrlhf.engine.scheduler_parts.pacing import PACE_KEY
+from rhyme_openrlhf.engine.request_keys import (
+    DRAFTING_KEY,
+    PACE_KEY,
+    PROMPT_KEY,
+    PROPOSER,
+    SCHEDULER,
+    SETTINGS_KEY,
+    TRACE,
+)
 from rhyme_openrlhf.engine.seeding import current_sample
 from rhyme_openrlhf.platform import gpu_present
 from rhyme_openrlhf.settings.drafting import HISTORY, NGRAM
@@ -51,9 +57,6 @@ from rhyme_openrlhf.telemetry.engine_events import KV_CACHE, RUNNING
 from rhyme_openrlhf.telemetry.metrics import EngineCounters
 from rhyme_openrlhf.telemetry.samples import ROUNDS, Round
 from rhyme_openrlhf.weights.buckets import Segment
-
-SCHEDULER = "rhyme_openrlhf.engine.scheduler"
-PROPOSER = "rhyme_openrlhf.engine.worker_parts.null_proposer.NullProposer"
 
 
 class EngineCoreError(RuntimeError):
@@ -68,18 +71,17 @@ def speculation_arguments(rhyme: RhymeSettings) -> dict[str, Any]:
     """vLLM engine arguments that plug our scheduler in, with or without speculation."""
     own: dict[str, Any] = {PACE_KEY: rhyme.emulate.profile}
     if not rhyme.histospec.enable:
-        return {"scheduler_cls": f"{SCHEDULER}.metered_scheduler", "additional_config": own}
+        return {"scheduler_cls": SCHEDULER, "additional_config": own}
     histospec, drafting = rhyme.histospec, rhyme.drafting
     if rhyme.run.reproducible:
-        # How far a sibling is, or how many samples run, depends on timing, and drafts decide which random numbers a
-        # sample draws.
-        histospec = dataclasses.replace(histospec, siblings=False, batch_limits="")
+        # How far a sibling is depends on timing, and drafts decide which random numbers a sample draws.
+        histospec = dataclasses.replace(histospec, siblings=False)
         drafting = dataclasses.replace(drafting, probe_share=0)
     own |= {SETTINGS_KEY: dataclasses.asdict(histospec), DRAFTING_KEY: dataclasses.asdict(drafting)}
     if drafting.source != HISTORY:
         return vllm_source_arguments(histospec, drafting) | {"additional_config": own} | graph_arguments()
     return {
-        "scheduler_cls": f"{SCHEDULER}.HistoryScheduler",
+        "scheduler_cls": SCHEDULER,
         "additional_config": own,
         **graph_arguments(),
         "speculative_config": {

@@ -1,5 +1,18 @@
-"""What our requests tell the scheduler plug-in: keys of vLLM's `SamplingParams.extra_args`."""
+"""What an engine's actor tells our plug-ins of vLLM: their paths, and keys of vLLM's dictionaries."""
 
+# vLLM imports these by name, in the engine core's process and in the workers'.
+SCHEDULER = "rhyme_openrlhf.engine.scheduler.engine_scheduler"
+WORKER_EXTENSION = "rhyme_openrlhf.engine.worker.WorkerExtension"
+PROPOSER = "rhyme_openrlhf.engine.proposers.NullProposer"
+
+# Of vLLM's `additional_config`: the fields of HistoSpecSettings and of DraftingSettings, of an engine that speculates;
+# the path of the profile whose times the engine keeps; and whether its samples can move.
+SETTINGS_KEY = "rhyme_histospec"
+DRAFTING_KEY = "rhyme_drafting"
+PACE_KEY = "rhyme_emulate"
+MOVES_KEY = "rhyme_moves"
+
+# Of a request's `SamplingParams.extra_args`.
 # The prompt whose history the request may draft from (prompt_keys.py::prompt_key).
 PROMPT_KEY = "rhyme_prompt_key"
 # The request is a check of ours, not a sample: it does not appear in the engine's counters.

@@ -18,15 +18,12 @@ if not gpu_present():
 
 import openrlhf.trainer.ray.vllm_engine as upstream
 
-from rhyme_openrlhf.engine.request_keys import UNCOUNTED
+from rhyme_openrlhf.engine.request_keys import UNCOUNTED, WORKER_EXTENSION
 from rhyme_openrlhf.engine.seeding import SampleIdentity, VisitedPrompt, current_sample, request_seed
 from rhyme_openrlhf.ray_classes import plain_class
 from rhyme_openrlhf.telemetry.samples import ROUNDS
 
 PlainRolloutActor = plain_class(upstream.RolloutRayActor, __name__, "PlainRolloutActor")
-
-# vLLM mixes this into its workers; on a GPU it adds to OpenRLHF's own extension, which it keeps.
-WORKER_EXTENSION = "rhyme_openrlhf.engine.worker.WorkerExtension"
 
 
 class SeededRolloutActor(PlainRolloutActor):  # type: ignore[misc, valid-type]

@@ -1,10 +1,16 @@
-"""What is added to vLLM's worker processes: loading a weight version from shared memory; what they run on.
+"""What is added to vLLM's worker processes: weight versions, copies of KV blocks, a KV cache that sleeps, n-grams.
 
-vLLM mixes this class into its Worker (`worker_extension_cls`) and calls its methods by `collective_rpc`. OpenRLHF's
-own extension is the base, so its NCCL and CUDA IPC paths stay available. Checked against vLLM 0.29.0.
+vLLM mixes this class into its Worker (`worker_extension_cls`) and calls its methods by `collective_rpc`
+(`WorkerCalls` of engine/calls.py). OpenRLHF's own extension is the base, so its NCCL and CUDA IPC paths stay available.
+
+A KV cache sleeps without the weights: vLLM's own sleep puts weights to sleep too, at every level. Its allocator can do
+one tag, and KV caches have their own (v1/worker/gpu_worker.py, device_allocator/cumem.py); they keep their addresses,
+which CUDA graphs have in them. **Never run on a GPU**; without one the pages go back to the machine
+(platform/cpu_memory.py).
 
 Invariants: a version is loaded whole or the call raises; the worker maps the file, so engines of one node share one
-copy in memory (weights/segment_file.py).
+copy in memory (weights/segment_file.py); a KV cache sleeps and wakes while nothing is computed and no KV block is in
+use, which the engine sees to, and both may be called twice. Checked against vLLM 0.29.0.
 """
 
 from __future__ import annotations
@@ -22,10 +28,9 @@ import ray
 import torch
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
+from rhyme_openrlhf.engine import proposers
+from rhyme_openrlhf.engine.kv_copies import KvCopies
 from rhyme_openrlhf.engine.patches import rejection_sampling, resumed_requests
-from rhyme_openrlhf.engine.worker_parts.moves import MovingWorker
-from rhyme_openrlhf.engine.worker_parts.ngram import NgramWorker
-from rhyme_openrlhf.engine.worker_parts.sleep import SleepingWorker
 from rhyme_openrlhf.latency.subject import hardware_name
 from rhyme_openrlhf.weights.buckets import Segment
 from rhyme_openrlhf.weights.segment_file import SegmentFiles, tensors
@@ -36,7 +41,7 @@ rejection_sampling.apply()
 if gpu_present():
     _Base: Any = WorkerWrap
 else:
-    from rhyme_openrlhf.platform import cpu_sampling, cpu_seeds, cpu_shapes
+    from rhyme_openrlhf.platform import cpu_memory, cpu_sampling, cpu_seeds, cpu_shapes
     from rhyme_openrlhf.platform.gloo_broadcast import GlooWorkerWrap
 
     _Base = GlooWorkerWrap
@@ -49,8 +54,17 @@ else:
 UNCONVERTED_EXPERTS = frozenset({"TRITON", "BATCHED_TRITON"})
 
 
-class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
-    """OpenRLHF's worker extension plus the weight buffer, moves and n-grams."""
+# vLLM's tag of KV caches in its allocator.
+KV_TAG = "kv_cache"
+
+
+class WorkerExtension(_Base):
+    """OpenRLHF's worker extension and ours (`model_runner` and `vllm_config` are vLLM's)."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    # --- weights
 
     def rhyme_load_weights(self, plain_segment: list[Any]) -> int:
         """Load a weight version (`Segment.to_plain()`) into this worker's shard of the model; returns the version.
@@ -94,6 +108,56 @@ class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
     def _converted(self) -> str:
         return converted_weights(self.model_runner.get_model(), self.model_config)
 
+    # --- moves
+
+    @functools.cached_property
+    def _kv_copies(self) -> KvCopies:
+        return KvCopies(self.model_runner)
+
+    def rhyme_kv_layout(self) -> dict[str, Any] | str:
+        """As `KvCopies.layout`."""
+        return self._kv_copies.layout()
+
+    def rhyme_export_kv(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
+        """As `KvCopies.export`."""
+        return self._kv_copies.export(blocks, buffer, first)
+
+    def rhyme_import_kv(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
+        """As `KvCopies.load`."""
+        return self._kv_copies.load(blocks, buffer, first)
+
+    def rhyme_import_all(self, copies: list[tuple[list[int], dict[str, Any], int]]) -> list[str]:
+        """As `KvCopies.load`, for each of them."""
+        return [self._kv_copies.load(*copy) for copy in copies]
+
+    def rhyme_drop_kv(self, path: str) -> None:
+        """As `KvCopies.drop`."""
+        self._kv_copies.drop(path)
+
+    def rhyme_generator_state(self, request_id: str) -> bytes | None:
+        """As `KvCopies.generator_state`."""
+        return self._kv_copies.generator_state(request_id)
+
+    def rhyme_sleep_kv(self) -> None:
+        """Give the KV cache's memory up. Raises OSError, or what vLLM's allocator raises."""
+        if gpu_present():
+            # It waits for the device before it unmaps.
+            _allocator().discard((KV_TAG,))
+            return
+        cpu_memory.release(self.model_runner.kv_caches)
+
+    def rhyme_wake_kv(self) -> None:
+        """Take the memory again; nothing is in it. Raises what vLLM's allocator raises if the device has not enough."""
+        if gpu_present():
+            _allocator().wake_up([KV_TAG])
+            torch.cuda.synchronize()
+
+    # --- what it runs on, and n-grams
+
+    def rhyme_look_up_serially(self, serially: bool = True) -> None:
+        """Look up n-grams by one thread from now on, or, for comparison, in vLLM's own way."""
+        proposers.look_up_serially(self.model_runner, self.vllm_config, serially)
+
     def rhyme_padded_rows(self) -> list[int]:
         """Return the token counts to which this worker pads a step: sizes of CUDA graphs, or the CPU's shapes.
 
@@ -104,8 +168,14 @@ class WorkerExtension(MovingWorker, SleepingWorker, NgramWorker, _Base):
         return sorted(self.vllm_config.compilation_config.cudagraph_capture_sizes or [])
 
     def rhyme_hardware(self) -> str:
-        """The name of what this worker computes on."""
+        """Return the name of what this worker computes on."""
         return hardware_name((torch.cuda.get_device_name(),) if gpu_present() else ())
+
+
+def _allocator() -> Any:
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    return CuMemAllocator.get_instance()
 
 
 def converted_weights(model: torch.nn.Module, config: Any) -> str:
@@ -125,5 +195,5 @@ def converted_weights(model: torch.nn.Module, config: Any) -> str:
 
 
 def segment_tensors(segment: Segment) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter of a segment of this node, in a process that keeps no file open."""
+    """Yield every parameter of a segment of this node, in a process that keeps no file open."""
     yield from tensors(SegmentFiles().open(segment), segment)

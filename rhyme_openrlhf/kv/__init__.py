@@ -8,5 +8,5 @@ Read in this order:
 4. `pinned_copies` copies blocks between a GPU and the host's memory.
 5. `device_rows` shares blocks between two engines of a node without leaving the devices.
 
-Orders come from `moves/`; `engine/worker_parts/moves.py` copies the blocks out and in.
+Orders come from `moves/`; `engine/kv_copies.py` copies the blocks out and in.
 """

@@ -141,4 +141,5 @@ SETTINGS_CLASSES: tuple[type[Settings], ...] = (
 # Each with what to do instead.
 OLD_FLAGS: Mapping[str, str] = {
     "--history.nice": "leave it out, because history workers always leave the processors to everybody else.",
+    "--histospec.batch_limits": "leave it out, because a batch that is too large for drafts gets none.",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,14 +49,6 @@ class HistoSpecSettings(Settings):
         low=0,
         high=1,
     )
-    batch_limits: str = option(
-        "",
-        "When speculation is off: ACCEPTANCE:SAMPLES pairs, as '0:32,0.5:128'. At an acceptance rate of at least "
-        "ACCEPTANCE (0 in the first pair, then rising), samples are only drafted for while at most SAMPLES of them run "
-        "in the engine. If not given: always. Not in reproducible runs: how many run depends on timing.",
-        kind="plain",
-        expert=True,
-    )
     threads: int = option(
         2,
         "Threads that draft for the samples of one engine between two steps. At most as many as there are cores that "
@@ -92,23 +83,6 @@ class HistoSpecSettings(Settings):
                 f"--histospec.prefix_min must be at most --histospec.prefix_max ({self.prefix_max}), "
                 f"got {self.prefix_min}"
             )
-        self.batch_limit_pairs()
-
-    def batch_limit_pairs(self) -> tuple[tuple[float, int], ...]:
-        """`batch_limits` as (acceptance rate, samples) pairs; none: always. Raises SettingsError."""
-        try:
-            pairs = [pair.split(":") for pair in self.batch_limits.split(",")] if self.batch_limits else []
-            limits = tuple((float(acceptance), int(samples)) for acceptance, samples in pairs)
-        except ValueError:
-            limits = ((-1.0, 0),)
-        rates = [acceptance for acceptance, _ in limits]
-        rising = all(low < high for low, high in itertools.pairwise(rates))
-        if limits and not (rates[0] == 0 and rates[-1] <= 1 and rising and min(s for _, s in limits) >= 1):
-            raise SettingsError(
-                "--histospec.batch_limits must be ACCEPTANCE:SAMPLES pairs, with acceptance rates that begin with 0 "
-                f"and rise to at most 1, and at least 1 sample, as '0:32,0.5:128', got {self.batch_limits!r}"
-            )
-        return limits
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rhyme_openrlhf.drafting.window import SpeculationWindow
+from rhyme_openrlhf.drafting.budget import SpeculationWindow
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation.speculation_rates import Rates
 from rhyme_openrlhf.simulation.workload import Drafting, PromptLoad

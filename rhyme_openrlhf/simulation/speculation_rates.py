@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhyme_openrlhf.drafting import budget
-from rhyme_openrlhf.drafting.window import SpeculationWindow
+from rhyme_openrlhf.drafting.budget import SpeculationWindow
 from rhyme_openrlhf.latency.step_model import context_bucket
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation.engine import Pace

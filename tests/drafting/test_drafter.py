@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rhyme_openrlhf.drafting.drafter import NO_SOURCE, SOURCE_NAMES, Verified
+from rhyme_openrlhf.drafting.drafter import NO_SOURCE, SOURCE_NAMES
+from rhyme_openrlhf.drafting.source import Verified
 from rhyme_openrlhf.history.index import IndexBufferError, Piece, build_index
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from tests.drafting.test_planner import planner
@@ -241,7 +242,7 @@ def test_a_certain_draft_goes_past_the_window_and_a_doubtful_one_ends_in_it() ->
 def planned(ms_a_row: float) -> WholeTexts:
     drafter = WholeTexts(settings(stop_confidence=0.99))
     drafter.install("p", INDEX)
-    drafter.plan_with(planner(ms_a_row))
+    drafter.planner = planner(ms_a_row)
     return drafter
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from rhyme_openrlhf.drafting.acceptance import FIRST_RECENT, PRIOR
 from rhyme_openrlhf.drafting.budget import TRIED_AFTER
-from rhyme_openrlhf.drafting.decision_log import DecisionLog
-from rhyme_openrlhf.drafting.planner import REFIT_TOKENS, Cut, Decision, DraftPlanner, Drafts
+from rhyme_openrlhf.drafting.planner import REFIT_TOKENS, Cut, Decision, DecisionLog, DraftPlanner, Drafts
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import StepPoint
 from rhyme_openrlhf.latency.step_model import StepModel

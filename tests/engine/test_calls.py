@@ -21,16 +21,18 @@ PACKAGE = Path(rhyme_openrlhf.__file__).parent
 def answering() -> dict[type, Any]:
     """Return, for each protocol, the class that answers."""
     from rhyme_openrlhf.engine.actor_parts.moves_in_turns import MovablePipelineEngine
-    from rhyme_openrlhf.engine.scheduler import HistoryScheduler, MeteredScheduler
-    from rhyme_openrlhf.engine.scheduler_parts.moves import MovingHistoryScheduler
+    from rhyme_openrlhf.engine.scheduler_parts.clock import Timing
+    from rhyme_openrlhf.engine.scheduler_parts.drafting import Drafting
+    from rhyme_openrlhf.engine.scheduler_parts.meter import Meter
+    from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
     from rhyme_openrlhf.engine.worker import WorkerExtension
     from rhyme_openrlhf.verify.profile_engine import ProfileEngine
 
     return {
-        calls.SchedulerMeter: MeteredScheduler,
-        calls.SchedulerTiming: MeteredScheduler,
-        calls.SchedulerDrafting: HistoryScheduler,
-        calls.SchedulerMoves: MovingHistoryScheduler,
+        calls.SchedulerMeter: Meter,
+        calls.SchedulerTiming: Timing,
+        calls.SchedulerDrafting: Drafting,
+        calls.SchedulerMoves: Moves,
         calls.WorkerCalls: WorkerExtension,
         calls.EngineCalls: MovablePipelineEngine,
         calls.MeasuringCalls: ProfileEngine,

@@ -27,7 +27,7 @@ from cuda_stand_in import MOVABLE, engine_config, resolve_graphs
 cuda_stand_in.install()
 from graph_padding import Step, counted
 from rhyme_openrlhf.settings.config import DraftingSettings, HistoSpecSettings, RhymeSettings
-from rhyme_openrlhf.engine.scheduler_parts.row_limit import most_rows
+from rhyme_openrlhf.engine.scheduler_parts.drafting import most_rows
 
 drafting, plain = RhymeSettings(), RhymeSettings(histospec=HistoSpecSettings(enable=False))
 ngram = RhymeSettings(drafting=DraftingSettings(source="ngram"))

@@ -41,10 +41,11 @@ class Engine:
     def __init__(self, **requests: str | None) -> None:
         """`requests`: the prompt key of each."""
         self.scheduler = scheduler_of("rules", 8, 512)
-        self.scheduler.gain = GainMeter(0)
+        self.drafting = self.scheduler.drafting
         # The window alone says how long a draft is.
-        self.scheduler.drafter = HistoryDrafter(HistoSpecSettings(extend_confidence=1, stop_confidence=0))
-        self.scheduler.drafter.install("p", build_index([Piece(PROMPT, RESPONSE, 1.0)]))
+        self.drafting.use(HistoryDrafter(HistoSpecSettings(extend_confidence=1, stop_confidence=0)))
+        self.drafting.gain = GainMeter(0)
+        self.drafting.source.install("p", build_index([Piece(PROMPT, RESPONSE, 1.0)]))
         for name, key in requests.items():
             parameters = SamplingParams(temperature=1, max_tokens=100, extra_args={PROMPT_KEY: key} if key else {})
             parameters.update_from_generation_config({}, eos_token_id=None)
@@ -76,12 +77,12 @@ def test_requests_without_a_key_or_with_a_grammar_change_nothing_for_the_others(
     # A grammar of its own would have to be compiled: what the scheduler asks of one is all there is.
     engine.step(a=[10], keyless=[10], ruled=[10], b=[10])
     ruled.structured_output_request = structured
-    engine.scheduler._ruled.add("ruled")
+    engine.drafting._ruled.add("ruled")
     engine.scheduler.update_draft_token_ids(DraftTokenIds(["a", "keyless", "ruled", "b"], [[]] * 4))
     drafts = {name: request.spec_token_ids for name, request in engine.scheduler.requests.items()}
     assert drafts == {"a": [11, 12], "keyless": [], "ruled": [11, 12], "b": [11, 12]}
     ruled.append_output_token_ids([11, 12])
-    engine.scheduler.drafter.append(["ruled"], [[11, 12]])
+    engine.drafting.source.append(["ruled"], [[11, 12]])
     engine.scheduler.update_draft_token_ids(DraftTokenIds(["ruled", "a"], [[]] * 2))
     assert ruled.spec_token_ids == [] and engine.scheduler.requests["a"].spec_token_ids == [11, 12]
 
@@ -104,28 +105,28 @@ def test_a_request_that_ends_is_forgotten_with_its_last_tokens() -> None:
     engine.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
     assert engine.step(b=[11]) == {"b": [12, 13]}
     with pytest.raises(KeyError, match="request a has not started"):
-        engine.scheduler.drafter.window("a")
+        engine.drafting.source.window("a")
 
 
 def test_drafting_is_timed_once() -> None:
     """What drafting takes is part of the busy time, and not twice."""
     engine = Engine(a="p")
     engine.step(a=[10])
-    counted = engine.scheduler.read_counters()
+    counted = engine.scheduler.meter.read_counters()
     assert 0 < counted["draft_seconds"] < counted["busy_seconds"]
 
 
 def test_the_gain_is_told_the_overhead_that_the_profile_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(a="p", b="p")
     told: list[float] = []
-    monkeypatch.setattr(engine.scheduler.gain, "step", lambda *step: told.append(step[-1]) or "")
-    assert engine.scheduler.install_profile(to_text(formula.profile(unspeculated=formula.unspeculated(0.8)))) == ""
+    monkeypatch.setattr(engine.drafting.gain, "step", lambda *step: told.append(step[-1]) or "")
+    assert engine.drafting.install_profile(to_text(formula.profile(unspeculated=formula.unspeculated(0.8)))) == ""
     for token in range(10, 15):
         engine.step(a=[token], b=[token])
     assert told and told == pytest.approx([1 / 0.8] * len(told))
     told.clear()
     # One without such steps: nothing is known, so the engine is compared with itself.
-    assert engine.scheduler.install_profile(to_text(formula.profile())) == ""
+    assert engine.drafting.install_profile(to_text(formula.profile())) == ""
     for token in range(15, 20):
         engine.step(a=[token], b=[token])
     assert told and set(told) == {1.0}

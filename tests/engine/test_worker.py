@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 
 from rhyme_openrlhf.engine import worker as worker_extension
 from rhyme_openrlhf.engine.actor import RhymeRolloutActor
-from rhyme_openrlhf.engine.worker import UNCONVERTED_EXPERTS, WorkerExtension, converted_weights
+from rhyme_openrlhf.engine.worker import KV_TAG, UNCONVERTED_EXPERTS, WorkerExtension, converted_weights
 from rhyme_openrlhf.weights.buckets import Bucket, Entry, Parameter, Segment, WeightVersion
 from rhyme_openrlhf.weights.node import SegmentStore
 
@@ -160,3 +160,35 @@ def test_vllms_worker_reloads_as_we_ask() -> None:
     # vLLM refuses an extension that has a name of its worker.
     ours = {name for name in dir(WorkerExtension) if "rhyme" in name or name == "_converted"}
     assert not ours & set(dir(GpuWorker))
+
+
+def test_on_a_gpu_only_the_kv_cache_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.device_allocator import cumem
+
+    told: list[Any] = []
+    allocator = SimpleNamespace(
+        discard=lambda tags: told.append(("discard", tags)), wake_up=lambda tags: told.append(("wake_up", tags))
+    )
+    monkeypatch.setattr(worker_extension, "gpu_present", lambda: True)
+    monkeypatch.setattr(cumem.CuMemAllocator, "get_instance", staticmethod(lambda: allocator))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("synchronize"))
+    worker = WorkerExtension()
+    worker.rhyme_sleep_kv()
+    worker.rhyme_wake_kv()
+    assert told == [("discard", (KV_TAG,)), ("wake_up", [KV_TAG]), "synchronize"]
+
+
+def test_vllms_allocator_sleeps_as_we_ask() -> None:
+    """Fails when vLLM changes what this was written from (0.29.0)."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+    from vllm.v1.worker import gpu_worker, utils
+
+    assert list(inspect.signature(CuMemAllocator.discard).parameters) == ["self", "tags"]
+    assert list(inspect.signature(CuMemAllocator.wake_up).parameters) == ["self", "tags"]
+    # A discarded tag keeps no copy on the host, and is left alone if it sleeps already.
+    assert "is_asleep" in inspect.getsource(CuMemAllocator.discard)
+    worker = inspect.getsource(gpu_worker.Worker)
+    assert f'tag="{KV_TAG}"' in worker and "enable_cumem_allocator" in worker
+    # KV caches of given size are measured by nobody, but the device must have the engine's share free.
+    assert "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes" in worker
+    assert "free_memory < requested_memory" in inspect.getsource(utils.request_memory)

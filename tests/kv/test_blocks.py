@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rhyme_openrlhf.engine.worker_parts.moves import export_blocks, import_blocks
+from rhyme_openrlhf.engine.kv_copies import export_blocks, import_blocks
 from rhyme_openrlhf.kv import device_rows
 from rhyme_openrlhf.kv.buffer import PREFIX, KvBuffer, KvBufferStore, KvLayout
 from rhyme_openrlhf.kv.device_rows import DeviceRows, import_pieces

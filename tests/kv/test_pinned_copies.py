@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from rhyme_openrlhf.engine.worker_parts import moves as moving_worker
-from rhyme_openrlhf.engine.worker_parts.moves import export_blocks, import_blocks
+from rhyme_openrlhf.engine import kv_copies
+from rhyme_openrlhf.engine.kv_copies import export_blocks, import_blocks
 from rhyme_openrlhf.kv import pinned_copies
 from rhyme_openrlhf.kv.buffer import KvBufferStore, KvLayout
 from rhyme_openrlhf.kv.heads import head_share
@@ -49,9 +49,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         monkeypatch.setattr(torch.cuda, name, stands)
     monkeypatch.setattr(pinned_copies, "pinned", pinned)
     monkeypatch.setattr(pinned_copies, "PIECE_BYTES", 2 * LAYERS * LAYOUT.block_bytes)
-    monkeypatch.setattr(moving_worker, "gpu_present", lambda: True)
+    monkeypatch.setattr(kv_copies, "gpu_present", lambda: True)
     copies = PinnedCopies()
-    monkeypatch.setattr(moving_worker, "pinned_copies", lambda: copies)
+    monkeypatch.setattr(kv_copies, "pinned_copies", lambda: copies)
     yield done
 
 

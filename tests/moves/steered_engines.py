@@ -17,20 +17,20 @@ from typing import Any
 from rhyme_openrlhf.engine.actor_parts.moves import MovableEngine
 from rhyme_openrlhf.engine.actor_parts.moves_in_turns import MovablePipelineEngine
 from rhyme_openrlhf.engine.patches import queues
-from rhyme_openrlhf.engine.scheduler_parts.moves import MovingHistoryScheduler
+from rhyme_openrlhf.engine.scheduler import EngineScheduler
+from rhyme_openrlhf.engine.scheduler_parts.moves import Moves
 from rhyme_openrlhf.settings.config import RhymeSettings
 
 PAUSE_S = 0.002
 
 
-class HeldScheduler(MovingHistoryScheduler):
+class HeldScheduler(EngineScheduler):
     """The run's own; what has so many response tokens is in no step until `hold_at` says another number."""
-
-    CALLABLE = (*MovingHistoryScheduler.CALLABLE, "hold_at")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._hold_at = 0
+        self.calls["hold_at"] = self.hold_at
 
     def hold_at(self, tokens: int) -> None:
         """Hold samples at so many response tokens; 0 lets all go on."""
@@ -67,14 +67,10 @@ class HeldPipelineEngine(MovablePipelineEngine):
     plugins = staticmethod(HeldEngine.plugins)
 
 
-class DyingScheduler(HeldScheduler):
+class DyingMoves(Moves):
     """The run's own; `die_at` names the moment, the others call `_moment` where they are."""
 
-    CALLABLE = (*HeldScheduler.CALLABLE, "die_at")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._dies_at = ""
+    _dies_at = ""
 
     def die_at(self, moment: str) -> None:
         """Kill this process when it gets there."""
@@ -128,6 +124,16 @@ class DyingScheduler(HeldScheduler):
         if stopped is not None and hand_over and not stopped["problem"]:
             self._moment("sample is handed over")
         return stopped
+
+
+class DyingScheduler(HeldScheduler):
+    """The run's own with those moves."""
+
+    moves_part = DyingMoves
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.calls["die_at"] = self.moves.die_at  # type: ignore[union-attr]
 
 
 class DyingEngine(MovableEngine):

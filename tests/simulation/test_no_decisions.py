@@ -14,7 +14,7 @@ import pytest
 
 import rhyme_openrlhf
 from rhyme_openrlhf.drafting import budget
-from rhyme_openrlhf.drafting.window import SpeculationWindow
+from rhyme_openrlhf.drafting.budget import SpeculationWindow
 from rhyme_openrlhf.scheduling import (
     dispatch,
     outliers,

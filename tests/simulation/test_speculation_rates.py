@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rhyme_openrlhf.drafting.window import SpeculationWindow
+from rhyme_openrlhf.drafting.budget import SpeculationWindow
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
 from rhyme_openrlhf.simulation.speculation_rates import Acceptance, budgeted, proposal_rates, window_rates
 from tests.simulation.kinds import TIMES

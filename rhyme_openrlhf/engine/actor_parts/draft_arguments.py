@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from rhyme_openrlhf.engine.request_keys import SCHEDULER
 from rhyme_openrlhf.settings.drafting import NGRAM, DraftingSettings, HistoSpecSettings
-
-SCHEDULER = "rhyme_openrlhf.engine.scheduler_parts.vllm_methods.ProposalScheduler"
 
 
 def vllm_source_arguments(histospec: HistoSpecSettings, drafting: DraftingSettings) -> dict[str, Any]:

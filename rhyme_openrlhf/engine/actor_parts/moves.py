@@ -42,12 +42,11 @@ from rhyme_openrlhf.engine.messages import (
     Stopped,
 )
 from rhyme_openrlhf.engine.patches.resumed_outputs import ResumedOutputs, generated
-from rhyme_openrlhf.engine.request_keys import PROMPT_KEY, WINDOW
+from rhyme_openrlhf.engine.request_keys import MOVES_KEY, PROMPT_KEY, WINDOW
 from rhyme_openrlhf.kv.buffer import KvBuffer, KvLayout
 from rhyme_openrlhf.scheduling.engine_status import DecodeMean, EngineStatus, SampleStatus
 from rhyme_openrlhf.weights.buckets import Segment
 
-MOVING_SCHEDULERS = "rhyme_openrlhf.engine.scheduler_parts.moves"
 # vLLM's word for a request that was ended from outside.
 ABORTED = "abort"
 # The engine core and vLLM's frontend differ by the steps whose output is on its way between them.
@@ -82,12 +81,12 @@ class MovableEngine(ExpectingEngine, NodeBuffers, RhymeRolloutActor):
         """The run's, with schedulers that know moves; they must know every token when they stop a sample.
 
         Sets, for the processes vLLM is about to start, that they use model runner V1: moves read its requests' states
-        (engine/worker_parts/moves.py), and V2, which vLLM 0.29.0 takes on a GPU without speculation, has others.
+        (engine/kv_copies.py), and V2, which vLLM 0.29.0 takes on a GPU without speculation, has others.
         """
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        name = "MovingHistoryScheduler" if rhyme.histospec.enable else "MovingMeteredScheduler"
-        return speculation_arguments(rhyme) | {
-            "scheduler_cls": f"{MOVING_SCHEDULERS}.{name}",
+        plugins = speculation_arguments(rhyme)
+        return plugins | {
+            "additional_config": plugins["additional_config"] | {MOVES_KEY: True},
             "async_scheduling": False,
         }
 

@@ -5,34 +5,54 @@ Importing this module (the scheduler plug-in does, in the engine-core process) a
 What it calls is given a way to the workers, and may say whether the engine's loop may wait for calls.
 Checked against vLLM 0.29.0 `v1/engine/core.py`; contract test: `tests/engine/patches/test_core_channel.py`.
 
-Invariant: only methods named in the scheduler's `CALLABLE` can be called.
+Invariant: only methods that a part of the scheduler offers by a protocol of engine/calls.py can be called.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vllm.v1.engine.core import EngineCore
 
 METHOD = "rhyme_scheduler"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass
+class EngineCoreAccess:
+    """What a scheduler may ask of the engine core around it, as of the last call from the engine's owner."""
+
+    collective_rpc: Callable[..., list[Any]] | None = None
+    is_called: Callable[[], bool] | None = None
+    """Says whether another call waits; None: the engine's owner steps the engine, in its own process."""
+    wait_for_calls: Callable[[bool], None] | None = None
+    """Tells the engine core's loop whether it may wait for a call while it has no requests; None as `is_called`."""
+
+    def workers(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **_: P.kwargs) -> list[R]:
+        """Call a method of `WorkerCalls` on every rank, between two steps; returns the ranks' answers."""
+        if self.collective_rpc is None:
+            raise RuntimeError("the engine's owner must call the scheduler before the workers can be called")
+        return self.collective_rpc(method.__name__, args=args)
 
 
 def _call_scheduler(self: EngineCore, method: str, arguments: list) -> Any:
     """Call `method(*arguments)` of this engine's scheduler; raises ValueError for a method it does not offer."""
-    scheduler = self.scheduler
-    if method not in getattr(scheduler, "CALLABLE", ()):
+    scheduler: Any = self.scheduler
+    if method not in getattr(scheduler, "calls", {}):
         raise ValueError(f"{type(scheduler).__name__} offers no method {method!r} to its engine's owner")
-    if hasattr(scheduler, "call_workers"):
-        # What schedules a request's blocks can so have them copied within one call, between the same two steps.
-        scheduler.call_workers = self.model_executor.collective_rpc
+    # What schedules a request's blocks can so have them copied within one call, between the same two steps.
+    scheduler.core.collective_rpc = self.model_executor.collective_rpc
     # Only an engine core in a process of its own has calls waiting.
     waiting = getattr(self, "input_queue", None)
-    if hasattr(scheduler, "is_called") and waiting is not None:
-        scheduler.is_called = lambda: not waiting.empty()
+    if waiting is not None:
+        scheduler.core.is_called = lambda: not waiting.empty()
         # Its loop waits for a call, for as long as that takes, when it has nothing else to do; or only looks for one.
-        scheduler.wait_for_calls = functools.partial(setattr, self, "process_input_queue_block")
-    return getattr(scheduler, method)(*arguments)
+        scheduler.core.wait_for_calls = functools.partial(setattr, self, "process_input_queue_block")
+    return scheduler.calls[method](*arguments)
 
 
 setattr(EngineCore, METHOD, _call_scheduler)

@@ -4,7 +4,7 @@ vLLM gathers a row of logits for every sample and every place of the longest dra
 samples of which one has 32 drafts compute 160 rows, and vLLM's log-softmax runs over 4,224. `ComputedRowsSampler` takes
 it of the computed rows, and repeats the few numbers that remain of each. And vLLM's profile run, which decides how
 large the KV cache is, verifies a draft token for each sample without log-probabilities; here it also verifies as many
-rows as a step may have (`engine/scheduler_parts/row_limit.py`), with log-probabilities.
+rows as a step may have (`engine/scheduler_parts/drafting.py`), with log-probabilities.
 
 Invariants: what the sampler returns for tokens that were sampled is vLLM's own, bit for bit; the memory is reserved on
 GPUs only. Checked against vLLM 0.29.0 and 0.32.0 `v1/sample/rejection_sampler.py`, `v1/worker/gpu_model_runner.py`;
@@ -24,7 +24,7 @@ from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSamp
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from rhyme_openrlhf.drafting.budget import share
-from rhyme_openrlhf.engine.scheduler_parts.row_limit import most_rows
+from rhyme_openrlhf.engine.scheduler_parts.drafting import most_rows
 
 _vllm_dummy_run = runner.GPUModelRunner._dummy_sampler_run
 

@@ -1,22 +1,40 @@
-"""Counts what the steps of one engine did. Pure: what vLLM says of a step in, counters out.
+"""Counts of what the decode steps of one engine did: counters, traces of drafts, figures of an engine's status.
 
-Nothing here is done once a sample and step that can be done once a step: it lies between two forward passes.
+What vLLM says of a step goes in, and plain figures come out. Nothing here is done once a sample and step that can be
+done once a step, because it lies between two forward passes.
 
 Invariants: a sample's first token (which prefill emits) is a response token but not a decode token; drafts that vLLM
 pads with -1 to keep a batch uniform are no drafts; an accepted draft token counts only if it became a response token
-(tokens after the end of a response do not); samples that are not to be counted, are not.
+(tokens after the end of a response do not); samples that are not to be counted, are not. A trace's spans are in order
+and do not overlap; traces that nobody takes are dropped, oldest first, so that aborted requests cannot fill the memory.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from rhyme_openrlhf.drafting.drafter import FROM_OWN, FROM_SIBLINGS, Verified
+from rhyme_openrlhf.drafting.source import Attribution, Verified
+from rhyme_openrlhf.engine.calls import SchedulerMeter
+from rhyme_openrlhf.engine.request_keys import UNCOUNTED
+from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
+from rhyme_openrlhf.telemetry.engine_events import KV_CACHE
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES
 
 # vLLM 0.29.0 pads the draft of a request that enters decode with this token (v1/core/sched/scheduler.py).
 PADDING = -1
+# Finished traces that wait to be taken: a few prompt groups finish between two calls of the engine's owner.
+TRACES_KEPT = 4096
+# Of so many decode steps one is timed for an engine's status: reading what a step computes takes some 20 microseconds
+# at 64 samples.
+TIMED_EACH = 8
+
+
+def extra_arguments(request: Any) -> dict[str, Any]:
+    """Return what the request's sender told us about it."""
+    parameters = request.sampling_params
+    return (parameters.extra_args if parameters else None) or {}
 
 
 class Emitted(Protocol):
@@ -41,8 +59,8 @@ class StepMeter:
         self._decoding = 0
         self._ignored: set[str] = set()
         self._verified = Verified([], [], [])
-        self._sources: Sequence[int] = ()
-        self._accepted: Sequence[int] = ()
+        self._came: Attribution | None = None
+        self._names: Sequence[str] = ()
 
     def start(self, request_id: str, response_tokens: int, counted: bool) -> None:
         """A sample begins, or goes on, with so many response tokens from elsewhere."""
@@ -84,9 +102,9 @@ class StepMeter:
                 accepted.append(max(sampled.get(name, 0) - 1, 0))
         return Verified(requests, drafted, accepted)
 
-    def count_drafts(self, drafts: Verified, sources: Sequence[int], accepted: Sequence[int]) -> None:
-        """Drafts of the step, the source of each, and by source the accepted tokens (`drafter.FROM_...`)."""
-        self._verified, self._sources, self._accepted = drafts, sources, accepted
+    def count_drafts(self, drafts: Verified, came: Attribution, names: Sequence[str]) -> None:
+        """Count drafts of the step, which came from these sources; `names`: of all sources (`DraftSource.names`)."""
+        self._verified, self._came, self._names = drafts, came, names
 
     def end_step(self, emitted: Iterable[Sequence[Emitted]], seconds: float) -> None:
         """What the step gave its samples, and how long it took."""
@@ -115,21 +133,23 @@ class StepMeter:
         totals["busy_seconds"] += seconds
 
     def _count_accepted(self, ended: Mapping[str, int]) -> None:
-        drafts = self._verified
-        if not drafts.requests:
+        drafts, came = self._verified, self._came
+        if came is None:
             return
         totals = self._totals
         totals["drafts"] += len(drafts.requests)
         totals["drafted"] += sum(drafts.drafted)
-        accepted = list(self._accepted)
+        accepted = list(came.accepted)
         if ended:
-            for name, source, hits in zip(drafts.requests, self._sources, drafts.accepted, strict=True):
+            for name, source, hits in zip(drafts.requests, came.sources, drafts.accepted, strict=True):
                 if name in ended:
                     accepted[source] -= max(hits - ended[name], 0)
         totals["accepted"] += sum(accepted)
-        totals["accepted_siblings"] += accepted[FROM_SIBLINGS]
-        totals["accepted_own"] += accepted[FROM_OWN]
-        self._verified = Verified([], [], [])
+        for source_name, tokens in zip(self._names, accepted, strict=True):
+            # Some sources have a counter of their own.
+            if (counter := f"accepted_{source_name}") in totals:
+                totals[counter] += tokens
+        self._came = None
 
     def add_draft_seconds(self, seconds: float) -> None:
         """Time spent looking up drafts, which lies between two steps and is busy time too."""
@@ -139,3 +159,150 @@ class StepMeter:
     def counters(self) -> dict[str, int | float]:
         """The totals, by EngineCounters' field names."""
         return dict(self._totals)
+
+
+class Meter(StepMeter, Part):
+    """The counters of vLLM's scheduler."""
+
+    calls = SchedulerMeter
+
+    def __init__(self, scheduler: Any) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+
+    def read_counters(self) -> dict[str, int | float]:
+        """Return all that this engine did since it started, as EngineCounters' fields; and KV_CACHE, as of now."""
+        return {**self.counters(), KV_CACHE: self._scheduler.kv_cache_manager.usage}
+
+    def output_lengths(self) -> dict[str, int]:
+        """Return the response tokens so far of each unfinished request."""
+        return {request_id: request.num_output_tokens for request_id, request in self._scheduler.requests.items()}
+
+    def added(self, request: Any) -> None:
+        self.start(request.request_id, request.num_output_tokens, not extra_arguments(request).get(UNCOUNTED))
+
+    def finished_step(self, output: Any, results: Any) -> None:
+        seconds = time.perf_counter() - output.rhyme_started
+        self.end_step([client.outputs for client in results.values()], seconds)
+
+    def freed(self, request_id: str) -> None:
+        self.finish(request_id)
+
+
+class _Trace:
+    __slots__ = ("drafted", "name", "spans")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.drafted = 0
+        self.spans: list[tuple[int, int, str]] = []
+
+
+class DraftTraces:
+    """Which tokens of chosen requests of one engine came from accepted drafts, and from which source.
+
+    A request that did not ask costs a look-up in a dictionary a verified draft, and nothing while none asks.
+    """
+
+    def __init__(self, kept: int = TRACES_KEPT) -> None:
+        self._kept = kept
+        self._running: dict[str, _Trace] = {}
+        self._finished: dict[str, _Trace] = {}
+
+    def __len__(self) -> int:
+        """Return how many requests are running and traced."""
+        return len(self._running)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Return whether the request is running and traced."""
+        return request_id in self._running
+
+    def start(self, request_id: str, name: str | None) -> None:
+        """Begin the trace of a request; `name` is what the trace will be asked for by, None: there is none."""
+        if name is not None:
+            self._running[request_id] = _Trace(name)
+
+    def add(self, request_id: str, drafted: int, accepted: int, position: int, source: str) -> None:
+        """Note that a step verified a draft that began behind the first `position` response tokens."""
+        trace = self._running[request_id]
+        trace.drafted += drafted
+        if accepted:
+            trace.spans.append((position, position + accepted, source))
+
+    def finish(self, request_id: str) -> None:
+        """Keep the trace of a request that has ended or was aborted."""
+        trace = self._running.pop(request_id, None)
+        if trace is not None:
+            self._finished[trace.name] = trace
+            if len(self._finished) > self._kept:
+                del self._finished[next(iter(self._finished))]
+
+    def take(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return {"drafted": tokens, "spans": [(first, end, source), ...]} of each name, counted in response tokens.
+
+        Each is given once. An unknown one has drafted 0 and no spans.
+        """
+        nothing = _Trace("")
+        found = (self._finished.pop(name, nothing) for name in names)
+        return [{"drafted": trace.drafted, "spans": trace.spans} for trace in found]
+
+
+class StatusFigures(Part):
+    """The figures of an engine's status that need counting."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._timed = 0
+        self._sums = [0.0] * len(DecodeStep._fields)
+        self._told_at = time.monotonic()
+        self._told: Mapping[str, int | float] = {}
+        # Draft tokens accepted here, and response tokens that a sample came with, by request: few have any.
+        self._accepted: dict[str, int] = {}
+        self._came_with: dict[str, int] = {}
+
+    def added(self, request: Any) -> None:
+        if request.num_output_tokens:
+            self._came_with[request.request_id] = request.num_output_tokens
+
+    def is_timed(self) -> bool:
+        # A step is timed by the one after it.
+        return (self._steps + 1) % TIMED_EACH <= 1
+
+    def scheduled(self, output: Any, before: DecodeStep | None) -> None:
+        self._steps += 1
+        if before is not None and self._steps % TIMED_EACH == 1:
+            self._timed += 1
+            self._sums = [total + value for total, value in zip(self._sums, before, strict=True)]
+
+    def verified(self, drafts: Verified) -> None:
+        for request_id, accepted in zip(drafts.requests, drafts.accepted, strict=True):
+            if accepted:
+                self._accepted[request_id] = self._accepted.get(request_id, 0) + accepted
+
+    def freed(self, request_id: str) -> None:
+        self._accepted.pop(request_id, None)
+        self._came_with.pop(request_id, None)
+
+    def accepted_per_step(self, request: str, generated: int) -> float:
+        """Return draft tokens accepted per decode step here, of a sample with so many response tokens."""
+        accepted = self._accepted.get(request, 0)
+        steps = generated - self._came_with.get(request, 0) - accepted
+        return accepted / steps if steps > 0 else 0.0
+
+    def take(self, counters: Mapping[str, int | float]) -> dict[str, Any]:
+        """Return figures since the last call; `counters`: the engine's totals (EngineCounters)."""
+        now = time.monotonic()
+
+        def since(name: str) -> float:
+            return counters[name] - self._told.get(name, 0)
+
+        sample_steps = since("sample_steps")
+        figures = {
+            "decode_steps": counters["decode_steps"],
+            "tokens_per_second": since("response_tokens") / max(now - self._told_at, 1e-6),
+            "tokens_per_step": since("decode_tokens") / sample_steps if sample_steps else 1.0,
+            "decode": [total / self._timed for total in self._sums] if self._timed else None,
+        }
+        self._told, self._told_at = dict(counters), now
+        self._timed, self._sums = 0, [0.0] * len(DecodeStep._fields)
+        return figures

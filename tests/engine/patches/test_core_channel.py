@@ -25,29 +25,27 @@ def test_utility_calls_still_look_methods_up_by_name() -> None:
 
 
 def test_only_offered_methods_are_called() -> None:
+    from rhyme_openrlhf.engine.calls import WorkerCalls
+    from rhyme_openrlhf.engine.patches import core_channel
     from rhyme_openrlhf.engine.patches.core_channel import _call_scheduler
 
-    scheduler = SimpleNamespace(CALLABLE=("double",), double=lambda x: 2 * x, secret=lambda: 1)
-    engine = SimpleNamespace(scheduler=scheduler)
+    scheduler = SimpleNamespace(
+        calls={"double": lambda x: 2 * x}, secret=lambda: 1, core=core_channel.EngineCoreAccess()
+    )
+    ranks = SimpleNamespace(collective_rpc=lambda method, args: [(method, args)])
+    engine = SimpleNamespace(scheduler=scheduler, model_executor=ranks)
     assert _call_scheduler(engine, "double", [4]) == 8
     with pytest.raises(ValueError, match="offers no method 'secret'"):
         _call_scheduler(engine, "secret", [])
-
-
-def test_the_scheduler_methods_we_override_exist() -> None:
-    """engine/scheduler.py: a renamed method upstream would silently stop drafting or counting."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    for name in ("schedule", "update_from_output", "add_request", "update_draft_token_ids", "_free_request"):
-        assert callable(getattr(Scheduler, name))
-    assert "scheduled_spec_decode_tokens" in inspect.getsource(Scheduler.update_from_output)
+    # What was called knows the workers.
+    assert scheduler.core.workers(WorkerCalls.rhyme_drop_kv, "path") == [("rhyme_drop_kv", ("path",))]
 
 
 def test_a_scheduler_can_say_whether_the_loop_waits_for_calls() -> None:
-    """engine/scheduler_parts/arrivals.py: an engine that expects a sample must see it come."""
+    """engine/scheduler_parts/moves.py: an engine that expects a sample must see it come."""
     import queue
 
-    from rhyme_openrlhf.engine.patches.core_channel import _call_scheduler
+    from rhyme_openrlhf.engine.patches.core_channel import EngineCoreAccess, _call_scheduler
 
     source = inspect.getsource(core.EngineCoreProc._process_input_queue)
     # Asked anew each time round, after the scheduler was asked whether it has requests.
@@ -58,12 +56,16 @@ def test_a_scheduler_can_say_whether_the_loop_waits_for_calls() -> None:
         core.EngineCore.step
     )
 
-    scheduler = SimpleNamespace(
-        CALLABLE=("ask",), ask=lambda: scheduler.is_called(), is_called=None, wait_for_calls=None
+    access = EngineCoreAccess()
+    scheduler = SimpleNamespace(calls={"ask": lambda: access.is_called()}, core=access)
+    engine = SimpleNamespace(
+        scheduler=scheduler,
+        model_executor=SimpleNamespace(collective_rpc=None),
+        input_queue=queue.Queue(),
+        process_input_queue_block=True,
     )
-    engine = SimpleNamespace(scheduler=scheduler, input_queue=queue.Queue(), process_input_queue_block=True)
     assert _call_scheduler(engine, "ask", []) is False
-    scheduler.wait_for_calls(False)
+    access.wait_for_calls(False)
     assert engine.process_input_queue_block is False
     engine.input_queue.put("a call")
     assert _call_scheduler(engine, "ask", []) is True

@@ -98,7 +98,7 @@ def test_a_preempted_request_is_taken_out_and_recomputed_first_of_all(scheduler:
 
 
 def test_a_request_that_waits_with_kv_blocks_comes_first_and_leaves_all_queues(scheduler: Any) -> None:
-    """As engine/scheduler_parts/arrivals.py makes one: KV blocks that hold the tokens but the last."""
+    """As engine/scheduler_parts/moves.py makes one: KV blocks that hold the tokens but the last."""
 
     def arrived(name: str) -> Any:
         request = Request(name, [1] * 40, SamplingParams(max_tokens=9), None)

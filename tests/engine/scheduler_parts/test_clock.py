@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from rhyme_openrlhf.engine.scheduler_parts.clock import DecodeStep, StepClock, content_of
+from rhyme_openrlhf.engine.scheduler_parts import DecodeStep
+from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, content_of
 from rhyme_openrlhf.latency.pace import StepContent
 
 
@@ -23,58 +24,58 @@ DECODING = requests(a=(5, 30), b=(1, 21))
 
 def test_a_step_lasts_until_the_next_is_scheduled() -> None:
     clock = StepClock()
-    assert clock.scheduled(output({"a": 1, "b": 3}, {"b": [7, 8]}), DECODING, 10.0) is None
-    assert clock.scheduled(output({"a": 1}), DECODING, 10.5) == DecodeStep(2, 47, 2, 0.5)
-    assert clock.scheduled(output({"a": 1}), DECODING, 10.75) == DecodeStep(1, 29, 0, 0.25)
+    assert clock.scheduled(content_of(output({"a": 1, "b": 3}, {"b": [7, 8]}), DECODING, 10.0)) is None
+    assert clock.scheduled(content_of(output({"a": 1}), DECODING, 10.5)) == DecodeStep(2, 47, 2, 0.5)
+    assert clock.scheduled(content_of(output({"a": 1}), DECODING, 10.75)) == DecodeStep(1, 29, 0, 0.25)
 
 
 def test_steps_with_prefill_or_without_anything_are_not_timed() -> None:
     clock = StepClock()
     for other in ({"a": 1, "b": 9}, {}):
-        clock.scheduled(output(other), DECODING, 1.0)
-        assert clock.scheduled(output({"a": 1}), DECODING, 2.0) is None
+        clock.scheduled(content_of(output(other), DECODING, 1.0))
+        assert clock.scheduled(content_of(output({"a": 1}), DECODING, 2.0)) is None
     # One prompt token left to compute looks like a decode step.
-    clock.scheduled(output({"a": 1}), requests(a=(0, 8)), 3.0)
-    assert clock.scheduled(output({"a": 1}), DECODING, 4.0) is None
+    clock.scheduled(content_of(output({"a": 1}), requests(a=(0, 8)), 3.0))
+    assert clock.scheduled(content_of(output({"a": 1}), DECODING, 4.0)) is None
 
 
 def test_a_pause_is_not_part_of_a_step() -> None:
     clock = StepClock()
-    clock.scheduled(output({"a": 1}), DECODING, 1.0)
+    clock.scheduled(content_of(output({"a": 1}), DECODING, 1.0))
     clock.interrupted()
-    assert clock.scheduled(output({"a": 1}), DECODING, 99.0) is None
+    assert clock.scheduled(content_of(output({"a": 1}), DECODING, 99.0)) is None
 
 
 def test_a_planned_step_lasts_until_the_next_is_planned() -> None:
     clock = StepClock()
     assert clock.planned(9.0) is None
-    clock.scheduled(output({"a": 1, "b": 9}), DECODING, 9.5)
+    clock.scheduled(content_of(output({"a": 1, "b": 9}), DECODING, 9.5))
     # A prefill is not timed, and what follows it at once is.
     assert clock.planned(9.9) is None
-    clock.scheduled(output({"a": 1, "b": 3}, {"b": [7, 8]}), DECODING, 10.0)
+    clock.scheduled(content_of(output({"a": 1, "b": 3}, {"b": [7, 8]}), DECODING, 10.0))
     assert clock.planned(10.5) == DecodeStep(2, 47, 2, 10.5 - 9.9)
     # Asked twice, it is the same step.
     assert clock.planned(10.6) is None
-    assert clock.scheduled(output({"a": 1}), DECODING, 10.75) == DecodeStep(2, 47, 2, 0.75)
+    assert clock.scheduled(content_of(output({"a": 1}), DECODING, 10.75)) == DecodeStep(2, 47, 2, 0.75)
     assert clock.planned(11.0) == DecodeStep(1, 29, 0, 11.0 - 10.6)
 
 
 def test_a_step_that_nobody_planned_is_not_timed_from_a_plan() -> None:
     clock = StepClock()
     for begun in (1.0, 2.0):
-        clock.scheduled(output({"a": 1}), DECODING, begun)
+        clock.scheduled(content_of(output({"a": 1}), DECODING, begun))
     assert clock.planned(3.0) is None
-    clock.scheduled(output({"a": 1}), DECODING, 4.0)
-    clock.scheduled(output({"a": 1}), DECODING, 5.0)
+    clock.scheduled(content_of(output({"a": 1}), DECODING, 4.0))
+    clock.scheduled(content_of(output({"a": 1}), DECODING, 5.0))
     assert clock.planned(6.0) is None
 
 
 def test_a_pause_before_a_planned_step_is_not_part_of_it() -> None:
     clock = StepClock()
-    clock.scheduled(output({"a": 1}), DECODING, 1.0)
+    clock.scheduled(content_of(output({"a": 1}), DECODING, 1.0))
     clock.interrupted()
     assert clock.planned(1.5) is None
-    clock.scheduled(output({"a": 1}), DECODING, 99.0)
+    clock.scheduled(content_of(output({"a": 1}), DECODING, 99.0))
     assert clock.planned(99.5) is None
 
 
@@ -88,10 +89,10 @@ def test_decoding_samples_and_prefills_are_told_apart() -> None:
 
 def test_a_step_that_is_not_timed_is_none_and_what_follows_it_is() -> None:
     clock = StepClock()
-    clock.scheduled(output({"a": 1}), DECODING, 1.0)
+    clock.scheduled(content_of(output({"a": 1}), DECODING, 1.0))
     clock.skipped()
     assert clock.planned(2.0) is None
-    assert clock.scheduled(output({"a": 1}), DECODING, 2.5) is None
+    assert clock.scheduled(content_of(output({"a": 1}), DECODING, 2.5)) is None
     assert clock.planned(3.0) == DecodeStep(1, 29, 0, 1.0)
 
 

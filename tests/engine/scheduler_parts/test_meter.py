@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhyme_openrlhf.drafting.drafter import FROM_HISTORY, FROM_OWN, Verified
-from rhyme_openrlhf.engine.scheduler_parts.meter import PADDING, StepMeter
+import numpy as np
+
+from rhyme_openrlhf.drafting.drafter import FROM_HISTORY, FROM_OWN, SOURCE_NAMES
+from rhyme_openrlhf.drafting.source import Attribution, Verified
+from rhyme_openrlhf.engine.scheduler_parts.meter import PADDING, DraftTraces, StepMeter
 from rhyme_openrlhf.telemetry.metrics import EngineCounters, acceptance_rate, speculation_rate, tokens_per_step
 
 
@@ -91,9 +94,9 @@ def test_accepted_drafts_count_only_as_far_as_they_became_response_tokens() -> N
     meter = running("a", "b")
     meter.begin_step({"a": 5, "b": 5}, {"a", "b"})
     drafts = Verified(["a", "b"], [4, 4], [4, 1])
-    accepted = [0] * (FROM_OWN + 1)
+    accepted = [0] * len(SOURCE_NAMES)
     accepted[FROM_OWN], accepted[FROM_HISTORY] = 4, 1
-    meter.count_drafts(drafts, [FROM_OWN, FROM_HISTORY], accepted)
+    meter.count_drafts(drafts, Attribution([FROM_OWN, FROM_HISTORY], np.array([0, 1]), accepted), SOURCE_NAMES)
     # The response of a ended inside its accepted draft: 3 of 5 sampled tokens are left of it.
     meter.end_step([[Output("a", [1, 2, 3], "stop")], [Output("b", [1, 2])]], 1)
     done = counters(meter)
@@ -116,3 +119,28 @@ def test_draft_seconds_are_busy_seconds() -> None:
     meter = StepMeter()
     meter.add_draft_seconds(0.25)
     assert counters(meter).busy_seconds == counters(meter).draft_seconds == 0.25
+
+
+def test_spans_are_where_accepted_tokens_lie() -> None:
+    traces = DraftTraces()
+    traces.start("a", "name-a")
+    traces.start("b", None)
+    assert "a" in traces and "b" not in traces and len(traces) == 1
+    traces.add("a", 4, 2, 1, "history")
+    traces.add("a", 2, 0, 4, "history")
+    traces.add("a", 3, 3, 5, "own")
+    traces.finish("a")
+    traces.finish("b")
+    assert "a" not in traces
+    expected = {"drafted": 9, "spans": [(1, 3, "history"), (5, 8, "own")]}
+    assert traces.take(["name-a", "unknown"]) == [expected, {"drafted": 0, "spans": []}]
+    assert traces.take(["name-a"]) == [{"drafted": 0, "spans": []}]
+
+
+def test_traces_that_nobody_takes_are_dropped_oldest_first() -> None:
+    traces = DraftTraces(kept=2)
+    for name in ("1", "2", "3"):
+        traces.start(name, name)
+        traces.add(name, 5, 1, 0, "own")
+        traces.finish(name)
+    assert [trace["drafted"] for trace in traces.take(["1", "2", "3"])] == [0, 5, 5]

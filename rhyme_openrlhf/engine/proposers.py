@@ -1,12 +1,15 @@
-"""vLLM's n-gram proposals, looked up by one thread: the same tokens at a fraction of the time.
+"""What proposes drafts in a worker: nothing for the source "history", and vLLM's n-grams looked up by one thread.
 
-vLLM's own proposer starts a parallel loop in every step and hands it a Python list, whatever the batch: 0.1 to 0.3 ms
-of each step where one sample runs (docs/benchmarks.md), for a search that takes microseconds. Its parallel loop has a
-single thread in vLLM 0.29.0 and 0.32.0 in any case.
+vLLM asks a proposer in the worker process for drafts. Those from history come from the scheduler, which knows prompts
+and requests, so `NullProposer` fills the place (`speculative_config={"method": "custom_class", ...}`).
+
+vLLM's own n-gram proposer starts a parallel loop in every step and hands it a Python list, whatever the batch: 0.1 to
+0.3 ms of each step where one sample runs (docs/benchmarks.md), for a search that takes microseconds. Its parallel loop
+has a single thread in vLLM 0.29.0 and 0.32.0 in any case. `SerialNgramProposer` searches without it.
 
 Invariants: each search is vLLM's own compiled function, so what is proposed is what vLLM would have proposed; drafts
-of any other method stay as they are. Checked against vLLM 0.29.0 and 0.32.0 `v1/spec_decode/ngram_proposer.py`;
-contract test: `tests/engine/worker_parts/test_ngram.py`.
+of any other method stay as they are. Checked against vLLM 0.29.0 and 0.32.0
+`v1/spec_decode/ngram_proposer.py` and `v1/worker/gpu_model_runner.py`; contract test: `tests/engine/test_proposers.py`.
 """
 
 from __future__ import annotations
@@ -76,14 +79,21 @@ def loop_over(search_source: int) -> Any:
 _propose = loop_over(zlib.crc32(Path(ngram_proposer.__file__).read_bytes()))
 
 
-class NgramWorker:
-    """Mixed into the worker extension (`model_runner` and `vllm_config` are vLLM's)."""
+class NullProposer:
+    """Proposes no draft token, for every request."""
 
-    model_runner: Any
-    vllm_config: Any
+    def __init__(self, vllm_config: Any) -> None:
+        """vLLM passes its whole config; nothing of it is needed."""
 
-    def rhyme_look_up_serially(self, serially: bool = True) -> None:
-        """From now on n-grams are looked up by one thread, or, for comparison, in vLLM's own way."""
-        proposer = SerialNgramProposer if serially else NgramProposer
-        if isinstance(self.model_runner.drafter, NgramProposer):
-            self.model_runner.drafter = proposer(self.vllm_config)
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load nothing: there is no draft model."""
+
+    def propose(self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
+        """Return an empty draft for each of the [batch] requests."""
+        return [[] for _ in sampled_token_ids]
+
+
+def look_up_serially(runner: Any, config: Any, serially: bool) -> None:
+    """Have vLLM's model runner look up n-grams by one thread from now on, or, for comparison, in vLLM's own way."""
+    if isinstance(runner.drafter, NgramProposer):
+        runner.drafter = (SerialNgramProposer if serially else NgramProposer)(config)

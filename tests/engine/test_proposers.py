@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
-from rhyme_openrlhf.engine.worker_parts import ngram
-from rhyme_openrlhf.engine.worker_parts.ngram import NgramWorker, SerialNgramProposer
+from rhyme_openrlhf.engine.proposers import SerialNgramProposer, look_up_serially, loop_over
 
 LONGEST, SAMPLES, TOKENS = 48, 4, 6
 
@@ -68,15 +67,13 @@ def test_vllm_proposes_by_the_loop_that_is_replaced() -> None:
 
 
 def test_only_ngrams_are_looked_up_otherwise(proposers: tuple[NgramProposer, SerialNgramProposer]) -> None:
-    worker = NgramWorker()
-    worker.vllm_config = config()
-    worker.model_runner = SimpleNamespace(drafter=proposers[0])
+    runner = SimpleNamespace(drafter=proposers[0])
     for serially, found in ((True, SerialNgramProposer), (True, SerialNgramProposer), (False, NgramProposer)):
-        worker.rhyme_look_up_serially(serially)
-        assert type(worker.model_runner.drafter) is found
-    another = worker.model_runner.drafter = object()
-    worker.rhyme_look_up_serially()
-    assert worker.model_runner.drafter is another
+        look_up_serially(runner, config(), serially)
+        assert type(runner.drafter) is found
+    another = runner.drafter = object()
+    look_up_serially(runner, config(), True)
+    assert runner.drafter is another
 
 
 def test_what_numba_keeps_is_not_taken_for_another_version_of_vllms_search(
@@ -85,7 +82,7 @@ def test_what_numba_keeps_is_not_taken_for_another_version_of_vllms_search(
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
     def kept(search_source: int) -> bool:
-        loop = ngram.loop_over(search_source)
+        loop = loop_over(search_source)
         texts = np.array([[1, 2, 3, 1, 2, 0, 0, 0]], np.int32)
         drafts, lengths = np.zeros((1, 2), np.int32), np.zeros(1, np.int32)
         loop(np.array([0]), np.array([5], np.int32), texts, 1, 3, 8, 2, drafts, lengths)

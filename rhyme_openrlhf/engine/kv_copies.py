@@ -1,14 +1,12 @@
-"""What a move needs of vLLM's worker processes: copying KV blocks out and in, and a generator's state.
+"""What a worker copies for a move: KV blocks out of its rank's caches and in again, and a generator's state.
 
-Mixed into our worker extension; all are called between two steps. Invariants: only whole blocks are copied, along the
-block dimension; a cache of another layout than [blocks, heads, block size, keys and values] is not touched.
-Checked against vLLM 0.29.0 on CPU. On a GPU, where nothing of it has run yet, blocks go through pinned memory
-(kv/pinned_copies.py).
+All is done between two steps. Invariants: only whole blocks are copied, along the block dimension; a cache of another
+layout than [blocks, heads, block size, keys and values] is not touched. Checked against vLLM 0.29.0 on CPU. On a GPU,
+where nothing of it has run yet, blocks go through pinned memory (kv/pinned_copies.py).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -59,19 +57,18 @@ def import_blocks(
         cache.index_copy_(0, chosen, rows[layer])
 
 
-class MovingWorker:
-    """Mixed into the worker extension (`model_runner` is vLLM's)."""
+class KvCopies:
+    """The copies of one rank."""
 
-    model_runner: Any
+    def __init__(self, runner: Any) -> None:
+        """`runner`: vLLM's model runner."""
+        self._runner = runner
+        self._device_rows = DeviceRows()
 
-    @functools.cached_property
-    def _device_rows(self) -> DeviceRows:
-        return DeviceRows()
-
-    def rhyme_kv_layout(self) -> dict[str, Any] | str:
-        """The layout of this engine's KV cache (fields of KvLayout), or one sentence why its blocks cannot be moved."""
-        caches = self.model_runner.kv_caches
-        config = self.model_runner.vllm_config
+    def layout(self) -> dict[str, Any] | str:
+        """Return the layout of the KV cache (fields of KvLayout), or one sentence why its blocks cannot be moved."""
+        caches = self._runner.kv_caches
+        config = self._runner.vllm_config
         block_size = config.cache_config.block_size
         heads = config.model_config.get_total_num_kv_heads()
         share = head_share(0, get_tensor_model_parallel_world_size(), heads)
@@ -82,25 +79,21 @@ class MovingWorker:
         dtype = str(caches[0].dtype).removeprefix("torch.")
         return asdict(KvLayout(len(caches), heads, block_size, caches[0].shape[3], dtype))
 
-    def rhyme_export_kv(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
-        """Copy blocks of this rank to rows `first`... of the buffer; "" or why not."""
-        return self.rhyme_copy_kv(export_blocks, self._device_rows.export, blocks, buffer, first)
+    def export(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
+        """Copy blocks of this rank to rows `first`... of the buffer; returns "" or why not."""
+        return self._copy(export_blocks, self._device_rows.export, blocks, buffer, first)
 
-    def rhyme_import_kv(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
-        """Copy rows `first`... of the buffer to blocks of this rank; "" or why not."""
-        return self.rhyme_copy_kv(import_blocks, import_pieces, blocks, buffer, first)
+    def load(self, blocks: list[int], buffer: dict[str, Any], first: int) -> str:
+        """Copy rows `first`... of the buffer to blocks of this rank; returns "" or why not."""
+        return self._copy(import_blocks, import_pieces, blocks, buffer, first)
 
-    def rhyme_import_all(self, copies: list[tuple[list[int], dict[str, Any], int]]) -> list[str]:
-        """`rhyme_import_kv` of each of them."""
-        return [self.rhyme_import_kv(*copy) for copy in copies]
-
-    def rhyme_drop_kv(self, path: str) -> None:
+    def drop(self, path: str) -> None:
         """Keep nothing of a buffer whose sample's move is over."""
         self._device_rows.drop(path)
 
-    def rhyme_copy_kv(self, copy: Any, on_device: Any, blocks: list[int], plain: dict[str, Any], first: int) -> str:
-        """Either of the two, through the host's memory or on the devices."""
-        buffer, caches = KvBuffer.from_plain(plain), self.model_runner.kv_caches
+    def _copy(self, copy: Any, on_device: Any, blocks: list[int], plain: dict[str, Any], first: int) -> str:
+        """Copy through the host's memory or on the devices."""
+        buffer, caches = KvBuffer.from_plain(plain), self._runner.kv_caches
         rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
         share = head_share(rank, ranks, buffer.layout.heads)
         try:
@@ -110,7 +103,7 @@ class MovingWorker:
             return f"KV blocks were not copied: {error}"
         return ""
 
-    def rhyme_generator_state(self, request_id: str) -> bytes | None:
-        """The state of a request's own random number generator; None if it has none."""
-        state = self.model_runner.requests.get(request_id)
+    def generator_state(self, request_id: str) -> bytes | None:
+        """Return the state of a request's own random number generator; None if it has none."""
+        state = self._runner.requests.get(request_id)
         return None if state is None or state.generator is None else generator_bytes(state.generator)

@@ -1,0 +1,293 @@
+"""The part of the scheduler that drafts: it asks the source for drafts between two steps, and keeps them within a step.
+
+With a profile (`install_profile`) a planner decides how much of the drafts the next step verifies, from the step times
+that the profile and this engine's own steps say; without one the source's fixed rules do. Now and then drafts are left
+out for a few steps to measure what they gain; where they gain nothing they stay out (drafting/gain.py).
+
+A row is one token whose logits a step computes: one for each running sample, and one for each draft token. Logits,
+probabilities and log-probabilities are all [rows, vocabulary], so rows decide what the sampler needs beside the KV
+cache. On a GPU the worker reserves that memory for `most_rows` rows before vLLM sizes the KV cache
+(engine/patches/rejection_sampling.py). Without a GPU nothing is reserved, and vLLM's own limit of tokens a step holds
+alone.
+
+Invariants: a draft only ever proposes, vLLM's rejection sampler decides; every draft reaches a request through
+`_set_drafts`, whoever made it, so that no step verifies more than there are rows for; a draft is only ever cut at its
+end; scheduling is synchronous, so every token is known when drafts are made. Checked against vLLM 0.29.0
+`v1/core/sched/scheduler.py` (num_spec_tokens_to_schedule, update_draft_token_ids) and
+`v1/spec_decode/llm_base_proposer.py` (K = 0).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.request import RequestStatus
+
+from rhyme_openrlhf.drafting.budget import share
+from rhyme_openrlhf.drafting.drafter import HistoryDrafter
+from rhyme_openrlhf.drafting.gain import GainMeter, Ticket
+from rhyme_openrlhf.drafting.planner import Decision, DecisionLog
+from rhyme_openrlhf.drafting.source import DraftSource, Verified, WorkerProposals
+from rhyme_openrlhf.engine.calls import SchedulerDrafting
+from rhyme_openrlhf.engine.request_keys import DRAFTING_KEY, PROMPT_KEY, SETTINGS_KEY, TRACE, WINDOW
+from rhyme_openrlhf.engine.scheduler_parts import DecodeStep, Part
+from rhyme_openrlhf.engine.scheduler_parts.clock import StepClock, Timing
+from rhyme_openrlhf.engine.scheduler_parts.meter import DraftTraces, Meter, extra_arguments
+from rhyme_openrlhf.history.index import IndexBufferError
+from rhyme_openrlhf.latency.predictor import Predictor, SpeculationOverhead
+from rhyme_openrlhf.latency.profile import ProfileError, parse
+from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.platform import gpu_present
+from rhyme_openrlhf.settings.drafting import (
+    DRAFT_MODEL,
+    EAGLE3,
+    HISTORY,
+    NGRAM,
+    DraftingSettings,
+    HistoSpecSettings,
+)
+from rhyme_openrlhf.settings.engine import reserved_rows
+
+# By `--drafting.source`. Each takes the settings and drafts for one engine.
+SOURCES: dict[str, Callable[[HistoSpecSettings, DraftingSettings], DraftSource]] = {
+    HISTORY: lambda histospec, _: HistoryDrafter(histospec),
+    NGRAM: lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens),
+    DRAFT_MODEL: lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens),
+    EAGLE3: lambda _, drafting: WorkerProposals(drafting.source, drafting.tokens),
+}
+# A draft token of a measured step: any token of any vocabulary.
+DUMMY = 1
+
+
+def most_rows(vllm_config: Any) -> int | None:
+    """Return the rows a verifying step may compute on a GPU; None without a GPU.
+
+    With `--drafting.within_graphs` no more than the largest CUDA graph has.
+    """
+    if not gpu_present():
+        return None
+    samples = int(vllm_config.scheduler_config.max_num_seqs)
+    rows = reserved_rows(samples, int(vllm_config.num_speculative_tokens))
+    largest = vllm_config.compilation_config.max_cudagraph_capture_size
+    within_graphs = vllm_config.additional_config[DRAFTING_KEY]["within_graphs"]
+    return min(rows, largest) if within_graphs and largest else rows
+
+
+class Drafting(Part):
+    """The drafts of one engine (RhymeRL, sections 5.2 to 5.4; RLHFSpec, 5.2 and 5.3)."""
+
+    calls = SchedulerDrafting
+
+    def __init__(self, scheduler: Any, clock: StepClock, meter: Meter, timing: Timing) -> None:
+        self._scheduler, self._clock, self._meter, self._timing = scheduler, clock, meter, timing
+        config = scheduler.vllm_config
+        self.histospec = HistoSpecSettings(**config.additional_config[SETTINGS_KEY])
+        self.settings = DraftingSettings(**config.additional_config[DRAFTING_KEY])
+        self._most_rows = most_rows(config)
+        # vLLM pads a request that joins a decode batch with one token to the longest draft, for FULL CUDA graphs,
+        # unless draft lengths are looked up: one arrival would add rows that nobody proposed.
+        scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (scheduler.max_num_running_reqs + 1)
+        self._overhead: SpeculationOverhead | None = None
+        self._traces = DraftTraces()
+        self._decisions = DecisionLog()
+        self._sentences: list[str] = []
+        # Requests whose drafts a grammar cuts.
+        self._ruled: set[str] = set()
+        self.use(SOURCES[self.settings.source](self.histospec, self.settings))
+
+    def use(self, source: DraftSource) -> None:
+        """Draft from this source, while no request runs."""
+        self.source = source
+        # The first step behind an interval without drafts has none if nothing was proposed in the step before it.
+        self.gain = GainMeter(self.settings.probe_share, int(source.from_worker))
+        self._decided: Decision | None = None
+        # Of the next decode step, and of the one that was scheduled last.
+        self._ticket: Ticket | None = None
+        self._scheduled: Ticket | None = None
+        self._accepted = 0
+
+    # --- what the engine's actor calls
+
+    def row_limit(self) -> int | None:
+        """Return the rows that memory is reserved for; None where none is."""
+        return self._most_rows
+
+    def install_profile(self, text: str) -> str:
+        """Plan drafts by the step times of this profile (the text of its file); returns "" or why not."""
+        try:
+            profile = parse(text, "the profile")
+        except ProfileError as error:
+            return str(error)
+        self._overhead = SpeculationOverhead(profile) if profile.unspeculated else None
+        self.source.plan_by(Predictor(StepModel(profile), self._sentences.append))
+        return ""
+
+    def install_history(self, prompt_key: str, path: str) -> str:
+        """Map the draft index at `path` for the requests of `prompt_key`; the file may be removed afterwards.
+
+        Returns "" or, when the index is refused, one sentence that says why (the prompt then runs without drafts).
+        """
+        try:
+            self.source.install(prompt_key, np.memmap(Path(path), dtype=np.uint8, mode="r"))
+        except (IndexBufferError, OSError, ValueError) as error:
+            return f"draft index of prompt {prompt_key} refused: {error}"
+        return ""
+
+    def forget_history(self, prompt_key: str) -> None:
+        """Drop the draft index of a prompt that has no request left."""
+        self.source.forget(prompt_key)
+
+    def take_traces(self, names: list[str]) -> list[dict[str, Any]]:
+        """Return what was drafted of finished requests that asked for it by TRACE, as DraftTraces.take gives it."""
+        return self._traces.take(names)
+
+    def take_decisions(self) -> dict[str, list[Any]]:
+        """Return what was decided to draft since the last call, as `DecisionLog.take` gives it."""
+        return self._decisions.take()
+
+    def take_sentences(self) -> list[str]:
+        """Return what a person should know about the planning since the last call."""
+        taken, self._sentences[:] = list(self._sentences), []
+        return taken
+
+    def read_gain(self) -> dict[str, Any]:
+        """Return what drafts gain, as the fields of a DraftGain event; empty before it is known."""
+        found = self.gain.now()
+        return dataclasses.asdict(found) if found is not None else {}
+
+    # --- a decode step, from its drafts to what became of them
+
+    def draft(self, proposed: DraftTokenIds) -> None:
+        """Give each request that decodes its draft for the next step; `proposed`: what vLLM's worker proposes."""
+        names = proposed.req_ids
+        if self._timing.forced_drafts is not None:
+            self._draft_dummies(names, [DUMMY] * self._timing.forced_drafts)
+            return
+        started = time.perf_counter()
+        source, requests, running = self.source, self._scheduler.requests, RequestStatus.RUNNING
+        # Before the next step is planned, so that it is planned by what the last one took.
+        if source.planner is not None and (step := self._clock.planned(started)) is not None:
+            source.planner.took(*step)
+        source.proposed(names, proposed.draft_token_ids)
+        decoding = [
+            request
+            for request_id in names
+            if (request := requests.get(request_id)) is not None
+            and request.status is running
+            and not request.is_prefill_chunk
+        ]
+        self._ticket = self.gain.ask() if decoding else None
+        self._set_drafts(decoding, self._drafts(decoding))
+        for request_id in self._ruled:
+            self._cut_by_grammar(requests[request_id])
+        self._meter.add_draft_seconds(time.perf_counter() - started)
+
+    def _drafts(self, decoding: Sequence[Any]) -> list[list[int]]:
+        if self._ticket is None or not self._ticket.drafts:
+            self.source.leave_out()
+            return [[] for _ in decoding]
+        planned = self.source.planner is not None
+        context = sum([request.num_computed_tokens for request in decoding]) if planned else 0
+        return self.source.draft([request.request_id for request in decoding], context, self._most_drafts())
+
+    def _draft_dummies(self, names: Iterable[str], draft: list[int]) -> None:
+        """While steps are measured nearly all drafts are rejected, so that samples grow by one token."""
+        asked = (self._scheduler.requests.get(name) for name in names)
+        requests = [request for request in asked if request is not None and not request.is_finished()]
+        self._set_drafts(requests, [[] if request.is_prefill_chunk else list(draft) for request in requests])
+
+    def _most_drafts(self) -> int:
+        """Return the draft tokens that fit into the next step beside its running samples."""
+        # Past its tokens a step vLLM leaves running requests out of the step.
+        tokens: int = self._scheduler.max_num_scheduled_tokens
+        if self._most_rows is not None:
+            tokens = min(tokens, self._most_rows)
+        return max(tokens - len(self._scheduler.running), 0)
+
+    def _set_drafts(self, requests: Iterable[Any], drafts: Sequence[list[int]]) -> None:
+        """Give each request its draft for the next step, cut so that all of them fit."""
+        lengths, most = [len(draft) for draft in drafts], self._most_drafts()
+        if sum(lengths) > most:
+            drafts = [draft[:length] for draft, length in zip(drafts, share(lengths, most), strict=True)]
+        for request, draft in zip(requests, drafts, strict=True):
+            request.spec_token_ids = draft
+
+    def _cut_by_grammar(self, request: Any) -> None:
+        """Leave of a draft what the request's grammar allows: vLLM cuts each draft that it is given."""
+        if draft := request.spec_token_ids:
+            Scheduler.update_draft_token_ids(self._scheduler, DraftTokenIds([request.request_id], [draft]))
+
+    def is_timed(self) -> bool:
+        return self.source.planner is not None or self.settings.probe_share > 0
+
+    def scheduled(self, output: Any, before: DecodeStep | None) -> None:
+        """Compare what the step before took with what was expected of it, and learn what drafts gain."""
+        if before is not None:
+            if self._decided is not None:
+                self._decisions.add(self._decided, before.seconds, self._accepted)
+            if self._scheduled is not None:
+                tokens = before.running + self._accepted
+                overhead = self._overhead.factor(before.running, before.context) if self._overhead else 1.0
+                if said := self.gain.step(self._scheduled.number, before.running, tokens, before.seconds, overhead):
+                    self._sentences.append(said)
+        # Of what was scheduled now: vLLM may have left samples out, or added a prefill.
+        decided = self.source.decision
+        drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+        fits = decided and (decided.running, decided.drafts) == (len(output.num_scheduled_tokens), drafts)
+        self._decided = decided if fits else None
+        self._scheduled, self._ticket = self._ticket, None
+        self._accepted = 0
+        if self.source.from_worker and self._scheduled is not None and not self._scheduled.drafts:
+            # The worker proposes nothing, but a draft model keeps its KV cache up to date.
+            output.num_spec_tokens_to_schedule = 0
+
+    def verified(self, drafts: Verified) -> None:
+        self._accepted += sum(drafts.accepted)
+        came = self.source.verified(drafts)
+        self._meter.count_drafts(drafts, came, self.source.names)
+        if self._traces:
+            for name, drafted, accepted, source in zip(*drafts, came.sources, strict=True):
+                if name in self._traces:
+                    position = self._scheduler.requests[name].num_output_tokens
+                    self._traces.add(name, drafted, accepted, position, self.source.names[source])
+
+    def sampled(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """Have the source know what was written.
+
+        A request goes on with all that it sampled: what a stop cuts off ends it, and no connector of ours loads KV
+        blocks that can fail, whose samples vLLM would drop.
+        """
+        started = time.perf_counter()
+        if tokens:
+            self.source.append(requests, tokens)
+        self._meter.add_draft_seconds(time.perf_counter() - started)
+
+    # --- requests and weights
+
+    def added(self, request: Any) -> None:
+        arguments = extra_arguments(request)
+        most_tokens = min(self._scheduler.max_model_len, request.num_prompt_tokens + request.max_tokens)
+        self.source.start(
+            request.request_id, arguments.get(PROMPT_KEY), request.all_token_ids[:], request.num_prompt_tokens,
+            most_tokens, arguments.get(WINDOW),
+        )  # fmt: skip
+        if request.structured_output_request is not None:
+            self._ruled.add(request.request_id)
+        self._traces.start(request.request_id, arguments.get(TRACE))
+
+    def freed(self, request_id: str) -> None:
+        self.source.finish(request_id)
+        self._ruled.discard(request_id)
+        self._traces.finish(request_id)
+
+    def resets(self, running: bool) -> None:
+        """Doubt what was accepted so far: drafts fare differently with new weights."""
+        if self.source.planner is not None:
+            self.source.planner.policy_updated()
