@@ -1,6 +1,6 @@
-"""Puts the service together: store, middlewares, routes, background work, in this order and undone in the other.
+"""The app: store, middlewares, routes and background work, started in this order and stopped in reverse.
 
-`create_app` does nothing that lasts; the lifespan opens the database, upgrades it, and makes a sign-in link's code.
+`create_app` has no lasting effects. The lifespan opens and upgrades the database, and creates a sign-in code.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.database import Database
 
 PREFIX = "/api/v1"
-# A resource's routes join here.
+# Routers of all resources.
 ROUTERS: tuple[APIRouter, ...] = (
     sign_in.router,
     token_routes.router,
@@ -76,7 +76,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     live_runs.router,
     openapi.router,
 )
-# What runs beside the requests joins here; entered in this order, left in the other.
+# Background work, entered in this order and left in reverse.
 BACKGROUND: tuple[Background, ...] = ()
 
 
@@ -86,10 +86,9 @@ def create_app(
     background: Sequence[Background] = BACKGROUND,
     show_link: Callable[[str], None] | None = None,
 ) -> FastAPI:
-    """Return the service. At its start it gives `show_link` a new code: whoever starts the service prints it as a link
-    (`auth.sign_in_link`).
+    """Return the app. At its start, it gives `show_link` a new sign-in code, which is printed as a link.
 
-    Raises DatabaseError for a database URL that is none.
+    Raises DatabaseError for an invalid database URL.
     """
     database = Database(settings.database_url())
     metrics = ServiceMetrics()
@@ -111,11 +110,11 @@ def create_app(
         title="rhyme-openrlhf",
         version=__version__,
         lifespan=lifespan,
-        # The description is a route of its own, for those who may read; its pages would need foreign scripts.
+        # The description has a route of its own, for readers only. FastAPI's own pages would need foreign scripts.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        # A redirect would be an answer without a token.
+        # A redirect would respond without checking the token.
         redirect_slashes=False,
     )
     app.state.service = service
@@ -123,14 +122,14 @@ def create_app(
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     problems.install(app)
     app.router.routes.extend(routes())
-    # The last one added is the outermost.
+    # The middleware added last is the outermost.
     batch_limit = int(settings.batch_mb * MEGABYTE)
     app.add_middleware(
         BodyLimit,
         limit=int(settings.body_mb * MEGABYTE),
         batch_limit=batch_limit,
         seconds=settings.body_seconds,
-        # As much as the batches that are taken in at once may have.
+        # As much memory as all batches in flight may need.
         room=batch_limit * settings.batches_in_flight,
     )
     app.add_middleware(RateGuard, limit=RateLimit(settings.requests_per_second, settings.request_burst))
@@ -144,8 +143,11 @@ def create_app(
 
 @functools.cache
 def routes() -> tuple[BaseRoute, ...]:
-    """Return the routes of every service of this process. FastAPI reads their signatures here, which takes longer than
-    the rest of `create_app`."""
+    """Return the routes of every service of this process.
+
+    The result is cached, because FastAPI parses the routes' signatures here, which takes longer than the rest of
+    `create_app`.
+    """
     all_of_them = APIRouter()
     for router in ROUTERS:
         all_of_them.include_router(router, prefix=PREFIX)
@@ -156,8 +158,8 @@ def routes() -> tuple[BaseRoute, ...]:
 def templates(routers: Iterable[APIRouter], prefix: str = "") -> dict[Any, str]:
     """Return the path template of each endpoint, e.g. `/api/v1/runs/{uid}`.
 
-    The routers are asked, not the app: newer releases of FastAPI keep an included router as one object in `app.routes`,
-    and name a route without the prefix that it was included with.
+    The templates come from the routers, not from the app. Newer releases of FastAPI keep an included router as one
+    object in `app.routes`, and name its routes without the prefix.
     """
     return {
         route.endpoint: prefix + route.path
@@ -168,11 +170,11 @@ def templates(routers: Iterable[APIRouter], prefix: str = "") -> dict[Any, str]:
 
 
 def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
-    """Upgrade the store, and make the code of a sign-in link."""
+    """Upgrade the store, and create a sign-in code."""
     url = make_url(service.settings.database_url())
     if service.database.is_sqlite:
-        # Whoever reads the store reads sessions and configurations: a new folder is its owner's alone. In one that was
-        # there, the files are (`api/store/database.py`).
+        # The store contains sessions and configurations, so a new folder is readable for its owner only. In an existing
+        # folder, only the files are private (`api/store/database.py`).
         Path(url.database or "").absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     service.database.upgrade()
     if show_link is None:
@@ -182,5 +184,5 @@ def _open(service: Service, show_link: Callable[[str], None] | None) -> None:
         code = credentials.issue_code(
             session, time.time(), credentials.FIRST_CODE_SECONDS if first else credentials.CODE_SECONDS
         )
-    # Shown only after it is stored.
+    # Shown only after the code is stored.
     show_link(code)

@@ -1,5 +1,7 @@
-"""How a request gets at the service: the service itself, and who is asking.
+"""Access to the service: the service object, and authentication of requests.
 
-`service.py` (what the parts of one running service share), `auth.py` (the caller behind a token or session),
-`launching.py` (what starts runs), `local_link.py` (sign-in links made on the service's own machine).
+- `service.py`: objects that the parts of a running service share
+- `auth.py`: the user behind a token or session
+- `launching.py`: the object that starts runs
+- `local_link.py`: sign-in links made on the service's own machine
 """

@@ -1,8 +1,12 @@
-"""Who is asking: the caller behind a request's token or session cookie.
+"""Authentication: the user behind a request's token or session cookie.
 
-Invariants: wrong secrets are counted against their address, right ones never; a request with a session that changes
-something carries the session's CSRF token, a request with a Bearer token needs none, because no browser sends that
-header by itself. `store/credentials.py` has the rows.
+Invariants:
+
+- Wrong secrets count against their client's address; valid ones never do.
+- A request that changes something through a session carries the session's CSRF token. A request with a Bearer token
+  needs none, because no browser sends that header by itself.
+
+`store/credentials.py` has the rows.
 """
 
 from __future__ import annotations
@@ -25,12 +29,12 @@ from rhyme_openrlhf.api.store.credentials import Principal, Role, digest, find_b
 from rhyme_openrlhf.api.store.database import BusyError
 from rhyme_openrlhf.api.store.models import Token
 
-# The whole name is `cookie_name`'s.
+# Name of the session cookie without the port; `cookie_name` returns the full name.
 COOKIE = "rhyme_session"
-# What the API's description calls the session cookie.
+# Name of the session cookie in the OpenAPI description.
 COOKIE_SCHEME = "APIKeyCookie"
 CSRF_HEADER = "X-CSRF-Token"
-# `last_used_at` is written this seldom, so that reading does not become writing.
+# Least seconds between two writes of `last_used_at`, so that reading does not cause writing.
 LAST_USED_STEP_S = 60.0
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -39,7 +43,7 @@ _bearer = HTTPBearer(auto_error=False, description="An access token, for scripts
 
 
 class _SessionCookie(APIKeyCookie):
-    """The session cookie of a request, under the name that this service's address gives it."""
+    """The session cookie of a request, under the name for this service's address."""
 
     async def __call__(self, request: Request) -> str | None:
         return request.cookies.get(cookie_name(request))
@@ -49,12 +53,12 @@ _cookie = _SessionCookie(
     name=COOKIE,
     scheme_name=COOKIE_SCHEME,
     auto_error=False,
-    description=f"A browser's session; what changes something needs {CSRF_HEADER} too.",
+    description=f"A browser's session; requests that change something also need {CSRF_HEADER}.",
 )
 
 
 def is_secure(request: Request) -> bool:
-    """Whether the browser speaks HTTPS, with this service or with a trusted proxy."""
+    """Return True if the browser uses HTTPS, with this service or with a trusted proxy."""
     service: Service = request.app.state.service
     return service.settings.tls or request.url.scheme == "https"
 
@@ -62,8 +66,9 @@ def is_secure(request: Request) -> bool:
 def cookie_name(request: Request) -> str:
     """Return the name of the session cookie.
 
-    Browsers send a host's cookies to all of its ports, so the name has the port that the browser asks: two services on
-    one host sign nobody out of the other. `__Host-` keeps pages that are not HTTPS from setting the cookie.
+    The name contains the port, because browsers send a host's cookies to all of its ports. Signing in to one of two
+    services on a host therefore keeps the other session. The prefix `__Host-` keeps pages without HTTPS from setting
+    the cookie.
     """
     port = request.headers.get("host", "").rpartition(":")[2]
     name = f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
@@ -77,33 +82,33 @@ def _note_use(service: Service, who: Principal, now: float) -> None:
         with service.database.writing() as session:
             session.execute(update(Token).where(Token.id == who.token_id).values(last_used_at=now))
     except (BusyError, OperationalError) as error:
-        # Busy, or its disk is full: what only reads is still answered.
+        # The database is busy or its disk is full; requests that only read are still answered.
         logger.info("the use of token %d was not noted: %s", who.token_id, type(error).__name__)
 
 
 async def _authenticate(service: Service, request: Request, bearer: str | None, cookie: str | None) -> Principal:
-    """Raises ProblemError: 401, 403 (CSRF), 429."""
+    """Return the user of a request; raise ProblemError 401, 403 (CSRF) or 429."""
     if bearer is None and cookie is None:
         raise _unauthorized("sign in, or send a token: Authorization: Bearer ...")
-    # A token that is there decides: a script that runs in a browser's profile is still a script.
+    # A token takes precedence over a cookie: a script in a browser's profile is still a script.
     key = ("token", digest(bearer)) if bearer is not None else ("session", digest(cookie or ""))
-    # Known callers wait neither for the store nor for a thread.
+    # A cached user needs neither the store nor a thread.
     who = service.callers.get(key) or await run_in_threadpool(_look_up, service, key, bearer, cookie)
     if who is None:
         if bearer is None:
             raise _unauthorized("the session is over: sign in again")
-        raise refuse_secret(service, request, "the token is not known or was revoked")
+        raise refuse_secret(service, request, "the token is unknown or was revoked")
     if who.session is not None and request.method not in SAFE_METHODS:
         given = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(given.encode(), (who.csrf or "").encode()):
-            raise ProblemError(403, f"a browser's request that changes something needs its {CSRF_HEADER}")
+            raise ProblemError(403, f"a browser's request that changes something needs the header {CSRF_HEADER}")
     if wait := service.limits.requests.take(f"token {who.token_id}"):
         raise retry_later(429, "too many requests with this token", wait)
     return who
 
 
 def _look_up(service: Service, key: tuple[str, str], bearer: str | None, cookie: str | None) -> Principal | None:
-    """Who the store says it is; noted as used, and kept for the questions that follow."""
+    """Look the user up in the store, record the use, and keep the user for the next requests."""
     now = time.time()
     before = service.callers.before_reading()
     with service.database.reading(snapshot=False) as session:
@@ -115,9 +120,9 @@ def _look_up(service: Service, key: tuple[str, str], bearer: str | None, cookie:
 
 
 def refuse_secret(service: Service, request: Request, detail: str) -> ProblemError:
-    """Return the answer to a wrong token or code, which is counted against the client's address: 401, or 429.
+    """Return the response to a wrong token or code, which counts against the client's address: 401 or 429.
 
-    Only wrong ones are counted, because others at the same address have right ones.
+    Only wrong secrets are counted, because other users at the same address may have valid ones.
     """
     address = request.client.host if request.client else "unknown"
     if wait := service.limits.sign_ins.take(address):
@@ -130,7 +135,7 @@ def _unauthorized(detail: str) -> ProblemError:
 
 
 def require(*roles: Role) -> Callable[..., Awaitable[Principal]]:
-    """A dependency that lets only these roles pass."""
+    """Return a dependency that admits only these roles."""
 
     async def allowed(
         request: Request,
@@ -140,7 +145,7 @@ def require(*roles: Role) -> Callable[..., Awaitable[Principal]]:
     ) -> Principal:
         who = await _authenticate(service, request, bearer.credentials if bearer else None, cookie)
         if who.role not in roles:
-            raise ProblemError(403, f"a {who.role} may not do this; it takes: {', '.join(roles)}")
+            raise ProblemError(403, f"a {who.role} may not do this; required role: {', '.join(roles)}")
         return who
 
     return allowed

@@ -1,4 +1,4 @@
-"""How routes get at what starts runs (`app.state.launching`), and the dispatcher as work beside the requests."""
+"""Access of routes to the object that starts runs (`app.state.launching`), and the dispatcher as background work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 async def launching(request: Request) -> Launching:
-    """What starting runs needs; where nobody has said (a test's app), a service that starts none."""
+    """Return the launching object; an app without one (in tests) gets one that starts no runs."""
     found: Launching | None = getattr(request.app.state, "launching", None)
     if found is None:
         settings = request.app.state.service.settings
@@ -32,10 +32,10 @@ async def launching(request: Request) -> Launching:
 
 
 async def starting(request: Request) -> Launching:
-    """The same, where runs can be started. Raises ProblemError (409: trying again does not help)."""
+    """Return the launching object if it can start runs, else raise ProblemError 409, because a retry does not help."""
     found = await launching(request)
     if found.launcher is None:
-        raise ProblemError(409, "this service starts no runs: it was started without a Ray cluster")
+        raise ProblemError(409, "this service cannot start runs: it was started without a Ray cluster")
     return found
 
 
@@ -44,16 +44,17 @@ StartingDep = Annotated[Launching, Depends(starting)]
 
 
 def readable_roots(of: Launching) -> tuple[Path, ...]:
-    """Below what a run directory may be read: the roots, and where runs that are started here write, always."""
+    """Return the folders below which run directories may be read: the roots and the folder of runs started here."""
     return (*of.roots, of.runs_directory.resolve())
 
 
 def dispatching(
     launching: Launching, at_end: Callable[[int], None] = lambda active: None, say: Callable[[str], None] = logger.info
 ) -> Background:
-    """The dispatcher as the app's background work. `at_end` is told how many runs are under way then (or UNKNOWN).
+    """Return the dispatcher as background work of the app.
 
-    `say` is told when another service dispatches, and when this one has taken over.
+    At shutdown, `at_end` gets the number of active runs (or UNKNOWN). `say` gets a message when another service
+    dispatches, and when this service takes over.
     """
 
     @asynccontextmanager

@@ -1,6 +1,6 @@
-"""Sign-in links made on the service's own machine, by whoever may read and write its database.
+"""Sign-in links made on the service's own machine, for users who can read and write its database.
 
-The service keeps its address in a file of its data directory, because its port may be another one at each start.
+The service writes its address to a file in its data directory, because its port may change at each start.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ADDRESS_FILE = "address"
 
 
 def keep_address(data: Path, url: str) -> None:
-    """Keep where the service of this data directory listens. Raises OSError."""
+    """Write the address of the service to its data directory. Raises OSError."""
     (data / ADDRESS_FILE).write_text(url + "\n")
 
 
 def kept_address(settings: ServeSettings) -> str:
-    """Return where the service listens, or did so last; where its settings say if it never has."""
+    """Return the last address of the service, or the address from its settings if it never started."""
     try:
         return (settings.data_path() / ADDRESS_FILE).read_text().strip() or settings.base_url()
     except OSError:
@@ -33,17 +33,17 @@ def kept_address(settings: ServeSettings) -> str:
 
 
 def store_file(settings: ServeSettings) -> Path | None:
-    """Return the service's SQLite file; None for a PostgreSQL database. Raises DatabaseError for a URL that is none."""
+    """Return the service's SQLite file, or None for a PostgreSQL database. Raises DatabaseError for an invalid URL."""
     database = Database(settings.database_url())
     return Path(database.engine.url.database or "") if database.is_sqlite else None
 
 
 def new_code(settings: ServeSettings) -> str:
-    """Return a new code for the service of these settings, which may be running. Raises DatabaseError."""
+    """Return a new sign-in code for the service with these settings, which may be running. Raises DatabaseError."""
     file = store_file(settings)
     if file is not None and not file.is_file():
-        # To connect would make an empty one.
-        raise DatabaseError(f"there is no database {file}: start `rhyme serve`, which makes it and prints a link")
+        # Connecting would create an empty database.
+        raise DatabaseError(f"there is no database {file}: start `rhyme serve`, which creates it and prints a link")
     database = Database(settings.database_url())
     shown = make_url(settings.database_url()).render_as_string(hide_password=True)
     try:

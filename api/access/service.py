@@ -1,6 +1,6 @@
-"""The service: what its parts share (settings, store, limits, counts, news), and the processes that take batches in.
+"""The service: shared objects (settings, store, limits, metrics, news), and the processes that ingest batches.
 
-One `Service` a FastAPI app, at `app.state.service`; routes get it by `Depends(service)`.
+Each FastAPI app has one `Service` at `app.state.service`; routes get it with `Depends(service)`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rhyme_openrlhf.api.store.read_cache import Fresh
 from rhyme_openrlhf.api.store.readiness import Writable
 from rhyme_openrlhf.settings.control import new_uid
 
-# A page asks a dozen questions at once, each with the same token. What this service revokes is forgotten at once; what
-# another one on the same database revokes closes this much later.
+# Seconds for which a caller stays cached. A page sends a dozen requests at once, each with the same token. This service
+# forgets its own revocations at once; a revocation by another service on the database takes this long.
 WHO_SECONDS = 1.0
-# Tokens and sessions of which that is known at once: some 500 bytes each.
+# Most cached callers; each takes about 500 bytes.
 WHO_KEPT = 1000
 
 
 @dataclass
 class Service:
-    """Everything that lives as long as the app. `uid`: this start of the service, among all on the database."""
+    """Objects that live as long as the app. `uid`: this start of the service, unique on the database."""
 
     settings: ServeSettings
     database: Database
@@ -53,12 +53,12 @@ class Service:
         self.writable = Writable(self.database)
 
 
-# Something that runs beside the requests: entered when the database is ready, left at shutdown.
+# Work beside the requests: a context entered when the database is ready, and left at shutdown.
 Background = Callable[[Service], AbstractAsyncContextManager[None]]
 
 
 async def service(request: Request) -> Service:
-    """The service of this request (a dependency)."""
+    """Return the service of this request (a dependency)."""
     found: Service = request.app.state.service
     return found
 
@@ -68,7 +68,7 @@ ServiceDep = Annotated[Service, Depends(service)]
 
 @asynccontextmanager
 async def worker_intake(service: Service) -> AsyncIterator[None]:
-    """Background work of the app: batches are taken in by processes as long as it lasts."""
+    """Ingest batches in worker processes while this context lasts."""
     workers = service.settings.ingest_workers
     if workers == 0:
         workers = WORKERS_SQLITE if service.database.is_sqlite else WORKERS_POSTGRESQL

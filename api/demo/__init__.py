@@ -1,4 +1,7 @@
-"""What `rhyme serve --demo` shows: `demonstration.py` fills the store with recorded runs, `replay.py` plays one.
+"""Content of `rhyme serve --demo`.
 
-`recording.py` packs runs into one file; `synthetic_run.py` makes events of a run that never was.
+- `demonstration.py`: fills the store with recorded runs
+- `replay.py`: replays one recorded run
+- `recording.py`: packs runs into one file
+- `synthetic_run.py`: makes events of a run that never happened
 """

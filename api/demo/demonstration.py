@@ -1,6 +1,6 @@
-"""What `rhyme serve --demo` shows: recorded runs, one of them played again, and a synthetic one; all say what they are.
+"""Content of `rhyme serve --demo`: recorded runs, one of them replayed live, and a synthetic run; all are labelled.
 
-Nothing is started and nothing is kept: everything lies in the folder that the caller makes and removes.
+The demo starts no runs and keeps nothing: all files are in a folder that the caller creates and removes.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from rhyme_openrlhf.api.ingest.importer import import_directory
 from rhyme_openrlhf.api.store.database import DatabaseError
 from rhyme_openrlhf.api.store.models import Run, RunTag
 
-# The recorded run that is played again.
+# The recorded run that is replayed.
 LIVE = "sorting-and-arithmetic"
 RECORDED_NOTE = (
-    "A recording. This run was made with `rhyme demo` on two CPU cores; its events, logs and responses are shown as "
-    "they were written, with paths and names of its machine replaced and its times moved. The machine did other work "
-    "beside some of them, so their seconds cannot be compared. Nothing runs now."
+    "A recording of `rhyme demo` on two CPU cores. Its events, logs and responses are original; only times, paths and "
+    "machine names were changed. The machine did other work during some recordings, so their seconds cannot be "
+    "compared. Nothing runs now."
 )
 REPLAYED_NOTE = (
-    f"A recording that is played again, {SPEED:g} times as fast as it happened, through the real ingestion: its first "
-    "steps at once, then to its end, once. Figures are those of the recording. Nothing runs now."
+    f"A recording that is replayed once at {SPEED:g} times its speed through the real ingestion; its first steps are "
+    "there at once. Figures are those of the recording. Nothing runs now."
 )
 SYNTHETIC_NOTE = (
-    f"{LABEL[0].upper()}{LABEL[1:]}. They are drawn from fixed distributions, so that views of moves, layout switches "
-    "and rank groups have something to show. No figure here says anything about any machine."
+    f"{LABEL[0].upper()}{LABEL[1:]}. They are drawn from fixed distributions, so that the pages on moves, layout "
+    "switches and rank groups have content. No figure here is a measurement."
 )
 SYNTHETIC = SyntheticRun(steps=60, engines=16, steps_per_epoch=12, name="synthetic (no such run was made)")
-# How far apart the past runs lie, and how long the last one is over.
+# Seconds between two past runs, and since the end of the newest one.
 APART_SECONDS = 1800.0
 STOP_SECONDS = 10.0
 
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def demonstration(directory: Path) -> Background:
-    """Background work of a service: shows everything from the moment the service answers. `directory` must exist."""
+    """Return background work that shows the demo from the service's first response on; `directory` must exist."""
 
     @asynccontextmanager
     async def shown(service: Service) -> AsyncIterator[None]:
@@ -74,16 +74,16 @@ def demonstration(directory: Path) -> Background:
 
 
 def show(service: Service, directory: Path) -> Replay:
-    """Bring the past runs into the store and announce the one to play. Raises RecordingError, OSError."""
+    """Import the past runs into the store and announce the run to replay. Raises RecordingError, OSError."""
     now = time.time()
     recorded = {path.name: path for path in unpack(embedded.RECORDING, directory)}
-    # Before its times are moved: the replay moves them its own way.
+    # Before the recording's times are moved, because the replay moves them itself.
     replay = Replay(service, recorded[LIVE], directory / "replayed", f"{LIVE} (replayed recording)")
     synthetic = directory / "synthetic"
     write_run_directory(synthetic, SYNTHETIC)
     past = [(path, f"{name} (recording)", "recording", RECORDED_NOTE) for name, path in recorded.items()]
     past.append((synthetic, SYNTHETIC.name, "synthetic", SYNTHETIC_NOTE))
-    # The oldest first, as they would have come: the newest one is on top.
+    # The oldest run first, as they would have arrived, so that the newest is on top.
     for number, (path, name, tag, note) in reversed(list(enumerate(past, start=1))):
         move_run(path, now - number * APART_SECONDS)
         _label(service, import_directory(service.database, path, now).run_uid, name, tag, note)

@@ -1,8 +1,8 @@
-"""Recorded runs in one file: what `rhyme serve --demo` shows. Pure.
+"""Recorded runs in one file, for `rhyme serve --demo`. Pure.
 
-An archive holds run directories (config, events, summary, kept responses, logs), each below its name. Invariants: an
-archive writes only below the folder it is unpacked into; moving a run in time moves every time in its events alike, so
-that no duration or rate changes.
+An archive holds run directories (config, events, summary, responses, logs), each below its name. Invariants: an archive
+writes only below the folder into which it is unpacked. Moving a run in time shifts all times in its events equally, so
+that durations and rates do not change.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE, SAMPLES_FOLDER
 
 SUFFIX = ".tar.xz"
-# What of a run directory is recorded; checkpoints, history and Ray's own files are not.
+# Recorded parts of a run directory; checkpoints, history and Ray's own files are left out.
 PARTS = (CONFIG_FILE, EVENTS_FILE, "summary.json", SAMPLES_FOLDER, "logs")
-# Fields of events that hold moments, beside the envelope's.
+# Fields of events that hold moments, besides those of the envelope.
 _MOMENTS = {"engine_interval": ("start", "end")}
 
 
@@ -28,9 +28,10 @@ class RecordingError(Exception):
 
 
 def pack(archive: Path, runs: Mapping[str, Path], replacements: Sequence[tuple[str, str]]) -> int:
-    """Write run directories into `archive` under their names; returns its bytes.
+    """Write run directories into `archive` under their names; return its size in bytes.
 
-    `replacements` are made in every file's text, one after the other: paths and names of the machine. Raises OSError.
+    `replacements` (paths and names of the machine) are applied to every file's text, one after the other. Raises
+    OSError.
     """
     with tarfile.open(archive, "w:xz", preset=9) as tar:
         for name, run in runs.items():
@@ -47,10 +48,10 @@ def pack(archive: Path, runs: Mapping[str, Path], replacements: Sequence[tuple[s
 
 
 def unpack(archive: Path, into: Path) -> list[Path]:
-    """Write the archive's run directories below `into`; returns them by name. Raises RecordingError, OSError."""
+    """Unpack the archive's run directories below `into`; return them by name. Raises RecordingError, OSError."""
     try:
         with tarfile.open(archive, "r:xz") as tar:
-            # Refuses links, devices and paths that lead out.
+            # Refuses links, devices and paths outside of the folder.
             tar.extractall(into, filter="data")
     except (tarfile.TarError, EOFError) as error:
         raise RecordingError(f"the recording {archive} cannot be read: {error}") from error
@@ -70,13 +71,13 @@ def _files(run: Path) -> Iterator[Path]:
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
-    """A run's events as JSON objects, in the order in which they were written. Raises OSError, ValueError."""
+    """Return a run's events as JSON objects, in the order of writing. Raises OSError, ValueError."""
     with (run / EVENTS_FILE).open(encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
 def moved(row: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The event as if it had happened that much later."""
+    """Return the event with all its times shifted by `seconds`."""
     shifted = dict(row)
     for field in ("time", *_MOMENTS.get(row["kind"], ())):
         shifted[field] = row[field] + seconds

@@ -1,9 +1,9 @@
-"""Plays a recorded run into the store as if it were reporting now: its events, log files and kept responses.
+"""Replay of a recorded run into the store, as if it were reporting now: its events, log files and responses.
 
-Its first steps are there at once; the rest comes SPEED times as fast as it happened, through the same ingestion as a
-reporter's batches. Times in its events are moved so that the last one happens when it is played: until then the run is
-a little behind the clock, never ahead, and no duration or rate in it is changed. Played once; a request to stop ends
-it.
+The first steps are there at once. The rest arrives SPEED times as fast as it happened, through the same ingestion as a
+reporter's batches. Event times are shifted so that the last event happens when it is replayed. Until then, the run is a
+little behind the clock, never ahead, and its durations and rates are unchanged. The replay ends after one pass or on a
+request to stop.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, SAMPLES_FOLDER, 
 from rhyme_openrlhf.telemetry.samples import file_name
 
 SPEED = 2.0
-# Steps that are there from the beginning: curves need some points.
+# Number of steps that are there from the beginning, because curves need some points.
 FIRST_STEPS = 4
 TICK_SECONDS = 0.5
 STOPPED = "stopped on request (a replayed recording)"
 
 
 def uid_of(name: str) -> str:
-    """A uid that is the same in every demonstration, so that links to it stay good."""
+    """Return a uid that is the same in every demonstration, so that links to the run stay valid."""
     return hashlib.sha256(name.encode()).hexdigest()[:UID_LENGTH]
 
 
 class Replay:
-    """One recorded run directory, played into `directory`."""
+    """A recorded run directory that is replayed into `directory`."""
 
     def __init__(
         self, service: Service, recorded: Path, directory: Path, name: str, clock: Callable[[], float] = time.time
     ) -> None:
-        """Raises OSError, ValueError: the recording cannot be read."""
+        """Read the recording. Raises OSError, ValueError."""
         self._service = service
         self._recorded = recorded
         self._directory = directory
@@ -56,7 +56,7 @@ class Replay:
         self.run_uid, self.attempt_uid = uid_of(f"run {name}"), uid_of(f"attempt {name}")
         rows = read_rows(recorded)
         ready = [row["time"] for row in rows if row["kind"] == "train_step" and row["step"] == FIRST_STEPS]
-        # The recorded moment at which playing begins; a shorter run is played from its first event on.
+        # The recorded moment at which the replay begins; a shorter run is replayed from its first event.
         self._begin = ready[0] if ready else rows[0]["time"]
         self._first, self._end = rows[0]["time"], rows[-1]["time"]
         started = clock()
@@ -68,7 +68,7 @@ class Replay:
         self._run_id = 0
 
     def announce(self) -> int:
-        """Make the run and its directory; returns the run's row number. Raises OSError."""
+        """Create the run and its directory; return the run's row number. Raises OSError."""
         config = json.loads((self._recorded / CONFIG_FILE).read_text())
         config["settings"]["run"]["name"] = self._name
         config["settings"]["control"].update(run_uid=self.run_uid, attempt_uid=self.attempt_uid)
@@ -81,17 +81,17 @@ class Replay:
         return self._run_id
 
     def play(self, stop: threading.Event) -> None:
-        """Play to the end, or until `stop`."""
+        """Replay to the end, or until `stop`."""
         while not self._ended and not stop.is_set():
             self.tick()
             stop.wait(TICK_SECONDS)
 
     def tick(self) -> None:
-        """Bring everything that is due by now."""
+        """Ingest everything that is due by now."""
         due = self._begin + (self._clock() - self._started) * SPEED
         count = next((i for i, row in enumerate(self._waiting) if row["time"] > due), len(self._waiting))
         rows = [moved(row, self._shift) for row in self._waiting[:count]]
-        # First, so that whoever sees a step finds its responses.
+        # Files first, so that a reader who sees a step finds its responses.
         self._grow_files(due, rows)
         try:
             with self._service.database.writing() as session:
@@ -105,7 +105,7 @@ class Replay:
         self._service.news.publish(self._run_id)
 
     def _grow_files(self, due: float, rows: list[dict[str, Any]]) -> None:
-        """Responses of the steps that are trained, and as much of each log as of the run has passed."""
+        """Write responses of trained steps, and each log up to the share of the run that has passed."""
         for row in rows:
             if row["kind"] == "train_step":
                 kept = self._recorded / SAMPLES_FOLDER / file_name(row["step"])
@@ -116,7 +116,7 @@ class Replay:
             if not log.is_file():
                 continue
             data = log.read_bytes()
-            # A log's lines have no common form of time: they are spread evenly.
+            # Log lines have no common time format, so they are spread evenly.
             part = data if passed >= 1 else data[: data.rfind(b"\n", 0, int(len(data) * passed)) + 1]
             target = self._directory / "logs" / log.relative_to(self._recorded / "logs")
             target.parent.mkdir(parents=True, exist_ok=True)

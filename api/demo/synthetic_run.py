@@ -1,9 +1,11 @@
-"""Events of a run that was never made: what a large cluster could report, for tests and demonstrations of displays.
+"""Events of a synthetic run: what a large cluster could report, for tests and demonstrations of pages.
 
-Nothing is measured or simulated here: engine times, lengths and rates are drawn from fixed distributions, so that every
-kind of event occurs, also those of features that this version does not have. Its name, its configuration and its first
-event's note say so. Invariants: the same settings give the same events; intervals of an engine do not overlap; every
-event passes the schema (`event_json.py`).
+Nothing is measured or simulated. Engine times, lengths and rates are drawn from fixed distributions. Every kind of
+event occurs, also those of features that this version does not have. The run's name, its configuration and the note of
+its first event say so.
+
+Invariants: the same settings give the same events; intervals of an engine do not overlap; every event passes the schema
+(`event_json.py`).
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ from rhyme_openrlhf.telemetry.run_directory import CONFIG_FILE, EVENTS_FILE, wri
 LABEL = "synthetic events: no such run was made"
 ENGINES_PER_NODE = 8
 SAMPLES_PER_PROMPT = 8
-# Groups of prompts of like length, as rank-based scheduling makes them, and their mean response lengths in tokens.
+# Mean response lengths in tokens of the prompt groups that rank-based scheduling would make.
 GROUP_LENGTHS = (300, 800, 1800, 4200)
-# By off-policyness: what takes longer is used later.
+# Mean response lengths by off-policyness: longer responses are used later.
 LENGTHS_BY_AGE = (1000, 2200, 4000)
 RUNNING = (1, 2, 4, 8, 16, 32)
 GIGABYTE = 1024**3
@@ -61,9 +63,9 @@ GIGABYTE = 1024**3
 
 @dataclass(frozen=True)
 class SyntheticRun:
-    """`steps` steps of `engines` engines (one or more), from unix time `start`; `seed` picks the draw.
+    """Settings: `steps` steps of `engines` engines (one or more), from unix time `start`; `seed` selects the draw.
 
-    `looks`: EngineSamples of each engine a step; a real run has one a second, which is most of its events.
+    `looks`: EngineSamples of each engine per step. A real run has one per second, which is most of its events.
     """
 
     steps: int = 5000
@@ -76,14 +78,14 @@ class SyntheticRun:
 
     @property
     def nodes(self) -> int:
-        """Machines of ENGINES_PER_NODE engines; the last one may have fewer."""
+        """Number of machines with ENGINES_PER_NODE engines each; the last one may have fewer."""
         return -(-self.engines // ENGINES_PER_NODE)
 
 
 def write_run_directory(path: Path, run: SyntheticRun) -> None:
-    """Make `path` a run directory with config and events, as an import reads it. Raises OSError."""
+    """Write a run directory with config and events that can be imported. Raises OSError."""
     path.mkdir(parents=True)
-    # The same run has the same ids wherever it is made, whatever its times are moved to.
+    # The same run always has the same ids, on any machine and with shifted times.
     run_uid, attempt_uid = (
         hashlib.blake2b(f"{kind} {run}".encode(), digest_size=UID_DIGITS // 2).hexdigest()
         for kind in ("run", "attempt")
@@ -96,7 +98,7 @@ def write_run_directory(path: Path, run: SyntheticRun) -> None:
 
 
 def synthetic_events(run: SyntheticRun) -> Iterator[Recorded]:
-    """The events in the order in which they are recorded; a step takes about 50 seconds."""
+    """Yield the events in the order of recording; a step takes about 50 seconds."""
     sequences: dict[str, int] = {}
     for at, source, event in _Draw(run).events():
         sequence = sequences.get(source, 0)
@@ -108,13 +110,13 @@ Timed = tuple[float, str, Event]
 
 
 class _Draw:
-    """The state that one step hands to the next."""
+    """The state that one step passes to the next."""
 
     def __init__(self, run: SyntheticRun) -> None:
         self._run = run
         self._random = random.Random(run.seed)
         self._now = run.start
-        # When each engine fell idle in the step before.
+        # Time at which each engine became idle in the previous step.
         self._idle_since = [run.start] * run.engines
 
     def events(self) -> Iterator[Timed]:
@@ -185,7 +187,7 @@ class _Draw:
         return usual * (1.7 if self._random.random() < 0.04 else 1.0)
 
     def _moves(self, step: int, begin: float, planned: list[float]) -> tuple[list[Timed], list[float]]:
-        """Samples of the slowest engines go to those that are done first."""
+        """Move samples of the slowest engines to the engines that finish first; return the moves and new end times."""
         ends = list(planned)
         usual = sorted(ends)[len(ends) * 3 // 4]
         found: list[Timed] = []
@@ -216,7 +218,9 @@ class _Draw:
         return sorted(found, key=lambda one: one[0]), ends
 
     def _switched_node(self, step: int, seconds: float) -> tuple[int, float, float] | None:
-        """A node that changes its layout, when (after the stage began) and for how long, in every third step."""
+        """Return a node that changes its layout, with start (after the stage began) and duration, in every third
+        step.
+        """
         if step % 3:
             return None
         return self._random.randrange(self._run.nodes), 0.75 * seconds, self._random.uniform(0.8, 1.6)

@@ -1,6 +1,10 @@
-"""What every request and every answer passes, whatever is asked.
+"""HTTP: the parts that every request and every response passes through.
 
-`server.py` (uvicorn), `guard.py` (hosts, origins, sizes, times, rates) with `limits.py`, `security_headers.py`,
-`problems.py` (errors as RFC 9457), `fields.py` (types of paths and queries), `event_stream.py` (server-sent events),
-`service_metrics.py` (Prometheus).
+- `server.py`: uvicorn
+- `guard.py`, `limits.py`: checks of hosts, origins, sizes, times and rates
+- `security_headers.py`: headers for browsers
+- `problems.py`: errors as RFC 9457
+- `fields.py`: types of path and query parameters
+- `event_stream.py`: server-sent events
+- `service_metrics.py`: metrics for Prometheus
 """

@@ -1,4 +1,4 @@
-"""Server-sent events as an answer: counted, kept alive, and let go when nobody reads."""
+"""Responses with server-sent events: counted, kept alive, and closed when the client stops reading."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rhyme_openrlhf.api.http.problems import FieldError, ProblemError, problem_r
 from rhyme_openrlhf.api.live.streams import Message
 from rhyme_openrlhf.api.store.bounds import INT64
 
-# Proxies close connections on which nothing comes, most of them after a minute.
+# Most proxies close a connection without traffic after a minute.
 PING_SECONDS = 15
-# A client that reads nothing for so long is let go.
+# A client that reads nothing for this long is disconnected.
 SEND_SECONDS = 30.0
 
 
 class LiveResponse(EventSourceResponse):
-    """A counted stream; 503 when there are too many."""
+    """A counted stream; responds 503 when too many are open."""
 
     def __init__(self, slots: Slots, opened: Gauge, messages: AsyncGenerator[Message]) -> None:
         super().__init__(_events(messages), ping=PING_SECONDS, send_timeout=SEND_SECONDS)
@@ -49,10 +49,10 @@ async def _events(messages: AsyncGenerator[Message]) -> AsyncIterator[ServerSent
 
 
 def last_id(header: str | None, after: int | None) -> int | None:
-    """Where a stream begins: behind Last-Event-ID, else `after`, else None. Raises ProblemError (422)."""
+    """Return the id behind which a stream begins: Last-Event-ID, else `after`, else None. Raises ProblemError (422)."""
     if header is None or header == "":
         return after
     if not (header.isascii() and header.isdigit() and int(header[:20]) <= INT64 and len(header) < 20):
-        problem = FieldError(field="header.Last-Event-ID", message="is no id of this stream")
-        raise ProblemError(422, "the request does not have its form", errors=[problem])
+        problem = FieldError(field="header.Last-Event-ID", message="is not an id of this stream")
+        raise ProblemError(422, "the request is not valid", errors=[problem])
     return int(header)

@@ -1,4 +1,4 @@
-"""Types of what a request's path and query carry, with the bounds of `store/bounds.py`."""
+"""Types of path and query parameters, with the bounds of `store/bounds.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rhyme_openrlhf.api.read.pagination import CURSOR_LENGTH
 from rhyme_openrlhf.api.store.bounds import INT32, LAST_TIME, NO_NUL
 from rhyme_openrlhf.api.store.models import UID_LENGTH
 
-# Rows of a page: a browser's table shows no more at once.
+# Default rows per page: a table in the browser shows no more at once.
 PAGE = 50
 LARGEST_PAGE = 1000
 
@@ -22,14 +22,14 @@ RunUid = Annotated[
 AttemptNumber = Annotated[int, Path(ge=1, le=INT32, description="Attempts count from 1.")]
 StepNumber = Annotated[int, Path(ge=0, le=INT32)]
 
-Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="Rows of the page.")]
+Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="Most rows of the page.")]
 Cursor = Annotated[
-    str | None, Query(max_length=CURSOR_LENGTH, pattern=NO_NUL, description="`next_cursor` of the page before.")
+    str | None, Query(max_length=CURSOR_LENGTH, pattern=NO_NUL, description="`next_cursor` of the previous page.")
 ]
 FromStep = Annotated[int, Query(ge=0, le=INT32, description="First step.")]
 ToStep = Annotated[int, Query(ge=0, le=INT32, description="Last step, included.")]
 Moment = Annotated[float | None, Query(ge=0, le=LAST_TIME, allow_inf_nan=False, description="Unix seconds.")]
-# Responses are skipped, not sought: a step's file never changes but as a whole.
+# An offset, because a step's file of responses only ever changes as a whole.
 Offset = Annotated[
-    str | None, Query(pattern=r"^[0-9]{1,6}$", description="`next_cursor` of the page before.", examples=["50"])
+    str | None, Query(pattern=r"^[0-9]{1,6}$", description="`next_cursor` of the previous page.", examples=["50"])
 ]

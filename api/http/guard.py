@@ -1,8 +1,14 @@
-"""What every request passes before any route sees it: pure ASGI, no body is buffered here.
+"""Middlewares that every request passes before its route: pure ASGI, and without buffering bodies.
 
-Outermost first: `HeadAsGet`; `ForwardedClient` behind a proxy; `RequestMetrics`, which sees every answer;
-`SecurityHeaders` on every answer; `HostGuard` against DNS rebinding and foreign pages; `RateGuard`; `BodyLimit`, which
-limits the size and the time of a body.
+From the outermost to the innermost:
+
+- `HeadAsGet`: HEAD requests
+- `ForwardedClient`: the client's address behind a proxy
+- `RequestMetrics`: counts every response
+- `SecurityHeaders`: headers of every response
+- `HostGuard`: protection against DNS rebinding and foreign pages
+- `RateGuard`: requests per second
+- `BodyLimit`: size and time of a body
 """
 
 from __future__ import annotations
@@ -27,20 +33,20 @@ from rhyme_openrlhf.api.http.security_headers import SECURITY_HEADERS
 from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.settings import Network
 
-# A year, as browsers' preload lists want it; only said over TLS.
+# One year, as browsers' preload lists require; sent only over TLS.
 HSTS = "max-age=31536000"
-# Batches of events have a limit of their own.
+# Batches of events have a separate size limit.
 BATCH_START, BATCH_END = "/api/v1/ingest/", "/batches"
-# A body that made room for others is sent again after this: by then the burst is over.
+# Seconds after which a client whose body was evicted sends it again; the burst is over by then.
 ROOM_RETRY_SECONDS = 1
-# Probes come from machines that know no name of ours, and must not fail because somebody else is too fast.
+# Health probes come from machines that use other host names, and must not fail because another client sends too much.
 PROBES = frozenset({"/healthz", "/readyz"})
 
 
 class HeadAsGet:
-    """Answers HEAD with the status and headers of GET, and without a body; a stream does not begin.
+    """Middleware that responds to HEAD with the status and headers of GET, without a body; a stream does not begin.
 
-    The outermost middleware: everything else sees GET, and the server sees HEAD.
+    It is the outermost middleware: all others see GET, and the server sees HEAD.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -59,7 +65,7 @@ class HeadAsGet:
             else:
                 endless = message.get("more_body", False)
             if endless:
-                # The client has its answer: what would follow is not made.
+                # The client has its response; the body is not computed.
                 answering.cancel()
                 await checkpoint()
 
@@ -68,7 +74,7 @@ class HeadAsGet:
 
 
 class ForwardedClient:
-    """Takes the client's address, and whether it speaks HTTPS, from what trusted proxies say."""
+    """Middleware that takes the client's address and protocol from the headers of trusted proxies."""
 
     def __init__(self, app: ASGIApp, proxies: Sequence[Network]) -> None:
         self.app = app
@@ -85,9 +91,9 @@ class ForwardedClient:
 
 
 def client_behind(peer: str, said: Sequence[str], proxies: Sequence[Network]) -> str:
-    """Return the client's address: the last one in the X-Forwarded-For headers `said` that is no trusted proxy's.
+    """Return the client's address: the last one in the X-Forwarded-For headers `said` that is no trusted proxy.
 
-    Each proxy adds the address that it sees at the end, so a client chooses only what stands before its own address.
+    Each proxy appends the address that it sees, so a client can forge only entries before its own address.
     """
     address = peer
     for hop in reversed(",".join(said).split(",")):
@@ -101,7 +107,7 @@ def client_behind(peer: str, said: Sequence[str], proxies: Sequence[Network]) ->
 
 
 def _hop_address(hop: str) -> str | None:
-    """Return the address of one entry in its one form, without a port; None for anything else."""
+    """Return the address of one entry in normal form, without a port; None for anything else."""
     hop = hop.strip()
     if hop.startswith("["):
         hop = hop[1:].partition("]")[0]
@@ -120,7 +126,7 @@ def _is_among(address: str, networks: Sequence[Network]) -> bool:
 
 
 class SecurityHeaders:
-    """Sets SECURITY_HEADERS on every answer; what the API says is never kept by a cache."""
+    """Middleware that sets SECURITY_HEADERS on every response, and forbids caching of API responses."""
 
     def __init__(self, app: ASGIApp, tls: bool) -> None:
         self.app = app
@@ -146,7 +152,7 @@ class SecurityHeaders:
 
 
 class HostGuard:
-    """Refuses requests for a host that is not us, and requests that a foreign page makes.
+    """Middleware that refuses requests for other host names, and requests from foreign pages.
 
     `names`: host names without port, in lower case.
     """
@@ -167,18 +173,18 @@ class HostGuard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or host_name(hosts[0]) not in self._names:
-            return 400, "the Host header is not a name of this service (--serve.allowed_hosts)"
+            return 400, "the Host header is not a name of this service: add it to --serve.allowed_hosts"
         origin = headers.get("origin")
         if origin is not None and not same_origin(origin, hosts[0]):
             return 403, "requests from pages of other origins are refused"
-        # Browsers that send no Origin with a form or link from elsewhere say so here.
+        # Browsers that send no Origin header report a foreign page in this header.
         if scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             return 403, "requests from pages of other origins are refused"
         return None
 
 
 def host_name(host: str) -> str:
-    """The Host header without its port, in lower case."""
+    """Return the Host header without its port, in lower case."""
     name, colon, port = host.rpartition(":")
     if colon and port.isascii() and port.isdigit():
         host = name
@@ -186,19 +192,19 @@ def host_name(host: str) -> str:
 
 
 def same_origin(origin: str, host: str) -> bool:
-    """Whether an Origin header names the host that the request went to (any scheme: TLS may end before us)."""
+    """Return True if an Origin header names the host of the request, with any scheme because TLS may end before us."""
     try:
         parts = urlsplit(origin)
     except ValueError:
         return False
-    if parts.scheme not in ("http", "https"):  # also "null": a sandboxed or local page
+    if parts.scheme not in ("http", "https"):  # also refuses "null": a sandboxed or local page
         return False
     default = ":443" if parts.scheme == "https" else ":80"
     return parts.netloc.lower().removesuffix(default) == host.lower().removesuffix(default)
 
 
 class RateGuard:
-    """So many requests a second from one address; what a token may do beyond that is counted in `access/auth.py`."""
+    """Middleware that limits the requests per second from one address; `access/auth.py` limits those per token."""
 
     def __init__(self, app: ASGIApp, limit: RateLimit) -> None:
         self.app = app
@@ -216,9 +222,9 @@ class RateGuard:
 
 
 class BodyLimit:
-    """Refuses bodies above a limit (bytes), by what they announce and by what comes; and bodies that come too slowly.
+    """Middleware that refuses bodies larger than a limit (bytes), announced or received, and bodies that are too slow.
 
-    All bodies that are coming share a room of `room` bytes, however many connections there are.
+    All incoming bodies together take at most `room` bytes, for any number of connections.
     """
 
     def __init__(self, app: ASGIApp, limit: int, batch_limit: int, seconds: float, room: int) -> None:
@@ -243,7 +249,7 @@ class BodyLimit:
         if int(announced) > limit:
             await problem_response(413, too_large)(scope, receive, send)
             return
-        # The time begins with the reading: what a route does before is not the client's.
+        # The time begins with reading the body; earlier work of the route does not count.
         body: ComingBody | None = None
         complete = False
 
@@ -255,7 +261,7 @@ class BodyLimit:
                 body = self._room.enter(asyncio.get_running_loop().time() + self._seconds)
             message = await self._next_part(body, receive)
             size = len(message.get("body", b""))
-            # Whoever reads the body lets this kind of error through to the error handlers.
+            # Readers of the body pass this kind of error on to the error handlers.
             if body.size + size > limit:
                 raise HTTPException(413, too_large)
             self._room.grow(body, size)
@@ -271,7 +277,9 @@ class BodyLimit:
                 self._room.leave(body)
 
     async def _next_part(self, body: ComingBody, receive: Receive) -> Message:
-        """Return the body's next part. Raises HTTPException: 408 after the deadline, 503 where the room is needed."""
+        """Return the body's next part. Raises HTTPException: 408 after the deadline, 503 if other bodies need the
+        memory.
+        """
         with contextlib.suppress(TimeoutError):
             try:
                 async with asyncio.timeout_at(body.deadline) as body.waiting:
@@ -279,18 +287,18 @@ class BodyLimit:
                         return await receive()
             finally:
                 body.waiting = None
-        # The rest of the body may still come: it must not be taken for the next request.
+        # The rest of the body may still arrive, and must not be parsed as the next request.
         headers = {"Connection": "close"}
         if body.evicted:
             headers["Retry-After"] = str(ROOM_RETRY_SECONDS)
-            raise HTTPException(503, "too many large bodies are coming: try again", headers)
-        raise HTTPException(408, f"the body did not come within {self._seconds:g} s (--serve.body_seconds)", headers)
+            raise HTTPException(503, "too many large bodies are being received: try again", headers)
+        raise HTTPException(408, f"the body did not arrive within {self._seconds:g} s (--serve.body_seconds)", headers)
 
 
 class RequestMetrics:
-    """Counts answers and their time by route (the template, so that the names are few).
+    """Middleware that counts responses and their time by route template, so that the number of labels is small.
 
-    `templates`: endpoint -> path template; an answer of anything else is counted as "none".
+    `templates`: endpoint -> path template; other responses count as "none".
     """
 
     def __init__(self, app: ASGIApp, metrics: ServiceMetrics, templates: Mapping[Any, str]) -> None:
@@ -312,7 +320,7 @@ class RequestMetrics:
         async def send_seen(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
-                # Observed at the answer's start: a stream is open for hours.
+                # Observed at the start of the response, because a stream is open for hours.
                 started = True
                 observe(message["status"])
             await send(message)
@@ -321,5 +329,5 @@ class RequestMetrics:
             await self.app(scope, receive, send_seen)
         finally:
             if not started:
-                # A defect: its answer is given outside of all middlewares.
+                # An internal error: its response is sent outside of all middlewares.
                 observe(500)

@@ -1,8 +1,10 @@
-"""Who may ask how often, and how much at once: token buckets with bounded memory, counted slots, room for bodies.
+"""Limits on clients: token buckets with bounded memory, counted slots, and memory for incoming bodies.
 
-Invariants: a bucket never lets more through than `burst` plus `rate` a second; no more than `capacity` buckets are
-kept, and forgetting one (the longest unused) at most gives its owner a full bucket again. Buckets and slots are
-thread-safe.
+Invariants:
+
+- A bucket admits at most `burst` requests plus `rate` per second.
+- At most `capacity` buckets are kept. Dropping one (the longest unused) at most gives its owner a full bucket again.
+- Buckets and slots are thread-safe.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from dataclasses import dataclass
 from rhyme_openrlhf.api.http.problems import retry_later
 from rhyme_openrlhf.api.settings import ServeSettings
 
-# Addresses and tokens remembered at once: about 1 MB. Who wants to overflow it needs that many addresses.
+# Most remembered addresses and tokens: about 1 MB. An attacker needs that many addresses to overflow it.
 BUCKETS = 10_000
-# When to come again after finding all slots taken: a batch takes tens of milliseconds.
+# Retry delay when all slots are taken: a batch takes tens of milliseconds.
 SLOT_RETRY_S = 1.0
 
 
@@ -31,7 +33,7 @@ class RateLimit:
     def __init__(
         self, rate: float, burst: float, capacity: int = BUCKETS, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`rate` a second, at most `burst` at once."""
+        """Admit `rate` requests per second, and at most `burst` at once."""
         self._rate = rate
         self._burst = burst
         self._capacity = capacity
@@ -40,7 +42,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take one: 0.0 if it was there, else the seconds until it is (and nothing is taken)."""
+        """Take one token and return 0.0, or take none and return the seconds until there is one."""
         with self._lock:
             left = self._left(key)
             wait = 0.0 if left >= 1 else (1 - left) / self._rate
@@ -48,7 +50,7 @@ class RateLimit:
         return wait
 
     def wait(self, key: str) -> float:
-        """What `take` would return, without taking."""
+        """Return the same seconds as `take` would, without taking a token."""
         with self._lock:
             left = self._left(key)
         return 0.0 if left >= 1 else (1 - left) / self._rate
@@ -71,7 +73,7 @@ class RateLimit:
 
 
 class Slots:
-    """So many at once, and no queue: who finds none is told to come again."""
+    """A fixed number of slots without a queue; a client that finds none has to retry."""
 
     def __init__(self, count: int, what: str) -> None:
         self._count = count
@@ -81,7 +83,7 @@ class Slots:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Hold a slot. Raises ProblemError (503 with Retry-After) when none is free."""
+        """Hold a slot. Raises ProblemError (503 with Retry-After) if none is free."""
         self.acquire()
         try:
             yield
@@ -89,13 +91,13 @@ class Slots:
             self.release()
 
     def acquire(self) -> None:
-        """Take a slot, to be given back with `release`. Raises ProblemError when none is free."""
+        """Take a slot, which `release` gives back. Raises ProblemError if none is free."""
         with self._lock:
             self.check()
             self.taken += 1
 
     def check(self) -> None:
-        """Raise ProblemError when no slot is free."""
+        """Raise ProblemError if no slot is free."""
         if self.taken >= self._count:
             raise retry_later(503, f"{self._count} {self._what} are open already: try again", SLOT_RETRY_S)
 
@@ -107,7 +109,7 @@ class Slots:
 
 @dataclass(eq=False)
 class ComingBody:
-    """A request's body of which a part is still to come; `deadline` is a time of the event loop."""
+    """An incomplete request body; `deadline` is a time of the event loop."""
 
     deadline: float
     size: int = 0
@@ -122,13 +124,13 @@ class ComingBody:
 
 
 class BodyRoom:
-    """The memory that all coming bodies share. The oldest body makes room for the others, so stuck bodies block nobody.
+    """The memory shared by all incoming bodies; the oldest body is evicted for newer ones, so stuck bodies block none.
 
-    One event loop uses it; no lock is needed.
+    Only one event loop uses it, so it needs no lock.
     """
 
     def __init__(self, limit: int) -> None:
-        """`limit` is in bytes."""
+        """Set the limit in bytes."""
         self._limit = limit
         self._coming: dict[ComingBody, None] = {}
         self.size = 0
@@ -140,7 +142,7 @@ class BodyRoom:
         return body
 
     def grow(self, body: ComingBody, size: int) -> None:
-        """Count `size` more bytes of a body; evict the oldest bodies while all of them are larger than the limit."""
+        """Count `size` more bytes of a body; evict the oldest bodies while the total is above the limit."""
         body.size += size
         self.size += size
         while self.size > self._limit and self._coming:
@@ -149,7 +151,7 @@ class BodyRoom:
             oldest.evict()
 
     def leave(self, body: ComingBody) -> None:
-        """Count a body no longer: all of it is there, or nobody reads it."""
+        """Stop counting a body that is complete or no longer read."""
         if body in self._coming:
             del self._coming[body]
             self.size -= body.size

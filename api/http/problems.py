@@ -1,7 +1,7 @@
-"""Every error of the API as problem details (RFC 9457): what routes raise, and what the store does not have.
+"""Errors of the API as problem details (RFC 9457).
 
-Invariants: an answer with a status of 400 and above is `application/problem+json` and a `Problem`; one of 500 says
-nothing about the inside (the log does); what a client sent is not repeated in it.
+Invariants: every response with a status of 400 or more is an `application/problem+json` with a `Problem`. A response
+with status 500 reveals no internals, which are in the log. No response repeats the client's input.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rhyme_openrlhf.api.store.database import BusyError
 from rhyme_openrlhf.api.store.lookup import NotFoundError
 
 MEDIA_TYPE = "application/problem+json"
-# Seconds after which to come again when the database is away or locked: its own wait for a lock is over by then.
+# Retry delay in seconds when the database is away or locked; the database's own wait for a lock is over by then.
 STORE_RETRY_S = 5
 logger = logging.getLogger(__name__)
 
 
 class FieldError(BaseModel):
-    """What is wrong with one field of a request."""
+    """An error in one field of a request."""
 
-    field: str = Field(description="Where: 'body.name', 'query.limit', ...", examples=["body.name"])
-    message: str = Field(description="What, in one sentence.", examples=["Field required"])
+    field: str = Field(description="The field: 'body.name', 'query.limit', ...", examples=["body.name"])
+    message: str = Field(description="The error in one sentence.", examples=["Field required"])
 
 
 class Problem(BaseModel):
@@ -46,15 +46,15 @@ class Problem(BaseModel):
         }
     )
 
-    type: str = Field(default="about:blank", description="Always about:blank: status and detail say it all.")
+    type: str = Field(default="about:blank", description="Always about:blank.")
     title: str = Field(description="The status in words.")
     status: int = Field(description="The HTTP status.")
-    detail: str = Field(default="", description="What is wrong with this request, in one sentence.")
-    errors: list[FieldError] | None = Field(default=None, description="With 422: what is wrong, field by field.")
+    detail: str = Field(default="", description="The error in one sentence.")
+    errors: list[FieldError] | None = Field(default=None, description="With 422: the errors field by field.")
 
 
 class ProblemError(Exception):
-    """Raised by routes to answer with a problem: status, one sentence, and if need be fields and headers."""
+    """An exception that a route raises to respond with a problem: status, one sentence, optional fields and headers."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class ProblemError(Exception):
 
 
 def retry_later(status: int, detail: str, seconds: float) -> ProblemError:
-    """429 or 503: come again in `seconds` (rounded up to whole ones, as the header wants)."""
+    """Return a 429 or 503 that asks to retry after `seconds`, rounded up because the header has whole seconds."""
     return ProblemError(status, detail, headers={"Retry-After": str(max(1, -int(-seconds // 1)))})
 
 
 def problem_body(status: int, detail: str, errors: Sequence[FieldError] | None = None) -> dict[str, Any]:
-    """The JSON of a problem."""
+    """Return the JSON body of a problem."""
     problem = Problem(
         title=http.HTTPStatus(status).phrase, status=status, detail=detail, errors=list(errors) if errors else None
     )
@@ -87,14 +87,14 @@ def problem_body(status: int, detail: str, errors: Sequence[FieldError] | None =
 def problem_response(
     status: int, detail: str, errors: Sequence[FieldError] | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """A whole answer."""
+    """Return the whole response of a problem."""
     return JSONResponse(
         problem_body(status, detail, errors), status_code=status, headers=dict(headers or {}), media_type=MEDIA_TYPE
     )
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a router's `responses` says of these statuses."""
+    """Return the `responses` of a router that documents these statuses."""
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
         status: {
@@ -111,7 +111,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of `app` with a problem."""
+    """Make `app` respond to every error with a problem."""
 
     async def on_problem(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ProblemError)
@@ -122,7 +122,7 @@ def install(app: FastAPI) -> None:
 
     async def on_cursor(request: Request, error: Exception) -> JSONResponse:
         fields = [FieldError(field="query.cursor", message=str(error))]
-        return problem_response(422, "the request does not have its form", fields)
+        return problem_response(422, "the request is not valid", fields)
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -131,18 +131,18 @@ def install(app: FastAPI) -> None:
     async def on_validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         fields = [FieldError(field=_where(entry["loc"]), message=str(entry["msg"])) for entry in error.errors()]
-        return problem_response(422, "the request does not have its form", fields)
+        return problem_response(422, "the request is not valid", fields)
 
     async def on_store(request: Request, error: Exception) -> JSONResponse:
-        logger.error("the database did not answer %s %s", request.method, request.url.path, exc_info=error)
+        logger.error("the database did not respond to %s %s", request.method, request.url.path, exc_info=error)
         return problem_response(
-            503, "the database does not answer: try again", headers={"Retry-After": str(STORE_RETRY_S)}
+            503, "the database does not respond: try again", headers={"Retry-After": str(STORE_RETRY_S)}
         )
 
     async def on_defect(request: Request, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        # This answer is given outside of all middlewares.
-        return problem_response(500, "the service failed; its log says why", headers=SECURITY_HEADERS)
+        # This response is sent outside of all middlewares.
+        return problem_response(500, "the service failed: see its log", headers=SECURITY_HEADERS)
 
     app.add_exception_handler(ProblemError, on_problem)
     app.add_exception_handler(NotFoundError, on_not_found)
@@ -155,6 +155,6 @@ def install(app: FastAPI) -> None:
 
 
 def _where(location: Sequence[Any]) -> str:
-    # A key that the client made up is part of the location: cut, since no name of ours is that long, and without the
-    # lone surrogates that JSON can write and UTF-8 cannot.
+    # The location may contain a key that the client made up. It is cut, because no name of ours is that long. Lone
+    # surrogates, which JSON can write and UTF-8 cannot, are replaced.
     return ".".join(str(part)[:100] for part in location).encode("utf-8", "replace").decode("utf-8")

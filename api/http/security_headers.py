@@ -1,7 +1,7 @@
-"""What every answer tells the browser: nothing from elsewhere, no inline scripts, no frames, no guessing of types.
+"""Security headers of every response: no foreign content, no inline scripts, no frames, no guessing of types.
 
-For plotly.js `img-src` has `blob:`: a figure is saved as a picture by way of one. It needs nothing else: pages have
-elements with the ids of the style sheets that it would write (`webui/templates/base.html`), so it writes none.
+`img-src` allows `blob:`, because plotly.js saves a figure as a picture through one. No other exception is needed for
+plotly.js: pages contain elements with the ids of its style sheets (`webui/templates/base.html`), so it adds none.
 """
 
 from __future__ import annotations

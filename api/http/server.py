@@ -1,4 +1,4 @@
-"""The HTTP server under the app: uvicorn, which waits for a request's headers without end, with a limit for that."""
+"""The HTTP server: uvicorn with a time limit for a request's headers, which uvicorn itself does not have."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from weakref import WeakKeyDictionary
 
 import uvicorn
 
-# A connection that is kept open between two requests has five seconds (uvicorn's own limit); a slow network needs less.
+# Seconds for the headers; a slow network needs less. uvicorn itself closes idle kept-alive connections after five.
 HEADER_SECONDS = 10.0
-# uvicorn looks around ten times a second; once is enough here.
+# uvicorn ticks ten times a second; this check runs once a second.
 _TICKS = 10
 
 
 class _Connection(Protocol):
-    """What uvicorn's protocol classes for HTTP/1.1 (h11 and httptools) have in common."""
+    """Common interface of uvicorn's protocol classes for HTTP/1.1 (h11 and httptools)."""
 
-    # The request under way or the last one; None before the first one has all of its headers.
+    # The current or last request, None before the first one has all of its headers.
     cycle: Any
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that closes connections on which the headers of a request do not come in time.
+    """A uvicorn server that closes connections whose request headers do not arrive in time.
 
-    After an answer, the rest of a body that nobody read has the same time.
+    After a response, the rest of an unread body has the same time limit.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        # Since when a connection is seen without a request under way, and the last request that it had.
+        # For each connection without an active request: since when, and its last request.
         self._waiting: WeakKeyDictionary[object, tuple[float, object]] = WeakKeyDictionary()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look at all connections, once a second."""
+        """Check all connections once a second."""
         if counter % _TICKS == 0:
             self._close_slow(time.monotonic())
         return await super().on_tick(counter)

@@ -1,7 +1,6 @@
-"""What the service tells Prometheus: its own counts, and the runs as they are at the moment of asking.
+"""Prometheus metrics: counts of the service, and the runs at the time of the scrape.
 
-Names are in vLLM's style: "rhyme:" and the thing. Invariant: labels have few values; only runs that have not ended are
-shown one by one.
+Names follow vLLM's style: "rhyme:" and a noun. Invariant: labels have few values, so only active runs have their own.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.status import ACTIVE, RUN_STATUSES
 
-# From a page's query (milliseconds) to a large export's start.
+# From a page's query (milliseconds) to the start of a large export.
 REQUEST_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 # Gauges of a run: metric name -> column of `runs` and description.
 RUN_GAUGES = {
-    "rhyme:run_step": ("step", "Newest training step of a run that has not ended."),
-    "rhyme:run_steps_planned": ("steps_total", "Steps the run will take, where known."),
+    "rhyme:run_step": ("step", "Newest training step of an active run."),
+    "rhyme:run_steps_planned": ("steps_total", "Planned training steps, if known."),
     "rhyme:run_reward": ("reward", "Mean reward of the newest step."),
-    "rhyme:run_tokens_per_second": ("tokens_per_second", "Response tokens a second of the newest rollout stage."),
+    "rhyme:run_tokens_per_second": ("tokens_per_second", "Response tokens per second of the newest rollout stage."),
     "rhyme:run_speculation_rate": ("speculation_rate", "Share of response tokens that came from accepted drafts."),
     "rhyme:run_bubble_fraction": ("bubble_fraction", "Share of engine time with nothing to run."),
     "rhyme:run_dropped_events": ("dropped_events", "Events of the run that never arrived."),
-    "rhyme:run_last_event_timestamp_seconds": ("last_event_at", "When the newest event happened, unix seconds."),
+    "rhyme:run_last_event_timestamp_seconds": ("last_event_at", "Time of the newest event, unix seconds."),
 }
 
 
@@ -38,49 +37,49 @@ class ServiceMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
-            "rhyme:http_requests", "Answers by method, route and status.", ["method", "route", "status"],
+            "rhyme:http_requests", "Responses by method, route and status.", ["method", "route", "status"],
             registry=self.registry,
         )  # fmt: skip
         self._request_seconds = Histogram(
-            "rhyme:http_request_seconds", "Seconds until an answer begins.", ["route"], buckets=REQUEST_BUCKETS,
+            "rhyme:http_request_seconds", "Seconds until a response begins.", ["route"], buckets=REQUEST_BUCKETS,
             registry=self.registry,
         )  # fmt: skip
         self.batches = Counter(
-            "rhyme:ingest_batches", "Batches of events by what became of them.", ["outcome"], registry=self.registry
+            "rhyme:ingest_batches", "Batches of events by outcome.", ["outcome"], registry=self.registry
         )
-        self.events = Counter("rhyme:ingest_events", "Events that were taken in.", registry=self.registry)
+        self.events = Counter("rhyme:ingest_events", "Ingested events.", registry=self.registry)
         self.duplicates = Counter("rhyme:ingest_duplicates", "Events that had arrived before.", registry=self.registry)
         self.batch_seconds = Histogram(
-            "rhyme:ingest_batch_seconds", "Seconds to take in one batch.", buckets=REQUEST_BUCKETS,
+            "rhyme:ingest_batch_seconds", "Seconds to ingest one batch.", buckets=REQUEST_BUCKETS,
             registry=self.registry,
         )  # fmt: skip
         self.batches_in_flight = Gauge(
-            "rhyme:ingest_batches_in_flight", "Batches being taken in now.", registry=self.registry
+            "rhyme:ingest_batches_in_flight", "Batches being ingested now.", registry=self.registry
         )
         self.streams = Gauge("rhyme:streams_open", "Live streams open now.", registry=self.registry)
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count one answer."""
+        """Count one response."""
         self._requests.labels(method, route, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
     def watch(self, database: Database) -> None:
-        """Show the runs of this store from now on."""
+        """Report the runs of this store from now on."""
         self.registry.register(_Runs(database))
 
     def text(self) -> bytes:
-        """The exposition format. Raises what the database raises."""
+        """Return the metrics in Prometheus' text format. Raises database errors."""
         return generate_latest(self.registry)
 
 
 class _Runs(Collector):
-    """Asks the store at every scrape."""
+    """A collector that queries the store at every scrape."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        # Registering must not ask the database.
+        # Registering must not query the database.
         return [GaugeMetricFamily("rhyme:runs", "", labels=["status"])]
 
     def collect(self) -> Iterable[GaugeMetricFamily]:

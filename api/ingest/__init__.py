@@ -1,7 +1,13 @@
-"""What runs report, on its way into the store: checked, then written all or nothing.
+"""Ingestion: checks the reports of runs and stores each batch completely or not at all.
 
-A batch goes through `workers.py` (processes beside the service), `decoding.py` (bytes to JSON), `validation.py` (JSON
-to events), `store_batch.py` (events into their table), and `derived_rows.py` (what follows from them) with `rollup.py`,
-`totals.py` and `system_rows.py`. `announce.py` makes runs known that were not started here, `importer.py` takes a whole
-run directory in, `deletion.py` takes a run or an attempt out again. A refusal is a plain exception of these modules.
+A batch passes through these modules:
+
+- `workers.py`: worker processes of the service
+- `decoding.py`: bytes to JSON
+- `validation.py`: JSON to events
+- `store_batch.py`: events to their table
+- `derived_rows.py`, with `rollup.py`, `totals.py` and `system_rows.py`: rows derived from events
+
+`announce.py` creates runs that were not started here, `importer.py` imports a whole run directory, and `deletion.py`
+deletes a run or an attempt. These modules refuse by raising plain exceptions.
 """

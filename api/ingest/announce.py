@@ -1,7 +1,7 @@
-"""Runs that were not started here: a reporter or an import names its run and attempt before it sends events.
+"""Announcements of runs that were not started here: a reporter or an import names its run and attempt first.
 
-Invariants: the same announcement again is the same run and attempt; an attempt never changes its run; only who may
-report for a run (`admit`) changes what it shows.
+Invariants: repeating an announcement gives the same run and attempt; an attempt never changes its run; only a sender
+that may report for a run (`admit`) changes its content.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ORIGINS = ("reported", "imported")
 
 
 class AnnouncementError(ValueError):
-    """An announcement has not its form; the message is one sentence that names the field."""
+    """An invalid announcement; the message is one sentence that names the field."""
 
 
 class AnnouncementConflictError(Exception):
-    """The attempt is known as another run's."""
+    """The attempt belongs to another run."""
 
 
 class ForeignRunError(Exception):
@@ -39,7 +39,7 @@ class ForeignRunError(Exception):
 
 @dataclass(frozen=True)
 class Sender:
-    """The token that a report comes with. `run_id`: the one run that it may report for, None for a general token."""
+    """The token of a report. `run_id`: the only run that it may report for, None for a general token."""
 
     token_id: int
     run_id: int | None
@@ -47,35 +47,36 @@ class Sender:
 
 
 def admit(run: Run, attempt: Attempt | None, sender: Sender | None) -> None:
-    """Raise ForeignRunError unless the sender may report for the attempt; `attempt` None: for a new one.
+    """Raise ForeignRunError unless the sender may report for the attempt; `attempt` None stands for a new one.
 
-    `sender` None is the service itself. The run is locked, and its reporter is noted where it had none.
+    `sender` None is the service itself. The run must be locked; its reporter is stored if it had none.
     """
     if sender is None or sender.operator:
         return
     if sender.run_id is not None:
         if sender.run_id != run.id:
-            raise ForeignRunError("this token may report for another run only")
+            raise ForeignRunError("this token may report only for another run")
         if run.origin == "launched" and (attempt is None or attempt.submission_id is None):
-            raise ForeignRunError("the service started this run: nobody else adds attempts to it")
+            raise ForeignRunError("the service started this run: only the service adds attempts to it")
         return
     if run.origin == "launched":
         raise ForeignRunError("the service started this run: only the token of the run itself may report for it")
-    # Imported while it ran, or stored by a version that kept no reporter: its first start goes on reporting.
+    # The run was imported while active, or stored by a version without reporters; its first attempt keeps reporting.
     if run.reporter_id is None and attempt is not None and attempt.number == 1 and attempt.status in {*ACTIVE, "lost"}:
         run.reporter_id = sender.token_id
     if run.reporter_id != sender.token_id:
         raise ForeignRunError(
-            "the run belongs to another token: report with that one, with an operator's, or with a reporter's token "
-            "that an operator makes for this run"
+            "the run belongs to another token: report with that token, with an operator's token, or with a reporter's "
+            "token that an operator creates for this run"
         )
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """Who an attempt is. `config` is the content of its run directory's config.json.
+    """The identity of an attempt. Raises AnnouncementError.
 
-    `origin` is how the run came to be known, if this makes it. Raises AnnouncementError.
+    `config`: content of the run directory's config.json. `origin`: the origin of the run if this announcement creates
+    it.
     """
 
     attempt_uid: str
@@ -105,10 +106,10 @@ class Announcement:
 
 
 def announce(session: Session, announcement: Announcement, now: float, sender: Sender | None = None) -> Attempt:
-    """Return the attempt, made with its run if they are new. An attempt that was started here gets its configuration.
+    """Return the announced attempt, created with its run if new. An attempt started here gets its configuration.
 
-    `now` in unix seconds; `sender` None is the service itself. Raises ForeignRunError, and AnnouncementConflictError
-    when the attempt belongs to another run.
+    `now` in unix seconds; `sender` None is the service itself. Raises ForeignRunError, and AnnouncementConflictError if
+    the attempt belongs to another run.
     """
     run_id = _run_id(session, announcement, now, sender)
     run, attempts = run_status.lock_run(session, run_id)
@@ -123,10 +124,10 @@ def announce(session: Session, announcement: Announcement, now: float, sender: S
             number=attempts[-1].number + 1 if attempts else 1,
             uid=announcement.attempt_uid,
             resumes=bool(attempts),
-            # An operator may also speak for runs of others.
+            # An operator may also report for runs of others.
             vouched=sender is None or not sender.operator or run.reporter_id == sender.token_id,
             message="",
-            # It is there already, whoever started it: nothing here waits in a queue.
+            # The process exists already, so the attempt does not wait in a queue.
             status="starting",
             queued_at=now,
         )
@@ -136,7 +137,7 @@ def announce(session: Session, announcement: Announcement, now: float, sender: S
     attempt.run_directory = announcement.run_directory
     if sender is None:
         attempt.vouched = True
-    # The newest attempt says what the run is.
+    # The newest attempt defines the run's configuration.
     if attempt is attempts[-1]:
         config = strict(dict(announcement.config))
         run.command, run.versions = config.pop("command", []), dict(config.pop("versions", {}))
@@ -146,7 +147,7 @@ def announce(session: Session, announcement: Announcement, now: float, sender: S
 
 
 def _run_id(session: Session, announcement: Announcement, now: float, sender: Sender | None) -> int:
-    """Return the run of that uid, made if there is none; of two who make it at once, one finds the other's."""
+    """Return the run with that uid, created if there is none; of two concurrent callers, one finds the other's run."""
     query = select(Run.id).where(Run.uid == announcement.run_uid)
     found = session.execute(query).scalar_one_or_none()
     if found is not None:
@@ -177,7 +178,7 @@ def _run_id(session: Session, announcement: Announcement, now: float, sender: Se
 
 
 def _storable(value: Any) -> bool:
-    """Whether all text in a JSON value is."""
+    """Return True if both databases can store all text in a JSON value."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""From the bytes of a batch's request to its parts: unpacked within a limit, parsed strictly.
+"""Decoding of a batch: decompresses the request's body within a limit and parses it strictly.
 
-Pure, and slow for a large batch (tens of milliseconds): it runs in a thread.
+Pure, and slow for a large batch (tens of milliseconds), so it runs in a thread.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from rhyme_openrlhf.api.store.bounds import INT32
 from rhyme_openrlhf.api.store.json_values import COUNT_MAX, storable
 from rhyme_openrlhf.api.store.record import SOURCE_LENGTH
 
-# How much larger than its packed form a batch may be: events pack about ten times, but a bomb packs a thousand times.
+# Largest ratio of a batch to its packed size: events shrink about tenfold, a zip bomb a thousandfold.
 UNPACKED_RATIO = 4
-# Writers of one run: the driver, the trainer, and an engine a device of the largest cluster, several times over.
+# Most sources of one run: the driver, the trainer, and one engine per device of the largest cluster, several times.
 MOST_SOURCES = 10_000
 _GZIP = 16 + zlib.MAX_WBITS
 
@@ -29,15 +29,15 @@ class BatchError(ValueError):
 
 
 class EncodingError(BatchError):
-    """A body in a content encoding that the service does not unpack."""
+    """A body in a content encoding that the service does not support."""
 
 
 class TooLargeError(BatchError):
-    """A body that is larger unpacked than a batch may be."""
+    """A body that is larger than the limit after unpacking."""
 
 
 class FormError(BatchError):
-    """A body that has not the form of a batch. `field` and `fault` say where and what, empty for the whole body."""
+    """A body that is not a valid batch. `field` and `fault` name place and error, empty for the whole body."""
 
     def __init__(self, message: str, field: str = "", fault: str = "") -> None:
         super().__init__(message, field, fault)
@@ -49,20 +49,20 @@ class FormError(BatchError):
 
 
 class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
-    """What the reporter sees of the driver's process; None: nothing."""
+    """The reporter's view of the driver's process; None if unknown."""
 
     alive: bool | None = None
 
 
 class BatchBody(msgspec.Struct):
-    """One request. Fields of a newer reporter are skipped, as in events."""
+    """One request. Unknown fields of a newer reporter are skipped, as in events."""
 
     events: list[Any]
     sent_at: float | None = None
-    # Events of each source that will never be sent, since the attempt began.
+    # Number of events of each source that will never be sent, since the attempt began.
     dropped: dict[SourceName, Annotated[int, msgspec.Meta(ge=0, le=INT32)]] = {}
     heartbeat: Heartbeat | None = None
-    # Of each source, the sequence behind the last event that the service has confirmed; sources of the batch suffice.
+    # For each source, the sequence after the last event that the service has confirmed; sources of the batch suffice.
     known: dict[SourceName, Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX + 1)]] = {}
 
 
@@ -70,7 +70,7 @@ _decoder = msgspec.json.Decoder(BatchBody)
 
 
 def unpack(body: bytes, encoding: str | None, limit: int) -> bytes:
-    """The body without its content encoding, at most `limit` bytes. Raises EncodingError, TooLargeError, FormError."""
+    """Return the decompressed body, at most `limit` bytes. Raises EncodingError, TooLargeError, FormError."""
     if encoding in (None, "", "identity"):
         return body
     if encoding != "gzip":
@@ -79,22 +79,22 @@ def unpack(body: bytes, encoding: str | None, limit: int) -> bytes:
     try:
         data = unpacker.decompress(body, limit + 1)
     except zlib.error as error:
-        raise FormError("the body is not gzip, though it says so") from error
+        raise FormError("the body is not gzip, although its Content-Encoding is gzip") from error
     if len(data) > limit:
         raise TooLargeError(f"the unpacked body is larger than {limit} bytes")
     if not unpacker.eof or unpacker.unused_data:
-        raise FormError("the gzip body is cut short or has something behind it")
+        raise FormError("the gzip body is truncated or has extra bytes at its end")
     return data
 
 
 def parse_batch(data: bytes) -> BatchBody:
-    """Read the parts of a batch. Raises FormError with the place."""
+    """Parse a batch. Raises FormError with the place."""
     try:
         batch = _decoder.decode(data)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         field = f"body{place.strip('`').removeprefix('$')}"
-        raise FormError("the batch does not have its form", field, message) from error
+        raise FormError("the batch is not valid", field, message) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise FormError("the body is not JSON") from error
     except UnicodeDecodeError as error:
@@ -102,5 +102,5 @@ def parse_batch(data: bytes) -> BatchBody:
     for name, sources in (("dropped", batch.dropped), ("known", batch.known)):
         if len(sources) > MOST_SOURCES or not all(map(storable, sources)):
             fault = f"must name at most {MOST_SOURCES} writers in plain text"
-            raise FormError("the batch does not have its form", f"body.{name}", fault)
+            raise FormError("the batch is not valid", f"body.{name}", fault)
     return batch

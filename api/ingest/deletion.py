@@ -1,6 +1,6 @@
-"""Deleting a run with everything it reported, piece by piece, so that nobody waits long for the store; or one attempt.
+"""Deletion of a run with everything it reported, in short transactions that do not block the store; or of an attempt.
 
-Invariant: the run itself goes last; after a kill in between, deleting it again takes the rest.
+Invariant: the run's own row is deleted last, so an interrupted deletion can be repeated.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from rhyme_openrlhf.api.store.status import ENDED
 
 
 class DeletionRefusedError(Exception):
-    """The run or attempt cannot be deleted as it is; the message is one sentence for people."""
+    """The run or attempt cannot be deleted in its current state; the message is one sentence for people."""
 
 
-# Rows a transaction: well below a second on a slow disk.
+# Rows per transaction: well below a second on a slow disk.
 CHUNK = 20_000
-# Those that grow with a run's length and have no foreign keys; the rest goes with the run's row (ON DELETE CASCADE).
+# Tables that grow with a run's length and have no foreign keys; the others follow the run's row (ON DELETE CASCADE).
 LARGE_TABLES: tuple[Any, ...] = (
     RawEvent, Interval, EngineSampleRow, EngineStepRow, CurveBlock, CurveStretch, Metric, Move, Switch, Step, SystemRow,
 )  # fmt: skip
@@ -51,9 +51,9 @@ def delete_run(database: Database, uid: str) -> None:
         while _delete_some(database, table, run_id) == CHUNK:
             pass
     with database.writing() as session:
-        # Asked again: somebody may have brought it back meanwhile.
+        # Check again, because a user may have restored the run meanwhile.
         run = _deletable(session, uid)
-        # And a batch may have come; none comes any more, because the run is locked.
+        # A batch may have arrived meanwhile; none can arrive now, because the run is locked.
         for table in LARGE_TABLES:
             session.execute(delete(table).where(table.run_id == run.id))
         # Clones stay, without a parent.
@@ -67,7 +67,7 @@ def remove_attempt(database: Database, uid: str, number: int) -> int:
         run, attempts = run_status.lock_run(session, find_run(session, uid).id)
         attempt = find_attempt(session, run, number)
         if attempt.submission_id is not None:
-            raise DeletionRefusedError("the service started this attempt: it belongs to the run")
+            raise DeletionRefusedError("the service started this attempt: it cannot be removed")
         if len(attempts) == 1:
             raise DeletionRefusedError("the run has no other attempt: delete the run")
         store_batch.remove_attempts(session, run, attempts, [attempt])
@@ -79,7 +79,7 @@ def _deletable(session: Session, uid: str) -> Run:
     if run.status not in ENDED:
         raise DeletionRefusedError(f"the run is {run.status}: stop it first")
     if run.archived_at is None:
-        raise DeletionRefusedError("archive the run first: deleting cannot be taken back")
+        raise DeletionRefusedError("archive the run first: deleting cannot be undone")
     return run
 
 

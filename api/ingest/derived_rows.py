@@ -1,6 +1,6 @@
-"""Derived rows into their tables, and out again when a newer attempt does their steps again.
+"""Writing derived rows into their tables, and removing them when a newer attempt repeats their steps.
 
-The run's row must be locked (`lives.lock_run`): steps are read, changed and written.
+The run's row must be locked (`run_status.lock_run`), because steps are read, changed and written.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _table(model: Any) -> Table:
 
 
 STEPS, EPOCHS, INTERVALS = _table(Step), _table(EpochRow), _table(Interval)
-# Those whose rows belong to a step of a run.
+# Tables whose rows belong to a step of a run.
 OF_STEPS = tuple(map(_table, (Step, EngineStepRow, Interval, EngineSampleRow, Metric, Move, Switch)))
 
 _STEP_KEYS = ("run_id", "step")
@@ -74,7 +74,7 @@ _write_intervals = BulkInsert(INTERVALS, INTERVAL_COLUMNS)
 _write_samples = BulkInsert(_table(EngineSampleRow), SAMPLE_COLUMNS)
 _write_moves = BulkInsert(_table(Move), MOVE_COLUMNS)
 _write_switches = BulkInsert(_table(Switch), SWITCH_COLUMNS)
-# A resumed attempt may evaluate the step it was resumed from: the newer attempt's value stays.
+# A resumed attempt may evaluate the step it resumed from again: the newer attempt's value stays.
 _write_metrics = BulkInsert(
     _table(Metric),
     _METRIC_COLUMNS,
@@ -90,7 +90,7 @@ _write_epochs = BulkInsert(EPOCHS, ("run_id", "epoch", *EPOCH_SUMS), add("epochs
 
 
 def derive(session: Session, run: Run, attempt_id: int, ceiling: int | None, fresh: Sequence[Arrived]) -> Rollup:
-    """Write what the fresh events of an attempt bring to the derived tables; `ceiling` as in `Rollup`."""
+    """Write the derived rows of an attempt's new events; `ceiling` as in `Rollup`."""
     connection, run_id = session.connection(), run.id
     stored = _stored_steps(connection, run_id, attempt_id, steps_concerned(fresh))
     rollup = Rollup(run_id, attempt_id, ceiling, stored)
@@ -113,7 +113,7 @@ def derive(session: Session, run: Run, attempt_id: int, ceiling: int | None, fre
     _write_switches(connection, rollup.switches)
     write_system(connection, run_id, attempt_id, fresh)
     for write, metrics in ((_write_metrics.new, rollup.new_metrics), (_write_metrics, rollup.metrics)):
-        # By name: a curve's values lie side by side then, where the database keeps rows as they came.
+        # Sorted by name, so that a curve's values are adjacent if the database keeps rows in order of arrival.
         write(connection, [(run_id, *key, attempt_id, value) for key, value in sorted(metrics.items(), key=_name)])
     _write_stability(connection, [(run_id, epoch, attempt_id, *row) for epoch, row in rollup.stability.items()])
     _write_artifacts(
@@ -125,7 +125,7 @@ def derive(session: Session, run: Run, attempt_id: int, ceiling: int | None, fre
 
 
 def remove(session: Session, run: Run, attempt_ids: Collection[int], from_step: int | None) -> None:
-    """Take out the rows of these attempts from a step on; None: all of them, with what belongs to no step."""
+    """Delete the rows of these attempts from a step on; with None, all rows, including those without a step."""
     connection, run_id = session.connection(), run.id
     unpack(connection, run, from_step or 0)
     mine = [STEPS.c.run_id == run_id, STEPS.c.attempt_id.in_(attempt_ids)]
@@ -142,7 +142,7 @@ def remove(session: Session, run: Run, attempt_ids: Collection[int], from_step: 
 
 
 def update_header(session: Session, run: Run, attempt: Attempt, rollup: Rollup) -> None:
-    """Bring the run's roll-up columns up to date."""
+    """Update the run's roll-up columns."""
     if rollup.started is not None and not _newer_started(session, attempt):
         event = rollup.started[0]
         run.engines, run.tensor_parallel_size, run.epochs = event.engines, event.tensor_parallel_size, event.epochs
@@ -157,7 +157,7 @@ def update_header(session: Session, run: Run, attempt: Attempt, rollup: Rollup) 
 
 
 def _newer_started(session: Session, attempt: Attempt) -> bool:
-    """Whether a newer attempt has said what the run is."""
+    """Return True if a newer attempt has reported the run's configuration."""
     newer = select(RawEvent.id).where(
         RawEvent.run_id == attempt.run_id, *of_kinds([RunStarted.kind]), RawEvent.attempt_id > attempt.id
     )
@@ -172,7 +172,7 @@ def _stored_steps(connection: Connection, run_id: int, attempt_id: int, steps: C
 
 
 def _segments(connection: Connection, run_id: int, steps: Collection[int]) -> dict[int, list[Segment]]:
-    """Stored intervals of these steps."""
+    """Return the stored intervals of these steps."""
     found: dict[int, list[Segment]] = {step: [] for step in steps}
     if steps:
         of = INTERVALS.c
@@ -183,7 +183,7 @@ def _segments(connection: Connection, run_id: int, steps: Collection[int]) -> di
 
 
 def _count_engines(connection: Connection, run_id: int, rollup: Rollup) -> None:
-    """Set `engines` of the steps: how many engines have told what they did."""
+    """Set `engines` of the steps: the number of engines that have reported."""
     told = Counter(step for step, _ in rollup.engine_steps)
     stored = [step for step in told if not rollup.is_new(step)]
     if stored:
@@ -195,7 +195,7 @@ def _count_engines(connection: Connection, run_id: int, rollup: Rollup) -> None:
 
 
 def _among(column: Column[int], steps: Collection[int]) -> ColumnElement[bool]:
-    """One of these steps, or between them: a batch's steps follow each other, and one range is found faster."""
+    """Return the condition for these steps, as one range if they are dense, because a range is found faster."""
     first, last = min(steps), max(steps)
     return column.between(first, last) if last - first <= 2 * len(steps) else column.in_(steps)
 

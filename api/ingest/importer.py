@@ -1,9 +1,13 @@
-"""A whole run directory into the store: the same rows as if the run had reported them live.
+"""Import of a whole run directory: the store then has the same rows as if the run had reported them live.
 
-Invariants: importing again changes nothing; what is stored of the attempt already is kept when it has no gaps, and
-replaced whole, in one transaction, when it has; a directory that holds less than is stored is refused. A run may be
-imported while it reports. Newer attempts that nobody vouches for (`models.Attempt.vouched`) are removed, so that a run
-whose figures another reporter replaced is as its directory says again.
+Invariants:
+
+- Importing again changes nothing.
+- Stored events of the attempt are kept if they have no gaps. With gaps, they are replaced in one transaction.
+- A directory with fewer events than are stored is refused.
+- A run may be imported while it reports.
+- Newer attempts that are not vouched for (`models.Attempt.vouched`) are removed. A run whose figures another reporter
+  has replaced then matches its directory again.
 """
 
 from __future__ import annotations
@@ -29,10 +33,10 @@ from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH, Attempt, Ru
 from rhyme_openrlhf.api.store.record import EventSource
 from rhyme_openrlhf.api.store.status import ACTIVE
 
-# Events a transaction: it takes a tenth of a second, and others can write in between.
+# Events per transaction: a tenth of a second, with room for other writers in between.
 CHUNK = 5_000
 BAD_JSON = (json.JSONDecodeError, UnicodeDecodeError, msgspec.DecodeError, RecursionError)
-UNHEARD = "imported from a run directory that has no end"
+UNHEARD = "imported from a run directory without an end"
 
 
 class ImportingError(Exception):
@@ -41,9 +45,9 @@ class ImportingError(Exception):
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import did; `replaced` when events that had been dropped were filled in.
+    """The result of an import.
 
-    `removed`: uids of newer attempts that nobody vouched for.
+    `replaced`: missing events were filled in. `removed`: uids of newer attempts that were not vouched for.
     """
 
     run_uid: str
@@ -56,25 +60,25 @@ class Imported:
 
 @dataclass
 class _SourceFile:
-    """What a file has of one source: the sequence after its last event, and the ranges before it that are missing."""
+    """The events of one source in a file: the sequence after its last event, and the missing ranges before it."""
 
     following: int = 0
     missing: list[tuple[int, int]] = field(default_factory=list)
 
     def missing_below(self, sequence: int) -> int:
-        """How many events before `sequence` the file does not have."""
+        """Return the number of events before `sequence` that the file lacks."""
         return sum(max(0, min(end, sequence) - begin) for begin, end in self.missing)
 
 
 class _Envelope(msgspec.Struct):
-    """As much of an event as says where it belongs."""
+    """The fields of an event that say where it belongs."""
 
     source: str
     sequence: int
 
 
 def import_directory(database: Database, directory: Path, now: float) -> Imported:
-    """Import a run directory; of a run that was resumed, the attempts in the order in which they were started.
+    """Import a run directory. Attempts of a resumed run are imported in the order of their starts.
 
     `now` in unix seconds. Raises ImportingError, BusyError.
     """
@@ -83,7 +87,7 @@ def import_directory(database: Database, directory: Path, now: float) -> Importe
     try:
         config = (directory / "config.json").read_bytes()
         announcement = _announcement(directory, config, next((line for _, line in _lines(events)), b""))
-        # Before the file is read: a run writes its file first, so the file has what is stored by now.
+        # Before the file is read, because a run writes to its file first, so the file has at least the stored events.
         known = _known(database, announcement.attempt_uid)
         replaced = _fills_gaps(known, _scan(events), announcement.attempt_uid)
         return _import(database, announcement, events, replaced, now)
@@ -113,7 +117,7 @@ def _import(database: Database, announcement: Announcement, events: Path, replac
 
 
 def _remove_unvouched(session: Session, announcement: Announcement) -> tuple[str, ...]:
-    """Remove the attempts behind the announced one that nobody vouches for, the newest first; return their uids."""
+    """Remove attempts after the announced one that are not vouched for, the newest first; return their uids."""
     run_id = session.scalar(select(Run.id).where(Run.uid == announcement.run_uid))
     if run_id is None:
         return ()
@@ -128,7 +132,10 @@ def _remove_unvouched(session: Session, announcement: Announcement) -> tuple[str
 
 
 def _replace(session: Session, attempt: Attempt, events: Path) -> int:
-    """Store the attempt's events anew; return how many. Raises ImportingError when fewer come than were there."""
+    """Replace the attempt's stored events; return the number of new ones.
+
+    Raises ImportingError if the file has fewer events than were stored.
+    """
     before = _sources(session, attempt.uid)
     run, _ = run_status.lock_run(session, attempt.run_id)
     forget_events(session, run, attempt)
@@ -136,7 +143,7 @@ def _replace(session: Session, attempt: Attempt, events: Path) -> int:
     after = {one.source: one for one in _sources(session, attempt.uid)}
     for one in before:
         now = after.get(one.source, _Source(one.source))
-        # A reporter has stored more since the file was compared, and the directory is not the one that it follows.
+        # A reporter has stored more since the comparison, so the directory does not belong to that reporter.
         if now.next_sequence < one.next_sequence:
             raise _holds_less(attempt.uid, one.source, now.next_sequence, one.next_sequence)
         mine = (EventSource.attempt_id == attempt.id, EventSource.source == one.source)
@@ -145,7 +152,7 @@ def _replace(session: Session, attempt: Attempt, events: Path) -> int:
 
 
 class _Source(NamedTuple):
-    """What is stored of one source of an attempt; the columns of `EventSource`."""
+    """The stored state of one source of an attempt; columns of `EventSource`."""
 
     source: str
     next_sequence: int = 0
@@ -155,7 +162,7 @@ class _Source(NamedTuple):
 
 
 def _known(database: Database, attempt_uid: str) -> list[_Source]:
-    """Return what is stored of an attempt, nothing if it is not known."""
+    """Return the stored sources of an attempt, none if it is unknown."""
     with database.reading(snapshot=False) as session:
         return _sources(session, attempt_uid)
 
@@ -167,7 +174,10 @@ def _sources(session: Session, attempt_uid: str) -> list[_Source]:
 
 
 def _fills_gaps(known: Iterable[_Source], sources: Mapping[str, _SourceFile], attempt_uid: str) -> bool:
-    """Whether the file has events that are stored as missing. Raises ImportingError when it has less than is stored."""
+    """Return True if the file has events that are missing in the store.
+
+    Raises ImportingError if the file has fewer events than the store.
+    """
     fills = False
     for stored in known:
         ours = sources.get(stored.source, _SourceFile())
@@ -179,13 +189,13 @@ def _fills_gaps(known: Iterable[_Source], sources: Mapping[str, _SourceFile], at
 
 def _holds_less(attempt_uid: str, source: str, ours: int, known: int) -> ImportingError:
     return ImportingError(
-        f"the directory holds less than is stored of attempt {attempt_uid}: of source {source!r} its "
-        f"events end before number {ours}, and {known} are known"
+        f"the directory has fewer events than the store for attempt {attempt_uid}: its events of source {source!r} "
+        f"end before number {ours}, and {known} are stored"
     )
 
 
 def _end_unheard(session: Session, attempt_uid: str, now: float) -> None:
-    """An imported run without an end, of which no reporter and no job tells anything, is lost."""
+    """Mark an imported run without an end as lost if neither a reporter nor a job reports on it."""
     run_id = session.execute(select(Attempt.run_id).where(Attempt.uid == attempt_uid)).scalar_one()
     run, attempts = run_status.lock_run(session, run_id)
     attempt = next(one for one in attempts if one.uid == attempt_uid)
@@ -194,7 +204,7 @@ def _end_unheard(session: Session, attempt_uid: str, now: float) -> None:
 
 
 def _announcement(directory: Path, text: bytes, first_line: bytes) -> Announcement:
-    """Who the run is: as it was reported, if its settings say so; else told by its content, wherever it lies."""
+    """Return the identity of the run: the reported one if its settings name it, else a digest of its content."""
     config = json.loads(text)
     if not isinstance(config, dict):
         raise ImportingError(f"{directory}/config.json is not a JSON object")
@@ -211,21 +221,21 @@ def _announcement(directory: Path, text: bytes, first_line: bytes) -> Announceme
 
 
 def _object(value: Any, *names: str) -> Mapping[str, Any]:
-    """An object inside of others, empty where there is none."""
+    """Return a nested object, empty if there is none."""
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def _scan(events: Path) -> dict[str, _SourceFile]:
-    """Return what the file has by source."""
+    """Return the file's content by source."""
     decode = msgspec.json.Decoder(_Envelope).decode
     sources: dict[str, _SourceFile] = {}
     for number, line in _lines(events):
         try:
             row = decode(line)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise ImportingError(f"{events}, line {number} is no event: {error}") from error
+            raise ImportingError(f"{events}, line {number} is not an event: {error}") from error
         source = sources.setdefault(row.source, _SourceFile())
         if row.sequence > source.following:
             source.missing.append((source.following, row.sequence))
@@ -241,7 +251,7 @@ def _chunks(events: Path) -> Iterator[list[Any]]:
 
 
 def _lines(events: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines with their numbers; one that a killed writer left torn at the end is none."""
+    """Yield complete lines with their numbers, without an incomplete last line of a killed writer."""
     with events.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):

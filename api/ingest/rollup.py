@@ -1,9 +1,13 @@
-"""The events of a batch to derived rows: pure. `api/ingest/store_batch.py` gives what the store has of the
-steps concerned and writes what comes out.
+"""Derived rows of a batch's events: pure.
 
-Invariants: each event of one kind about one step (and engine) comes from one source, whose events are applied in order;
-then the rows do not depend on how events of different sources are interleaved or split into batches. Steps from
-`ceiling` on belong to a newer attempt and get nothing. Rates and bubbles are computed by `telemetry/metrics.py`.
+`api/ingest/store_batch.py` reads the stored rows of the concerned steps and writes the result.
+
+Invariants:
+
+- Events of one kind about one step (and engine) come from one source and are applied in that source's order. The rows
+  therefore do not depend on the interleaving of sources or on the split into batches.
+- Steps from `ceiling` on belong to a newer attempt and are ignored.
+- `telemetry/metrics.py` computes rates and bubbles.
 """
 
 from __future__ import annotations
@@ -34,12 +38,12 @@ from rhyme_openrlhf.telemetry.events import (
 )
 from rhyme_openrlhf.telemetry.metrics import SECONDS
 
-# What says that an attempt does a step. An evaluation or a checkpoint is of the state after a step, which a resumed
-# attempt has without doing it again.
+# Events that show that an attempt does a step. Evaluations and checkpoints are about the state after a step, which a
+# resumed attempt has without repeating the step.
 CLAIMING = (
     RolloutStarted, RolloutFinished, EngineStep, EngineInterval, EngineSample, TrainStep, SampleMoved, LayoutSwitched,
 )  # fmt: skip
-# Those that a step's row is made of.
+# Events that change a step's row.
 _OF_STEP = (RolloutStarted, RolloutFinished, EngineStep, EngineInterval, TrainStep, SampleMoved, LayoutSwitched)
 
 INTERVAL_COLUMNS = ("run_id", "attempt_id", "step", "engine", "state", "cause", "start", "end", "weight_version")
@@ -68,7 +72,7 @@ StepRow = dict[str, Any]
 
 
 class Segment(NamedTuple):
-    """An interval as far as bubbles need it, in quantised unix seconds (a `metrics.Interval`)."""
+    """The part of an interval that bubbles need, in quantised unix seconds (a `metrics.Interval`)."""
 
     state: str
     cause: str
@@ -77,17 +81,17 @@ class Segment(NamedTuple):
 
 
 def segment(state: str, cause: str, start: float, end: float) -> Segment:
-    """A segment of exact times."""
+    """Return a segment with quantised times."""
     return Segment(state, cause, quantised(start), quantised(end))
 
 
 def claimed_steps(arrived: Iterable[Arrived]) -> set[int]:
-    """The steps that these events say their attempt does."""
+    """Return the steps that these events claim for their attempt."""
     return {event.step for one in arrived if isinstance(event := one.event, CLAIMING)}
 
 
 def steps_concerned(arrived: Iterable[Arrived]) -> set[int]:
-    """The steps whose rows these events change."""
+    """Return the steps whose rows these events change."""
     return {event.step for one in arrived if isinstance(event := one.event, _OF_STEP)}
 
 
@@ -95,7 +99,7 @@ class Rollup:
     """Derived rows of one batch of one attempt: `add` its events, then `settle_bubbles`, then read the rows."""
 
     def __init__(self, run_id: int, attempt_id: int, ceiling: int | None, stored: Mapping[int, StepRow]) -> None:
-        """`stored`: the attempt's step rows that exist already, by step; they are copied. `ceiling`: see the module."""
+        """Start from `stored`, the attempt's stored step rows by step, which are copied. `ceiling`: see the module."""
         self._ids = (run_id, attempt_id)
         self._ceiling = INT32_MAX + 1 if ceiling is None else ceiling
         self._stored = stored
@@ -105,7 +109,7 @@ class Rollup:
         self.samples: list[tuple[Any, ...]] = []
         self.moves: list[tuple[Any, ...]] = []
         self.switches: list[tuple[Any, ...]] = []
-        # Of a step's first TrainStep, by name: these are new. Others may take the place of stored ones.
+        # Metrics of a step's first TrainStep are new; others may replace stored ones.
         self.new_metrics: dict[tuple[str, int], float | None] = {}
         self.metrics: dict[tuple[str, int], float | None] = {}
         self.stability: dict[int, tuple[float | None, int]] = {}
@@ -116,20 +120,20 @@ class Rollup:
         self._restaged: set[int] = set()
 
     def add(self, arrived: Iterable[Arrived]) -> None:
-        """Take in events, each source's in order."""
+        """Add events, each source's in order."""
         ceiling = self._ceiling
         for one in arrived:
             event = one.event
             take = _TAKE.get(type(event))
             if take is not None and getattr(event, "step", -1) < ceiling:
                 take(self, event, one.time)
-        # A checkpoint stays where it is, whoever does its step again.
+        # A checkpoint stays, even if another attempt repeats its step.
         for one in arrived:
             if isinstance(one.event, CheckpointSaved):
                 self.checkpoints.setdefault((one.event.step, one.event.path), one.time)
 
     def needs_intervals(self) -> list[int]:
-        """Steps whose rollout stage got its bounds now, and which have intervals from earlier batches."""
+        """Return the steps whose rollout stage has new bounds and which have intervals of earlier batches."""
         return sorted(step for step in self._restaged if self._stored.get(step, {}).get("intervals"))
 
     def settle_bubbles(self, earlier: Mapping[int, Sequence[Segment]]) -> None:
@@ -147,11 +151,11 @@ class Rollup:
                 row[f"bubble_{cause}"] += seconds
 
     def changed_steps(self) -> list[StepRow]:
-        """The step rows to write."""
+        """Return the step rows to write."""
         return [self.steps[step] for step in sorted(self.steps)]
 
     def is_new(self, step: int) -> bool:
-        """Whether nothing of this step is stored: older attempts' rows are taken out before a newer one's come."""
+        """Return True if nothing of this step is stored; rows of older attempts were removed before."""
         return step not in self._stored
 
     def _step(self, step: int) -> StepRow:
@@ -181,7 +185,7 @@ class Rollup:
         self._restaged.add(event.step)
 
     def _take_engine_step(self, event: EngineStep, time: float) -> None:
-        # One that the writer did not have is at its default, which its class has, not the object.
+        # Use getattr, because a counter that the writer did not have is a default of the class, not of the object.
         counters = {name: getattr(event.counters, name) for name in COUNTER_COLUMNS}
         row = self._step(event.step)
         for name, column in COUNTER_COLUMNS.items():
@@ -275,7 +279,7 @@ class Rollup:
 
 
 def new_step(run_id: int, attempt_id: int, step: int) -> StepRow:
-    """The row of a step of which nothing is known."""
+    """Return the row of a step without any data."""
     floats = {*BUBBLE_COLUMNS, *SECONDS}
     row: StepRow = {"run_id": run_id, "step": step, "attempt_id": attempt_id}
     row.update(dict.fromkeys(_STEP_FACTS))
@@ -284,13 +288,13 @@ def new_step(run_id: int, attempt_id: int, step: int) -> StepRow:
 
 
 def planned_steps(event: RunStarted) -> int | None:
-    """How many training steps the run will have, as `summary.steps_planned`; None where that is not known."""
+    """Return the number of training steps of the run as `summary.steps_planned` does, None if unknown."""
     planned = None if event.steps_per_epoch is None else event.epochs * event.steps_per_epoch
     return planned if planned is None or abs(planned) <= INT32_MAX else None
 
 
 def _cut(segments: Iterable[Segment], begin: float, end: float) -> list[Segment]:
-    """What of the segments lies between two moments."""
+    """Return the parts of the segments between two moments."""
     return [
         Segment(one.state, one.cause, start, stop)
         for one in segments

@@ -1,9 +1,12 @@
-"""One batch of one attempt into the store, all or nothing, in the caller's transaction.
+"""Storing one batch of one attempt completely or not at all, in the caller's transaction.
 
-Invariants: an event is stored once, by its source's sequence; sending again changes nothing. Derived rows follow from
-the stored events alone: not from how they were split into batches, nor from how those of different sources and attempts
-were interleaved. While a batch is written, its run's row is locked, so batches of one run wait for each other and those
-of different runs do not (on PostgreSQL; SQLite has one writer).
+Invariants:
+
+- An event is stored once, identified by its source's sequence number; sending it again changes nothing.
+- Derived rows follow from the stored events alone. The split into batches and the interleaving of sources and attempts
+  do not matter.
+- The run's row is locked while a batch is written. Batches of one run wait for each other; those of different runs do
+  not (on PostgreSQL; SQLite has one writer).
 """
 
 from __future__ import annotations
@@ -37,14 +40,14 @@ _write_sources = BulkInsert(_SOURCES, _SOURCE_COLUMNS, replace(("attempt_id", "s
 
 
 class UnknownAttemptError(LookupError):
-    """Nobody announced this attempt; the message is one sentence for the reporter."""
+    """The attempt was not announced; the message is one sentence for the reporter."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of a batch. `stop`: the run is asked to end itself.
+    """The result of a batch. `stop`: the run is asked to end.
 
-    `following`: the next sequence of the sources that the batch names, or of all when it names none.
+    `following`: the next sequence number of the sources that the batch names, or of all sources if it names none.
     """
 
     accepted: int
@@ -63,13 +66,17 @@ def ingest(
     known: Mapping[str, int] | None = None,
     sender: Sender | None = None,
 ) -> Receipt:
-    """Store a batch (from `batch.prepare`, which needs no lock); an empty one is a heartbeat.
+    """Store a batch from `validation.prepare`, which needs no lock; an empty batch is a heartbeat.
 
-    `now` in unix seconds by the server's clock; `alive` is what the reporter says of the driver's process, None when it
-    says nothing; `given_up` how many events of each source it will not send, since the attempt began (those with events
-    after them are seen as gaps too, and not counted twice). `known` has the next sequence of sources as the reporter
-    was told it: where the store has less, it has lost events, and nothing is stored, because the reporter sends the
-    lost ones first. `sender` None is the service itself. Raises UnknownAttemptError, ForeignRunError.
+    - `now`: unix seconds of the server's clock
+    - `alive`: the reporter's view of the driver's process, None if unknown
+    - `given_up`: number of events of each source that the reporter will never send, since the attempt began. If later
+      events follow, they appear as gaps too, and are not counted twice.
+    - `known`: the next sequence number of each source as confirmed to the reporter. If the store has less, it has lost
+      events. Then nothing is stored, because the reporter sends the lost events first.
+    - `sender`: None is the service itself
+
+    Raises UnknownAttemptError, ForeignRunError.
     """
     run, attempts, attempt = _locked(session, attempt_uid)
     admit(run, attempt, sender)
@@ -80,7 +87,7 @@ def ingest(
     lost = {source: stored.get(source, 0) for source, count in known.items() if stored.get(source, 0) < count}
     if lost:
         run_status.heard(run, attempts, attempt, None, now)
-        # These first: a long answer is cut.
+        # Lost sources first, because a long response is cut.
         return Receipt(0, 0, stop, lost | stored)
     fresh, following = _add(session, run, attempts, attempt, sources, arrived, given_up or {})
     run_status.heard(run, attempts, attempt, alive, now)
@@ -90,15 +97,15 @@ def ingest(
 
 
 def add_events(session: Session, attempt_uid: str, arrived: Sequence[Arrived]) -> list[Arrived]:
-    """Store events from elsewhere than a reporter; returns those that are new. Raises UnknownAttemptError."""
+    """Store events that no reporter sent; return the new ones. Raises UnknownAttemptError."""
     run, attempts, attempt = _locked(session, attempt_uid)
     return _add(session, run, attempts, attempt, _sources(session, attempt), arrived, {})[0]
 
 
 def remove_attempts(session: Session, run: Run, attempts: Sequence[Attempt], gone: Collection[Attempt]) -> None:
-    """Remove some of the `attempts` of a locked run: its derived rows then follow from the events of the others.
+    """Remove some `attempts` of a locked run; its derived rows then follow from the events of the others.
 
-    The run's configuration stays as its newest announcement gave it.
+    The run keeps the configuration of its newest announcement.
     """
     spoke = any([_sources(session, attempt) for attempt in gone])
     for attempt in gone:
@@ -112,7 +119,7 @@ def remove_attempts(session: Session, run: Run, attempts: Sequence[Attempt], gon
 
 
 def _derive_again(session: Session, run: Run, attempts: Sequence[Attempt]) -> None:
-    """Make all derived rows of a run anew, because an attempt that is gone has replaced some."""
+    """Derive all rows of a run again, because a removed attempt has replaced some."""
     remove(session, run, [one.id for one in attempts], None)
     run.engines = run.tensor_parallel_size = run.epochs = run.steps_total = None
     run.reward = run.tokens_per_second = run.speculation_rate = run.bubble_fraction = run.last_event_at = None
@@ -125,7 +132,7 @@ def _derive_again(session: Session, run: Run, attempts: Sequence[Attempt]) -> No
 
 
 def _stored(session: Session, attempt: Attempt) -> Iterator[list[Arrived]]:
-    """Yield an attempt's raw events in the order in which they came."""
+    """Yield an attempt's raw events in the order of their arrival."""
     after = 0
     of = _EVENTS.c
     mine = select(of.id, of.kind, of.time, of.source, of.sequence, of.body)
@@ -136,7 +143,7 @@ def _stored(session: Session, attempt: Attempt) -> Iterator[list[Arrived]]:
 
 
 def forget_events(session: Session, run: Run, attempt: Attempt) -> None:
-    """Take an attempt's events and all that was derived from them out, so that its whole record can be stored anew."""
+    """Delete an attempt's events and derived rows, so that its whole record can be stored again."""
     connection = session.connection()
     remove(session, run, [attempt.id], None)
     connection.execute(_EVENTS.delete().where(_EVENTS.c.attempt_id == attempt.id))
@@ -145,7 +152,7 @@ def forget_events(session: Session, run: Run, attempt: Attempt) -> None:
 
 
 def _locked(session: Session, attempt_uid: str) -> tuple[Run, list[Attempt], Attempt]:
-    """Run, its attempts and the one of that uid, locked."""
+    """Return the run, its attempts, and the attempt with that uid, all locked."""
     run_id = session.execute(select(Attempt.run_id).where(Attempt.uid == attempt_uid)).scalar_one_or_none()
     if run_id is None:
         raise UnknownAttemptError(f"attempt {attempt_uid} is unknown: announce it first")
@@ -168,7 +175,7 @@ def _add(
     arrived: Sequence[Arrived],
     given_up: Mapping[str, int],
 ) -> tuple[list[Arrived], dict[str, int]]:
-    """Write the raw events that are new, and what follows from them; return them, and each source's next sequence."""
+    """Write the new raw events and their derived rows; return them, and each source's next sequence number."""
     connection = session.connection()
     following = defaultdict(int, {source: row.next_sequence for source, row in sources.items()})
     gaps = defaultdict(int, {source: row.gaps for source, row in sources.items()})
@@ -210,7 +217,7 @@ def _count_dropped(session: Session, run: Run) -> None:
 def _derive(
     session: Session, run: Run, attempts: Sequence[Attempt], attempt: Attempt, fresh: Sequence[Arrived]
 ) -> None:
-    """Derived rows, the run's roll-up and its status."""
+    """Update derived rows, the run's roll-up and its status."""
     first = min(claimed_steps(fresh), default=None)
     if first is not None and (attempt.first_step is None or first < attempt.first_step):
         attempt.first_step = first

@@ -1,4 +1,4 @@
-"""What machines did (SystemSample), into its table."""
+"""Writing samples of machines (SystemSample) into their table."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""From steps to epochs to a run's figures: pure. The definitions are those of `telemetry/metrics.py`.
+"""Sums from steps to epochs to a run's figures: pure. `telemetry/metrics.py` defines the figures.
 
-Invariants: an epoch's row is the sum over its steps (epoch 0: steps whose epoch is not known yet), kept by adding what
-a step is now and taking away what it was. Every float that is summed is a whole multiple of a power of two and small
-enough that the sums are exact: adding and taking away in any order gives the same bits.
+Invariants:
+
+- An epoch's row is the sum over its steps (epoch 0: steps with unknown epoch). Each change of a step subtracts its old
+  values and adds its new ones.
+- Every summed float is an integer multiple of a power of two, and small enough for exact sums. Adding and subtracting
+  in any order therefore gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,15 +17,15 @@ from typing import Any
 from rhyme_openrlhf.telemetry import metrics
 from rhyme_openrlhf.telemetry.metrics import COUNTER_NAMES, EngineCounters
 
-# About a microsecond: 2^53 of them are 272 engine years.
+# About a microsecond: 2^53 quanta are 272 engine years.
 QUANTUM = 2.0**-20
-# Of a reward times its samples; a reward beyond the limit is shown with its step, but makes no mean.
+# Quantum of a reward times its samples. A larger reward is shown with its step but not counted in the mean.
 REWARD_QUANTUM = 2.0**-24
 REWARD_MAX = 2.0**40
 
 BUBBLE_CAUSES = ("tail", "weights", "sync", "switch", "trainer", metrics.UNEXPLAINED)
 BUBBLE_COLUMNS = tuple(f"bubble_{cause}" for cause in BUBBLE_CAUSES)
-# Columns of a step that hold an engine counter's sum: `response_tokens` there is what the rollout stage counted.
+# Columns of a step with the sums of engine counters; `response_tokens` there is counted by the rollout stage.
 COUNTER_COLUMNS = {name: "engine_tokens" if name == "response_tokens" else name for name in COUNTER_NAMES}
 EPOCH_SUMS = (
     "steps_begun", "steps", "rollout_seconds", "samples", "response_tokens", "reward_sum", "rewarded_samples",
@@ -33,17 +36,17 @@ Row = Mapping[str, Any]
 
 
 def quantised(value: float, quantum: float = QUANTUM) -> float:
-    """`value` as the nearest whole multiple of `quantum`."""
+    """Round `value` to the nearest multiple of `quantum`."""
     return round(value / quantum) * quantum
 
 
 def finite(value: float | None) -> float | None:
-    """`value`, or None where it is not finite."""
+    """Return `value`, or None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def stage_of(step: Row) -> tuple[float, float] | None:
-    """Begin and end of a step's rollout stage in quantised unix seconds, if both are known."""
+    """Return begin and end of a step's rollout stage in quantised unix seconds, if both are known."""
     if step["started_at"] is None or step["rollout_seconds"] is None:
         return None
     begin = quantised(step["started_at"])
@@ -51,7 +54,7 @@ def stage_of(step: Row) -> tuple[float, float] | None:
 
 
 def epoch_changes(before: Iterable[Row], after: Iterable[Row]) -> dict[int, dict[str, float]]:
-    """What to add to each epoch's sums when steps go from `before` to `after`."""
+    """Return the changes of each epoch's sums when steps change from `before` to `after`."""
     changes: dict[int, dict[str, float]] = {}
     for sign, steps in ((-1, before), (1, after)):
         for step in steps:
@@ -62,7 +65,7 @@ def epoch_changes(before: Iterable[Row], after: Iterable[Row]) -> dict[int, dict
 
 
 def _share(step: Row) -> dict[str, float]:
-    """What one step adds to its epoch."""
+    """Return the contribution of one step to its epoch's sums."""
     seconds = quantised(step["rollout_seconds"] or 0.0)
     reward = step["reward"] if step["rollout_reward"] is None else step["rollout_reward"]
     rewarded = step["samples"] or 0 if reward is not None and abs(reward) <= REWARD_MAX else 0
@@ -82,7 +85,7 @@ def _share(step: Row) -> dict[str, float]:
 
 
 def run_figures(epochs: Iterable[Row], engines: int | None) -> dict[str, float | int | None]:
-    """The figures of a run's row from its epochs, as `telemetry/summary.py` computes them from its events."""
+    """Compute the figures of a run's row from its epochs, as `telemetry/summary.py` does from its events."""
     epochs = sorted(epochs, key=lambda row: row["epoch"])
     rewards = [row["reward_sum"] / row["rewarded_samples"] for row in epochs if row["rewarded_samples"]]
     total = {name: sum(row[name] for row in epochs) for name in EPOCH_SUMS}

@@ -1,12 +1,15 @@
-"""From the events as they came (parsed JSON) to what the store takes: pure, and done before any lock is held.
+"""Validation of events: parsed JSON becomes rows for the store. Pure, and done before any lock is held.
 
-Invariants: a batch is whole or refused, with the position of its first bad event; what passes here is accepted by both
-databases (lengths, ranges, no NUL), and by those who read it again (no deeper than `json_values.DEPTH`); an event of an
-unknown kind, which a newer writer sent, is kept raw.
+Invariants:
 
-Tens of thousands of events a second come this way. So an event that is as it should be is checked and made in C
-(`_quick`, from types that are derived from the event classes); what is not passes the checks below in Python, which
-know more forms (NumPy's numbers, "nan") and say what is wrong. Both give the same for what both take.
+- A batch is accepted as a whole, or refused with the position of its first bad event.
+- Accepted events suit both databases (lengths, ranges, no NUL) and all later readers (no deeper than
+  `json_values.DEPTH`).
+- An event of an unknown kind, sent by a newer writer, is kept raw.
+
+Tens of thousands of events per second pass this module. A normal event is therefore checked and converted in C
+(`_quick`, with types derived from the event classes). Other events pass the Python checks below, which accept more
+forms (NumPy's numbers, "nan") and explain errors. Both paths give the same result for events that both accept.
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ from rhyme_openrlhf.telemetry.metrics import LATER, EngineCounters
 
 ENVELOPE = ("kind", "time", "source", "sequence")
 EVALUATION_PREFIX = "eval/"
-# What both databases hold in an integer column.
+# The range of an integer column in both databases.
 INT32_MAX = 2**31 - 1
-# About 136 years, so until 2106: sums of such seconds over many engines are exact in `totals.QUANTUM`.
+# About 136 years, so until 2106; sums of such seconds over many engines are exact in `totals.QUANTUM`.
 SECONDS_MAX = 2.0**32
 _BIG_COUNTS = frozenset(
     {"response_tokens", "drafted", "accepted", "tokens", "bytes"}
@@ -42,7 +45,7 @@ _TEXT_LENGTHS = {"sample": SAMPLE_LENGTH, "node": NODE_LENGTH}
 
 
 class BadEventError(BatchError):
-    """An event of a batch has not its form; `position` counts from 0. The whole batch is refused."""
+    """An invalid event of a batch; `position` counts from 0. The whole batch is refused."""
 
     def __init__(self, position: int, problem: str) -> None:
         super().__init__(position, problem)
@@ -54,7 +57,7 @@ class BadEventError(BatchError):
 
 
 class Arrived(NamedTuple):
-    """One event on its way into the store; `event` is None when its kind is unknown, `body` is JSON."""
+    """A validated event for the store; `event` is None if its kind is unknown, `body` is JSON."""
 
     kind: str
     time: float
@@ -65,7 +68,7 @@ class Arrived(NamedTuple):
 
 
 def prepare(rows: Iterable[Any]) -> list[Arrived]:
-    """The events of a batch, checked. Raises BadEventError."""
+    """Validate the events of a batch. Raises BadEventError."""
     arrived = []
     for position, row in enumerate(rows):
         try:
@@ -76,7 +79,7 @@ def prepare(rows: Iterable[Any]) -> list[Arrived]:
 
 
 def from_store(kind: str, time: float, source: str, sequence: int, body: str) -> Arrived:
-    """Return a stored event as it arrived. One that this version cannot read has no `event`, as an unknown kind."""
+    """Return a stored event in its validated form; `event` is None if this version cannot read it."""
     try:
         recorded = parse(
             {**msgspec.json.decode(body), "kind": kind, "time": time, "source": source, "sequence": sequence}
@@ -89,7 +92,7 @@ def from_store(kind: str, time: float, source: str, sequence: int, body: str) ->
 
 
 def _quick(row: Any) -> Arrived | None:
-    """The event, if it has the plain form that our writers give it; None when that has to be looked at closely."""
+    """Return the event if it has the normal form of our writers, else None for the slower check."""
     try:
         kind = row["kind"]
         event_class, form = _FORMS[kind]
@@ -101,12 +104,12 @@ def _quick(row: Any) -> Arrived | None:
         text = _encode(body).decode("utf-8")
         if "null" in text:
             _refuse_not_finite(body.values())
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):  # said in words by the close look
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):  # the slower check explains the error
         return None
-    # Each level has a bracket: few of them need no count of levels.
+    # Each level has a bracket, so few brackets need no count of levels.
     if text.count("{") + text.count("[") >= DEPTH and is_too_deep(row):
         return None
-    # A NUL is written as an escape.
+    # JSON writes a NUL as an escape.
     if "\\u0000" in text or not -SECONDS_MAX <= time <= SECONDS_MAX or not _is_source(source):
         return None
     return Arrived(kind, time, source, checked.sequence, text, event)
@@ -115,13 +118,13 @@ def _quick(row: Any) -> Arrived | None:
 def _arrived(row: Any) -> Arrived:
     if not isinstance(row, Mapping):
         raise EventError("?", "event", f"must be an object, got {type(row).__name__}")
-    # Before anything goes through it by recursion.
+    # Checked first, because the following code recurses.
     if is_too_deep(row):
         raise EventError("?", "event", TOO_DEEP)
     recorded = parse(row)
     kind = row["kind"]
     if recorded is None:
-        # Checked by the envelope of a known kind, so that newer kinds obey the same rules.
+        # Checked with the envelope of a known kind, so that newer kinds obey the same rules.
         envelope = parse({**{key: row[key] for key in ENVELOPE if key in row}, **_PROBE})
         assert envelope is not None
         time, source, sequence, event = envelope.time, envelope.source, envelope.sequence, None
@@ -143,7 +146,7 @@ def _arrived(row: Any) -> Arrived:
         raise EventError(kind, "event", f"is not strict JSON: {error}") from error
 
 
-# A run has few sources, and each event names one.
+# Cached, because a run has few sources and every event names one.
 @lru_cache(maxsize=1024)
 def _is_source(text: str) -> bool:
     return 0 < len(text) <= SOURCE_LENGTH and storable(text)
@@ -154,12 +157,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _without_secrets(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body with the secrets of a run's command hidden; no other kind has a command."""
+    """Return the body with the secrets of a run's command hidden; only this kind has a command."""
     return redact_config(body) if kind == RunStarted.kind else body
 
 
 def _body(body: dict[str, Any]) -> str:
-    # msgspec would write a float that is not finite as null, and lose it; only a lax reader of JSON makes one.
+    # msgspec would write a non-finite float as null and lose it; only a lax JSON parser creates one.
     _refuse_not_finite(body.values())
     return _encode(body).decode("utf-8")
 
@@ -176,7 +179,7 @@ def _refuse_not_finite(values: Iterable[Any]) -> None:
 
 
 def _check(event: Event) -> None:
-    """Raises EventError where a field is beyond what a column can hold."""
+    """Raise EventError if a value does not fit its column."""
     kind = event.kind
     values = vars(event)
     for name, largest in _INTEGERS[kind]:
@@ -184,7 +187,7 @@ def _check(event: Event) -> None:
         if value is not None and not -largest <= value <= largest:
             raise EventError(kind, name, f"must be at most {largest}, got {value}")
     for name in _SECONDS[kind]:
-        # Not finite is allowed here: it is stored as NULL.
+        # Non-finite values are allowed here; they are stored as NULL.
         if math.isfinite(values[name]) and abs(values[name]) > SECONDS_MAX:
             raise EventError(kind, name, f"must be at most {SECONDS_MAX:.0f}, got {values[name]}")
     for name in _TEXTS[kind]:
@@ -232,7 +235,10 @@ _SPECIAL.update({cls: _check_counters for cls in EVENT_CLASSES if EngineCounters
 
 
 def _form(event_class: type[Event]) -> type[msgspec.Struct]:
-    """What a row of this kind must hold to pass `_check`, envelope included; other fields are not looked at."""
+    """Return the type that a row of this kind must match to pass `_check`, including the envelope.
+
+    Other fields are ignored.
+    """
     kind = event_class.kind
     limits = {name: _between(-largest, largest) for name, largest in _INTEGERS[kind]}
     limits |= {name: msgspec.Meta(ge=-SECONDS_MAX, le=SECONDS_MAX) for name in _SECONDS[kind]}
@@ -258,7 +264,7 @@ def _form(event_class: type[Event]) -> type[msgspec.Struct]:
             fields.append((field.name, hint, field.default))
     form = msgspec.defstruct(event_class.__name__, fields, kw_only=True, gc=False)
     for known in (form, event_class):
-        msgspec.json.Decoder(known)  # a type that it does not understand is found now, and not taken for a bad event
+        msgspec.json.Decoder(known)  # finds an unsupported type now, instead of taking it for a bad event later
     return form
 
 
@@ -272,7 +278,7 @@ def _counter(name: str, hint: Any) -> tuple[Any, ...]:
     return (name, limited, 0) if name in LATER else (name, limited)
 
 
-# As `EngineCounters.from_dict`: every counter must be there but those that older writers did not have.
+# Same rule as `EngineCounters.from_dict`: all counters are required except those that older writers lack.
 _COUNTERS = msgspec.defstruct(
     "Counters", [_counter(name, hint) for name, hint in get_type_hints(EngineCounters).items()], kw_only=True
 )

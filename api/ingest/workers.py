@@ -1,11 +1,13 @@
-"""Taking batches in: in the service's own threads, or in processes beside it.
+"""Ingestion of batches in the service's own threads, or in worker processes.
 
-`rhyme serve` uses processes. A batch is tens of milliseconds of Python, and in threads of one process every page's
-query would wait for it, again and again: the interpreter runs one thread at a time, and hands over late.
+`rhyme serve` uses processes. A batch takes tens of milliseconds of Python. In a thread of the service, it would delay
+every page's query, because the interpreter runs one thread at a time.
 
-Invariants: a worker that dies breaks nothing: what it had is rolled back, its sender is told to come again, and new
-workers are started; workers end when the service's process does, however it does; a batch is answered when it is
-committed, and never before.
+Invariants:
+
+- A worker that dies breaks nothing: its transaction is rolled back, its sender has to retry, and new workers start.
+- Workers end with the service's process, however it ends.
+- The response to a batch is sent after its commit, never before.
 """
 
 from __future__ import annotations
@@ -36,23 +38,23 @@ from rhyme_openrlhf.api.ingest.validation import prepare
 from rhyme_openrlhf.api.store.database import BUSY_SECONDS, BusyError, Database
 from rhyme_openrlhf.api.store.models import Attempt
 
-# While one batch is made ready, another is written: more at once only wait for each other. SQLite has one writer, and
-# who waits for its lock sleeps and polls.
+# One batch is prepared while another is written; more would only wait for each other. SQLite has one writer, and
+# waiters for its lock sleep and poll.
 WORKERS_SQLITE, WORKERS_POSTGRESQL = 1, 2
-# A batch waits for those before it, and each of them at most `BUSY_SECONDS` for a lock.
+# A batch waits for the ones before it, and each of them waits at most `BUSY_SECONDS` for a lock.
 ANSWER_SECONDS = 60.0
-# A worker that does not end in this time is killed: what it had not committed is rolled back.
+# A worker that does not end in this time is killed, and its transaction is rolled back.
 GOODBYE_SECONDS = BUSY_SECONDS
-# When to come again after a worker died: a new one takes a second or two to start.
+# Retry delay after a worker died; a new one takes a second or two to start.
 RESTART_RETRY_S = 2.0
-# Pages come first where processors are scarce: about three times a worker's share.
+# Pages have priority if processors are scarce: about three times a worker's share.
 NICENESS = 5
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One request. `limit`: bytes that its body may have unpacked; `sender` None: the service itself."""
+    """One request. `limit`: most bytes of the unpacked body; `sender` None: the service itself."""
 
     attempt_uid: str
     body: bytes
@@ -62,27 +64,27 @@ class Sent:
 
 
 class Taken(NamedTuple):
-    """A batch is stored."""
+    """The result of a stored batch."""
 
     run_id: int
     receipt: Receipt
 
 
 class IngestionInterruptedError(Exception):
-    """The worker died or did not answer; the message asks the sender to send the batch again."""
+    """The worker died or did not respond; the message asks the sender to send the batch again."""
 
 
 class Intake(Protocol):
-    """Takes a batch in.
+    """Interface for ingesting a batch.
 
-    Raises BatchError, UnknownAttemptError, ForeignRunError, IngestionInterruptedError and what the database raises.
+    Raises BatchError, UnknownAttemptError, ForeignRunError, IngestionInterruptedError and database errors.
     """
 
     async def __call__(self, sent: Sent) -> Taken: ...
 
 
 def take(database: Database, sent: Sent) -> Taken:
-    """Unpack, check and store a batch. Raises as `Intake`."""
+    """Unpack, check and store a batch. Raises the same errors as `Intake`."""
     batch = parse_batch(unpack(sent.body, sent.encoding, sent.limit))
     arrived = prepare(batch.events)
     alive = batch.heartbeat.alive if batch.heartbeat else None
@@ -98,7 +100,7 @@ def take(database: Database, sent: Sent) -> Taken:
 
 
 class ThreadIntake:
-    """In threads of this process."""
+    """Ingestion in threads of this process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -108,7 +110,7 @@ class ThreadIntake:
 
 
 class WorkerIntake:
-    """In processes beside this one. All its methods are called on the event loop's thread."""
+    """Ingestion in worker processes. All methods run on the event loop's thread."""
 
     def __init__(self, database_url: str, workers: int) -> None:
         self._url = database_url
@@ -122,19 +124,20 @@ class WorkerIntake:
             return await asyncio.wait_for(future, ANSWER_SECONDS)
         except BrokenProcessPool as error:
             if self._pool is pool:
-                logger.error("a process that takes batches in has died: starting new ones")
+                logger.error("an ingestion worker has died: starting new ones")
                 pool.shutdown(wait=False)
                 self._pool = self._start()
             raise IngestionInterruptedError("the ingestion was interrupted: send the batch again") from error
         except TimeoutError as error:
-            detail = f"the ingestion has not answered for {ANSWER_SECONDS:g} s: send the batch again"
+            detail = f"the ingestion has not responded for {ANSWER_SECONDS:g} s: send the batch again"
             raise IngestionInterruptedError(detail) from error
 
     def close(self) -> None:
         """End the workers; blocks for `GOODBYE_SECONDS` at most."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         end = time.monotonic() + GOODBYE_SECONDS
-        # The service starts no other processes in this way. Asked again: the pool may just have been starting one.
+        # The service starts no other processes in this way. The loop repeats, because the pool may just be starting
+        # one.
         while children := multiprocessing.active_children():
             for process in children:
                 process.join(max(0.0, end - time.monotonic()))
@@ -146,12 +149,12 @@ class WorkerIntake:
         # A fork would copy locks that other threads hold.
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=_begin, initargs=(self._url,))
-        for _ in range(self._workers):  # they take a second to start: now, and not when the first batch waits
+        for _ in range(self._workers):  # starts them now, because a start takes a second and the first batch would wait
             pool.submit(_ready)
         return pool
 
 
-# In a worker.
+# State of a worker process.
 
 _database: Database | None = None
 
@@ -163,7 +166,7 @@ def _begin(database_url: str) -> None:
     os.nice(NICENESS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _database = Database(database_url)
-    # What is loaded stays: the garbage that batches make is looked for among their own objects.
+    # Loaded modules stay, so the garbage collector needs to search only the objects of batches.
     gc.collect()
     gc.freeze()
 
@@ -176,7 +179,7 @@ def _end_with_parent() -> None:
 
 
 def _ready() -> None:
-    """Nothing: that it was done says that a worker is there."""
+    """Do nothing: that the call returns shows that a worker is ready."""
 
 
 def _work(sent: Sent) -> Taken:
@@ -184,5 +187,5 @@ def _work(sent: Sent) -> Taken:
     try:
         return take(_database, sent)
     except (OperationalError, PoolTimeoutError) as error:
-        # Its own cause, a driver's object, cannot go from process to process.
-        raise BusyError(f"the database did not answer: {error}") from None
+        # The cause is a driver's object, which cannot be sent to another process.
+        raise BusyError(f"the database did not respond: {error}") from None

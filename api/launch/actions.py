@@ -1,9 +1,10 @@
-"""Runs that the service starts, as rows: made from specs, stopped, resumed, cloned. The dispatcher does the rest.
+"""Actions on rows of runs that the service starts: create from a spec, stop, resume, clone. The dispatcher does the
+rest.
 
     <launch dir>/runs/<run uid>/attempt-<n>    run directories
-    <launch dir>/checkpoints/<run uid>         checkpoints and the trained model, where the spec names no other place
+    <launch dir>/checkpoints/<run uid>         checkpoints and the trained model, unless the spec names another place
 
-Invariants: the caller's transaction holds everything or nothing; an idempotency key makes at most one run; only one
+Invariants: the caller's transaction holds all changes or none; an idempotency key creates at most one run; only one
 attempt of a run is active.
 """
 
@@ -35,46 +36,44 @@ RUNS, CHECKPOINTS = "runs", "checkpoints"
 
 @dataclass(frozen=True)
 class LaunchSettings(Settings):
-    """How the service starts runs."""
+    """Settings for starting runs."""
 
     group: ClassVar[str] = "launch"
-    title: ClassVar[str] = (
-        "Starting runs: how many at once, where they keep what they write, how long they are waited for."
-    )
+    title: ClassVar[str] = "Starting runs: how many at once, where they write, and how long the service waits for them."
 
     dir: str = option(
         "",
-        "Where runs keep run directories and checkpoints; on a file system that all nodes of the cluster and the "
-        "service share. If not given: the data directory.",
+        "Directory for run directories and checkpoints, on a file system that the service and all nodes of the cluster "
+        "share. If not given: the data directory.",
         kind="output",
     )
-    max_runs: int = option(2, "Runs that are active at once; more wait in the queue.", low=1, high=1000)
+    max_runs: int = option(2, "Most runs that are active at once; others wait in the queue.", low=1, high=1000)
     stop_grace_s: float = option(
         600.0,
-        "Seconds a run has to finish its step and write a checkpoint when it is asked to stop; after that Ray ends it.",
+        "Seconds that a run has to finish its step and write a checkpoint when asked to stop; then Ray ends it.",
         low=1,
         high=86400,
     )
     lost_after_s: float = option(
-        300.0, "Seconds after which a run that neither Ray nor its reporter answers for is shown as lost.", low=10
+        300.0, "Seconds without a sign of life from Ray or the reporter after which a run is shown as lost.", low=10
     )
     control_url: str = option(
         "",
-        "Address under which the runs' nodes reach this service. If not given: the one it listens on.",
+        "Address at which the runs' nodes reach this service. If not given: the address that it listens on.",
         kind="url",
     )
 
 
 class LaunchConflict(Exception):
-    """The run is in no state for this; the message is one sentence for the user."""
+    """The run's state does not allow the action; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class Launching:
-    """What starting runs needs to know of the service. `data` is its own directory, for what nobody else reads.
+    """The service's parts that starting runs needs. `data`: the service's own directory, for private files.
 
-    `launcher` is the cluster; None where the service starts no runs. `cluster` names it among those of all services on
-    the database.
+    `launcher`: the cluster, None if the service starts no runs. `cluster`: the cluster's name, unique among all
+    services on the database.
     """
 
     settings: LaunchSettings
@@ -86,19 +85,19 @@ class Launching:
 
     @property
     def directory(self) -> Path:
-        """Where runs write."""
+        """Directory in which runs write."""
         return Path(self.settings.dir).expanduser().absolute() if self.settings.dir else self.data
 
     @property
     def runs_directory(self) -> Path:
-        """Where their run directories are."""
+        """Directory of their run directories."""
         return self.directory / RUNS
 
     def launch_file(self, run: Run, attempt: Attempt, token_file: Path) -> LaunchFile:
-        """What travels to the attempt's job."""
+        """Return the file that is sent with the attempt's job."""
         assert run.spec is not None and attempt.checkpoint_path is not None and attempt.run_directory is not None
         given = "path" in run.spec["arguments"].get("ckpt", {})
-        # As the attempt says: a service with another directory may have taken the run in.
+        # Use the attempt's path, because a service with another directory may have created the run.
         place = self.checkpoint_path(run.uid) if given else Path(attempt.checkpoint_path)
         outputs = {"path": str(place), "output_dir": str(place / "trained")}
         arguments = merged({"ckpt": outputs}, run.spec["arguments"])
@@ -115,13 +114,13 @@ class Launching:
         )
 
     def checkpoint_path(self, run_uid: str) -> Path:
-        """Where a new run writes checkpoints, if its spec does not say."""
+        """Return the checkpoint directory of a new run whose spec names none."""
         return self.directory / CHECKPOINTS / run_uid
 
 
 @dataclass(frozen=True)
 class Request:
-    """Who asks for a new run, and the idempotency key with the digest of what was asked, if there is one."""
+    """The user who requests a new run, and the idempotency key with the request's digest, if there is one."""
 
     by: str
     now: float
@@ -130,25 +129,25 @@ class Request:
 
 
 def digest_of(what: str, body: Mapping[str, Any]) -> str:
-    """SHA-256 of a request: the same for the same content, however it was written."""
+    """Return the SHA-256 of a request, which depends on its content, not on its formatting."""
     text = json.dumps([what, body], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_by_key(session: Session, key: str, digest: str) -> Run | None:
-    """The run that this key made, or None. Raises LaunchConflict when it was made by another request."""
+    """Return the run that this key created, or None. Raises LaunchConflict if another request created it."""
     run = session.scalar(select(Run).where(Run.idempotency_key == key))
     if run is not None and run.request_digest != digest:
-        raise LaunchConflict("this Idempotency-Key was used with another request: take a new key")
+        raise LaunchConflict("this Idempotency-Key was used with another request: use a new key")
     return run
 
 
 def create_run(
     session: Session, launching: Launching, spec: RunSpec, request: Request, parent: Run | None = None
 ) -> Run:
-    """A new run with its first attempt, in the queue. `spec.arguments` are checked.
+    """Create a run with its first attempt in the queue. `spec.arguments` are checked.
 
-    Raises sqlalchemy's IntegrityError when another request with the same key was faster.
+    Raises sqlalchemy's IntegrityError if another request with the same key was faster.
     """
     run = Run(
         uid=new_uid(),
@@ -179,25 +178,25 @@ def create_run(
 
 
 def resume_run(session: Session, launching: Launching, run_id: int, now: float) -> None:
-    """A new attempt that goes on from the run's last checkpoint. Raises LaunchConflict."""
+    """Add an attempt that continues from the run's last checkpoint. Raises LaunchConflict."""
     run, attempts = run_status.lock_run(session, run_id)
     if run.spec is None:
-        raise LaunchConflict("the run was not started here, so it cannot be resumed here: clone it")
+        raise LaunchConflict("the run was not started by this service and cannot be resumed here: clone it")
     if run.status in ACTIVE:
         raise LaunchConflict(f"the run is {run.status}: stop it first")
     if run.status == "lost":
-        raise LaunchConflict("the run is lost and may still be there: stop it first, which gives it up")
+        raise LaunchConflict("the run is lost and may still be active: stop it first, which gives it up")
     if run.status == "succeeded":
-        raise LaunchConflict("the run succeeded and has nothing left to do: clone it to go on with other settings")
+        raise LaunchConflict("the run succeeded and has no steps left: clone it to continue with other settings")
     _add_attempt(session, launching, run, attempts, now)
 
 
 def stop_run(session: Session, run_id: int, now: float) -> None:
-    """Ask the run to end; at once if nothing of it has started. Raises LaunchConflict if it has ended."""
+    """Ask the run to end, or end it at once if it has not started. Raises LaunchConflict if it has ended."""
     run, attempts = run_status.lock_run(session, run_id)
     attempt = attempts[-1]
     if attempt.status not in ACTIVE and attempt.status != "lost":
-        raise LaunchConflict(f"the run has ended already: it is {attempt.status}")
+        raise LaunchConflict(f"the run has already ended: it is {attempt.status}")
     if attempt.stop_requested_at is None:
         attempt.stop_requested_at = now
     if attempt.status == "queued":
@@ -207,12 +206,12 @@ def stop_run(session: Session, run_id: int, now: float) -> None:
 
 
 def arguments_of(run: Run) -> Arguments:
-    """What a run was started with, without what only its own service or machine could say. Raises SpecError."""
+    """Return the arguments of a run, without those that only its own service or machine can set. Raises SpecError."""
     if run.spec is not None:
         arguments: Arguments = run.spec["arguments"]
         return arguments
     if run.command[:2] != ["rhyme", "train"]:
-        raise LaunchConflict("it is not known with which options the run was started")
+        raise LaunchConflict("the options with which the run was started are not known")
     _, found = from_argv(run.command[2:])
     return {
         group: {

@@ -1,7 +1,7 @@
-"""What a Ray cluster is made of, out of its dashboard's answers. Pure.
+"""The state of a Ray cluster, from the responses of its dashboard. Pure.
 
-Ray 2.55's answers: `/api/v0/nodes`, `/api/v0/actors` (state API) and `/api/cluster_status` (what its autoscaler last
-saw, a few seconds old; missing in a cluster that has none).
+The responses are those of Ray 2.55: `/api/v0/nodes` and `/api/v0/actors` (state API), and `/api/cluster_status` (the
+autoscaler's last report, a few seconds old; missing in a cluster without autoscaler).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# What of a node's resources people ask for; the rest are labels that Ray gives each node.
+# Resources that users care about; the others are labels that Ray gives each node.
 _SHOWN = ("GPU", "CPU", "memory", "object_store_memory")
 # `/api/cluster_status` writes all names without underscores.
 _IN_STATUS = {"object_store_memory": "objectStoreMemory"}
@@ -19,7 +19,7 @@ _IN_STATUS = {"object_store_memory": "objectStoreMemory"}
 
 @dataclass(frozen=True)
 class Amount:
-    """One resource: `total`, and what of it is taken (None: not known). Bytes for both memories."""
+    """One resource: `total`, and the `used` part (None if unknown). Both memories are in bytes."""
 
     name: str
     total: float
@@ -28,7 +28,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the cluster that is alive."""
+    """A machine of the cluster that is alive."""
 
     uid: str
     address: str
@@ -38,7 +38,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ActorCount:
-    """How many actors of a class are alive, and of how many jobs."""
+    """Number of actors of a class that are alive, and of the jobs that own them."""
 
     name: str
     count: int
@@ -47,7 +47,7 @@ class ActorCount:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The cluster now. `dead`: nodes that were there once."""
+    """The current state of the cluster. `dead`: nodes that have left."""
 
     nodes: tuple[Node, ...]
     dead: int
@@ -55,14 +55,14 @@ class ClusterState:
     actors: tuple[ActorCount, ...]
 
     def amount(self, name: str) -> Amount:
-        """One resource of the whole cluster; 0 of it where there is none."""
+        """Return a resource of the whole cluster, with 0 as total if there is none."""
         return next((one for one in self.resources if one.name == name), Amount(name, 0.0, None))
 
 
 def cluster_state(
     nodes: Sequence[Mapping[str, Any]], actors: Sequence[Mapping[str, Any]], status: Mapping[str, Any] | None
 ) -> ClusterState:
-    """`nodes`, `actors`: rows of the state API; `status`: `data.clusterStatus`. Raises KeyError for another form."""
+    """Build the state from rows of the state API and from `data.clusterStatus`. Raises KeyError for another form."""
     report = ((status or {}).get("loadMetricsReport")) or {}
     by_node: Mapping[str, Any] = report.get("usageByNode") or {}
     alive = [node for node in nodes if node["state"] == "ALIVE"]
@@ -71,7 +71,7 @@ def cluster_state(
             node["node_id"],
             str(node.get("node_ip") or ""),
             bool(node.get("is_head_node")),
-            # By id where Ray starts the nodes itself, else by address.
+            # Ray identifies nodes by id if it starts them itself, else by address.
             _amounts(node["resources_total"], by_node.get(node["node_id"]) or by_node.get(str(node.get("node_ip")))),
         )
         for node in sorted(alive, key=lambda node: (not node.get("is_head_node"), str(node.get("node_ip"))))
@@ -93,7 +93,7 @@ def cluster_state(
 
 
 def _amounts(totals: Mapping[str, Any], usage: Mapping[str, Any] | None) -> tuple[Amount, ...]:
-    """`usage`: resource -> [used, total]."""
+    """Return the shown resources. `usage`: resource -> [used, total]."""
     found = []
     for name in _SHOWN:
         if total := float(totals.get(name, 0.0)):

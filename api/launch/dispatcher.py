@@ -1,15 +1,22 @@
-"""The loop that starts queued attempts and watches those that run: the store and Ray, brought together.
+"""The dispatcher: a loop that starts queued attempts and watches active ones, connecting the store and Ray.
 
-One thread, one turn every POLL_SECONDS, while this service holds the lease (`lease.py`); a second thread renews it
-while a turn waits for Ray. Invariants: no transaction is open while Ray is asked; every change is made only if
-the status is still the one that was decided on, and the lease is still the one of this turn; what a turn leaves undone,
-because store or cluster did not answer, the next one does; it keeps nothing that a restarted service would miss.
+One thread takes a turn every POLL_SECONDS while this service holds the lease (`lease.py`). A second thread renews the
+lease while a turn waits for Ray.
 
-Nothing is started twice, whoever freezes when: the transaction that makes an attempt "starting" binds it to one
-cluster, and Ray takes an id once. A service on another cluster, which does not know the job, neither starts nor ends
-the attempt: it is lost while nobody answers. A service that takes over needs no file of the earlier holder: the job
-and its reporter go on with theirs, and the token holds until the attempt has ended. The earlier holder's token file
-stays behind and opens nothing then.
+Invariants:
+
+- No transaction is open during a request to Ray.
+- A change is made only if the attempt's status is still the one of the decision, and the lease is still that of this
+  turn.
+- The next turn repeats all work that failed because store or cluster did not respond.
+- The dispatcher keeps no state that a restarted service would miss.
+
+No attempt is started twice, even if a service freezes at any point. The transaction that makes an attempt "starting"
+binds it to one cluster, and Ray accepts an id once. A service on another cluster does not know the job; it neither
+starts nor ends the attempt, which becomes lost if nothing responds.
+
+A service that takes over needs no file of the earlier holder. The job and its reporter keep theirs, and the token is
+valid until the attempt has ended. The earlier holder's token file remains and is useless afterwards.
 """
 
 from __future__ import annotations
@@ -37,28 +44,28 @@ from rhyme_openrlhf.api.store.database import Database, DatabaseError
 from rhyme_openrlhf.api.store.models import Attempt, Run, Token
 from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, RunStatus
 
-# A killed run is seen within this and Ray's own second; a turn costs one small request a run.
+# A killed run is detected within this time plus Ray's own second; a turn costs one small request per run.
 POLL_SECONDS = 2.0
-# A lost run may be heard of again; after a day Ray is not asked for it any more.
+# A lost run may report again; after a day, Ray is no longer asked about it.
 LOST_SECONDS = 24 * 3600.0
-# A reporter whose run has ended still sends what waited while the service was down.
+# A reporter whose run has ended still sends events that waited while the service was down.
 TOKEN_SECONDS = 3600.0
-# Turns between two looks for tokens that have done their work: about a minute.
+# Turns between two searches for tokens that are no longer needed: about a minute.
 TIDY_TURNS = 30
-# The turn in progress may wait for Ray (ray_jobs.CALL_SECONDS a request).
+# The turn in progress may wait for Ray (ray_jobs.CALL_SECONDS per request).
 STOP_SECONDS = 30.0
 TOKEN_NAME = "attempt {uid}"
-# How many runs are under way when the store does not say.
+# Number of active runs if the store does not respond.
 UNKNOWN = -1
 
 logger = logging.getLogger(__name__)
-# What a turn may meet; the next one tries again.
+# Errors that may occur in a turn; the next turn tries again.
 _PASSING = (SQLAlchemyError, DatabaseError, ClusterUnreachable, OSError, ValueError, LookupError)
 
 
 @dataclass(frozen=True)
 class _Row:
-    """What a turn knows of an attempt, read in one go."""
+    """The data of an attempt in a turn, read at once."""
 
     attempt_id: int
     run_id: int
@@ -72,7 +79,7 @@ class _Row:
 
 
 class Dispatcher:
-    """Watches the attempts of one store on one cluster; without a launcher only those that were started elsewhere."""
+    """The dispatcher of one store and one cluster; without a launcher, it only watches attempts started elsewhere."""
 
     def __init__(
         self,
@@ -84,14 +91,18 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = logger.info,
     ) -> None:
-        """`changed` is told the run (row number) whose status has changed; `revoked` is called when a token has been
-        revoked; `clock` only goes forward; `say` is told who dispatches, when that is not this service from the start.
+        """Set the callbacks and the clock.
+
+        - `changed` gets the row number of a run whose status has changed.
+        - `revoked` is called when a token has been revoked.
+        - `clock` must be monotonic.
+        - `say` gets a message when another service dispatches, or when this one takes over later.
         """
         self._database = database
         self._launching = launching
         self._lease = lease
         self._say = say
-        # Of the turn in progress, and what was said last.
+        # State of the turn in progress, and the last message.
         self._term = 0
         self._said = ""
         self._launcher = launching.launcher
@@ -100,7 +111,7 @@ class Dispatcher:
         self._clock = clock
         self._waits = Waits(launching.settings.stop_grace_s, launching.settings.lost_after_s)
         self._watches: dict[int, Watch] = {}
-        # When attempts with an open token were first seen to have ended.
+        # Times at which ended attempts with an open token were first seen.
         self._ended: dict[str, float] = {}
         self._turns = 0
         self._stop = threading.Event()
@@ -108,12 +119,12 @@ class Dispatcher:
         self._beats = threading.Thread(target=self._beat, name="dispatcher's lease", daemon=True)
 
     def start(self) -> None:
-        """Begin to take turns."""
+        """Start taking turns."""
         self._thread.start()
         self._beats.start()
 
     def stop(self) -> None:
-        """End after the turn in progress, and give the lease up. Runs go on."""
+        """Stop after the turn in progress, and release the lease. Runs continue."""
         self._stop.set()
         for thread in (self._thread, self._beats):
             if thread.ident is not None:
@@ -121,19 +132,19 @@ class Dispatcher:
         try:
             self._lease.release()
         except _PASSING:
-            logger.exception("the lease was not given up: another service takes over when it has run out")
+            logger.exception("the lease was not released: another service takes over when it expires")
 
     def turn(self) -> None:
-        """Look at everything once and do what is due; nothing while another service dispatches.
+        """Check everything once and do what is due; do nothing while another service dispatches.
 
-        Raises LeaseLost when another service has taken over during the turn.
+        Raises LeaseLost if another service has taken over during the turn.
         """
         term = self._lease.keep()
         self._tell(term)
         if term is None:
             return
         if term != self._term:
-            # As after a restart: every wait begins anew.
+            # As after a restart, every waiting time begins again.
             self._term, self._turns = term, 0
             self._watches, self._ended = {}, {}
         rows = self._read()
@@ -147,7 +158,7 @@ class Dispatcher:
         self._turns += 1
 
     def active(self) -> int:
-        """How many runs that were started on this service's cluster are under way."""
+        """Return the number of active runs that were started on this service's cluster."""
         return sum(row.status in ACTIVE - {"queued"} for row in self._read() if row.launched and self._is_ours(row))
 
     def _run(self) -> None:
@@ -155,25 +166,23 @@ class Dispatcher:
             try:
                 self.turn()
             except LeaseLost as error:
-                logger.warning("a turn of the dispatcher ended in its middle: %s", error)
+                logger.warning("a turn of the dispatcher was aborted: %s", error)
             except _PASSING:
                 logger.exception("the dispatcher's turn failed; the next one tries again")
             self._stop.wait(POLL_SECONDS)
 
     def _beat(self) -> None:
-        """Renew the lease while turns take long: Ray may let each of them wait for a minute."""
+        """Renew the lease during long turns, because Ray may delay a turn by a minute."""
         while not self._stop.wait(BEAT_SECONDS):
             try:
                 self._lease.keep()
             except _PASSING:
-                logger.warning(
-                    "the lease on dispatching could not be renewed; the next beat tries again", exc_info=True
-                )
+                logger.warning("the dispatcher's lease could not be renewed; the next beat tries again", exc_info=True)
 
     def _tell(self, term: int | None) -> None:
-        """Say who dispatches, if that is another one than when it was said last."""
+        """Announce which service dispatches, if that has changed since the last announcement."""
         if term is not None:
-            now = "this service dispatches now: it starts and watches the runs of its database" if self._said else ""
+            now = "this service dispatches now: it starts and watches the runs in its database" if self._said else ""
         else:
             now = not_dispatching(self._lease.other, self._lease.me.uid)
         if now and now != self._said:
@@ -181,7 +190,7 @@ class Dispatcher:
             self._say(now)
 
     def _is_ours(self, row: _Row) -> bool:
-        """Whether no other cluster than this service's can have the attempt's job."""
+        """Return True if no cluster other than this service's can have the attempt's job."""
         return row.cluster in (None, self._launching.cluster)
 
     def _read(self) -> list[_Row]:
@@ -196,10 +205,10 @@ class Dispatcher:
         with self._database.reading() as session:
             return [_row(attempt, spec) for attempt, spec in session.execute(query).tuples()]
 
-    # --- attempts that have started
+    # --- Attempts that have started
 
     def _watch(self, rows: Sequence[_Row]) -> bool:
-        """Look at each; whether the cluster answers (as far as it was asked)."""
+        """Check each attempt; return whether the cluster responds (as far as it was asked)."""
         reachable = self._launcher is not None
         for row in rows:
             job = None
@@ -207,11 +216,11 @@ class Dispatcher:
                 try:
                     job = self._launcher.job(row.uid)
                 except ClusterUnreachable as error:
-                    # Asked once a turn only: each question waits its full time.
+                    # Asked only once per turn, because each request waits its full time.
                     reachable = False
                     logger.warning("%s", error)
             if job is not None and job.state == "missing" and not self._is_ours(row):
-                job = None  # another cluster has it, and that one was not asked
+                job = None  # another cluster has the job, and that cluster was not asked
             self._look(row, job)
         return reachable
 
@@ -238,7 +247,7 @@ class Dispatcher:
         logger.info("attempt %s: Ray is told to stop its job", row.uid)
 
     def _set(self, row: _Row, status: RunStatus, message: str) -> None:
-        """Give the attempt a status, unless it has another one by now than when it was decided."""
+        """Set the attempt's status, unless it has changed since the decision."""
         now = time.time()
         with self._lease.changing(self._term) as session:
             run, attempts = run_status.lock_run(session, row.run_id)
@@ -249,7 +258,7 @@ class Dispatcher:
         logger.info("attempt %s is %s%s", row.uid, status, f": {message}" if message else "")
         self._changed(row.run_id)
 
-    # --- the queue
+    # --- The queue
 
     def _dispatch(self, rows: Sequence[_Row]) -> None:
         waiting = [row for row in rows if row.status == "queued" and row.launched]
@@ -273,7 +282,7 @@ class Dispatcher:
             self._submit(by_id[attempt_id])
 
     def _submit(self, row: _Row) -> None:
-        """Start the attempt's job; if it is not known whether that worked, a later turn looks and does it again."""
+        """Start the attempt's job. If the outcome is unknown, a later turn checks and repeats the start."""
         assert self._launcher is not None
         with self._lease.changing(self._term) as session:
             run, attempts = run_status.lock_run(session, row.run_id)
@@ -289,14 +298,14 @@ class Dispatcher:
         try:
             token_file = write_token(self._launching.data, row.uid, secret)
             content = self._launching.launch_file(run, attempt, token_file)
-            content.argv()  # a file may have gone, or a link been turned, since the spec was checked
+            content.argv()  # files or links may have changed since the spec was checked
             self._lease.confirm(self._term)
             self._launcher.submit(row.uid, write_launch_file(self._launching.data, content))
         except (SubmitRefused, ValueError, OSError) as error:
             self._set(started, "failed", f"it could not be started: {error}")
 
     def _new_token(self, session: Session, run: Run, attempt: Attempt) -> str:
-        """The reporter's token, for this run alone; one of an earlier try opens nothing any more."""
+        """Issue the reporter's token for this run, and revoke the token of an earlier try."""
         now = time.time()
         name = TOKEN_NAME.format(uid=attempt.uid)
         for earlier in session.scalars(select(Token).where(Token.name == name, Token.run_id == run.id)):
@@ -304,10 +313,10 @@ class Dispatcher:
         return credentials.issue_token(session, name, "reporter", now, run.id).secret
 
     def _tidy(self) -> None:
-        """Close tokens, remove files and have Ray forget the jobs of attempts that ended long enough ago."""
+        """Revoke tokens, delete files and Ray's jobs of attempts that ended long enough ago."""
         open_tokens = select(Token.name).where(Token.role == "reporter", Token.revoked_at.is_(None))
         with self._database.reading() as session:
-            # Few: those of attempts that are under way or have ended within the hour.
+            # Only a few: attempts that are active or have ended within the hour.
             uids = [name.removeprefix(TOKEN_NAME.format(uid="")) for name in session.scalars(open_tokens)]
             ended = select(Attempt.uid).where(
                 Attempt.submission_id.is_not(None), Attempt.status.in_(ENDED - {"lost"}), Attempt.uid.in_(uids)

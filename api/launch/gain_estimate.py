@@ -1,8 +1,9 @@
-"""What drafts would give a run before it is started: its rollouts simulated by the step times of a profile. Pure.
+"""Estimate of the gain of drafts for a new run: its rollouts are simulated with the step times of a profile. Pure.
 
-The simulator and its decisions are those of `rhyme simulate` (`simulation/`, docs/simulator.md). Invariant: whatever is
-asked for, no more than `MOST_SAMPLES` samples are simulated, which takes less than a second: of a larger run fewer
-engines, and if that is not enough fewer prompts, with the same number of samples on each engine as long as possible.
+The simulator and its decisions are those of `rhyme simulate` (`simulation/`, docs/simulator.md).
+
+Invariant: at most `MOST_SAMPLES` samples are simulated, which takes less than a second. A larger run is reduced to
+fewer engines, and then to fewer prompts. The number of samples per engine stays the same as long as possible.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.simulation.workload import Shape, drawn
 
 MOST_SAMPLES = 4000
-# An epoch without history, then two that have one.
+# One epoch without history, then two with history.
 EPOCHS, STEPS_PER_EPOCH = 3, 1
-# Where no run of these prompts has been seen: half of the responses stop at an eighth of the longest allowed, and
-# one in twenty at half of it: about the spread that RLHFSpec prints for its data (section 3.1, 378 and 1,373 of 2,048).
+# Assumed lengths if no run with these prompts is known. Half of the responses end at an eighth of the limit, and one in
+# twenty at half of it or later. This is about the spread of RLHFSpec's data (section 3.1, 378 and 1,373 of 2,048).
 ASSUMED_MEDIAN, ASSUMED_P95 = 0.125, 0.5
 _Z95 = NormalDist().inv_cdf(0.95)
 _SEED = 1
@@ -27,7 +28,7 @@ _SEED = 1
 
 @dataclass(frozen=True)
 class Lengths:
-    """Response lengths in tokens, and where they come from."""
+    """Response lengths in tokens, and their source."""
 
     median: float
     p95: float
@@ -37,7 +38,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a step's rollout is: `prompts` x `samples` on `engines` engines."""
+    """The rollout of a step: `prompts` x `samples` on `engines` engines."""
 
     engines: int
     tensor_parallel: int
@@ -48,7 +49,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Simulated. Seconds of a step's rollout without drafts, and with them from the second epoch on."""
+    """A simulated result: seconds of a step's rollout without drafts, and with drafts from the second epoch on."""
 
     without_seconds: float
     with_seconds: float
@@ -58,18 +59,20 @@ class Estimate:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast."""
+        """The speedup by drafts."""
         return self.without_seconds / self.with_seconds
 
 
 def assumed_lengths(longest: int) -> Lengths:
-    """Those of a run of which nothing is known but the longest response allowed."""
+    """Return assumed lengths of a run with unknown responses, from the longest response allowed."""
     return Lengths(ASSUMED_MEDIAN * longest, ASSUMED_P95 * longest, longest, "assumed")
 
 
 def estimate(rollout: Rollout, lengths: Lengths, profile: Profile) -> Estimate:
-    """Raises ValueError for a profile of another tensor-parallel size, or of too little."""
-    # They bring the compiled draft budget along, which only those who ask need to wait for.
+    """Simulate the rollout. Raises ValueError if the profile has another tensor-parallel size or too few
+    measurements.
+    """
+    # Imported here, because the simulator loads the compiled draft budget.
     from rhyme_openrlhf.simulation.run import Run
     from rhyme_openrlhf.simulation.settings import Cluster, Features
 
@@ -87,7 +90,7 @@ def estimate(rollout: Rollout, lengths: Lengths, profile: Profile) -> Estimate:
 
 
 def _part(rollout: Rollout) -> tuple[int, int]:
-    """Engines and prompts of a step that are simulated."""
+    """Return the engines and the prompts per step to simulate."""
     most = MOST_SAMPLES // (EPOCHS * STEPS_PER_EPOCH)
     wanted = rollout.prompts * rollout.samples
     engines = max(1, min(rollout.engines, rollout.engines * most // wanted if wanted > most else rollout.engines))

@@ -1,10 +1,13 @@
-"""What travels to a job: one JSON file, in a folder that Ray uploads as the job's working directory.
+"""The file for a job: one JSON file in a folder that Ray uploads as the job's working directory.
 
-    <data>/launch/<attempt uid>/spec.json     the file; nothing secret is in it
-    <data>/tokens/<attempt uid>               the reporter's token, readable for the owner alone
+    <data>/launch/<attempt uid>/spec.json     the file, without secrets
+    <data>/tokens/<attempt uid>               the reporter's token, readable for its owner only
 
-Invariants: the job's command line is a constant with the attempt's uid, so no value ever meets a shell; the file is
-checked again where it is read; all paths in it are absolute; the token is only ever in its own file.
+Invariants:
+
+- The job's command line is constant except for the attempt's uid, so no value reaches a shell.
+- The file is checked again where it is read, and all its paths are absolute.
+- The token exists only in its own file.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ from rhyme_openrlhf.api.launch.spec_command import to_argv
 
 FILE = "spec.json"
 UID_PATTERN = r"^[0-9a-f]{16}$"
-# Ray starts it through a shell: only the uid, 16 hexadecimal digits, is put into it.
+# Ray runs this through a shell, so only the uid, 16 hexadecimal digits, is inserted.
 ENTRYPOINT = "python -m rhyme_openrlhf.cli.run_spec {attempt}"
 
 
 class LaunchFile(BaseModel):
-    """One attempt, ready to start. `token_file` is "" where nothing is to be reported."""
+    """An attempt that is ready to start. `token_file` is "" if the run does not report."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,7 +45,7 @@ class LaunchFile(BaseModel):
     token_file: str
 
     def argv(self) -> list[str]:
-        """The options of `rhyme train`. Raises SpecError if the arguments are not what may be started."""
+        """Return the options of `rhyme train`. Raises SpecError if the arguments are not allowed."""
         roots = [Path(root) for root in self.roots]
         argv = to_argv(resolved(check(self.arguments, roots), roots))
         argv += [f"--run.name={self.name}", f"--run.dir={self.run_directory}"]
@@ -59,7 +62,7 @@ class LaunchFile(BaseModel):
 
 
 def read_launch_file(folder: Path, attempt_uid: str) -> LaunchFile:
-    """The file in a job's working directory. Raises SpecError if it is not the attempt's."""
+    """Return the file in a job's working directory. Raises SpecError if it belongs to another attempt."""
     try:
         found = LaunchFile.model_validate_json((folder / FILE).read_bytes())
     except OSError as error:
@@ -69,12 +72,12 @@ def read_launch_file(folder: Path, attempt_uid: str) -> LaunchFile:
         where = ".".join(map(str, first["loc"])) or "it"
         raise SpecError([Fault(FILE, f"cannot be read: {where}: {first['msg']}")]) from error
     if found.attempt_uid != attempt_uid:
-        raise SpecError([Fault(FILE, f"is of attempt {found.attempt_uid}, not of {attempt_uid}")])
+        raise SpecError([Fault(FILE, f"belongs to attempt {found.attempt_uid}, not to {attempt_uid}")])
     return found
 
 
 def write_launch_file(data: Path, content: LaunchFile) -> Path:
-    """Write the file (again: over an earlier one); returns its folder."""
+    """Write the file, replacing an earlier one; return its folder."""
     folder = data / "launch" / content.attempt_uid
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder.with_suffix(".partial")
@@ -84,12 +87,12 @@ def write_launch_file(data: Path, content: LaunchFile) -> Path:
 
 
 def token_path(data: Path, attempt_uid: str) -> Path:
-    """Where an attempt's reporter finds its token."""
+    """Return the path of the token of an attempt's reporter."""
     return data / "tokens" / attempt_uid
 
 
 def write_token(data: Path, attempt_uid: str, secret: str) -> Path:
-    """Keep the token for the reporter, readable for this user alone from its first byte on."""
+    """Write the token for the reporter, readable for this user only from its first byte on."""
     path = token_path(data, attempt_uid)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
@@ -99,7 +102,7 @@ def write_token(data: Path, attempt_uid: str, secret: str) -> Path:
 
 
 def remove_files(data: Path, attempt_uid: str) -> None:
-    """What is not needed once the attempt has ended; the token above all."""
+    """Delete the files that an ended attempt no longer needs, above all the token."""
     token_path(data, attempt_uid).unlink(missing_ok=True)
     folder = data / "launch" / attempt_uid
     (folder / FILE).unlink(missing_ok=True)

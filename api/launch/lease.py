@@ -1,18 +1,19 @@
-"""The lease on dispatching: of all services on one database, exactly one starts, watches and stops runs.
+"""The dispatch lease: of all services on one database, exactly one starts, watches and stops runs.
 
-One row, the same on SQLite and PostgreSQL. The holder counts `beats` up every `BEAT_SECONDS`. A service that has seen
-the same term and beats for `LEASE_SECONDS` takes the lease, and counts `term` up.
+The lease is one row, the same on SQLite and PostgreSQL. The holder increments `beats` every `BEAT_SECONDS`. A service
+that has seen the same term and beats for `LEASE_SECONDS` takes the lease and increments `term`.
 
 Invariants:
-- Two holders never both commit: each change of the dispatcher is made by `changing`, which ends with an update of this
-  row for the holder's term. A holder that was frozen finds another term when it wakes, and its transaction is undone.
-- Clocks of the day decide nothing: each service measures on a clock of its own that only goes forward, from when it saw
-  the row change. `since` is for people alone. A wrong measurement changes the holder, and never makes two.
-- A holder that freezes inside a transaction does not keep the row on PostgreSQL: the server ends such a transaction
-  after `IDLE_SECONDS`. On SQLite a process that freezes inside a transaction keeps the whole file locked.
 
-An advisory lock of PostgreSQL would need a second mechanism for SQLite. It would also stay with a machine that has
-vanished until the server notices the dead connection, and it would not fence a holder that has lost its connection.
+- Two holders never both commit. Every change of the dispatcher runs inside `changing`, which ends with an update of
+  this row for the holder's term. A frozen holder finds another term when it wakes, and its transaction is rolled back.
+- Wall clocks decide nothing. Each service measures the time since it saw the row change, with its own monotonic clock.
+  `since` is for readers only. A wrong measurement changes the holder, but never creates two.
+- A holder that freezes inside a transaction does not keep the row on PostgreSQL, because the server ends such a
+  transaction after `IDLE_SECONDS`. On SQLite, a process frozen inside a transaction locks the whole file.
+
+An advisory lock of PostgreSQL would need a second mechanism for SQLite. It would also stay with a lost machine until
+the server notices the dead connection, and it would not stop a holder that has lost its connection.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import DispatchLease
 
-# Another service has taken over 2 s (its next look) after this at the latest: within the 30 s that are promised.
+# Another service takes over at most 2 s (its next check) after this time, well within the promised 30 s.
 LEASE_SECONDS = 15.0
 PROMISED_SECONDS = 30.0
 BEAT_SECONDS = 2.0
-# Well below LEASE_SECONDS: the row is free when another service may take it.
+# Well below LEASE_SECONDS, so that the row is unlocked when another service may take it.
 IDLE_SECONDS = 10.0
 ROW = 1
 NOBODY = ""
 
 
 class LeaseLost(Exception):
-    """Another service dispatches now: what was about to be changed is not changed."""
+    """Another service dispatches now; the change is not made."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A service that may hold the lease. `uid` is its own since it started; `launches`: it has a cluster."""
+    """A service that may hold the lease. `uid`: unique per start of a service; `launches`: it has a cluster."""
 
     uid: str
     launches: bool
@@ -60,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Holder:
-    """The row as one look found it. `since`: unix seconds, by the holder's clock."""
+    """The content of the row. `since`: unix seconds by the holder's clock."""
 
     service: str
     host: str
@@ -72,14 +73,14 @@ class Holder:
 
     @property
     def mark(self) -> tuple[int, int]:
-        """What changes with every sign of life."""
+        """Values that change with every sign of life."""
         return self.term, self.beats
 
 
 def may_take(holder: Holder | None, me: Candidate, unchanged: float, seconds: float) -> bool:
-    """Return whether a service takes the lease, after it has seen the row `unchanged` for so many seconds.
+    """Return whether a service takes the lease after it has seen the row `unchanged` for this many seconds.
 
-    A service with a cluster takes it at once from one without, which could start nothing.
+    A service with a cluster takes the lease at once from a service without one, which cannot start runs.
     """
     if holder is None or holder.service in (NOBODY, me.uid):
         return True
@@ -87,7 +88,7 @@ def may_take(holder: Holder | None, me: Candidate, unchanged: float, seconds: fl
 
 
 def find_holder(session: Session) -> Holder | None:
-    """Return who has the lease: None before the first service; `service` is NOBODY after an orderly end."""
+    """Return the lease's holder: None before the first service; `service` is NOBODY after a release."""
     row = session.get(DispatchLease, ROW)
     if row is None:
         return None
@@ -95,21 +96,21 @@ def find_holder(session: Session) -> Holder | None:
 
 
 def not_dispatching(holder: Holder | None, uid: str) -> str:
-    """Return the sentence that a service shows while it does not have the lease; "" for the `holder` itself."""
+    """Return the message of a service without the lease; "" for the `holder` itself."""
     if holder is None or holder.service == NOBODY:
-        return "no service dispatches now: queued runs wait until one takes over, within seconds"
+        return "no service dispatches now: queued runs wait until a service takes over, within seconds"
     if holder.service == uid:
         return ""
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder.since))
     return (
-        f"this service does not dispatch, because another one on its database does: process {holder.pid} on "
-        f"{holder.host}, since {since}; runs that are asked for here wait in the queue for that service, and this one "
-        f"takes over within {PROMISED_SECONDS:.0f} s when it ends"
+        f"this service does not dispatch, because another service on its database does: process {holder.pid} on "
+        f"{holder.host}, since {since}; runs started here wait in the queue for that service, and this one "
+        f"takes over within {PROMISED_SECONDS:.0f} s when the other ends"
     )
 
 
 class Lease:
-    """One service's side of the lease. Any thread may call it."""
+    """The lease as one service uses it; thread-safe."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
         seconds: float = LEASE_SECONDS,
     ) -> None:
-        """`clock` only goes forward; `seconds`: how long a holder may be silent."""
+        """Set the monotonic `clock`, and `seconds`: the longest silence of a holder."""
         self.me = me
         self.seconds = seconds
         self._database = database
@@ -127,16 +128,16 @@ class Lease:
         self._lock = threading.Lock()
         self._term: int | None = None
         self._seen: Holder | None = None
-        # When the row was first seen as it is, and when it was looked at last.
+        # The time since which the row is unchanged, and the time of the last check.
         self._since = self._looked = -math.inf
 
     @property
     def other(self) -> Holder | None:
-        """Who had it when this service last looked and did not get it."""
+        """The holder at the last failed attempt to get the lease."""
         return self._seen
 
     def keep(self) -> int | None:
-        """Renew the lease, or take it if that is due. Return its term while this service holds it, else None."""
+        """Renew the lease, or take it if due. Return its term while this service holds it, else None."""
         with self._lock:
             if self._term is not None and self._renewed(self._term):
                 return self._term
@@ -148,9 +149,9 @@ class Lease:
 
     @contextmanager
     def changing(self, term: int) -> Iterator[Session]:
-        """Give a writing session whose changes are committed only if the lease is still of this term.
+        """Yield a writing session whose changes are committed only if the lease still has this term.
 
-        Raises LeaseLost; otherwise as `Database.writing`.
+        Raises LeaseLost, and the errors of `Database.writing`.
         """
         with self._writing() as session:
             yield session
@@ -159,12 +160,12 @@ class Lease:
                 raise LeaseLost("another service on this database dispatches now")
 
     def confirm(self, term: int) -> None:
-        """Raise LeaseLost if the lease is no longer of this term: to be asked right before Ray is told something."""
+        """Raise LeaseLost if the lease no longer has this term; called right before a request to Ray."""
         with self.changing(term):
             pass
 
     def release(self) -> None:
-        """Give the lease up, so that another service takes it at its next look."""
+        """Release the lease, so that another service takes it at its next check."""
         with self._lock:
             if self._term is not None:
                 with self._writing() as session:
@@ -180,15 +181,15 @@ class Lease:
         with self._database.reading(snapshot=False) as session:
             found = find_holder(session)
         now = self._clock()
-        # Who did not look for long (the database was away, or this process was frozen) begins to wait anew: the holder
-        # could not renew the lease either, or the row has changed many times.
+        # After a long pause (database away, process frozen), the waiting time begins again. The holder could not renew
+        # the lease either, or the row has changed many times.
         blind = now - self._looked > self.seconds / 2
         if blind or found is None or self._seen is None or found.mark != self._seen.mark:
             self._since = now
         self._seen, self._looked = found, now
 
     def _taken(self, seen: Holder | None) -> int | None:
-        """The new term, if the row is still as it was seen."""
+        """Take the lease if the row is still as it was seen; return the new term."""
         mine = {
             "service": self.me.uid, "host": self.me.host, "pid": self.me.pid, "launches": self.me.launches,
             "since": time.time(), "beats": 0,
@@ -201,12 +202,12 @@ class Lease:
                     return term
                 same = (DispatchLease.term == seen.term) & (DispatchLease.beats == seen.beats)
                 return term if _changed(session, same, term=term, **mine) else None
-        except IntegrityError:  # another service has made the row
+        except IntegrityError:  # another service has created the row
             return None
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
-        """A transaction that a frozen process cannot hold open for ever."""
+        """Open a transaction that a frozen process cannot hold forever."""
         with self._database.writing() as session:
             if not self._database.is_sqlite:
                 session.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {self._idle_ms}"))
@@ -214,7 +215,7 @@ class Lease:
 
 
 def _changed(session: Session, condition: Any, **values: Any) -> bool:
-    """Change the row if it fulfils the condition; whether it did."""
+    """Update the row if it meets the condition; return whether it did."""
     statement = update(DispatchLease).where(DispatchLease.id == ROW, condition).values(**values)
     done = session.execute(statement, execution_options={"synchronize_session": False})
     return cast("CursorResult[Any]", done).rowcount == 1

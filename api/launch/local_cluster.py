@@ -1,8 +1,13 @@
-"""Ray on this machine for `rhyme serve --local`: a head on 127.0.0.1 that wants a token, with its Jobs API.
+"""Ray on this machine for `rhyme serve`: a head on 127.0.0.1 that requires a token, with its Jobs API.
 
-Invariants: nothing of it listens for other machines; it is a process of its own, so a killed service leaves it and
-its runs alive, and the next service with the same data directory takes it over; `stop` leaves no process of it.
-Without a GPU, "GPU" is a mere scheduling resource here, as in platform/local_ray.py.
+Invariants:
+
+- Nothing listens for other machines.
+- The head is a separate process, so a killed service leaves it and its runs alive. The next service with the same data
+  directory takes it over.
+- `stop` ends all of its processes.
+
+Without a GPU, "GPU" is only a scheduling resource, as in platform/local_ray.py.
 """
 
 from __future__ import annotations
@@ -26,15 +31,15 @@ from rhyme_openrlhf.api.launch.ray_jobs import ClusterUnreachable, RayLauncher
 from rhyme_openrlhf.run.resources import SPARE_CPUS
 
 HOST = "127.0.0.1"
-# Pretended GPUs are slots, each with a CPU slot beside it: as many as a small machine may want to try a layout with.
-# What really runs beside each other is limited by the number of runs.
+# Simulated GPUs are slots with one CPU slot each, enough to try a layout on a small machine. The number of runs limits
+# how many processes really run side by side.
 PRETENDED_GPUS = 8
 # Enough for the sequences of small runs, as in platform/local_ray.py.
 OBJECT_STORE_BYTES = 1024**3
-# A busy machine takes half a minute for the head and as long for its dashboard.
+# A busy machine needs half a minute for the head and as long for its dashboard.
 START_SECONDS = 120
 STOP_SECONDS = 20
-# torch is imported to ask for GPUs.
+# Includes the import of torch, which detects GPUs.
 GPU_QUESTION_SECONDS = 120
 STATE_FILE = "ray.json"
 TOKEN_FILE = "ray-token"
@@ -47,7 +52,9 @@ class LocalClusterError(RuntimeError):
 
 @dataclass(frozen=True)
 class _State:
-    """A head that was started: its process, told from another one with the same number by when it was made."""
+    """A started head. `created`: start time of its process, which tells it from another process with the same
+    number.
+    """
 
     pid: int
     created: float
@@ -65,22 +72,24 @@ class LocalCluster:
         self.adopted = adopted
 
     def launcher(self) -> RayLauncher:
-        """How jobs get there."""
+        """Return the launcher for this cluster."""
         return RayLauncher(self.address, self.token)
 
     def stop(self) -> None:
-        """End the head and everything below it, at the latest after STOP_SECONDS."""
+        """End the head and all its child processes within STOP_SECONDS."""
         _end(self._process)
         (self._data / STATE_FILE).unlink(missing_ok=True)
 
 
 def start_local_cluster(data: Path) -> LocalCluster:
-    """Start Ray, or take over what an earlier service with this data directory left running.
+    """Start Ray, or take over a head that an earlier service with this data directory left running.
 
     Raises LocalClusterError.
     """
     if os.environ.get("RAY_ADDRESS"):
-        raise LocalClusterError("RAY_ADDRESS is set: give that cluster's dashboard as --ray-address, or unset it")
+        raise LocalClusterError(
+            "RAY_ADDRESS is set: pass that cluster's dashboard as --ray-address, or unset the variable"
+        )
     data.mkdir(parents=True, exist_ok=True)
     token = _token(data)
     left = _left_running(data, token)
@@ -101,7 +110,7 @@ def start_local_cluster(data: Path) -> LocalCluster:
         _wait(started, cluster, data / LOG_FILE)
         up = True
     finally:
-        if not up:  # it failed, or somebody pressed Ctrl-C
+        if not up:  # it failed, or a user pressed Ctrl-C
             cluster.stop()
     return cluster
 
@@ -124,41 +133,41 @@ def _environment(data: Path) -> Mapping[str, str]:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     return {
         **os.environ,
-        # Jobs are started as "python ...": the one that runs here.
+        # Jobs are started with "python": this interpreter.
         "PATH": path,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(data / TOKEN_FILE),
-        # Ray's only switch (meant for other systems' firewalls) that makes 127.0.0.1 the node's address; otherwise it
-        # turns --node-ip-address=127.0.0.1 back into the outer one, and its control store listens for everybody.
+        # Ray's only switch (meant for other systems' firewalls) that makes 127.0.0.1 the node's address. Otherwise Ray
+        # replaces --node-ip-address=127.0.0.1 by the public address, and its control store listens for all machines.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        # Ray would start a worker for each CPU slot ahead of time, and each imports torch.
+        # Ray would start a worker for each CPU slot in advance, and each worker imports torch.
         "RAY_prestart_worker_first_driver": "0",
     }
 
 
 def _temp_dir() -> Path:
-    """Where Ray keeps its sessions: short, because socket paths have at most 107 characters, and this user's alone."""
+    """Return the folder of Ray's sessions: short, because socket paths have at most 107 characters, and private."""
     path = Path(tempfile.gettempdir()) / f"rhyme-ray-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.is_symlink() or path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o077:
-        raise LocalClusterError(f"{path} is not this user's alone: remove it")
-    # Ray opens its own folder to everybody.
+        raise LocalClusterError(f"{path} is accessible to other users: remove it")
+    # Ray makes its own folder readable for all users.
     return path / "ray"
 
 
 def _token(data: Path) -> str:
-    """The cluster's token; made at the first start, for this user's eyes alone."""
+    """Return the cluster's token, created at the first start and readable for this user only."""
     path = data / TOKEN_FILE
     if not path.exists():
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
-    # One that was copied here may be open to others.
+    # A copied file may be readable for others.
     path.chmod(0o600)
     return path.read_text().strip()
 
 
 def _left_running(data: Path, token: str) -> LocalCluster | None:
-    """What an earlier service left, if it still answers; what does not is ended."""
+    """Return the head that an earlier service left if it responds; end it if it does not."""
     try:
         state = _State(**json.loads((data / STATE_FILE).read_text()))
         process = psutil.Process(state.pid)
@@ -181,9 +190,9 @@ def _wait(started: subprocess.Popen[bytes], cluster: LocalCluster, log: Path) ->
     said = "its node has not come up"
     while time.monotonic() < deadline:
         if started.poll() is not None:
-            raise LocalClusterError(f"Ray ended with code {started.returncode} when it was started: see {log}")
+            raise LocalClusterError(f"Ray ended with code {started.returncode} at its start: see {log}")
         try:
-            # The dashboard answers before its node is there.
+            # The dashboard responds before its node has started.
             if launcher.gpus():
                 return
         except ClusterUnreachable as error:
@@ -193,7 +202,7 @@ def _wait(started: subprocess.Popen[bytes], cluster: LocalCluster, log: Path) ->
 
 
 def _end(process: psutil.Process) -> None:
-    """Terminate a process with all below it, then kill what is left."""
+    """Terminate a process and its children, then kill those that remain."""
     try:
         below = process.children(recursive=True)
         process.terminate()
@@ -207,7 +216,10 @@ def _end(process: psutil.Process) -> None:
 
 
 def _gpus_there() -> bool:
-    """Whether runs will find a GPU here: asked as they ask, in a process of its own, since the service has no torch."""
+    """Return True if runs will find a GPU here.
+
+    A separate process checks as runs do, because the service has no torch.
+    """
     program = "import sys; from rhyme_openrlhf.platform import gpu_present; sys.exit(0 if gpu_present() else 1)"
     try:
         asked = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=GPU_QUESTION_SECONDS)
@@ -217,7 +229,7 @@ def _gpus_there() -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free now, each another one."""
+    """Return ports that are free now, all different."""
     with contextlib.ExitStack() as stack:
         return list(_bound(stack, count))
 

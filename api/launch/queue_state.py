@@ -1,4 +1,4 @@
-"""The queue as people ask for it: which runs of this service are active, which wait, and for what. Only reads."""
+"""The state of the queue: active runs of this service, waiting runs, and their reasons for waiting. Only reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rhyme_openrlhf.api.store.status import ACTIVE
 
 @dataclass(frozen=True)
 class QueuedRun:
-    """A run of the queue, or one that is active (`position` 0 and no `why`)."""
+    """A run in the queue, or an active one (`position` 0 and no `why`)."""
 
     uid: str
     name: str
@@ -24,29 +24,29 @@ class QueuedRun:
     since: float
     position: int = 0
     why: str = ""
-    # Whether it has GPUs of another cluster than this service's.
+    # True if it has GPUs of another cluster than this service's.
     elsewhere: bool = False
 
 
 @dataclass(frozen=True)
 class QueueState:
-    """`active`: those that have their GPUs; `waiting`: in the order in which they start."""
+    """The queue. `active`: runs that have their GPUs; `waiting`: in starting order."""
 
     active: list[QueuedRun]
     waiting: list[QueuedRun]
 
     @property
     def gpus_taken(self) -> int:
-        """GPUs of this service's cluster that active runs asked for."""
+        """GPUs of this service's cluster that active runs requested."""
         return sum(run.gpus for run in self.active if not run.elsewhere)
 
 
 def queue_state(
     session: Session, total_gpus: int | None, used_gpus: int, max_runs: int, cluster: str = ""
 ) -> QueueState:
-    """`total_gpus`: of the `cluster`, None while it does not answer; `used_gpus`: what any job has of them.
+    """Return the queue with the dispatcher's order and counts.
 
-    Order and counting are the dispatcher's.
+    `total_gpus`: GPUs of the `cluster`, None while it does not respond; `used_gpus`: those that any job has.
     """
     rows = session.execute(
         select(Attempt, Run)

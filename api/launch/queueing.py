@@ -1,9 +1,14 @@
-"""What to do about each attempt, from what three witnesses say: the store, Ray, the reporter's heartbeats. Pure.
+"""Decisions about each attempt from three sources: the store, Ray, and the reporter's heartbeats. Pure.
 
-Invariants: a decision to set a status is a legal change (`store/status.py`); an attempt whose job Ray knows to be over,
-or does not know any more, ends; one that neither Ray nor its reporter answers for becomes lost, and nothing else; what
-waits in the queue starts in the order it came. All times are seconds of a clock that only goes forward, so a clock that
-is set does not end runs; after a restart of the service every wait begins anew.
+Invariants:
+
+- A decision to set a status is a legal change (`store/status.py`).
+- An attempt ends if Ray reports its job as ended or unknown.
+- An attempt becomes lost only if neither Ray nor its reporter responds.
+- Queued attempts start in the order of their arrival.
+
+All times are seconds of a monotonic clock, so setting the wall clock ends no runs. After a restart of the service,
+every waiting time begins again.
 """
 
 from __future__ import annotations
@@ -14,17 +19,16 @@ from typing import Literal
 
 from rhyme_openrlhf.api.store.status import RunStatus
 
-# A run's last events come within seconds of its end; what Ray says of a run that said nothing itself counts after
-# this. With Ray's own second and the poll, a killed run shows as crashed well within a minute.
+# A run's last events arrive within seconds of its end. Only after this time does Ray's report about a silent run count.
+# With Ray's own second and the poll, a killed run shows as crashed well within a minute.
 LAST_WORD_SECONDS = 20.0
-# Ray's dashboard may be away when an attempt is submitted: for so long it is tried again.
+# Ray's dashboard may be away when an attempt is submitted; submission is repeated for this long.
 SUBMIT_SECONDS = 120.0
-# A reporter speaks every few seconds: heard within this, it is there.
+# A reporter reports every few seconds; it counts as present if it was heard within this time.
 FRESH_SECONDS = 30.0
-# A job that was told to stop and runs on (a busy cluster) is told again.
+# A job that continues after a request to stop (on a busy cluster) gets another request.
 STOP_AGAIN_SECONDS = 60.0
-# Exit codes of `rhyme train`: what ended it was a signal that somebody sent to stop it; it refused or failed, and said
-# why.
+# Exit codes of `rhyme train`: ended by a signal from a user; refused or failed with a message.
 STOPPED_CODES = (130, 143)
 FAILED_CODES = (1, 2)
 
@@ -34,7 +38,7 @@ OVER = frozenset({"succeeded", "failed", "stopped"})
 
 @dataclass(frozen=True)
 class Job:
-    """What Ray says of a job. `exit_code` is the driver's, where it has ended by itself; negative: by a signal."""
+    """Ray's report on a job. `exit_code`: the driver's, if it ended by itself; negative for a signal."""
 
     state: JobState
     message: str = ""
@@ -43,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Waits:
-    """How long the service waits: for a run that is asked to stop, and until an unheard run is lost."""
+    """Waiting times: for a run that is asked to stop, and until a silent run is lost."""
 
     stop_grace_s: float
     lost_after_s: float
@@ -51,7 +55,9 @@ class Waits:
 
 @dataclass(frozen=True)
 class Sight:
-    """What is known of an attempt. `job` is None when the cluster did not answer; seconds are None if it never was."""
+    """The known state of an attempt. `job` is None if the cluster did not respond; seconds are None without such an
+    event.
+    """
 
     status: RunStatus
     stop_requested: bool
@@ -66,7 +72,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class Action:
-    """What to do: nothing, submit the job (again), have Ray stop it, or give the attempt a status."""
+    """The next action: nothing, submit the job (again), let Ray stop it, or set the attempt's status."""
 
     do: Literal["nothing", "submit", "stop_job", "set"]
     status: RunStatus | None = None
@@ -77,7 +83,7 @@ NOTHING = Action("nothing")
 
 
 def decide(sight: Sight, waits: Waits) -> Action:
-    """The next thing to do about an attempt that was started."""
+    """Return the next action for an attempt that was started."""
     if sight.status not in ("starting", "running", "stopping", "lost"):
         return NOTHING
     if sight.job is None:
@@ -92,12 +98,12 @@ def decide(sight: Sight, waits: Waits) -> Action:
 def _unanswered(sight: Sight, waits: Waits) -> Action:
     if sight.status == "lost":
         if sight.stop_requested:
-            return Action("set", "stopped", "given up: neither Ray nor the run answers, it may still be there")
+            return Action("set", "stopped", "given up: neither Ray nor the run responds; the run may still be active")
         return NOTHING
     silent = sight.since_ray if sight.since_heartbeat is None else min(sight.since_ray, sight.since_heartbeat)
     if silent <= waits.lost_after_s:
         return NOTHING
-    return Action("set", "lost", f"neither Ray nor the run has answered for {silent:.0f} s")
+    return Action("set", "lost", f"neither Ray nor the run has responded for {silent:.0f} s")
 
 
 def _missing(sight: Sight) -> Action:
@@ -121,10 +127,10 @@ def _over(sight: Sight, job: Job) -> Action:
     if job.state == "succeeded":
         return Action("set", "stopped" if sight.stop_requested else "succeeded")
     if job.state == "stopped":
-        forced = "it did not end by itself in time: Ray stopped its job"
+        forced = "the run did not end by itself in time: Ray stopped its job"
         return Action("set", "stopped", forced if sight.stop_requested else "its job was stopped in Ray")
     if job.exit_code in STOPPED_CODES:
-        return Action("set", "stopped", "its process was told to end")
+        return Action("set", "stopped", "its process was ended by a user's signal")
     if job.exit_code in FAILED_CODES:
         return Action("set", "failed", last_line(job.message))
     if sight.since_forced is not None:
@@ -139,7 +145,7 @@ def _alive(sight: Sight, job: Job, waits: Waits) -> Action:
         return NOTHING
     if sight.status != "stopping":
         return Action("set", "stopping")
-    # A job whose driver has not begun has nobody who could read the request.
+    # A job whose driver has not started cannot read the request.
     due = job.state == "pending" or (sight.since_stop or 0.0) > waits.stop_grace_s
     told = sight.since_forced is not None and sight.since_forced < STOP_AGAIN_SECONDS
     return Action("stop_job") if due and not told else NOTHING
@@ -160,13 +166,13 @@ def _crash(job: Job) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line with something on it: a log's tail ends with what matters."""
+    """Return the last line that is not empty, because the end of a log has the error."""
     return ([line.strip() for line in text.splitlines() if line.strip()] or ["no message"])[-1][:500]
 
 
 @dataclass
 class Watch:
-    """When things about one attempt were first seen: `see` makes ages of moments."""
+    """Times at which facts about one attempt were first seen; `see` turns them into ages."""
 
     began: float
     _ray: float = 0.0
@@ -182,7 +188,7 @@ class Watch:
     def see(
         self, status: RunStatus, heartbeat_at: float | None, stop_requested: bool, job: Job | None, now: float
     ) -> Sight:
-        """What is known at `now`. `heartbeat_at` is only compared with what it was: the clocks differ."""
+        """Return the state at `now`. `heartbeat_at` is only compared with its earlier value, because clocks differ."""
         if heartbeat_at != self._heartbeat_value:
             self._heartbeat_value, self._heartbeat = heartbeat_at, now
         if job is not None:
@@ -206,7 +212,7 @@ class Watch:
         )
 
     def forced(self, now: float) -> None:
-        """Ray was told to stop the job."""
+        """Note that Ray was asked to stop the job."""
         self._forced = now
 
 
@@ -216,7 +222,7 @@ def _since(moment: float | None, now: float) -> float | None:
 
 @dataclass(frozen=True)
 class Queued:
-    """An attempt that waits, and the GPUs it will ask for."""
+    """A waiting attempt and the GPUs that it will request."""
 
     attempt_id: int
     gpus: int
@@ -224,17 +230,17 @@ class Queued:
 
 @dataclass(frozen=True)
 class Start:
-    """Which attempts to start now, and which never can be, with why."""
+    """Attempts to start now, and attempts that can never start, with the reason."""
 
     now: tuple[int, ...]
     never: tuple[tuple[int, str], ...]
 
 
 def used_by_others(used_gpus: int, begun: Sequence[int]) -> int:
-    """Of the GPUs that the cluster says are used, those that no run of ours has; `begun`: the GPUs of ours that began.
+    """Return the used GPUs of the cluster that no run of ours has. `begun`: GPUs of our runs that have begun.
 
-    A run that has begun takes its GPUs within its first minute: until then others may have more than this says, and a
-    run that is started for that waits in Ray. One that has not begun has none yet.
+    A run that has begun takes its GPUs within its first minute. Until then, other jobs may use more GPUs than this
+    number, and a run started too early waits in Ray. A run that has not begun has no GPUs yet.
     """
     return max(0, used_gpus - sum(begun))
 
@@ -242,10 +248,10 @@ def used_by_others(used_gpus: int, begun: Sequence[int]) -> int:
 def choose(
     queue: Sequence[Queued], running: Sequence[int], total_gpus: int, max_runs: int, others_gpus: int = 0
 ) -> Start:
-    """Whom to start of a `queue` in the order it came; `running` are the GPUs of each run that is active.
+    """Choose the attempts to start from a `queue` in order of arrival; `running`: GPUs of each active run.
 
-    The first that does not fit now holds back all behind it, so that a large run is not passed by small ones for ever.
-    One that cannot fit even alone is refused.
+    The first attempt that does not fit holds back all later ones, so that small runs do not delay a large one forever.
+    An attempt that cannot fit even alone is refused.
     """
     free = total_gpus - others_gpus - sum(running)
     slots = max_runs - len(running)
@@ -254,7 +260,7 @@ def choose(
     held = False
     for one in queue:
         if one.gpus > total_gpus:
-            never.append((one.attempt_id, f"the run asks for {one.gpus} GPUs, the cluster has {total_gpus}"))
+            never.append((one.attempt_id, f"the run needs {one.gpus} GPUs, the cluster has {total_gpus}"))
         elif not held and slots > 0 and one.gpus <= free:
             now.append(one.attempt_id)
             free -= one.gpus
@@ -266,7 +272,7 @@ def choose(
 
 @dataclass(frozen=True)
 class Wait:
-    """What an attempt in the queue waits for. `position` counts from 1."""
+    """The reason why a queued attempt waits. `position` counts from 1."""
 
     attempt_id: int
     position: int
@@ -276,9 +282,12 @@ class Wait:
 def waits(
     queue: Sequence[Queued], running: Sequence[int], total_gpus: int | None, max_runs: int, others_gpus: int = 0
 ) -> list[Wait]:
-    """Why each of the `queue` has not started, by what `choose` says; `total_gpus` None: Ray does not answer."""
+    """Return the reason why each attempt of the `queue` waits, consistent with `choose`.
+
+    `total_gpus` None: Ray does not respond.
+    """
     if total_gpus is None:
-        return [Wait(one.attempt_id, at, "Ray does not answer") for at, one in enumerate(queue, 1)]
+        return [Wait(one.attempt_id, at, "Ray does not respond") for at, one in enumerate(queue, 1)]
     start = choose(queue, running, total_gpus, max_runs, others_gpus)
     never = dict(start.never)
     free = total_gpus - others_gpus - sum(running) - sum(one.gpus for one in queue if one.attempt_id in start.now)
@@ -291,13 +300,13 @@ def waits(
         elif one.attempt_id in never:
             why = f"it will be refused: {never[one.attempt_id]}"
         elif held:
-            why = f"runs start in the order they came, and number {held} waits"
+            why = f"runs start in order, and run {held} of the queue waits"
         else:
             held = position
-            why = f"it asks for {one.gpus} GPUs, and {max(0, free)} of {total_gpus} are free"
+            why = f"it needs {one.gpus} GPUs, and {max(0, free)} of {total_gpus} are free"
             if others_gpus:
-                why += f" (jobs of others have {others_gpus})"
+                why += f" (other jobs have {others_gpus})"
             if full:
-                why = f"as many runs are active as may be at once: --launch.max_runs {max_runs}"
+                why = f"the largest number of runs is active: --launch.max_runs {max_runs}"
         found.append(Wait(one.attempt_id, position, why))
     return found

@@ -1,8 +1,8 @@
-"""Every option of a run, typed, in one view: OpenRLHF's and ours. API and web form are made of it.
+"""The schema of a run's options, OpenRLHF's and ours, with types. The API and the web form are made from it.
 
-OpenRLHF's come from `settings/upstream_options.json` (written by scripts/write_upstream_schema.py, because upstream's
-parser needs torch to import), ours from the settings dataclasses. Invariant: an option has exactly one (group, name),
-and its flag is `--<group>.<name>` (but for two of upstream's that stand in no group, and may not be set).
+OpenRLHF's options come from `settings/upstream_options.json`, written by scripts/write_upstream_schema.py, because
+importing upstream's parser requires torch. Ours come from the settings dataclasses. Invariant: an option has exactly
+one (group, name), and its flag is `--<group>.<name>`. Two of upstream's options have no group; they cannot be set.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ UPSTREAM_FILE = Path(rhyme_openrlhf.__file__).parent / "settings/upstream_option
 
 ValueType = Literal["bool", "int", "float", "str"]
 _PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
-# Longer is no option's value; --data.input_template is the longest there is reason for.
+# Longer than any option's value; --data.input_template is the longest.
 MAX_TEXT = 10_000
 MAX_ITEMS = 1_000
-# What a database and a browser's JSON still hold exactly.
+# The largest integer that a database and a browser's JSON hold exactly.
 MAX_INTEGER = 2**53
 
 _TYPE_OF_JSON: dict[str, ValueType] = {"boolean": "bool", "integer": "int", "number": "float", "string": "str"}
 _TYPE_OF_PYTHON: dict[type, ValueType] = {bool: "bool", int: "int", float: "float", str: "str"}
 TYPE_WORDS: dict[str, str] = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}
 
-# What a spec may not set, and why. The service sets the first kind itself.
+# Options that a spec may not set, and the reason. The service sets those of the first kind itself.
 _SERVER = "the service sets it"
-_SECRET = "a secret has no place in a spec, which is kept and shown"
+_SECRET = "a spec is stored and shown, so it must not contain a secret"
 _REFUSED = {
     "--run.dir": _SERVER,
-    "--run.name": "it is the spec's own name",
-    "--openrlhf.local_rank": "it is for launchers that start one process a GPU; here Ray does",
-    "--openrlhf.use_ms": "it takes models and data from another hub, whose code would run unseen",
+    "--run.name": "the spec's name sets it",
+    "--openrlhf.local_rank": "it is for launchers that start one process per GPU; here Ray starts them",
+    "--openrlhf.use_ms": "it downloads models and data from another hub, whose code would run unchecked",
 }
 _REFUSED_GROUPS = {"control": _SERVER}
 
-# Upstream also takes the name of a kernel repository here, and then runs code from the hub.
+# Upstream also accepts the name of a kernel repository here, and then runs code from the hub.
 _FEWER_CHOICES = {"--ds.attn_implementation": ("eager", "sdpa", "flash_attention_2", "flash_attention_3")}
-# Upstream's parser takes any number; with less than these its runs end in a traceback, and GPUs cannot be counted.
+# Upstream's parser accepts any number. With lower values, its runs end in a traceback, and GPUs cannot be counted.
 _MODELS = ("actor", "critic", "ref", "reward")
 _LOWEST = {
     **{f"--{model}.num_nodes": 0 for model in _MODELS},
@@ -65,11 +65,12 @@ _LOWEST = {
 
 @dataclass(frozen=True)
 class TypedOption:
-    """One option. `items` is None for one value, else the least and most (None: any) values of a list.
+    """An option. `items`: None for a single value, else the least and most (None: any) values of a list.
 
-    `kind` is what its text names, None where it is no free text; `path` is the same where that is a path.
-    `refused` says why a spec may not set it ("" where it may). `off_flag` switches a bool off.
-    `expert`: few users set it.
+    - `kind`: the meaning of a text, None if it is no free text; `path`: the same if it is a path
+    - `refused`: the reason why a spec may not set it, or ""
+    - `off_flag`: the flag that switches a bool off
+    - `expert`: few users set it
     """
 
     source: Literal["openrlhf", "rhyme"]
@@ -90,16 +91,16 @@ class TypedOption:
 
     @property
     def path(self) -> PathKind | None:
-        """Which kind of file or directory it names; None where it names none."""
+        """The kind of file or directory that the option names, or None."""
         return self.kind if self.kind in _PATH_KINDS else None
 
     @property
     def field(self) -> str:
-        """Where it stands in a spec, as errors name it."""
+        """The option's place in a spec, as errors name it."""
         return f"arguments.{self.group}.{self.name}"
 
     def allowed(self) -> str:
-        """The allowed values in words."""
+        """Return the allowed values in words."""
         if self.type in ("int", "float") and (self.low is not None or self.high is not None):
             return f"{TYPE_WORDS[self.type]} {Option('', self.low, self.high).allowed()}"
         one = f"one of {', '.join(self.choices)}" if self.choices else TYPE_WORDS[self.type]
@@ -110,7 +111,7 @@ class TypedOption:
         return f"a list of {count} values, each {one}"
 
     def check(self, value: Any) -> str | None:
-        """What is wrong with `value`, in one clause, or None."""
+        """Return the error of `value` in one clause, or None."""
         if self.items is None:
             return self._check_one(value)
         least, most = self.items
@@ -125,7 +126,7 @@ class TypedOption:
             if len(value) > MAX_TEXT or "\0" in value or _has_surrogates(value):
                 return f"must be at most {MAX_TEXT} characters of valid text"
             if self.items is not None and value.startswith("-"):
-                return "must not begin with '-': on a command line that begins an option"
+                return "must not begin with '-', which begins an option on a command line"
         if self.choices and value not in self.choices:
             return f"must be {self.allowed()}"
         if self.low is not None and value < self.low or self.high is not None and value > self.high:
@@ -133,7 +134,7 @@ class TypedOption:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """What the API answers."""
+        """Return the option as the API shows it."""
         return {**dataclasses.asdict(self), "path": self.path, "allowed": self.allowed()}
 
 
@@ -155,14 +156,14 @@ def _has_surrogates(text: str) -> bool:
 
 @functools.cache
 def options() -> dict[tuple[str, str], TypedOption]:
-    """Every option by (group, name), upstream's first, in the order of its parser."""
+    """Return every option by (group, name), upstream's first, in the order of its parser."""
     found = {(option.group, option.name): option for option in (*_upstream(), *_ours())}
     return found
 
 
 @functools.cache
 def by_flag() -> dict[str, TypedOption]:
-    """Every option by its flags."""
+    """Return every option by its flags."""
     flags = {option.flag: option for option in options().values()}
     return flags | {option.off_flag: option for option in options().values() if option.off_flag}
 
@@ -176,7 +177,7 @@ def replaced(group: str, name: str) -> str:
 
 
 def upstream_version() -> str:
-    """The OpenRLHF version whose options these are."""
+    """Return the OpenRLHF version of the schema."""
     return str(json.loads(UPSTREAM_FILE.read_text())["x-openrlhf-version"])
 
 

@@ -1,9 +1,12 @@
-"""What a run is started with, checked field by field before anything starts.
+"""The specification of a run, checked field by field before anything starts.
 
-A spec is a name and `arguments`: {group: {option: value}}, with OpenRLHF's options and ours, as `schema.py` lists
-them. Invariants: `check` finds every fault at once, each with its field and what is allowed; a spec that passes names
-no path outside the service's roots, no secret, and nothing that the service sets itself; what is not given keeps its
-default, whatever that will be in the version that runs.
+A spec is a name and `arguments`: {group: {option: value}}, with the options of OpenRLHF and ours from `schema.py`.
+
+Invariants:
+
+- `check` finds all faults at once, each with its field and the allowed values.
+- A valid spec names no path outside the service's roots, no secret, and no option that the service sets itself.
+- Missing options keep their default in the version that runs.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from rhyme_openrlhf.settings.options import SettingsError, did_you_mean, from_ma
 
 Arguments = dict[str, dict[str, Any]]
 
-# A part of directory names and of what terminals show.
+# The name becomes a part of directory names and is printed in terminals.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 EXAMPLE: Arguments = {
     "actor": {"model_name_or_path": "Qwen/Qwen3-4B", "adam.lr": 1e-6},
@@ -34,19 +37,19 @@ EXAMPLE: Arguments = {
     "vllm": {"num_engines": 4},
     "histospec": {"window_max": 32},
 }
-# What a request gives of them.
+# Arguments in a request.
 Given = Annotated[
     Arguments, Field(description="Options by group and name; GET /api/v1/schema lists them.", examples=[EXAMPLE])
 ]
-# Estimators whose baseline is the prompt's other samples (openrlhf/cli/train_ppo_ray.py, after its parser).
+# Estimators whose baseline comes from the prompt's other samples (openrlhf/cli/train_ppo_ray.py, after its parser).
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
-# How many values a list of faults shows: a spec that is all wrong is a wrong file.
+# Most faults in a list; a spec with more is a wrong file.
 MAX_FAULTS = 100
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with one field: "arguments.actor.adam.lr", one sentence, and the allowed values in words or ""."""
+    """A fault of one field: "arguments.actor.adam.lr", one sentence, and the allowed values in words or ""."""
 
     field: str
     message: str
@@ -54,7 +57,7 @@ class Fault:
 
 
 class SpecError(ValueError):
-    """A spec that cannot be used; `faults` say why, field by field."""
+    """An invalid spec; `faults` has the reasons, field by field."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("; ".join(f"{fault.field}: {fault.message}" for fault in faults))
@@ -62,7 +65,7 @@ class SpecError(ValueError):
 
 
 class RunSpec(BaseModel):
-    """A run as somebody asks for it."""
+    """A run as requested."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -73,7 +76,7 @@ class RunSpec(BaseModel):
         examples=["grpo-gsm8k"],
     )
     experiment: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = Field(
-        default=None, description="The experiment it belongs to; made if there is none of this name."
+        default=None, description="Name of its experiment, which is created if new."
     )
     notes: str = Field(default="", max_length=20_000)
     tags: list[Annotated[str, StringConstraints(min_length=1, max_length=100)]] = Field(
@@ -81,13 +84,13 @@ class RunSpec(BaseModel):
     )
     arguments: Arguments = Field(
         default_factory=dict,
-        description="Options by group and name, as GET /api/v1/schema lists them; what is left out has its default.",
+        description="Options by group and name, as GET /api/v1/schema lists them; missing options have their default.",
         examples=[EXAMPLE],
     )
 
 
 def check(arguments: Mapping[str, Any], roots: Sequence[Path]) -> Arguments:
-    """Return `arguments` in normal form, without old options. Raises SpecError with everything that is wrong."""
+    """Return `arguments` in normal form, without old options. Raises SpecError with all faults."""
     faults: list[Fault] = []
     normal: Arguments = {}
     for group, values in arguments.items():
@@ -113,7 +116,7 @@ def check(arguments: Mapping[str, Any], roots: Sequence[Path]) -> Arguments:
 
 
 def resolved(arguments: Arguments, roots: Sequence[Path]) -> Arguments:
-    """Checked `arguments` with every path followed through its links, so that nobody can turn one later."""
+    """Return checked `arguments` with all symbolic links in paths resolved, so that no link can be changed later."""
     return {
         group: {
             name: spec_paths.checked(option, value, roots) if (option := options()[group, name]).path else value
@@ -124,7 +127,7 @@ def resolved(arguments: Arguments, roots: Sequence[Path]) -> Arguments:
 
 
 def merged(base: Arguments, edits: Mapping[str, Mapping[str, Any]]) -> Arguments:
-    """`base` with `edits` over it; an edit of None takes an option back to its default."""
+    """Return `base` with `edits` applied; an edit of None resets an option to its default."""
     result = {group: dict(values) for group, values in base.items()}
     for group, values in edits.items():
         for name, value in values.items():
@@ -136,24 +139,24 @@ def merged(base: Arguments, edits: Mapping[str, Mapping[str, Any]]) -> Arguments
 
 
 def gpus_needed(arguments: Arguments) -> int:
-    """GPUs that a run of checked `arguments` asks Ray for."""
+    """Return the GPUs that a run of checked `arguments` requests from Ray."""
     return required_gpus(upstream_arguments(arguments))
 
 
 def gpu_shares(arguments: Arguments) -> list[Share]:
-    """Who of a run of checked `arguments` gets which of these GPUs."""
+    """Return how the models of a run of checked `arguments` share these GPUs."""
     return shares(upstream_arguments(arguments))
 
 
 def _unknown(group: str, name: str) -> Fault:
     known = sorted(other for at, other in options() if at == group)
-    # A key that somebody made up may be of any length.
+    # A client may send a key of any length.
     named = f"{group[:100]}.{name[:100]}"
     field = f"arguments.{named}"
     hint = did_you_mean(named, map(".".join, options()))
     if not known:
         groups = sorted({at for at, _ in options()})
-        return Fault(field, f"there is no such group of options{hint}; there are: {', '.join(groups)}")
+        return Fault(field, f"there is no such group of options{hint}; the groups are: {', '.join(groups)}")
     return Fault(field, f"there is no such option{hint}; the group has: {', '.join(known)}")
 
 
@@ -170,7 +173,7 @@ def _fault(option: TypedOption, value: Any, roots: Sequence[Path]) -> Fault | No
 
 
 def _says_nothing(option: TypedOption, value: Any) -> bool:
-    """Whether it is a switch of upstream's that cannot be switched off, and is off anyway."""
+    """Return True for a switch of upstream that is off and cannot be switched off."""
     return option.type == "bool" and value is False and option.off_flag is None
 
 
@@ -181,7 +184,7 @@ def _normal(option: TypedOption, value: Any) -> Any:
 
 
 def _tied(arguments: Arguments) -> list[Fault]:
-    """Faults of our options that only show together."""
+    """Return the faults of our options that depend on several options."""
     faults = []
     for cls in SETTINGS_CLASSES:
         try:
@@ -194,7 +197,7 @@ def _tied(arguments: Arguments) -> list[Fault]:
 
 
 def _needed(arguments: Arguments) -> list[Fault]:
-    """What upstream would only trip over when the job has started, as far as it is plain beforehand."""
+    """Return the faults that upstream would only report after the job has started, if they can be found now."""
     args = upstream_arguments(arguments)
     faults = []
     for field, given in {
@@ -202,23 +205,23 @@ def _needed(arguments: Arguments) -> list[Fault]:
         "arguments.data.prompt_dataset": args.data.prompt_dataset,
     }.items():
         if not given:
-            faults.append(Fault(field, "is needed"))
+            faults.append(Fault(field, "is required"))
     if not args.vllm.num_engines or args.vllm.num_engines < 1:
         faults.append(Fault("arguments.vllm.num_engines", "must be at least 1: engines generate the rollouts"))
     if not (args.reward.remote_url or args.reward.model_name_or_path or args.train.agent_func_path):
-        message = "a reward is needed: this, reward.model_name_or_path or train.agent_func_path"
+        message = "a reward is required: set this option, reward.model_name_or_path or train.agent_func_path"
         faults.append(Fault("arguments.reward.remote_url", message))
     estimator = args.algo.advantage.estimator
     if estimator in _GROUP_ESTIMATORS and args.rollout.n_samples_per_prompt < 2:
         message = f"must be at least 2 with algo.advantage.estimator {estimator}"
         faults.append(Fault("arguments.rollout.n_samples_per_prompt", message))
     if args.train.partial_rollout_enable and not args.train.async_enable:
-        faults.append(Fault("arguments.train.partial_rollout_enable", "needs train.async_enable"))
+        faults.append(Fault("arguments.train.partial_rollout_enable", "requires train.async_enable"))
     return faults
 
 
 def upstream_arguments(arguments: Arguments) -> SimpleNamespace:
-    """Upstream's nested arguments, with its defaults, and what it derives of them that decides about GPUs."""
+    """Return upstream's nested arguments with defaults and derived values, as far as they affect GPUs."""
     tree: dict[str, Any] = {}
     for (group, name), option in options().items():
         node = tree.setdefault(group, {})

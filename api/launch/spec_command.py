@@ -1,7 +1,7 @@
-"""A spec as a command line and back: what people paste, and what a job runs.
+"""Conversion of a spec to a command line and back: for pasted commands, and for the command of a job.
 
-Invariant: for checked arguments, `from_argv(to_argv(arguments)) == arguments`, and OpenRLHF's own parser reads the
-same values out of `to_argv(arguments)`.
+Invariant: for checked arguments, `from_argv(to_argv(arguments)) == arguments`, and OpenRLHF's own parser reads the same
+values from `to_argv(arguments)`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rhyme_openrlhf.settings.config import OLD_FLAGS
 from rhyme_openrlhf.settings.options import did_you_mean
 
 TRAIN_MODULES = ("openrlhf.cli.train_ppo_ray", "rhyme_openrlhf.cli.train_ppo_ray")
-# Far above any real command; shlex takes time in proportion.
+# Far above any real command; the time of shlex is proportional to the length.
 MAX_COMMAND = 100_000
 Command = Annotated[str, Field(min_length=1, max_length=MAX_COMMAND, pattern=NO_NUL)]
 COMMANDS = "'rhyme train ...', 'rhyme demo ...' or 'python -m openrlhf.cli.train_ppo_ray ...'"
 
 
 def to_argv(arguments: Arguments) -> list[str]:
-    """The options of `rhyme train` that say the same as checked `arguments`."""
+    """Return the options of `rhyme train` for checked `arguments`."""
     argv: list[str] = []
     for group, values in arguments.items():
         for name, value in values.items():
@@ -41,35 +41,35 @@ def to_argv(arguments: Arguments) -> list[str]:
 
 
 def to_command(name: str, arguments: Arguments) -> str:
-    """The command for a shell."""
+    """Return the command for a shell."""
     return shlex.join(["rhyme", "train", "--run.name", name, *to_argv(arguments)])
 
 
 def from_command(command: str) -> tuple[str | None, Arguments]:
-    """Name (None: not given) and arguments of a pasted command. Not checked beyond their types.
+    """Return name (None if not given) and arguments of a pasted command; only their types are checked.
 
     Raises SpecError.
     """
     if len(command) > MAX_COMMAND:
         raise SpecError([Fault("command", f"must have at most {MAX_COMMAND} characters")])
     try:
-        # shlex keeps the newline of a continued line as a word of its own.
+        # shlex would keep the newline of a continued line as a word.
         words = shlex.split(command.replace("\\\r\n", " ").replace("\\\n", " "))
     except ValueError as error:
-        raise SpecError([Fault("command", f"cannot be read as a shell would: {error}")]) from error
+        raise SpecError([Fault("command", f"cannot be parsed as a shell command: {error}")]) from error
     return from_argv(_options_of(words))
 
 
 def demo_argv() -> list[str]:
     """Return the demo's options, placed on the GPUs of the service's machine, as `rhyme demo` does there.
 
-    A cluster elsewhere is not asked: it may be away, and what fits the GPUs of one machine runs on more of them too.
+    A remote cluster is not asked: it may be away, and options that fit the GPUs of one machine run on more GPUs too.
     """
     return demo_arguments(len(nvidia.read().gpus))
 
 
 def from_argv(argv: Sequence[str]) -> tuple[str | None, Arguments]:
-    """Name (None: not given) and arguments of the options of `rhyme train`, old ones too. Raises SpecError."""
+    """Return name (None if not given) and arguments from options of `rhyme train`, old ones too. Raises SpecError."""
     found, unknown = _parser().parse_known_args(list(argv))
     faults = [_unknown(word) for word in unknown[:MAX_FAULTS]]
     name = None
@@ -103,11 +103,11 @@ def _unknown(word: str) -> Fault:
 def _words(option: TypedOption, value: Any) -> Iterator[str]:
     if option.type == "bool":
         flag = option.flag if value else option.off_flag
-        # A switch that is off and has no other flag is not said at all.
+        # A switch that is off and has no flag for that is left out.
         if flag:
             yield flag
     elif option.items is None:
-        # With "=" also a text that begins with "-" is a value.
+        # With "=", a text that begins with "-" is still a value.
         yield f"{option.flag}={value!r}" if option.type == "float" else f"{option.flag}={value}"
     else:
         yield option.flag
@@ -115,12 +115,12 @@ def _words(option: TypedOption, value: Any) -> Iterator[str]:
 
 
 def _item(option: TypedOption, item: Any) -> str:
-    # Without an exponent: argparse takes "-1e-05" for an option.
+    # Written without an exponent, because argparse takes "-1e-05" for an option.
     return format(Decimal(repr(item)), "f") if option.type == "float" else str(item)
 
 
 def _value(option: TypedOption, text: Any) -> Any:
-    """Raises ValueError."""
+    """Convert the text of an option to its value. Raises ValueError."""
     if isinstance(text, list):
         return [_one(option, item) for item in text]
     return text if option.type == "bool" else _one(option, text)
@@ -138,7 +138,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    """Takes every option as text, so that all that is wrong is found, and not the first only."""
+    """Return a parser that accepts every option as text, so that all errors are found instead of the first only."""
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, usage="")
     for option in options().values():
         if option.type == "bool":
@@ -157,7 +157,10 @@ def _parser() -> _Parser:
 
 
 def _options_of(words: list[str]) -> list[str]:
-    """What follows the program's name; for the demo its own options first. Raises SpecError for another program."""
+    """Return the words after the program's name, preceded by the demo's own options for the demo.
+
+    Raises SpecError for another program.
+    """
     if words[:3] == ["ray", "job", "submit"] and "--" in words:
         words = words[words.index("--") + 1 :]
     program = PurePosixPath(words[0]).name if words else ""
@@ -167,4 +170,4 @@ def _options_of(words: list[str]) -> list[str]:
         return [*demo_argv(), *words[2:]]
     if program.startswith("python") and words[1:2] == ["-m"] and words[2:3] and words[2] in TRAIN_MODULES:
         return words[3:]
-    raise SpecError([Fault("command", f"must be {COMMANDS}, and nothing before it")])
+    raise SpecError([Fault("command", f"must begin with {COMMANDS}")])

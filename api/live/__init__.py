@@ -1,5 +1,5 @@
-"""Live streams: what a page is told as it happens, without any knowledge of HTTP.
+"""Live streams, independent of HTTP.
 
-`news.py` wakes streams when this service stores events, `shared_polling.py` looks for all other changes once for all
-streams, `streams.py` has the streams of events, log pieces and runs.
+`news.py` wakes streams when this service stores events, `shared_polling.py` polls for all other changes once for all
+streams, and `streams.py` has the streams of events, logs and runs.
 """

@@ -1,4 +1,4 @@
-"""The news of events that this service has stored: wakes live streams at once."""
+"""News of events that this service has stored; it wakes live streams at once."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Callable
 
 
 class News:
-    """Wakes those who wait for events of a run. A hint only: whoever waits looks into the database anyway, later."""
+    """A registry that wakes streams waiting for events of a run. It is only a hint: streams poll the database
+    anyway.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[int, set[Callable[[], object]]] = {}
 
     def publish(self, run_id: int) -> None:
-        """Events of this run were committed. Any thread may call it."""
+        """Announce that events of this run were committed; thread-safe."""
         with self._lock:
             callbacks = list(self._waiting.get(run_id, ()))
         for callback in callbacks:
             callback()
 
     def subscribe(self, run_id: int, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback`, from any thread, at every publish; what is returned ends that."""
+        """Call `callback`, from any thread, at every publish; return a function that ends this."""
         with self._lock:
             self._waiting.setdefault(run_id, set()).add(callback)
 

@@ -1,11 +1,15 @@
-"""One look a tick on behalf of all who wait for the same kind of thing, however many wait.
+"""Polling on behalf of many watchers: one query per tick, for any number of watchers.
 
-A `SharedLook` reads the values of all watched keys at once, in one thread, and tells each watcher when its key's value
-has changed. `Sleeper` is what one live stream sleeps on between two of those.
+A `SharedLook` reads the values of all watched keys at once, in one thread, and notifies each watcher when its key's
+value has changed. A live stream waits on a `Sleeper` in between.
 
-Invariants: nothing is read while nobody watches; a value that changes after `watch` began is told; a look that fails
-ends all watchers of its kind, whose readers come back by themselves. Everything here belongs to one event loop; only
-`look` runs in a thread.
+Invariants:
+
+- Nothing is read without a watcher.
+- A value that changes after `watch` began is reported.
+- A failed query ends all its watchers, whose clients reconnect by themselves.
+
+Everything here belongs to one event loop; only `look` runs in a thread.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sleeper:
-    """One stream between two looks. It begins with a look that is due."""
+    """The waiting state of one stream. It begins with a query that is due."""
 
     def __init__(self) -> None:
         self._due = asyncio.Event()
@@ -35,18 +39,18 @@ class Sleeper:
         self._over = False
 
     def wake(self) -> None:
-        """Have the stream look again."""
+        """Make the stream query again."""
         self._due.set()
 
     def end(self) -> None:
-        """Have the stream end."""
+        """Make the stream end."""
         self._over = True
         self._due.set()
 
     async def look_due(self) -> bool:
-        """Wait until a look is due; False when the stream is over."""
+        """Wait until a query is due; return False when the stream is over."""
         await self._due.wait()
-        # Cleared before the look: what is stored during the look makes the next one due.
+        # Cleared before the query, so that an event stored during the query makes the next one due.
         self._due.clear()
         return not self._over
 
@@ -58,10 +62,10 @@ class _Watcher(Generic[V]):
 
 
 class SharedLook(Generic[K, V]):
-    """The values of all watched keys, read again after every `seconds`."""
+    """The values of all watched keys, read again every `seconds`."""
 
     def __init__(self, look: Callable[[Set[K]], Mapping[K, V]], seconds: float) -> None:
-        """`look` gives the value of each key that has one; it runs in a thread."""
+        """Set `look`, which returns the value of each key that has one; it runs in a thread."""
         self.seconds = seconds
         self._look = look
         self._watchers: dict[K, set[_Watcher[V]]] = {}
@@ -70,7 +74,7 @@ class SharedLook(Generic[K, V]):
 
     @contextmanager
     def watch(self, key: K, changed: Callable[[V], object], failed: Callable[[], object]) -> Iterator[None]:
-        """Call `changed` with the key's value whenever it has become another one, `failed` when no look succeeds."""
+        """Call `changed` when the key's value changes, and `failed` when a query fails."""
         watcher = _Watcher(changed, failed)
         self._watchers.setdefault(key, set()).add(watcher)
         if self._task is None or self._task.done():
@@ -81,7 +85,7 @@ class SharedLook(Generic[K, V]):
             self._forget(key, watcher)
 
     def value(self, key: K) -> V | None:
-        """Return what the last look found, None before the first one."""
+        """Return the value of the last query, None before the first one."""
         return self._values.get(key)
 
     def _forget(self, key: K, watcher: _Watcher[V]) -> None:
@@ -99,7 +103,7 @@ class SharedLook(Generic[K, V]):
             try:
                 found = await run_sync(self._look, frozenset(self._watchers))
             except SQLAlchemyError as error:
-                logger.warning("live streams end because the database does not answer: %s", type(error).__name__)
+                logger.warning("live streams end because the database does not respond: %s", type(error).__name__)
                 for watcher in [one for watchers in self._watchers.values() for one in watchers]:
                     watcher.failed()
                 return
@@ -108,7 +112,7 @@ class SharedLook(Generic[K, V]):
             await asyncio.sleep(self.seconds)
 
     def _tell(self, key: K, value: V) -> None:
-        # A key whose last watcher left during the look has no value to keep.
+        # A key whose last watcher left during the query has no value to keep.
         if key not in self._watchers or (key in self._values and self._values[key] == value):
             return
         self._values[key] = value

@@ -1,12 +1,14 @@
-"""Live streams (server-sent events): a run's events as they are stored, a log as it is written, runs as they change.
+"""Live streams (server-sent events): stored events of a run, a log that is being written, and changes of runs.
 
-Invariants: an event's id is its row's id, a log piece's id is where it ends, so a reader that comes back with
-Last-Event-ID misses nothing and gets nothing twice (ids of one run grow in the order they are committed: ingestion
-locks the run); streams are counted, end after `STREAM_SECONDS` (browsers come back by themselves), and end when who
-opened them may no longer read.
+Invariants:
 
-A stream sleeps until something changed. The news of this service's own events wakes it at once; all else is found by
-looks that the streams share (`LiveLooks`), so that a hundred idle streams ask the database no more than one does.
+- An event's id is its row's id, and a log piece's id is its end. A client that reconnects with Last-Event-ID misses
+  nothing and gets nothing twice. (Ids of one run grow in the order of commits, because ingestion locks the run.)
+- Streams are counted. They end after `STREAM_SECONDS` (browsers reconnect by themselves), and when their user may no
+  longer read.
+
+A stream sleeps until something has changed. News of this service's own events wakes it at once. Other changes are found
+by polling that the streams share (`LiveLooks`), so a hundred idle streams load the database no more than one.
 """
 
 from __future__ import annotations
@@ -31,31 +33,31 @@ from rhyme_openrlhf.api.store.database import Database
 from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.record import RawEvent, of_kinds
 
-# Events of one look into the database: about 1 MB.
+# Events per query: about 1 MB.
 BATCH = 1000
 STREAM_SECONDS = 3600.0
 # Runs that a page of the table watches: those it shows, and room for new ones.
 WATCHED_RUNS = 200
-# How soon a revoked token stops reading.
+# Time until a revoked token stops reading.
 CHECK_SECONDS = 5.0
 
 
 class Message(NamedTuple):
-    """One message of a stream; `event` is its kind where it is not data."""
+    """A message of a stream; `event` is its kind if it is not data."""
 
     id: str
     data: str
     event: str | None = None
 
 
-# Of a file: what changes when it is written, cut short, or replaced.
+# State of a file that changes when it is written, truncated or replaced.
 _FileState = tuple[int, int, int]
 
 
 async def follow_events(
     live: LiveLooks, caller: Caller, run_id: int, after: int | None, kinds: Sequence[str], sources: Sequence[str]
 ) -> AsyncGenerator[Message]:
-    """A run's events behind `after` (None: those that come from now on), each one as soon as it is stored."""
+    """Yield a run's events after `after` (None: only new ones) as soon as they are stored."""
     loop = asyncio.get_running_loop()
     with _stream(live, caller) as stream:
 
@@ -67,7 +69,7 @@ async def follow_events(
             with live.events.watch(run_id, lambda _: stream.wake(), stream.end):
                 if after is None:
                     after = await run_sync(_newest, live.database, run_id)
-                # Whoever loses the connection before the first event still knows where to go on.
+                # A client that loses the connection before the first event still knows where to continue.
                 yield Message(event="open", id=str(after), data="{}")
                 while await stream.look_due():
                     while True:
@@ -84,7 +86,9 @@ async def follow_events(
 async def follow_pieces(
     live: LiveLooks, caller: Caller, file: Path, start: int, read: Callable[[int], dict[str, Any] | None]
 ) -> AsyncGenerator[Message]:
-    """The pieces of `file` from byte `start` on. `read(offset)` gives the next piece, with its "end", or None."""
+    """Yield the pieces of `file` from byte `start` on. `read(offset)` returns the next piece with its "end", or
+    None.
+    """
     with _stream(live, caller) as stream, live.files.watch(file, lambda _: stream.wake(), stream.end):
         yield Message(event="open", id=str(start), data="{}")
         offset = start
@@ -95,14 +99,14 @@ async def follow_pieces(
 
 
 async def follow_runs(live: LiveLooks, caller: Caller) -> AsyncGenerator[Message]:
-    """The newest runs as they are, then each one again whenever it has changed. Its id is the run's uid.
+    """Yield the newest runs, then each one again when it has changed. The id is the run's uid.
 
-    It is a state and no history: a reader that comes back gets all of it, and has missed nothing.
+    The stream shows a state, not a history: a client that reconnects gets all of it and has missed nothing.
     """
     shown: Mapping[str, str] = {}
     with _stream(live, caller) as stream, live.runs.watch(None, lambda _: stream.wake(), stream.end):
         while await stream.look_due():
-            # None until the first look, which wakes the stream again.
+            # None until the first query, which wakes the stream again.
             rows = live.runs.value(None) or {}
             for uid, text in rows.items():
                 if shown.get(uid) != text:
@@ -111,7 +115,7 @@ async def follow_runs(live: LiveLooks, caller: Caller) -> AsyncGenerator[Message
 
 
 class LiveLooks:
-    """What the streams of a service share: the store, its news, and one look for each kind of thing they wait for."""
+    """Objects that the streams of a service share: the store, its news, and one poll for each kind of change."""
 
     def __init__(self, database: Database, news: News, poll_s: float) -> None:
         self.database = database
@@ -124,7 +128,7 @@ class LiveLooks:
 
 @contextmanager
 def _stream(live: LiveLooks, caller: Caller) -> Iterator[Sleeper]:
-    """A stream that ends after `STREAM_SECONDS`, or when its reader's right does."""
+    """Provide a stream that ends after `STREAM_SECONDS`, or when its user loses the right to read."""
     stream = Sleeper()
     timer = asyncio.get_running_loop().call_later(STREAM_SECONDS, stream.end)
 
@@ -151,7 +155,7 @@ def _newest_runs(database: Database) -> dict[str, str]:
 
 
 def _newest_events(database: Database, run_ids: Set[int]) -> dict[int, int]:
-    """The newest event's id of each run. It grows with every event: ids of one run grow as they are committed."""
+    """Return the id of the newest event of each run; ids of one run grow in the order of commits."""
     newest = select(func.max(RawEvent.id)).where(RawEvent.run_id == Run.id).scalar_subquery()
     with database.reading() as session:
         found = session.execute(select(Run.id, newest).where(Run.id.in_(run_ids)))
@@ -165,7 +169,7 @@ def _file_states(files: Set[Path]) -> dict[Path, _FileState | None]:
 def _file_state(file: Path) -> _FileState | None:
     try:
         about = file.stat()
-    except OSError:  # gone; it may come again
+    except OSError:  # deleted; it may be created again
         return None
     return about.st_ino, about.st_size, about.st_mtime_ns
 
@@ -193,7 +197,7 @@ def _events_after(
 
 
 def event_row(event: RawEvent, attempt: int) -> dict[str, Any]:
-    """An event as the API shows it; `attempt` is its attempt's number."""
+    """Return an event as the API shows it; `attempt` is its attempt's number."""
     return {
         "id": event.id,
         "attempt": attempt,

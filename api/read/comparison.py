@@ -1,7 +1,7 @@
-"""Runs side by side: their figures, ratios to the first, and what they recorded and do not share. Only reads.
+"""Comparison of runs: figures, ratios to the first run, and differences between their records. Only reads.
 
-A run directory's config.json has OpenRLHF's namespace (`arguments`, with ours in it) and our settings again, checked
-(`settings`): here each option stands once, as `group.name`. A run that has not started has what its spec says.
+A run directory's config.json has OpenRLHF's namespace (`arguments`, including ours) and our checked settings
+(`settings`). This module shows each option once, as `group.name`. A run that has not started shows its spec.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import Step
 from rhyme_openrlhf.api.store.step_figures import FIGURES
 
-# Figures whose ratio to the first run's says how much faster or better a run is.
+# Figures whose ratio to the first run tells how much faster or better a run is.
 COMPARED = ("tokens_per_second", "speculation_rate", "bubble_fraction", "reward", "step", "seconds_per_step")
 
-# Runs that can be told apart in one chart.
+# Most runs that can be told apart in one chart.
 MAX_COMPARED = 8
 
-# Parts of a record beside its settings.
+# Parts of a record besides its settings.
 MACHINE, VERSIONS, GIT = "machine", "versions", "git"
 
 
 def figures_of(session: Session, run: Run) -> dict[str, float | None]:
-    """`COMPARED` of one run."""
+    """Return the figures `COMPARED` of one run."""
     figures: dict[str, float | None] = {name: getattr(run, name, None) for name in COMPARED}
-    # Of the steps that are whole: a run that waits, or was stopped for a night, is not slower for it.
+    # Only complete steps count: a run that waits, or was stopped for a night, is not slower for that.
     seconds = FIGURES["step_seconds"]
     figures["seconds_per_step"] = session.scalar(select(func.avg(seconds)).where(Step.run_id == run.id))
     return figures
 
 
 def ratio(value: float | None, first: float | None) -> float | None:
-    """`value` as a multiple of `first`; None where either is missing, or the first is zero."""
+    """Return `value` as a multiple of `first`, None if either is missing or the first is zero."""
     return value / first if value is not None and first else None
 
 
 def differing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names whose values not all `rows` share, or that one of them lacks; sorted."""
+    """Return the sorted names whose values differ between `rows` or are missing in one of them."""
     names = sorted(set().union(*rows))
     return [name for name in names if any(name not in row or row[name] != rows[0].get(name) for row in rows)]
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Every recorded setting by its key; without machine and versions."""
+    """Return every recorded setting by its key, without machine and versions."""
     config: Mapping[str, Any] = run.config
     arguments, ours = config.get("arguments"), config.get("settings")
     found: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 def everything_of(run: Run) -> dict[str, Any]:
-    """Settings, machine, versions and commits: what a comparison looks at."""
+    """Return everything that a comparison shows: settings, machine, versions and commits."""
     found = settings_of(run)
     for name, part in ((MACHINE, run.config.get(MACHINE)), (VERSIONS, run.versions), (GIT, run.config.get(GIT))):
         if isinstance(part, Mapping) and part:
@@ -73,7 +73,7 @@ def everything_of(run: Run) -> dict[str, Any]:
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested configuration as dotted names; empty objects and lists are values."""
+    """Return a nested configuration as dotted names; empty objects and lists are values."""
     if not isinstance(config, dict) or not config:
         return {prefix: config}
     flat: dict[str, Any] = {}

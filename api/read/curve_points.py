@@ -1,8 +1,8 @@
-"""A run's curves out of stretches, blocks and rows in one statement: one way to the server and back, and one snapshot.
+"""Reading a run's curves from stretches, blocks and rows in one statement: one round trip and one snapshot.
 
-Invariants: what lies below a run's `packed_stretches` is read from stretches (`store/curve_stretches.py`), what lies
-below its `packed_blocks` from blocks (`store/curve_blocks.py`), and the rest from rows; because one statement sees all
-three and the borders between them, it sees no step twice and leaves none out, whatever is written meanwhile.
+Invariant: steps below a run's `packed_stretches` are read from stretches (`store/curve_stretches.py`), steps below its
+`packed_blocks` from blocks (`store/curve_blocks.py`), and later steps from rows. One statement sees all three and the
+borders between them. It therefore reads every step exactly once, also during concurrent writes.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import CurveBlock, CurveStretch, Metric, Step
 from rhyme_openrlhf.api.store.step_figures import STEP_CURVES
 
-# The parts of the answer, in their order: the run itself (so that one that is not there is told from one without
-# steps), stretches, blocks, rows of `metrics`, rows of `steps`.
+# Parts of the result in order: the run itself (to tell a missing run from one without steps), stretches, blocks, rows
+# of `metrics`, rows of `steps`.
 _RUN, _STRETCHES, _BLOCKS, _METRICS, _STEPS = range(5)
-# Part, name, stretch or block or step, offsets, values; then the values of a row.
+# Columns of a row: part, name, number (of stretch, block or step), offsets, values; then the values of a row.
 _KEYS = 5
-# Statements kept: the pages ask for some thirty combinations of names.
+# Cached statements: the pages use about thirty combinations of names.
 _KEPT = 256
 _NOTHING = null()
 
 
 def read_points(session: Session, uid: str, names: Collection[str], first: int, last: int) -> dict[str, Points]:
-    """The curves of these names, from step `first` to `last`; an unknown name has no points.
+    """Return the curves of these names from step `first` to `last`; an unknown name has no points.
 
-    Columns and figures of a step come before metrics of the same name. Raises NotFoundError.
+    Columns and figures of a step take precedence over metrics of the same name. Raises NotFoundError.
     """
     of_steps = tuple(dict.fromkeys(name for name in names if name in STEP_CURVES))
     of_metrics = [name for name in dict.fromkeys(names) if name not in STEP_CURVES]
@@ -63,11 +63,11 @@ def read_points(session: Session, uid: str, names: Collection[str], first: int, 
     values |= {"first_stretch": first // (size * joined), "last_stretch": last // (size * joined)}
     if of_metrics:
         values["metrics"] = of_metrics
-    # What the session has changed is part of the answer; a connection alone does not see to that.
+    # The result includes unflushed changes of the session, which a plain connection would not see.
     session.flush()
     statement = _statement(of_steps, bool(of_metrics))
     result = session.connection().execute(statement, values, execution_options=AS_BINARY)
-    # As the driver gives them: rows of objects take six times as long.
+    # Plain rows of the driver; SQLAlchemy's row objects take six times as long.
     rows = result.cursor.fetchall() if result.cursor is not None else []
     parts: dict[int, list[Sequence[Any]]] = {part: list(of) for part, of in itertools.groupby(rows, lambda row: row[0])}
     if _RUN not in parts:
@@ -83,7 +83,7 @@ def read_points(session: Session, uid: str, names: Collection[str], first: int, 
 
 
 def _packed(rows: Sequence[Sequence[Any]], size: int, offset: np.dtype[Any]) -> dict[str, Points]:
-    """Of blocks or stretches of so many steps, whose offsets are of this type."""
+    """Decode blocks or stretches of `size` steps, with offsets of this type."""
     found = {}
     for name, of in itertools.groupby(rows, lambda row: row[1]):
         _, _, numbers, offsets, values, *_ = zip(*of, strict=True)
@@ -111,7 +111,7 @@ def _of_steps(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, 
 
 @lru_cache(maxsize=_KEPT)
 def _statement(of_steps: tuple[str, ...], with_metrics: bool) -> CompoundSelect[Any]:
-    """For these curves of steps; made once, because to put many columns together takes longer than to read them."""
+    """Return the statement for these curves of steps; cached, because building it takes longer than reading."""
     run = select(Run.id, Run.packed_blocks, Run.packed_stretches).where(Run.uid == bindparam("uid")).cte("run")
     run_id = select(run.c.id).scalar_subquery()
     packed = select(run.c.packed_blocks).scalar_subquery()
@@ -121,7 +121,7 @@ def _statement(of_steps: tuple[str, ...], with_metrics: bool) -> CompoundSelect[
     def part(
         number: int, name: Any, at: Any, offsets: Any = _NOTHING, values: Any = _NOTHING, row: Sequence[Any] = ()
     ) -> Select[Any]:
-        # Every part says its types: of a NULL alone PostgreSQL makes text.
+        # Every part declares its types, because PostgreSQL turns a bare NULL into text.
         cells: list[ColumnElement[Any]] = [cast(one, Float) for one in (*row, *[_NOTHING] * (width - len(row)))]
         keys = (literal(number), cast(name, String), cast(at, Integer))
         blobs = (cast(offsets, LargeBinary), cast(values, LargeBinary))

@@ -1,4 +1,4 @@
-"""The curves of a run: columns of `steps`, figures made of them, metrics; down-sampled here, not in the page."""
+"""Curves of a run: columns of `steps`, figures computed from them, and metrics. They are down-sampled here."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.step_figures import COLUMNS, FIGURES
 
 Axis = Literal["step", "time"]
-# A chart's width in pixels, and more than any has.
+# A chart's width in pixels, and more than any chart has.
 POINTS = 500
 MOST_POINTS = 5000
 
 
 @dataclass(frozen=True)
 class Curve:
-    """`x`: steps, or seconds since the run's first step began. `count`: points before down-sampling."""
+    """A curve. `x`: steps, or seconds since the run's first step began. `count`: points before down-sampling."""
 
     name: str
     x: list[float]
@@ -34,7 +34,7 @@ class Curve:
 
 
 def curve_names(session: Session, run: Run) -> dict[str, list[str]]:
-    """What there is to draw: columns, figures, and this run's metrics."""
+    """Return the names of the run's curves: columns, figures and metrics."""
     metrics = metric_names(session.connection(), run.id)
     return {"columns": list(COLUMNS), "figures": list(FIGURES), "metrics": metrics}
 
@@ -42,9 +42,9 @@ def curve_names(session: Session, run: Run) -> dict[str, list[str]]:
 def curves(
     session: Session, uid: str, names: Sequence[str], from_step: int, to_step: int, points: int, axis: Axis = "step"
 ) -> list[Curve]:
-    """One curve a name, in this order; a name nothing is known of gives an empty one. `uid`: the run's.
+    """Return one curve per name, in this order; an unknown name gives an empty curve. `uid`: the run's.
 
-    Columns and figures come before metrics of the same name. Raises NotFoundError.
+    Columns and figures take precedence over metrics of the same name. Raises NotFoundError.
     """
     ends = ["finished_at"] if axis == "time" else []
     found = read_points(session, uid, [*names, *ends], from_step, to_step)
@@ -60,14 +60,17 @@ def curves(
 
 
 def _begin(session: Session, uid: str) -> float | None:
-    """When the run's first step began, in unix seconds."""
+    """Return the start of the run's first step in unix seconds."""
     begins = read_points(session, uid, ["started_at"], 0, INT32)["started_at"].values
     known = begins[~np.isnan(begins)]
     return float(known.min()) if len(known) else None
 
 
 def _timed(points: Points, ends: Points, begin: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds from `begin` to the ends of the points' steps, and their values; without those whose end is not known."""
+    """Return the points' values with their x as seconds from `begin` to the end of their step.
+
+    Points whose step has no known end are left out.
+    """
     if begin is None or not len(ends.steps):
         return NO_POINTS.values, NO_POINTS.values
     at = np.minimum(np.searchsorted(ends.steps, points.steps), len(ends.steps) - 1)

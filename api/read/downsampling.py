@@ -1,8 +1,12 @@
 """Down-sampling of curves: pure.
 
-Invariants: what is left is a subset of what was there, in its order, with first and last point; no more than the
-points asked for (but at least 4); the smallest and the largest value of every bucket are among them, so a peak of one
-step is still seen in a curve of 10,000. A stretch without any value leaves one empty point, so that charts show a gap.
+Invariants:
+
+- The result is a subset of the points in their order, including the first and the last point.
+- It has at most the requested number of points (but at least 4).
+- It contains the smallest and the largest value of every bucket. A peak of one step therefore stays visible in a curve
+  of 10,000.
+- A stretch without values leaves one empty point, so that charts show a gap.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# None, or in an array NaN, is a point without a value.
+# None, or NaN in an array, is a point without a value.
 Values = Sequence[float | None] | NDArray[np.float64]
 
-# First, last, and one bucket's two extremes.
+# First and last point, and the two extremes of one bucket.
 MIN_POINTS = 4
 
 
 def keep(values: Values, points: int) -> list[int]:
-    """Indices of the points to keep, ascending, at most max(points, MIN_POINTS)."""
+    """Return the indices of the points to keep, ascending, at most max(points, MIN_POINTS)."""
     n = len(values)
     points = max(points, MIN_POINTS)
     if n <= points:
@@ -30,12 +34,12 @@ def keep(values: Values, points: int) -> list[int]:
     buckets = (points - 2) // 2
     edges = np.linspace(1, n - 1, buckets + 1).astype(np.int64)
     starts, widths = edges[:-1], np.diff(edges)
-    # A row for each bucket, as wide as the widest; all at once, because there are hundreds.
+    # One row per bucket, as wide as the widest; all at once, because there are hundreds.
     within = np.arange(widths.max())
     inside = within < widths[:, None]
     cells = numbers[np.minimum(starts[:, None] + within, n - 1)]
     absent = ~inside | np.isnan(cells)
-    # The first cell where a bucket has no value: then both are the start.
+    # Both are the first cell if a bucket has no value.
     smallest = np.where(absent, np.inf, cells).argmin(axis=1)
     largest = np.where(absent, -np.inf, cells).argmax(axis=1)
     kept = np.concatenate(([0, n - 1], starts + smallest, starts + largest))
@@ -45,7 +49,7 @@ def keep(values: Values, points: int) -> list[int]:
 def downsample(
     x: Sequence[float] | NDArray[np.float64], values: Values, points: int
 ) -> tuple[list[float], list[float | None]]:
-    """The kept points of one curve. `x` and `values` have one length."""
+    """Return the kept points of one curve. `x` and `values` have the same length."""
     kept = keep(values, points)
     numbers = np.array(values, dtype=np.float64)[kept].tolist()
     return np.array(x, dtype=np.float64)[kept].tolist(), [None if math.isnan(one) else one for one in numbers]

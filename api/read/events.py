@@ -1,6 +1,6 @@
-"""Questions about a run's raw events: which there are, and those that meet a condition.
+"""Queries of a run's raw events: the existing kinds and sources, and events that match a filter.
 
-A level is what a note says of itself; a process that died and a run that failed are errors.
+A note states its own level; a process that died and a run that failed are errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WITH_LEVEL = (Note.kind, RunFinished.kind, ProcessDied.kind)
 
 @dataclass(frozen=True)
 class EventFilter:
-    """An empty tuple or None is no condition. `attempt` is a number."""
+    """A filter; an empty tuple or None matches everything. `attempt` is a number."""
 
     kinds: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class EventFilter:
     level: Level | None = None
 
     def conditions(self, session: Session, run: Run) -> list[Any]:
-        """Raises NotFoundError where the run has no such attempt."""
+        """Return the SQL conditions. Raises NotFoundError if the run has no such attempt."""
         found: list[Any] = [RawEvent.run_id == run.id]
         if self.kinds:
             found += _of_kinds(run, self.kinds)
@@ -48,7 +48,10 @@ class EventFilter:
 
 
 def _of_kinds(run: Run, kinds: Sequence[str]) -> list[Any]:
-    """As `of_kinds`; several rare kinds by their ids, since SQLite would look for them in all of the run's events."""
+    """Return the conditions of `of_kinds`; several rare kinds use a subquery on ids.
+
+    Otherwise, SQLite would search all of the run's events for them.
+    """
     conditions: list[Any] = of_kinds(kinds)
     if len(kinds) == 1 or set(kinds) & set(FREQUENT_KINDS):
         return conditions
@@ -56,7 +59,7 @@ def _of_kinds(run: Run, kinds: Sequence[str]) -> list[Any]:
 
 
 def _of_level(level: Level) -> ColumnElement[bool]:
-    # Within a JSON string quotes are escaped, so no text can look like the field.
+    # Quotes inside a JSON string are escaped, so no text can look like the field.
     noted = and_(RawEvent.kind == Note.kind, RawEvent.body.contains(f'"level":"{level}"', autoescape=True))
     if level != "error":
         return noted
@@ -67,26 +70,26 @@ def _of_level(level: Level) -> ColumnElement[bool]:
 def find_events(
     session: Session, run: Run, wanted: EventFilter, direction: Direction, limit: int, cursor: str | None
 ) -> tuple[list[tuple[RawEvent, int]], str | None]:
-    """One page of (event, its attempt's number) in the order they were stored, and the next page's cursor."""
+    """Return one page of (event, attempt number) in the order of storing, and the next page's cursor."""
     order = Order("id", RawEvent.id, RawEvent.id, direction)
     rows, following = page_of(session, RawEvent, wanted.conditions(session, run), order, limit, cursor)
     attempts = select(Attempt.id, Attempt.number).where(Attempt.run_id == run.id)
     numbers = dict(session.execute(attempts).tuples().all())
-    # Without a snapshot, the run may have been deleted between the two questions.
+    # Without a snapshot, the run may be deleted between the two queries.
     return [(row, numbers[row.attempt_id]) for row in rows if row.attempt_id in numbers], following
 
 
 def kinds_of(session: Session, run: Run) -> list[str]:
-    """Kinds this version knows of which the run has events; the frequent ones always, since no index finds them."""
+    """Return the known kinds of the run's events; frequent kinds are always included, because no index finds them."""
     rare = [kind for kind in EVENT_KINDS if kind not in FREQUENT_KINDS]
-    # A look into the index for each, instead of reading it whole.
+    # One index lookup per kind, instead of reading the whole index.
     asked: Sequence[Any] = [exists().where(RawEvent.run_id == run.id, *of_kinds([kind])).label(kind) for kind in rare]
     found = session.execute(select(*asked)).one()
     return [*FREQUENT_KINDS, *(kind for kind, is_there in zip(rare, found, strict=True) if is_there)]
 
 
 def sources_of(session: Session, run: Run) -> list[str]:
-    """Who wrote events of the run, by name."""
+    """Return the sources of the run's events, by name."""
     query = (
         select(EventSource.source)
         .join(Attempt, Attempt.id == EventSource.attempt_id)

@@ -1,7 +1,7 @@
-"""Whole tables as CSV, JSON or Parquet, row group by row group: nothing is ever held as a whole.
+"""Export of whole tables as CSV, JSON or Parquet, row group by row group, so that no table is in memory as a whole.
 
-Invariant: every group is read in a transaction of its own, so that a slow reader holds no connection; a table goes on
-where the last group ended, by its key.
+Invariant: every group is read in a transaction of its own, so that a slow client holds no connection. The next group
+continues after the key of the last row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RUN_COLUMNS = (
     "engines", "tensor_parallel_size", "epochs", "steps_total", "step", "epoch", "reward", "tokens_per_second",
     "speculation_rate", "bubble_fraction", "dropped_events", "last_event_at",
 )  # fmt: skip
-# What spreadsheets take for the beginning of a formula (OWASP, "CSV injection"), also behind quotes and spaces.
+# Beginnings of a formula in spreadsheets (OWASP, "CSV injection"), also after quotes and spaces.
 _FORMULA = re.compile(r'["\s]*[=+\-@＝＋－＠]|[\t\r\n]')
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
@@ -44,7 +44,7 @@ _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 @dataclass(frozen=True)
 class Source:
-    """A table to export: the columns shown, and those that order it (unique together, never null)."""
+    """A table to export: its shown columns, and the key columns for its order (unique together, never null)."""
 
     table: Any
     columns: tuple[str, ...]
@@ -55,7 +55,7 @@ class Source:
         return [self.table.__table__.columns[name].type.python_type for name in self.columns]
 
     def groups(self, database: Database) -> Iterator[list[Sequence[Any]]]:
-        """Rows of `columns`, at most GROUP at once."""
+        """Yield rows of `columns`, at most GROUP at once."""
         last: tuple[Any, ...] | None = None
         while True:
             with database.reading() as session:
@@ -77,7 +77,7 @@ class Source:
 
 
 def run_source(table: RunTable, run_id: int) -> Source:
-    """One table of one run."""
+    """Return the source of one table of one run."""
     tables: dict[RunTable, tuple[Any, tuple[str, ...]]] = {
         "steps": (Step, ("step",)),
         "metrics": (Metric, ("name", "step")),
@@ -92,12 +92,12 @@ def run_source(table: RunTable, run_id: int) -> Source:
 
 
 def runs_source() -> Source:
-    """The table of runs."""
+    """Return the source of the table of runs."""
     return Source(Run, _RUN_COLUMNS, ("id",))
 
 
 def encode(source: Source, database: Database, form: Format) -> Iterator[bytes]:
-    """The export in pieces."""
+    """Return the export in pieces."""
     groups = source.groups(database)
     if form == "csv":
         return _csv(source, groups)
@@ -122,7 +122,7 @@ def _csv(source: Source, groups: Iterator[list[Sequence[Any]]]) -> Iterator[byte
 
 
 def _no_formula(cell: str | None) -> str | None:
-    """Return a text that a spreadsheet would run as a formula with an apostrophe before it, and any other as it is."""
+    """Return a text with an apostrophe in front if a spreadsheet would run it as a formula, else unchanged."""
     return f"'{cell}" if cell is not None and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
 
 
@@ -137,7 +137,7 @@ def _json(source: Source, groups: Iterator[list[Sequence[Any]]]) -> Iterator[byt
 
 
 class _Pipe(io.RawIOBase):
-    """Where the Parquet writer writes; what it wrote is taken out again piece by piece."""
+    """A buffer for the Parquet writer, from which the output is taken piece by piece."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -1,7 +1,7 @@
-"""Reading a run's log files, and no other file.
+"""Reading a run's log files, and no other files.
 
-Invariants: a file that is read is a regular file below `<run directory>/logs`, and that directory is below one of the
-configured roots, all resolved through symbolic links; no more than `MAX_CHUNK` bytes are read at once.
+Invariants: a file that is read is a regular file below `<run directory>/logs`. The run directory is below one of the
+configured roots. Symbolic links are resolved before these checks. At most `MAX_CHUNK` bytes are read at once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sqlalchemy.orm import Session
 
 from rhyme_openrlhf.api.store.lookup import find_attempt, find_run
 
-# What a page can show at once; more is fetched in pieces.
+# Most bytes that a page shows at once; it loads more in pieces.
 MAX_CHUNK = 1024 * 1024
-# A run has a log a process: far more files than a cluster has processes are not listed.
+# Most files listed: far more than a cluster has processes, each of which has one log.
 MAX_FILES = 5000
-# The longest UTF-8 character.
+# Length of the longest UTF-8 character.
 UTF8_BYTES = 4
-# Ray writes the name before the actor says anything; imports may have said something before.
+# Ray writes the actor's name before the actor's own output; imports may have written something before.
 NAME_BYTES = 4096
 _ACTOR_NAME = re.compile(rb"^:actor_name:([\x21-\x7e]{1,100})\s*$", re.MULTILINE)
 
@@ -37,7 +37,7 @@ class LogError(Exception):
 
 @dataclass(frozen=True)
 class LogFile:
-    """`name` is the path below logs/; bytes; unix seconds. `process`: the Ray actor that writes it, or ""."""
+    """A log file. `name`: path below logs/; `size`: bytes; `process`: the Ray actor that writes it, or ""."""
 
     name: str
     size: int
@@ -47,7 +47,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Bytes `start` to `end` (exclusive) of a file of `size` bytes, as text; what is no UTF-8 is replaced."""
+    """Bytes `start` to `end` (exclusive) of a file of `size` bytes, as text; invalid UTF-8 is replaced."""
 
     text: str
     start: int
@@ -56,9 +56,9 @@ class Chunk:
 
 
 def folder_of(run_directory: str, roots: Sequence[Path], name: str) -> Path:
-    """The resolved folder `name` of a run directory. Raises LogError if it is not there or not below a root."""
+    """Return the resolved folder `name` of a run directory. Raises LogError if it is missing or not below a root."""
     if not run_directory or "\0" in run_directory:
-        raise LogError("the run reported no run directory")
+        raise LogError("the run has reported no run directory")
     try:
         run = Path(run_directory).resolve()
         folder = (run / name).resolve()
@@ -72,19 +72,19 @@ def folder_of(run_directory: str, roots: Sequence[Path], name: str) -> Path:
 
 
 def logs_of(run_directory: str, roots: Sequence[Path]) -> Path:
-    """The resolved logs directory of a run. Raises LogError if it is not there or not below a root."""
+    """Return the resolved logs directory of a run. Raises LogError if it is missing or not below a root."""
     return folder_of(run_directory, roots, "logs")
 
 
 def list_logs(logs: Path) -> list[LogFile]:
-    """The regular files below `logs` (as `logs_of` gave it), by name."""
+    """Return the regular files below `logs` (from `logs_of`), by name."""
     found: list[LogFile] = []
     for directory, _, names in os.walk(logs):
         for name in names:
             path = Path(directory) / name
             try:
                 about = path.lstat()
-            except OSError:  # gone since it was listed
+            except OSError:  # deleted since it was listed
                 continue
             if stat.S_ISREG(about.st_mode) and name.isprintable():
                 found.append(LogFile(path.relative_to(logs).as_posix(), about.st_size, about.st_mtime))
@@ -99,7 +99,7 @@ def logs_of_attempt(session: Session, uid: str, number: int, roots: Sequence[Pat
 
 
 def list_processes(logs: Path) -> list[LogFile]:
-    """Return what `list_logs` returns, with the processes that write the files."""
+    """Return the files of `list_logs` with the processes that write them."""
     return [dataclasses.replace(file, process=_process(logs, file.name)) for file in list_logs(logs)]
 
 
@@ -107,32 +107,33 @@ def _process(logs: Path, name: str) -> str:
     try:
         with open_log(logs, name) as file:
             return process_name(file)
-    except LogError:  # gone since it was listed
+    except LogError:  # deleted since it was listed
         return ""
 
 
 @contextmanager
 def open_log(logs: Path, name: str) -> Iterator[BinaryIO]:
-    """Open one file below `logs`. Raises LogError for everything that is not a regular file there."""
+    """Open one file below `logs`. Raises LogError for anything but a regular file there."""
     if not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
-        raise LogError("there is no such log")
+        raise LogError("this log does not exist")
     try:
         path = (logs / name).resolve()
         if not path.is_relative_to(logs):
-            raise LogError("there is no such log")
-        # The path is resolved: a link here now was put there since. A pipe must not block before it is refused.
+            raise LogError("this log does not exist")
+        # The path is resolved, so a link here was created since then. O_NONBLOCK: a pipe must not block before it is
+        # refused.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, RuntimeError, ValueError) as error:
-        raise LogError("there is no such log") from error
+        raise LogError("this log does not exist") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise LogError("there is no such log")
+        raise LogError("this log does not exist")
     with os.fdopen(descriptor, "rb") as file:
         yield file
 
 
 def read_range(file: BinaryIO, start: int, length: int) -> Chunk:
-    """At most `length` bytes from `start` on; a character that is cut at the end is left for the next piece."""
+    """Return at most `length` bytes from `start` on; an incomplete character at the end is left for the next piece."""
     size = os.fstat(file.fileno()).st_size
     start = min(start, size)
     file.seek(start)
@@ -142,13 +143,13 @@ def read_range(file: BinaryIO, start: int, length: int) -> Chunk:
 
 
 def read_tail(file: BinaryIO, lines: int, before: int | None = None) -> Chunk:
-    """The last `lines` lines, or those that end before byte `before`; at most MAX_CHUNK bytes of them."""
+    """Return the last `lines` lines, or those before byte `before`; at most MAX_CHUNK bytes."""
     size = os.fstat(file.fileno()).st_size
     end = size if before is None else min(before, size)
     start = max(0, end - MAX_CHUNK)
     file.seek(start)
     data = file.read(end - start)
-    # The newline that ends the last line begins no line.
+    # The newline that ends the last line begins no new line.
     position = len(data) - 1 if data.endswith(b"\n") else len(data)
     for _ in range(lines):
         position = data.rfind(b"\n", 0, position)
@@ -160,14 +161,14 @@ def read_tail(file: BinaryIO, lines: int, before: int | None = None) -> Chunk:
 
 
 def process_name(file: BinaryIO) -> str:
-    """What Ray calls the actor that writes this log, or "": it says so within the first lines."""
+    """Return Ray's name of the actor that writes this log, or ""; it is in the first lines."""
     file.seek(0)
     found = _ACTOR_NAME.findall(file.read(NAME_BYTES))
     return found[-1].decode("utf-8", "replace") if found else ""
 
 
 def read_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """The whole file, as it is now."""
+    """Yield the whole file with its current size."""
     left = os.fstat(file.fileno()).st_size
     file.seek(0)
     while left > 0 and (block := file.read(min(left, MAX_CHUNK))):
@@ -176,12 +177,12 @@ def read_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """`data` without a last character that is cut."""
+    """Return `data` without an incomplete last character."""
     for back in range(1, min(UTF8_BYTES, len(data)) + 1):
         byte = data[-back]
-        if byte & 0b1100_0000 == 0b1000_0000:  # within a character
+        if byte & 0b1100_0000 == 0b1000_0000:  # inside a character
             continue
         needs = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-        # A character alone is given as it is: no file of invalid bytes may stop its reader for ever.
+        # An incomplete character alone is returned unchanged, so that a file of invalid bytes cannot block its reader.
         return data[:-back] if needs > back and len(data) > back else data
     return data

@@ -1,7 +1,7 @@
-"""Finding a text in a log, however large it is, a stretch at a time.
+"""Search for a text in a log of any size, one part after the other.
 
-Invariants: no more than `MAX_SCAN` bytes are read for one question; what was found is in the order of the file, a line
-once; the answer says how far was looked.
+Invariants: a request reads at most `MAX_SCAN` bytes. Matches are in file order, at most one per line. The response says
+how far the search went.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import os
 from dataclasses import dataclass
 from typing import BinaryIO
 
-# Of a text; nobody types more.
+# Longest search text.
 SEARCH_LENGTH = 500
 # Read and compared within a quarter of a second.
 MAX_SCAN = 64 * 1024 * 1024
-# A page's list; who wants more goes on from `scanned_to`.
+# Most matches per response; the next request continues from `scanned_to`.
 MAX_MATCHES = 500
-# What a list shows of a line.
+# Bytes of a line that a list shows.
 LINE_BYTES = 300
 _BLOCK = 1024 * 1024
-# A longer line is looked at in pieces.
+# Longer lines are searched in pieces.
 _LONGEST_LINE = 8 * _BLOCK
 
 
 @dataclass(frozen=True)
 class Match:
-    """A line with the text: the byte where it starts, and its first `LINE_BYTES` bytes as text."""
+    """A matching line: the byte where it starts, and its first `LINE_BYTES` bytes as text."""
 
     start: int
     text: str
@@ -33,7 +33,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Matches:
-    """What was found from the first byte asked for up to `scanned_to`, of `size` bytes."""
+    """Matches from the first requested byte up to `scanned_to`, of `size` bytes."""
 
     items: list[Match]
     scanned_to: int
@@ -41,7 +41,7 @@ class Matches:
 
 
 def search(file: BinaryIO, text: str, start: int) -> Matches:
-    """Lines from byte `start` (a line's start) on that have `text`; letters of ASCII match in any case."""
+    """Find lines from byte `start` (a line's start) on that contain `text`; ASCII letters match in any case."""
     wanted = text.encode().lower()
     size = os.fstat(file.fileno()).st_size
     file.seek(min(start, size))
@@ -52,11 +52,11 @@ def search(file: BinaryIO, text: str, start: int) -> Matches:
     following = position
     while position < end and len(found) < MAX_MATCHES:
         block = file.read(min(_BLOCK, end - position))
-        if not block:  # it was cut short meanwhile
+        if not block:  # the file was truncated meanwhile
             break
         base, data = position - len(rest), rest + block
         position += len(block)
-        # Only whole lines; what follows the last line's end is looked at with the next block, or the next question.
+        # Only complete lines; the rest is searched with the next block or the next request.
         cut = len(data) if position >= size or len(data) > _LONGEST_LINE else data.rfind(b"\n") + 1
         following = base + _matches(data[:cut], base, wanted, found)
         rest = data[cut:]
@@ -64,7 +64,7 @@ def search(file: BinaryIO, text: str, start: int) -> Matches:
 
 
 def _matches(data: bytes, base: int, wanted: bytes, found: list[Match]) -> int:
-    """Adds to `found`, at most up to MAX_MATCHES; returns how much of `data` was looked at."""
+    """Add matches to `found`, up to MAX_MATCHES; return how much of `data` was searched."""
     lowered = data.lower()
     looked = 0
     while (at := lowered.find(wanted, looked)) >= 0:

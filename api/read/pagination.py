@@ -1,7 +1,7 @@
-"""Keyset pages: complete and without repeats, however many rows are added meanwhile.
+"""Keyset pagination: complete and without repeats, also while rows are added.
 
-A page is ordered by one column and then by a unique one; the cursor is the last row's two values. Rows without a value
-come last in both directions. Invariant: a cursor only continues the order that it came from.
+A list is ordered by one column and then by a unique one; the cursor holds the last row's two values. Rows without a
+value come last in both directions. Invariant: a cursor only continues the order that it came from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 Direction = Literal["asc", "desc"]
 Value = str | int | float | None
 Column = InstrumentedAttribute[Any]
-# Far above the longest name twice over; a cursor is never a way to send much.
+# Far above twice the longest name, so a cursor cannot carry large data.
 CURSOR_LENGTH = 4000
 INT64 = 2**63
 
@@ -31,7 +31,7 @@ class CursorError(ValueError):
 
 @dataclass(frozen=True)
 class Order:
-    """`name` is what the client calls the order; `key` must be unique and never null."""
+    """An order of rows. `name`: the client's name of the order; `key`: unique and never null."""
 
     name: str
     column: Column
@@ -39,14 +39,14 @@ class Order:
     direction: Direction = "asc"
 
     def by(self) -> tuple[ColumnElement[Any], ...]:
-        """For `order_by`."""
+        """Return the columns for `order_by`."""
         column = self.column.desc() if self.direction == "desc" else self.column.asc()
         key = self.key.desc() if self.direction == "desc" else self.key.asc()
         if self.column is self.key:
             return (key,)
         if not self._nullable:
             return column, key
-        # Databases disagree on where nulls go.
+        # Databases differ in where they sort nulls.
         return self.column.is_(None).asc(), column, key
 
     @property
@@ -54,12 +54,12 @@ class Order:
         return bool(self.column.property.columns[0].nullable)
 
     def cursor(self, row: Any) -> str:
-        """The cursor behind this row."""
+        """Return the cursor after this row."""
         values = [self.name, self.direction, getattr(row, self.column.key), getattr(row, self.key.key)]
         return base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("=")
 
     def after(self, cursor: str) -> ColumnElement[bool]:
-        """For `where`: what comes behind the cursor. Raises CursorError for one that is not of this order."""
+        """Return the condition for `where`: rows after the cursor. Raises CursorError for a cursor of another order."""
         value, key = self._read(cursor)
         descending = self.direction == "desc"
         key_after = self.key < key if descending else self.key > key
@@ -86,7 +86,7 @@ class Order:
 
 
 def _fits(value: Any, column: Column) -> bool:
-    """Whether a database can compare this value with the column."""
+    """Return True if a database can compare this value with the column."""
     kind = column.type.python_type
     if isinstance(value, bool):
         return False
@@ -98,6 +98,6 @@ def _fits(value: Any, column: Column) -> bool:
 
 
 def cut(rows: Sequence[Any], limit: int, order: Order) -> tuple[list[Any], str | None]:
-    """From `limit` + 1 rows asked for: the page, and the cursor of the next one if there is one."""
+    """Split `limit` + 1 requested rows into the page and the cursor of the next page, if there is one."""
     page = list(rows[:limit])
     return page, order.cursor(page[-1]) if len(rows) > limit else None

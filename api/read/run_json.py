@@ -1,4 +1,4 @@
-"""What the API shows of runs and what belongs to them: the answers' models, and how rows become them."""
+"""Runs and their parts in API responses: the models, and the conversion from rows."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class AttemptView(View):
 
 
 class RunDetail(RunSummary):
-    """A run with everything that it was started with."""
+    """A run with its complete configuration and attempts."""
 
     notes: str
     spec: dict[str, Any] | None
@@ -96,7 +96,7 @@ class RunDetail(RunSummary):
 
 
 class ArtifactView(View):
-    """A file or directory that an attempt left."""
+    """A file or directory that an attempt has written."""
 
     kind: str
     step: int
@@ -106,12 +106,12 @@ class ArtifactView(View):
 
 
 def run_summary(run: Run, experiment: str | None, parent: str | None) -> RunSummary:
-    """A row of the table; `run.tags` is loaded."""
+    """Return a row of the table; `run.tags` is loaded."""
     return RunSummary(**_columns(run), experiment=experiment, parent=parent, tags=[tag.tag for tag in run.tags])
 
 
 def run_detail(run: Run, experiment: str | None, parent: str | None) -> RunDetail:
-    """A whole run; `run.tags` and `run.attempts` are loaded."""
+    """Return a complete run; `run.tags` and `run.attempts` are loaded."""
     return RunDetail(
         **_columns(run),
         experiment=experiment,
@@ -128,12 +128,12 @@ def run_detail(run: Run, experiment: str | None, parent: str | None) -> RunDetai
 
 
 def attempt_view(attempt: Attempt) -> AttemptView:
-    """An attempt as it is shown."""
+    """Return an attempt as the API shows it."""
     return AttemptView.model_validate(attempt)
 
 
 def artifact_view(artifact: Artifact, attempt: int) -> ArtifactView:
-    """`attempt`: its number."""
+    """Return an artifact as the API shows it. `attempt`: its number."""
     return ArtifactView(
         kind=artifact.kind, step=artifact.step, path=artifact.path, created_at=artifact.created_at, attempt=attempt
     )

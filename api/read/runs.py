@@ -1,6 +1,6 @@
-"""What the pages ask about runs. Only reads; the session is the caller's.
+"""Queries of runs. Only reads; the session is the caller's.
 
-`RunFilter` is what a list of runs can be narrowed by: all conditions hold at once.
+`RunFilter` narrows a list of runs; all its conditions must hold.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ RunSort = Literal[
 RUN_SORTS: tuple[str, ...] = get_args(RunSort)
 Archived = Literal["no", "yes", "all"]
 Origin = Literal["launched", "reported", "imported"]
-# LIKE gives these a meaning that somebody who searches does not.
+# LIKE gives these characters a special meaning, which a search text does not.
 _LIKE_ESCAPE = "\\"
-# Columns of a run that only the pages of that run show: a list does not read and decode them.
+# Columns that only the pages of a single run show; a list does not read and decode them.
 _LONG_COLUMNS = (Run.spec, Run.command, Run.config, Run.versions, Run.notes)
 
 
 @dataclass(frozen=True)
 class RunFilter:
-    """`tags`: all of them; `statuses` and `origins`: any; `text`: in name, notes or uid, without regard to case."""
+    """A filter. `tags`: all of them; `statuses`, `origins`: any; `text`: in name, notes or uid, ignoring case."""
 
     statuses: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class RunFilter:
     created_to: float | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """For `where`, with `Experiment` joined."""
+        """Return the conditions for `where`, with `Experiment` joined."""
         found: list[ColumnElement[bool]] = []
         if self.statuses:
             found.append(Run.status.in_(self.statuses))
@@ -78,7 +78,7 @@ class RunFilter:
 
 
 def escape_like(text: str) -> str:
-    """`text` as LIKE takes it by the letter."""
+    """Escape `text` so that LIKE takes it literally."""
     for special in (_LIKE_ESCAPE, "%", "_"):
         text = text.replace(special, _LIKE_ESCAPE + special)
     return text
@@ -87,7 +87,7 @@ def escape_like(text: str) -> str:
 def list_runs(
     session: Session, wanted: RunFilter, sort: RunSort, direction: Direction, limit: int, cursor: str | None
 ) -> tuple[list[RunSummary], str | None]:
-    """One page of runs, and the next page's cursor."""
+    """Return one page of runs, and the next page's cursor."""
     order = Order(sort, getattr(Run, sort), Run.id, direction)
     parent = aliased(Run)
     query = (
@@ -108,8 +108,8 @@ def list_runs(
 
 
 def names_around(session: Session, run: Run) -> tuple[str | None, str | None]:
-    """Name of its experiment, uid of its parent."""
-    # Most runs have neither: nothing is asked then.
+    """Return the name of the run's experiment and the uid of its parent."""
+    # Most runs have neither, and need no query.
     experiment, parent = None, None
     if run.experiment_id is not None:
         experiment = session.scalar(select(Experiment.name).where(Experiment.id == run.experiment_id))
@@ -126,7 +126,7 @@ def page_of(
     limit: int,
     cursor: str | None,
 ) -> tuple[list[Any], str | None]:
-    """One page of rows of any table."""
+    """Return one page of rows of any table."""
     query = select(table).where(*conditions).order_by(*order.by()).limit(limit + 1)
     if cursor is not None:
         query = query.where(order.after(cursor))

@@ -1,7 +1,7 @@
-"""Reading a run's kept responses (telemetry/samples.py), and no other file.
+"""Reading a run's recorded responses (telemetry/sample_records.py), and no other files.
 
-Invariants: what is read is a regular file below `<run directory>/samples`, checked as logs are (`log_files.py`); no
-line, file or answer is larger than is said here; a line that is torn or is no record is counted and left out.
+Invariants: a file that is read is a regular file below `<run directory>/samples`, checked like logs (`log_files.py`).
+Lines, files and responses have size limits. Incomplete or invalid lines are counted and left out.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from rhyme_openrlhf.api.store.models import Attempt
 from rhyme_openrlhf.telemetry.run_directory import SAMPLES_FOLDER
 from rhyme_openrlhf.telemetry.samples import file_name, step_of
 
-# The longest text that is kept (samples.MOST_CHARACTERS), four bytes a character, and as much again for pieces.
+# The longest recorded text (sample_records.MOST_CHARACTERS), four bytes per character, and the same for pieces.
 MAX_LINE = 2 * 1024 * 1024
 # 64 prompts of 64 samples (--telemetry.sample_groups).
 MAX_RECORDS = 4096
-# Of a file that nobody of us wrote, no more is read for one request.
+# Most bytes read per request, in case another program wrote the file.
 MAX_BYTES = 256 * 1024 * 1024
 MAX_FILES = 100_000
-# A prompt's first words find it; nobody types more.
+# Longest search text.
 SEARCH_LENGTH = 500
-NONE_KEPT = "no responses are kept: they are with --telemetry.sample_groups above 0, in a run directory on this machine"
+NONE_KEPT = (
+    "no responses were recorded: --telemetry.sample_groups above 0 records them, in a run directory on this machine"
+)
 
-# As the events' numbers are bounded: every reader of JSON can hold them.
+# Bounded like the events' numbers, so that every JSON reader can hold them.
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 Sort = Literal["number", "reward", "tokens", "accepted"]
 
 
 class SampleRecord(msgspec.Struct):
-    """One line of a file, as telemetry/samples.py describes it; `number` is its line's, from 0."""
+    """One line of a file, as described in telemetry/sample_records.py; `number`: its line's number from 0."""
 
     step: Count
     group: str
@@ -59,7 +61,7 @@ class SampleRecord(msgspec.Struct):
     number: int = 0
 
     def text(self) -> str:
-        """The whole response."""
+        """Return the whole response."""
         return "".join(text for _, text in self.pieces)
 
 
@@ -74,7 +76,7 @@ class KeptStep:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which records: `text` in prompt or response (in any case), reward bounds (included), one prompt's group."""
+    """A filter of records: `text` in prompt or response (ignoring case), reward bounds (included), a prompt's group."""
 
     text: str = ""
     group: str = ""
@@ -82,7 +84,7 @@ class Wanted:
     max_reward: float | None = None
 
     def takes(self, record: SampleRecord) -> bool:
-        """Whether the record is wanted; one without a reward is within no bounds."""
+        """Return True if the record matches; a record without a reward matches no bounds."""
         if self.group and record.group != self.group:
             return False
         for bound, sign in ((self.min_reward, 1), (self.max_reward, -1)):
@@ -93,7 +95,7 @@ class Wanted:
 
 
 def samples_of(run_directory: str, roots: Sequence[Path]) -> Path:
-    """The resolved folder of a run's records. Raises LogError if it is not there or not below a root."""
+    """Return the resolved folder of a run's records. Raises LogError if it is missing or not below a root."""
     return folder_of(run_directory, roots, SAMPLES_FOLDER)
 
 
@@ -111,7 +113,7 @@ def sample_folders(session: Session, uid: str, roots: Sequence[Path]) -> list[tu
 
 
 def recorded_steps(folders: Sequence[tuple[int, Path]]) -> list[KeptStep]:
-    """Return the steps with records, the newest first; a step that two attempts have is the newer one's."""
+    """Return the steps with records, the newest first; if two attempts have a step, the newer attempt counts."""
     found: dict[int, KeptStep] = {}
     for number, folder in folders:
         for step, size in list_steps(folder).items():
@@ -122,17 +124,17 @@ def recorded_steps(folders: Sequence[tuple[int, Path]]) -> list[KeptStep]:
 def records_of_step(
     folders: Sequence[tuple[int, Path]], step: int, wanted: Wanted, sort: Sort, descending: bool
 ) -> tuple[list[SampleRecord], int]:
-    """Return what `read_records` finds in the newest attempt that has the step. Raises LogError: no attempt has it."""
+    """Return the result of `read_records` for the newest attempt that has the step. Raises LogError if none has it."""
     for _, folder in folders:
         try:
             return read_records(folder, step, wanted, sort, descending)
         except LogError:
             continue
-    raise LogError(f"no responses of step {min(step, INT32)} are kept")
+    raise LogError(f"no responses of step {min(step, INT32)} were recorded")
 
 
 def list_steps(samples: Path) -> dict[int, int]:
-    """Bytes of the records of each step that has some."""
+    """Return the bytes of the records of each step."""
     found: dict[int, int] = {}
     with os.scandir(samples) as entries:
         for entry in entries:
@@ -141,7 +143,7 @@ def list_steps(samples: Path) -> dict[int, int]:
                 continue
             try:
                 about = entry.stat(follow_symlinks=False)
-            except OSError:  # deleted since: the oldest ones go
+            except OSError:  # deleted since, because the oldest files are removed
                 continue
             if stat.S_ISREG(about.st_mode):
                 found[step] = about.st_size
@@ -151,15 +153,15 @@ def list_steps(samples: Path) -> dict[int, int]:
 def read_records(
     samples: Path, step: int, wanted: Wanted, sort: Sort, descending: bool
 ) -> tuple[list[SampleRecord], int]:
-    """The wanted records of a step in order, and how many lines are no records. Raises LogError: there are none.
+    """Return the matching records of a step in order, and the number of invalid lines. Raises LogError without records.
 
-    Those without a value in the sorted field come last in both directions.
+    Records without a value in the sorted field come last in both directions.
     """
     try:
         with open_log(samples, file_name(step)) as file:
             lines = [(number, _record(line, number)) for number, line in _lines(file)]
     except LogError as error:
-        raise LogError(f"no responses of step {step} are kept") from error
+        raise LogError(f"no responses of step {step} were recorded") from error
     records = [record for _, record in lines if record is not None]
     unreadable = len(lines) - len(records)
     records = [record for record in records if wanted.takes(record)]
@@ -179,7 +181,7 @@ def _record(line: bytes | None, number: int) -> SampleRecord | None:
         record = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    # Text that is no UTF-8 could not be answered with.
+    # Invalid UTF-8 cannot be sent in a response.
     if not all(
         map(storable, (record.prompt, record.group, record.finish_reason, *(t for p in record.pieces for t in p)))
     ):
@@ -189,7 +191,7 @@ def _record(line: bytes | None, number: int) -> SampleRecord | None:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Lines by number; None for one that is too long or was left torn."""
+    """Yield lines by number; None for a line that is too long or incomplete."""
     read = 0
     for number in range(MAX_RECORDS):
         line = file.readline(MAX_LINE)

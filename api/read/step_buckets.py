@@ -1,7 +1,7 @@
-"""Steps summed into at most so many buckets of equally many steps, for bars and stacks: computed by the database.
+"""Steps summed in a limited number of equally wide buckets, for bars and stacks; the database computes the sums.
 
-Down-sampling keeps points of a curve; what is stacked needs sums of the same steps instead. A share of a bucket is the
-sum of its parts over the sum of its wholes, as `telemetry/metrics.py` defines it over any stretch.
+Down-sampling keeps points of a curve, but stacked values need sums over the same steps. A bucket's share is the sum of
+its parts divided by the sum of its wholes, as `telemetry/metrics.py` defines it over any stretch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rhyme_openrlhf.api.store.step_figures import BUBBLES
 
 @dataclass(frozen=True)
 class BubbleBucket:
-    """Steps `first` to `last`: engine seconds in all, bubbles by column of `steps`, mean unix seconds at their ends."""
+    """Steps `first` to `last`: engine seconds, bubbles by column of `steps`, and the mean end in unix seconds."""
 
     first: int
     last: int
@@ -28,12 +28,15 @@ class BubbleBucket:
 
 
 def bucket_width(first: int, last: int, most: int) -> int:
-    """Steps of a bucket, so that `first` to `last` make at most `most` of them."""
+    """Return the steps per bucket, so that `first` to `last` make at most `most` buckets."""
     return max(1, -(-(last - first + 1) // most))
 
 
 def bubble_buckets(session: Session, run: Run, from_step: int, to_step: int, most: int) -> list[BubbleBucket]:
-    """The run's steps that have a timeline, in order. A step without intervals has no bubbles, not none of them."""
+    """Return buckets of the run's steps that have a timeline, in order.
+
+    A step without intervals is left out, because its bubbles are unknown, not zero.
+    """
     window = (Step.run_id == run.id, Step.step >= from_step, Step.step <= to_step)
     first, last = session.execute(select(func.min(Step.step), func.max(Step.step)).where(*window)).one()
     if first is None:

@@ -1,7 +1,7 @@
-"""What a run's machines and KV caches did, read from the tables of their samples: as curves, and sample by sample.
+"""Samples of a run's machines and KV caches: as curves, and one by one.
 
-Invariant: no question gives more than about `MAX_ROWS` samples; of more, each has the same chance to be read, so that
-no machine is left out, and the same question gives the same ones.
+Invariant: a query returns at most about `MAX_ROWS` samples. If there are more, a uniform subset is read, so no machine
+is left out, and the same query returns the same samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rhyme_openrlhf.api.read.downsampling import downsample
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import EngineSampleRow, SystemRow
 
-# Read and drawn in a quarter of a second, and the page asks for several figures; 12 points for each of 500 pixels.
+# Read and drawn in a quarter of a second, because the page loads several figures; 12 points for each of 500 pixels.
 MAX_ROWS = 6_000
 # More machines than a choice can list.
 MOST_NODES = 500
@@ -36,7 +36,7 @@ KV_CACHE = "kv_cache"
 
 @dataclass(frozen=True)
 class MachineSample:
-    """One SystemSample (telemetry/events.py says what its fields are); `time` in unix seconds."""
+    """One SystemSample (fields: telemetry/events.py); `time` in unix seconds."""
 
     node: str
     time: float
@@ -64,7 +64,9 @@ class CacheSample:
 
 @dataclass(frozen=True)
 class SystemCurve:
-    """`of`: a machine, or for the KV cache an engine's number. `x`: unix seconds. `count`: before down-sampling."""
+    """A curve of machine `of`, or of engine `of` for the KV cache. `x`: unix seconds; `count`: points before
+    down-sampling.
+    """
 
     of: str
     name: str
@@ -75,7 +77,7 @@ class SystemCurve:
 
 @dataclass(frozen=True)
 class ProcessNow:
-    """A process of the run: cores it uses, and resident bytes."""
+    """A process of the run: the cores it uses, and its resident bytes."""
 
     name: str
     cores: float | None
@@ -96,10 +98,10 @@ class NodeNow:
 def system_curves(
     session: Session, run: Run, names: Sequence[SystemName], begin: float, end: float, points: int
 ) -> tuple[list[SystemCurve], list[NodeNow]]:
-    """Curves of every machine (for `kv_cache` of every engine) between two moments, and each machine's last sample.
+    """Return curves of every machine (for `kv_cache`, of every engine) between two moments, and its last sample.
 
-    Of up to `MAX_ROWS` samples all are read. Of more, the database gives the smallest and largest value of each stretch
-    of time, and the curves of GPUs are of about `MAX_ROWS` samples, because theirs are texts that it cannot compare.
+    Up to `MAX_ROWS` samples are all read. With more, the database computes the smallest and the largest value of each
+    time bin. Curves of GPUs then use about `MAX_ROWS` samples, because their columns are texts that it cannot compare.
     """
     window = (SystemRow.run_id == run.id, SystemRow.time >= begin, SystemRow.time <= end)
     count = session.scalar(select(func.count()).where(*window)) or 0
@@ -113,7 +115,7 @@ def system_curves(
 
 
 def machine_samples(session: Session, run: Run, since: float, node: str = "") -> list[MachineSample]:
-    """Return samples of all attempts from unix time `since` on, in the order of time; `node` "": of all machines."""
+    """Return samples of all attempts from unix time `since` on, by time; `node` "" stands for all machines."""
     of = SystemRow
     window = [of.run_id == run.id, of.time >= since, *([of.node == node] if node else [])]
     names = ("node", "time", "cpu", "memory_used", "memory_total", "disk_free", "shared_memory", "object_store")
@@ -136,7 +138,7 @@ def machine_samples(session: Session, run: Run, since: float, node: str = "") ->
 
 
 def cache_samples(session: Session, run: Run, since: float) -> list[CacheSample]:
-    """Return the samples that say how much of the cache is in use, from unix time `since` on, in the order of time."""
+    """Return the samples with a KV cache share from unix time `since` on, by time."""
     of = EngineSampleRow
     window = [of.run_id == run.id, of.time >= since, of.kv_cache.is_not(None)]
     rows = _thinned(session, of.id, (of.engine, of.time, of.kv_cache), window)
@@ -150,14 +152,14 @@ def nodes_of(session: Session, run: Run) -> list[str]:
 
 
 def _thinned(session: Session, ids: Any, columns: Sequence[Any], window: Sequence[ColumnElement[bool]]) -> Any:
-    """Return the columns of about `MAX_ROWS` rows of a window at most."""
+    """Return the columns of at most about `MAX_ROWS` rows of a window."""
     count = session.scalar(select(func.count()).where(*window)) or 0
     further = [_spread(ids, count, MAX_ROWS)] if count > MAX_ROWS else []
     return session.execute(select(*columns).where(*window, *further).order_by(ids))
 
 
 def _spread(ids: Any, count: int, most: int) -> ColumnElement[bool]:
-    """Return the condition that about `most` of `count` rows meet, the same ones each time, by their `ids`."""
+    """Return a condition on `ids` that about `most` of `count` rows meet, always the same ones."""
     condition: ColumnElement[bool] = (ids * _SPREAD) % _PARTS < _PARTS * most // count
     return condition
 
@@ -207,7 +209,7 @@ def _stretched_curves(
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Samples of one machine or engine in a stretch of time: how many, from when to when, and their extremes."""
+    """Samples of one machine or engine in a time bin: their number, first and last time, and extremes."""
 
     count: int
     begin: float
@@ -223,11 +225,11 @@ def _stretches(
     window: Sequence[ColumnElement[bool]],
     points: int,
 ) -> dict[Any, list[_Stretch]]:
-    """The stretches in which there are samples, in the order of time, by what they are `of`: two points each."""
+    """Return the time bins with samples, in order, by what they are `of`; each makes two points."""
     begin, end = session.execute(select(func.min(time), func.max(time)).where(*window)).one()
     if begin is None:
         return {}
-    # PostgreSQL rounds and SQLite cuts off: the stretches then begin elsewhere, and are one more on both.
+    # PostgreSQL rounds and SQLite truncates, so the bins begin at different times, with one more bin on both.
     width = max((end - begin) / max(points // 2 - 1, 1), 1e-6)
     number = cast((time - begin) / width, Integer).label("number")
     extremes = [one for column in columns.values() for one in (func.min(column), func.max(column))]
@@ -240,7 +242,7 @@ def _stretches(
 
 
 def _of_stretches(of: str, name: str, stretches: Sequence[_Stretch]) -> SystemCurve:
-    """A curve with the smallest and the largest value of each stretch, at its beginning and end."""
+    """Build a curve with the smallest and the largest value of each bin, at its beginning and end."""
     x: list[float] = []
     values: list[float | None] = []
     for one in stretches:
@@ -288,7 +290,7 @@ def _gpu_memory(gpus: str) -> float | None:
     return float(sum(used for _, used, _ in found)) if found else None
 
 
-# Of the text in which a row has its GPUs; the other curves are columns of their own name.
+# Values from the text column with a row's GPUs; the other curves are columns of their own name.
 _OF_GPUS: dict[str, Callable[[str], float | None]] = {"gpu": _gpu_mean, "gpu_memory_used": _gpu_memory}
 
 

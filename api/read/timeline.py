@@ -1,7 +1,7 @@
-"""The bubble timeline: what engines did in a window of steps, some engines at a time.
+"""The bubble timeline: states of engines in a window of steps, for a limited number of engines.
 
-Invariants: no answer has more than `MAX_LANES` engines and the asked number of intervals, whatever the cluster's size;
-what was left out is said. It is one statement: one way to the server and back, and one snapshot.
+Invariants: a response has at most `MAX_LANES` engines and the requested number of intervals, for clusters of any size,
+and says what was left out. It comes from one statement: one round trip and one snapshot.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rhyme_openrlhf.api.store.lookup import NotFoundError
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import Interval
 
-# Lanes that a page can draw and a person can read at once.
+# Most lanes that a page can draw and a person can read at once.
 MAX_LANES = 256
 
-# The parts of the answer: the run itself, with the number of engines; lanes; intervals.
+# Parts of the result: the run with its number of engines; lanes; intervals.
 _RUN, _LANE, _INTERVAL = range(3)
 
 
@@ -38,7 +38,7 @@ class LaneInterval(NamedTuple):
 
 @dataclass(frozen=True)
 class Lane:
-    """One engine in the window: its intervals in the order of time, and its seconds with nothing to run."""
+    """One engine in the window: its intervals by time, and its seconds with nothing to run."""
 
     engine: int
     bubble_seconds: float
@@ -47,7 +47,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`engines`: how many have intervals in the window; `truncated`: more intervals were there than asked for."""
+    """A window of the timeline. `engines`: number of engines with intervals; `truncated`: intervals were left out."""
 
     lanes: list[Lane]
     engines: int
@@ -63,7 +63,8 @@ def timeline(
     worst: int,
     limit: int,
 ) -> Timeline:
-    """Lanes of the `chosen` engines, else of the `worst` ones (most bubble time first); at most `limit` intervals.
+    """Return lanes of the `chosen` engines, else of the `worst` ones (most bubble time), with at most `limit`
+    intervals.
 
     `uid`: the run's. Raises NotFoundError.
     """
@@ -75,7 +76,7 @@ def timeline(
     ranked = [(engine, seconds) for engine, seconds, *_ in found[_LANE]]
     ranked.sort(key=lambda lane: lane[0] if chosen is not None else (-lane[1], lane[0]))
     lanes = {engine: Lane(engine, seconds, []) for engine, seconds in ranked}
-    # The place among the intervals comes last; a UNION keeps no order.
+    # The position among the intervals is the last column, because a UNION keeps no order.
     rows = sorted(found[_INTERVAL], key=lambda row: row[-1])
     for *values, _ in rows[:limit]:
         lanes[values[0]].intervals.append(LaneInterval(*values))
@@ -89,7 +90,7 @@ def _statement(
     window = (Interval.run_id == of_run, Interval.step >= from_step, Interval.step <= to_step)
     length = cast(Interval.end - Interval.start, Float)
     bubble = func.coalesce(func.sum(length).filter(Interval.state != "generate"), 0.0)
-    # Every engine of the window: few, and read once for their number and for the lanes.
+    # Every engine of the window: few rows, read once for their number and for the lanes.
     every = select(Interval.engine, bubble.label("bubble")).where(*window).group_by(Interval.engine).cte("every")
     lanes = select(every.c.engine, every.c.bubble).limit(worst)
     if chosen is not None:
@@ -117,7 +118,7 @@ def _statement(
 
 
 def _part(number: int, *columns: Any) -> Select[Any]:
-    """One part of the answer, as wide as an interval. Every part says its types: of NULL PostgreSQL makes text."""
+    """Return one part of the result, as wide as an interval, with declared types because PostgreSQL makes NULL text."""
     types = (Integer, Float, Float, Integer, String, String, Integer, Integer)
     cells: list[ColumnElement[Any]] = [cast(one, kind) for one, kind in zip(columns, types, strict=False)]
     cells += [cast(null(), kind) for kind in types[len(columns) :]]

@@ -1,1 +1,1 @@
-"""The HTTP routes, one module a resource: from a request to a call, from an exception to a problem."""
+"""HTTP routes, one module per resource: each turns a request into a call, and an exception into a problem."""

@@ -1,4 +1,4 @@
-"""A run's raw events: paged, and live."""
+"""Routes for a run's raw events: paged, and live."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Kinds = Annotated[
 ]
 Sources = Annotated[
     list[Annotated[str, Field(max_length=SOURCE_LENGTH, pattern=NO_NUL)]],
-    Query(max_length=32, description="Only from these writers."),
+    Query(max_length=32, description="Only from these sources."),
 ]
 
 
 class EventView(BaseModel):
-    """One event; `body` is what is special to its kind (docs: the events of a run)."""
+    """One event; `body` has the fields of its kind (see the documentation of a run's events)."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -61,7 +61,7 @@ class EventView(BaseModel):
 
 
 class EventPage(BaseModel):
-    """Events in the order they were stored."""
+    """Events in the order of storing."""
 
     items: list[EventView]
     next_cursor: str | None
@@ -75,12 +75,12 @@ def get_events(
     kind: Kinds = [],  # noqa: B006 (FastAPI copies it)
     source: Sources = [],  # noqa: B006
     attempt: Annotated[int | None, Query(ge=1, le=INT32, description="Only of this attempt.")] = None,
-    level: Annotated[Level | None, Query(description="Notes of this level; what failed is an error.")] = None,
+    level: Annotated[Level | None, Query(description="Notes of this level; failures are errors.")] = None,
     direction: Direction = "asc",
     limit: Limit = PAGE,
     cursor: Cursor = None,
 ) -> EventPage:
-    """A run's events of all its attempts."""
+    """List the events of all attempts of a run."""
     wanted = EventFilter(tuple(kind), tuple(source), attempt, level)
     with service.database.reading(snapshot=False) as session:
         rows, following = find_events(session, find_run(session, uid), wanted, direction, limit, cursor)
@@ -105,10 +105,13 @@ def stream_events(
     service: ServiceDep,
     kind: Kinds = [],  # noqa: B006
     source: Sources = [],  # noqa: B006
-    after: Annotated[int | None, Query(ge=0, le=INT64, description="Begin behind this id, 0 for all.")] = None,
+    after: Annotated[int | None, Query(ge=0, le=INT64, description="Begin after this id; 0 for all events.")] = None,
     last_event_id: Annotated[str | None, Header(max_length=20)] = None,
 ) -> Response:
-    """Events as they are stored; comes back where it was by Last-Event-ID. Without either: from now on."""
+    """Stream events as they are stored.
+
+    A client continues with Last-Event-ID. Without it and without `after`, the stream begins with new events.
+    """
     with service.database.reading() as session:
         run_id = find_run(session, uid).id
     start = last_id(last_event_id, after)

@@ -1,4 +1,4 @@
-"""Experiments: named sets of runs."""
+"""Routes for experiments: named sets of runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ExperimentId = Annotated[int, Path(ge=1, le=INT32)]
 
 
 class ExperimentView(BaseModel):
-    """An experiment and how many runs it has."""
+    """An experiment and its number of runs."""
 
     id: int
     name: str
@@ -44,7 +44,7 @@ class ExperimentPage(BaseModel):
 
 
 class NewExperiment(Body):
-    """What to make."""
+    """A new experiment."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "ablation", "description": "Window sizes."}]})
 
@@ -53,7 +53,7 @@ class NewExperiment(Body):
 
 
 class ExperimentChange(Body):
-    """What to change; what is not given stays."""
+    """Changes of an experiment; missing fields stay unchanged."""
 
     name: Name | None = None
     description: Notes | None = None
@@ -63,7 +63,7 @@ class ExperimentChange(Body):
 def list_experiments(
     who: auth.Viewer, service: ServiceDep, limit: Limit = PAGE, cursor: Cursor = None
 ) -> ExperimentPage:
-    """Experiments by name."""
+    """List experiments by name."""
     with service.database.reading() as session:
         order = Order("name", Experiment.name, Experiment.id)
         rows, following = page_of(session, Experiment, [], order, limit, cursor)
@@ -71,9 +71,9 @@ def list_experiments(
         return ExperimentPage(items=[_view(row, counts.get(row.id, 0)) for row in rows], next_cursor=following)
 
 
-@router.post("", status_code=201, responses=documented(409), summary="Make an experiment")
+@router.post("", status_code=201, responses=documented(409), summary="Create an experiment")
 def make_experiment(body: NewExperiment, who: auth.Operator, service: ServiceDep) -> ExperimentView:
-    """Make an experiment; its name is its own."""
+    """Create an experiment with a unique name."""
     try:
         with service.database.writing() as session:
             row = Experiment(name=body.name, description=body.description, created_at=time.time())
@@ -81,14 +81,14 @@ def make_experiment(body: NewExperiment, who: auth.Operator, service: ServiceDep
             session.flush()
             return _view(row, 0)
     except IntegrityError as error:
-        raise ProblemError(409, "there is an experiment of this name already") from error
+        raise ProblemError(409, "an experiment with this name already exists") from error
 
 
 @router.patch("/{experiment_id}", responses=documented(404, 409), summary="Change an experiment")
 def change_experiment(
     experiment_id: ExperimentId, body: ExperimentChange, who: auth.Operator, service: ServiceDep
 ) -> ExperimentView:
-    """Change name or description."""
+    """Change the name or the description."""
     try:
         with service.database.writing() as session:
             row = _find(session, experiment_id)
@@ -99,12 +99,12 @@ def change_experiment(
             session.flush()
             return _view(row, _run_counts(session, [row.id]).get(row.id, 0))
     except IntegrityError as error:
-        raise ProblemError(409, "there is an experiment of this name already") from error
+        raise ProblemError(409, "an experiment with this name already exists") from error
 
 
 @router.delete("/{experiment_id}", status_code=204, responses=documented(404), summary="Delete an experiment")
 def delete_experiment(experiment_id: ExperimentId, who: auth.Operator, service: ServiceDep) -> Response:
-    """Delete an experiment; its runs stay, and belong to none."""
+    """Delete an experiment; its runs stay, without an experiment."""
     with service.database.writing() as session:
         row = _find(session, experiment_id)
         session.execute(update(Run).where(Run.experiment_id == row.id).values(experiment_id=None))

@@ -1,4 +1,4 @@
-"""Exports: whole tables as files."""
+"""Routes for exports: whole tables as files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FILE: dict[int | str, dict[str, Any]] = {
 
 @router.get("/runs", response_class=StreamingResponse, responses=_FILE, summary="Export the table of runs")
 def export_runs(who: auth.Viewer, service: ServiceDep, form: Form = "csv") -> StreamingResponse:
-    """All runs, archived ones too, oldest first."""
+    """Export all runs, including archived ones, the oldest first."""
     return _file(service, runs_source(), form, "runs")
 
 
@@ -44,7 +44,7 @@ def export_runs(who: auth.Viewer, service: ServiceDep, form: Form = "csv") -> St
 def export_run(
     uid: RunUid, table: RunTable, who: auth.Viewer, service: ServiceDep, form: Form = "csv"
 ) -> StreamingResponse:
-    """Steps, metrics, intervals (the bubble timeline) or engine steps of one run, whole."""
+    """Export the steps, metrics, intervals (bubble timeline), engine steps or moves of one run."""
     with service.database.reading() as session:
         run_id = find_run(session, uid).id
     return _file(service, run_source(table, run_id), form, f"{uid}-{table}")

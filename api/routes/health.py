@@ -1,4 +1,4 @@
-"""For machines: alive, ready, metrics. The first two are open to all and say nothing but that."""
+"""Routes for machines: alive, ready, metrics. The first two are public and say nothing else."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ logger = logging.getLogger(__name__)
 
 
 class Health(BaseModel):
-    """All is well; otherwise the answer is a problem."""
+    """The healthy response; otherwise the response is a problem."""
 
     status: Literal["ok"] = "ok"
 
 
 @router.get("/healthz", summary="Alive")
 async def healthz() -> Health:
-    """The process answers."""
+    """Report that the process responds."""
     return Health()
 
 
 @router.get("/readyz", responses=documented(503), summary="Ready")
 def readyz(service: ServiceDep) -> Health:
-    """The database answers, has this version's schema, and has taken a write within the last seconds."""
+    """Report that the database responds, has this version's schema, and has accepted a write within the last
+    seconds.
+    """
     try:
         current = schema_is_current(service.database)
     except SQLAlchemyError as error:
-        logger.error("not ready: the database does not answer", exc_info=error)
-        raise ProblemError(503, "the database does not answer") from error
+        logger.error("not ready: the database does not respond", exc_info=error)
+        raise ProblemError(503, "the database does not respond") from error
     if not current:
         raise ProblemError(503, "the database has another version's schema")
     if problem := service.writable.problem():
@@ -56,5 +58,5 @@ def readyz(service: ServiceDep) -> Health:
     summary="Metrics",
 )
 def metrics(who: auth.Viewer, service: ServiceDep) -> Response:
-    """Counts of the service and the state of runs that have not ended, for Prometheus (with a viewer's token)."""
+    """Return counts of the service and the state of active runs for Prometheus (with a viewer's token)."""
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""Importing a run directory that nobody reported, or whose reporter dropped events."""
+"""Route for importing a run directory of a run that was not reported, or whose reporter dropped events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/imports", tags=["ingest"], responses=documented(401,
 
 
 class Import(Body):
-    """What to import."""
+    """A run directory to import."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"directory": "/home/me/runs/20251009-math-7b"}]})
 
@@ -31,9 +31,9 @@ class Import(Body):
 
 
 class ImportReceipt(BaseModel):
-    """What became of it; `replaced`: events that had been dropped were filled in.
+    """The result of an import. `replaced`: missing events were filled in.
 
-    `removed`: uids of newer attempts that were only reported, by nobody whom the run belongs to.
+    `removed`: uids of newer attempts that another reporter than the run's had announced.
     """
 
     run: str
@@ -46,9 +46,9 @@ class ImportReceipt(BaseModel):
 
 @router.post("", summary="Import a run directory")
 def make_import(body: Import, who: auth.Operator, service: ServiceDep, launching: LaunchingDep) -> ImportReceipt:
-    """Read a run directory on the service's machine, below its roots; again changes nothing."""
+    """Import a run directory on the service's machine, below its roots; repeating it changes nothing."""
     directory = _below_roots(body.directory, readable_roots(launching))
-    # As heavy as a batch, many times over: it has a place among them.
+    # An import costs as much as many batches, so it takes one of their slots.
     with service.limits.batches.one():
         try:
             done = import_directory(service.database, directory, time.time())
@@ -69,13 +69,13 @@ def make_import(body: Import, who: auth.Operator, service: ServiceDep, launching
 
 
 def _below_roots(directory: str, roots: Sequence[Path]) -> Path:
-    problem = "is not a directory below the service's roots (--serve.roots)"
+    problem = "must be a directory below the service's roots (--serve.roots)"
     refused = ProblemError(
-        422, "the request does not have its form", errors=[FieldError(field="body.directory", message=problem)]
+        422, "the request is not valid", errors=[FieldError(field="body.directory", message=problem)]
     )
     try:
         path = Path(directory).resolve()
-        # Asked in this order, so that nothing outside is learned of: whether it is there, or what it is.
+        # Checked in this order, so that a client learns nothing about paths outside of the roots.
         if not any(path.is_relative_to(root) for root in roots) or not path.is_dir():
             raise refused
     except (OSError, RuntimeError, ValueError) as error:

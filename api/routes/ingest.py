@@ -1,4 +1,7 @@
-"""What reporters send: who an attempt is, and batches of its events. The answer says whether the run shall stop."""
+"""Routes for reporters: announcement of an attempt, and batches of its events.
+
+The response says whether the run should stop.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ router = APIRouter(
 
 AttemptUid = Annotated[str, Path(alias="uid", pattern=rf"^[0-9a-f]{{{UID_LENGTH}}}$", examples=["9f8e7d6c5b4a3928"])]
 
-# Reporters read 64 KiB of an answer.
+# Reporters read 64 KiB of a response.
 RECEIPT_BYTES = 60_000
 
 _EXAMPLE = {
@@ -75,7 +78,7 @@ _BATCH: dict[str, Any] = {
 
 
 class AnnouncementBody(Body):
-    """Who an attempt is."""
+    """The identity of an attempt."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -90,35 +93,35 @@ class AnnouncementBody(Body):
         }
     )
 
-    run: UidText = Field(description="The run's uid, made by whoever started it.")
+    run: UidText = Field(description="The run's uid, created at its start.")
     name: Name
     run_directory: Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
     config: JsonObject = Field(description="The content of the run directory's config.json.")
 
 
 class Announced(BaseModel):
-    """What it is known as."""
+    """The run and attempt as stored."""
 
     run: str
     attempt: int = Field(description="Number of the attempt.")
 
 
 class BatchReceipt(BaseModel):
-    """What became of a batch; `stop`: somebody wants the run to end itself."""
+    """The result of a batch; `stop`: the run is asked to end."""
 
     accepted: int
     duplicates: int
     stop: bool
     next: dict[str, int] = Field(
-        description="The sequence that the service expects next, by writer: of the writers that the batch names, or of "
-        "all when it names none. Where it is below what the batch calls known, events are lost and the batch was not "
-        "stored: send again from there."
+        description="The next sequence number that the service expects from each source: the sources that the batch "
+        "names, or all if it names none. If it is below the batch's `known`, the service has lost events and has not "
+        "stored the batch: send the events again from there."
     )
 
 
 @router.put("", summary="Announce an attempt")
 def put_attempt(uid: AttemptUid, body: AnnouncementBody, who: auth.Reporter, service: ServiceDep) -> Announced:
-    """Make run and attempt known; the same again changes nothing."""
+    """Announce run and attempt; repeating it changes nothing."""
     try:
         announcement = Announcement(uid, body.run, body.name, body.run_directory, body.config)
     except AnnouncementError as error:
@@ -135,13 +138,16 @@ def put_attempt(uid: AttemptUid, body: AnnouncementBody, who: auth.Reporter, ser
 
 @router.post("/batches", summary="Send events", openapi_extra=_BATCH)
 async def post_batch(uid: AttemptUid, request: Request, who: auth.Reporter, service: ServiceDep) -> BatchReceipt:
-    """A batch of an attempt's events, in order per source: taken as a whole or refused. An empty one is a heartbeat."""
+    """Store a batch of an attempt's events, in order per source, or refuse it as a whole.
+
+    An empty batch is a heartbeat.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise ProblemError(415, "a batch is application/json")
     limits = service.limits.batches
-    # What is refused for now costs neither side the sending of it twice; but a body that is coming holds no slot,
-    # because a stuck one would keep others out.
+    # Refused before the body is sent, so that it is not sent twice. A body that is being received holds no slot,
+    # because a stuck one would block others.
     limits.check()
     body = await request.body()
     with limits.one():
@@ -168,7 +174,7 @@ async def post_batch(uid: AttemptUid, request: Request, who: auth.Reporter, serv
 
 @contextlib.contextmanager
 def _as_problem() -> Iterator[None]:
-    """What the ingestion refuses becomes a problem."""
+    """Convert refusals of the ingestion to problems."""
     try:
         yield
     except EncodingError as error:
@@ -180,7 +186,7 @@ def _as_problem() -> Iterator[None]:
         raise ProblemError(422, str(error), errors=errors) from error
     except BadEventError as error:
         errors = [FieldError(field=f"body.events[{error.position}]", message=str(error))]
-        raise ProblemError(422, "the batch has an event that has not its form", errors=errors) from error
+        raise ProblemError(422, "the batch has an invalid event", errors=errors) from error
     except UnknownAttemptError as error:
         raise ProblemError(409, str(error)) from error
     except ForeignRunError as error:
@@ -194,6 +200,9 @@ def _sender(who: credentials.Principal) -> Sender:
 
 
 def _short(following: Mapping[str, int]) -> dict[str, int]:
-    """Return as many of the writers as a reporter reads of an answer, which is all of them but for a huge cluster's."""
+    """Return as many sources as fit into the part of a response that reporters read.
+
+    These are all sources, except for a huge cluster.
+    """
     sizes = itertools.accumulate(len(json.dumps([source, count])) for source, count in following.items())
     return {source: following[source] for source, size in zip(following, sizes, strict=True) if size <= RECEIPT_BYTES}

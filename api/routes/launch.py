@@ -1,4 +1,4 @@
-"""Start, stop, resume and clone runs; what options there are; specs and command lines checked beforehand."""
+"""Routes to start, stop, resume and clone runs, to list options, and to check specs and command lines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         pattern=r"^[\x21-\x7e]+$",
-        description="Any text that is new for each run. Sent again with the same request, it gives the same run.",
+        description="A text that is unique per run. Repeating a request with the same key returns the same run.",
     ),
 ]
 RunName = Annotated[
@@ -64,7 +64,7 @@ _NEW_RUN: dict[str, Any] = {"examples": [{"name": "grpo-gsm8k", "arguments": EXA
 
 
 class NewRun(Body):
-    """A run to start: by `arguments`, or by `command` with `arguments` over it."""
+    """A run to start, given by `arguments`, or by `command` with `arguments` taking precedence."""
 
     model_config = ConfigDict(json_schema_extra=_NEW_RUN)
 
@@ -77,7 +77,7 @@ class NewRun(Body):
 
 
 class Clone(Body):
-    """What is different from the run that is cloned; an option of null goes back to its default."""
+    """Differences from the cloned run; an option of null is reset to its default."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"edits": {"histospec": {"enable": False}}}]})
 
@@ -89,7 +89,7 @@ class Clone(Body):
 
 
 class SpecText(Body):
-    """A spec, or the command line of one."""
+    """A spec, or its command line."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"command": "rhyme train --train.seed 7"}]})
 
@@ -99,7 +99,7 @@ class SpecText(Body):
 
 
 class OptionFault(BaseModel):
-    """What is wrong with one option, and the allowed values in words."""
+    """An error of one option, with the allowed values in words."""
 
     field: str = Field(examples=["arguments.histospec.window_max"])
     message: str
@@ -107,17 +107,17 @@ class OptionFault(BaseModel):
 
 
 class SpecVerdict(BaseModel):
-    """Whether a run can be started like this."""
+    """The result of checking a spec."""
 
     valid: bool
     errors: list[OptionFault]
-    arguments: dict[str, dict[str, Any]] | None = Field(description="In normal form, where valid.")
-    gpus: int | None = Field(description="GPUs the run asks for, where valid.")
-    command: str | None = Field(description="The same as a command line, where valid.")
+    arguments: dict[str, dict[str, Any]] | None = Field(description="In normal form, if valid.")
+    gpus: int | None = Field(description="GPUs that the run needs, if valid.")
+    command: str | None = Field(description="The same as a command line, if valid.")
 
 
 class SpecForms(BaseModel):
-    """One spec in both forms."""
+    """A spec in both forms."""
 
     name: str
     arguments: dict[str, dict[str, Any]]
@@ -125,13 +125,13 @@ class SpecForms(BaseModel):
 
 
 class OptionView(BaseModel):
-    """One option of a run."""
+    """An option of a run."""
 
     source: str = Field(description="openrlhf or rhyme.")
     group: str
     name: str
     flag: str
-    type: str = Field(description="bool, int, float or str; of each value, where `items` is given.")
+    type: str = Field(description="bool, int, float or str; with `items`, the type of each value.")
     default: Any
     help: str
     choices: list[str] | None
@@ -139,20 +139,20 @@ class OptionView(BaseModel):
     high: float | None
     items: tuple[int, int | None] | None = Field(description="Least and most values of a list; null for one value.")
     off_flag: str | None
-    path: str | None = Field(description="What it names, if it names a file or directory.")
-    refused: str = Field(description="Why a spec may not set it; empty where it may.")
-    expert: bool = Field(description="Whether few users set it, so that forms fold it away.")
+    path: str | None = Field(description="Kind of file or directory that it names; null if none.")
+    refused: str = Field(description="Reason why a spec may not set it; empty if it may.")
+    expert: bool = Field(description="True if few users set it: forms fold it away.")
     allowed: str = Field(description="The allowed values in words.")
 
 
 class DispatcherView(BaseModel):
-    """The one service of all on this database that starts, watches and stops runs."""
+    """The service on this database that starts, watches and stops runs."""
 
-    here: bool = Field(description="Whether it is the service that answers.")
-    host: str | None = Field(description="Its machine; null while no service dispatches.")
+    here: bool = Field(description="True if it is the responding service.")
+    host: str | None = Field(description="Its host name; null while no service dispatches.")
     pid: int | None
     since: float | None = Field(description="Unix seconds, by its clock.")
-    message: str = Field(description="The same in one sentence, where it is not the service that answers.")
+    message: str = Field(description="The same in one sentence; empty if it is the responding service.")
 
 
 class JobLog(BaseModel):
@@ -170,14 +170,14 @@ class OptionList(BaseModel):
 
 @router.get("/schema", summary="Options of a run")
 def get_schema(who: auth.Viewer) -> OptionList:
-    """Every option with type, default, help and limits: OpenRLHF's and ours."""
+    """List every option of OpenRLHF and ours, with type, default, help and limits."""
     listed = [OptionView.model_validate(option.to_json()) for option in options().values()]
     return OptionList(openrlhf=upstream_version(), options=listed)
 
 
 @router.post("/specs/validate", summary="Check a spec")
 def validate_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> SpecVerdict:
-    """What would be said if this were started; nothing is."""
+    """Check a spec without starting it."""
     try:
         name, arguments = _read(body.name, body.command, body.arguments)
         arguments = check(arguments, launching.roots)
@@ -190,7 +190,7 @@ def validate_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> 
 
 @router.post("/specs/command", summary="A spec as a command line, and back")
 def convert_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> SpecForms:
-    """Both forms of a spec that can be started."""
+    """Return both forms of a valid spec."""
     with _as_problem():
         name, arguments = _read(body.name, body.command, body.arguments)
         arguments = check(arguments, launching.roots)
@@ -200,7 +200,7 @@ def convert_spec(body: SpecText, who: auth.Viewer, launching: LaunchingDep) -> S
 @router.post(
     "/runs",
     status_code=201,
-    responses={200: {"model": RunDetail, "description": "The run that this key made before"}, **documented(409)},
+    responses={200: {"model": RunDetail, "description": "The run that this key created before"}, **documented(409)},
     summary="Start a run",
 )
 def start_run(
@@ -211,7 +211,7 @@ def start_run(
     launching: StartingDep,
     key: IdempotencyKey = None,
 ) -> RunDetail:
-    """Put a run into the queue. Everything is checked before, field by field."""
+    """Add a run to the queue after checking it field by field."""
     with _as_problem():
         name, arguments = _read(body.name, body.command, body.arguments)
         spec = RunSpec(
@@ -228,7 +228,10 @@ def start_run(
 @router.post(
     "/runs/{uid}/clone",
     status_code=201,
-    responses={200: {"model": RunDetail, "description": "The run that this key made before"}, **documented(404, 409)},
+    responses={
+        200: {"model": RunDetail, "description": "The run that this key created before"},
+        **documented(404, 409),
+    },
     summary="Clone a run",
 )
 def clone_run(
@@ -240,7 +243,7 @@ def clone_run(
     launching: StartingDep,
     key: IdempotencyKey = None,
 ) -> RunDetail:
-    """A new run like this one, with edits. It starts at the beginning, with checkpoints of its own."""
+    """Clone this run with edits. The clone starts at the beginning, with its own checkpoints."""
     with service.database.reading() as session, _as_problem():
         parent = find_run(session, uid)
         base = launches.arguments_of(parent)
@@ -250,7 +253,7 @@ def clone_run(
         same = parent.spec["name"] if parent.spec is not None else "clone"
     place = arguments.get("ckpt", {}).get("path")
     if place is not None and place == base.get("ckpt", {}).get("path"):
-        message = "the clone would write over this run's checkpoints: give another path, or null"
+        message = "the clone would overwrite this run's checkpoints: set another path, or null"
         raise _invalid([Fault("edits.ckpt.path", message)])
     spec = RunSpec(
         name=body.name or same,
@@ -265,19 +268,22 @@ def clone_run(
 
 @router.post("/runs/{uid}/stop", responses=documented(404, 409), summary="Stop a run")
 def stop_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDetail:
-    """Ask the run to end after its step, with a checkpoint; one that takes too long is ended. Again: no change."""
+    """Ask the run to end after its step, with a checkpoint; a run that takes too long is ended.
+
+    Repeating it changes nothing.
+    """
     return _change(service, uid, lambda session, run: launches.stop_run(session, run.id, time.time()))
 
 
 @router.post("/runs/{uid}/resume", responses=documented(404, 409), summary="Resume a run")
 def resume_run(uid: RunUid, who: auth.Operator, service: ServiceDep, launching: StartingDep) -> RunDetail:
-    """A new attempt that goes on from the run's last checkpoint (or begins anew if it has none)."""
+    """Add an attempt that continues from the run's last checkpoint, or from the beginning if it has none."""
     return _change(service, uid, lambda session, run: launches.resume_run(session, launching, run.id, time.time()))
 
 
 @router.get("/dispatcher", summary="Which service starts runs")
 def get_dispatcher(who: auth.Viewer, service: ServiceDep) -> DispatcherView:
-    """Of several services on one database, one starts what is queued; the others take runs into its queue."""
+    """Return which of several services on one database starts queued runs; the others only add runs to the queue."""
     with service.database.reading(snapshot=False) as session:
         holder = find_holder(session)
     message = not_dispatching(holder, service.uid)
@@ -288,12 +294,15 @@ def get_dispatcher(who: auth.Viewer, service: ServiceDep) -> DispatcherView:
 
 
 @router.get(
-    "/runs/{uid}/attempts/{number}/job-log", responses=documented(404, 409), summary="What an attempt's job printed"
+    "/runs/{uid}/attempts/{number}/job-log", responses=documented(404, 409), summary="Output of an attempt's job"
 )
 def get_job_log(
     uid: RunUid, number: AttemptNumber, who: auth.Viewer, service: ServiceDep, launching: StartingDep
 ) -> JobLog:
-    """The last lines of the job's own output, from Ray: all there is of a run that failed before it had a directory."""
+    """Return the last lines of the job's output from Ray.
+
+    It is the only output of a run that failed before it had a run directory.
+    """
     assert launching.launcher is not None
     with service.database.reading() as session:
         submission = find_attempt(session, find_run(session, uid), number).submission_id
@@ -306,7 +315,7 @@ def get_job_log(
 
 
 def _read(name: str | None, command: str | None, given: Arguments) -> tuple[str | None, Arguments]:
-    """Name and arguments of a request. Raises SpecError."""
+    """Return name and arguments of a request. Raises SpecError."""
     if command is None:
         return name, given
     named, arguments = from_command(command)
@@ -315,7 +324,7 @@ def _read(name: str | None, command: str | None, given: Arguments) -> tuple[str 
 
 @dataclass(frozen=True)
 class _Creation:
-    """A run that is to be made: of what, for whom, from which other run, if any; `response` is the route's."""
+    """A run to create: its spec, its request, and its parent if it is a clone; `response` is the route's."""
 
     service: Service
     launching: Launching
@@ -330,7 +339,7 @@ def _create(creation: _Creation) -> RunDetail:
         try:
             return _create_once(creation)
         except IntegrityError:
-            # Another request with the same key, or experiment, was faster: now it is there.
+            # A concurrent request with the same key or experiment was faster; its row exists now.
             return _create_once(creation)
 
 
@@ -359,7 +368,7 @@ def _change(service: Service, uid: str, change: Callable[[Session, Run], None]) 
 
 @contextlib.contextmanager
 def _as_problem() -> Iterator[None]:
-    """What specs and launching refuse becomes a problem."""
+    """Convert refusals of specs and launching to problems."""
     try:
         yield
     except SpecError as error:
@@ -370,7 +379,7 @@ def _as_problem() -> Iterator[None]:
 
 def _invalid(faults: Sequence[Fault]) -> ProblemError:
     errors = [FieldError(field=f"body.{fault.field}", message=fault.message) for fault in faults]
-    return ProblemError(422, "the run cannot be started like this", errors=errors)
+    return ProblemError(422, "the run cannot be started: correct the fields below", errors=errors)
 
 
 def _detail(session: Session, run: Run) -> RunDetail:

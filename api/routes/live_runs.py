@@ -1,4 +1,4 @@
-"""The table of runs, live."""
+"""Route for the live table of runs."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ router = APIRouter(prefix="/live", tags=["runs"], responses=documented(401, 403,
     },
 )
 async def stream_runs(who: auth.Viewer, service: ServiceDep) -> Response:
-    """The newest runs that are not archived, and each again when it has changed."""
+    """Stream the newest runs that are not archived, and each run again when it has changed."""
     return LiveResponse(service.limits.streams, service.metrics.streams, follow_runs(service.live, who.caller))

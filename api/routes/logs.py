@@ -1,4 +1,4 @@
-"""Logs of a run's attempts: list, read a part, follow. `api/read/log_files.py` says which files."""
+"""Routes for logs of a run's attempts: list, read a part, follow. `api/read/log_files.py` restricts the files."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ router = APIRouter(
     prefix="/runs/{uid}/attempts/{number}", tags=["logs"], responses=documented(401, 403, 404, 422, 429, 503)
 )
 
-# A terminal's page, several times over.
+# Several pages of a terminal.
 TAIL_LINES = 200
 
 LogName = Annotated[
     str,
-    PathParameter(max_length=1000, pattern=NO_NUL, description="As the list gives it.", examples=["driver.log"]),
+    PathParameter(
+        max_length=1000, pattern=NO_NUL, description="A name from the list of logs.", examples=["driver.log"]
+    ),
 ]
 
 
@@ -54,7 +56,7 @@ class LogFileView(View):
     """A log file."""
 
     name: str = Field(description="Path below the run directory's logs/.")
-    process: str = Field(description="The Ray actor that writes it; empty where it does not say so.")
+    process: str = Field(description="The Ray actor that writes it; empty if unknown.")
     size: int = Field(description="Bytes.")
     modified_at: float
 
@@ -69,14 +71,14 @@ class LogChunk(View):
 
 
 class LogMatch(View):
-    """A line: the byte where it starts, and its beginning."""
+    """A matching line: the byte where it starts, and its beginning."""
 
     start: int
     text: str
 
 
 class LogMatches(View):
-    """Lines with the text, up to byte `scanned_to` of `size`."""
+    """Matching lines, up to byte `scanned_to` of `size`."""
 
     items: list[LogMatch]
     scanned_to: int
@@ -87,7 +89,7 @@ class LogMatches(View):
 def get_logs(
     uid: RunUid, number: AttemptNumber, who: auth.Viewer, service: ServiceDep, launching: LaunchingDep
 ) -> list[LogFileView]:
-    """The log files of one attempt, by name."""
+    """List the log files of one attempt, by name."""
     logs = _directory(service, launching, uid, number)
     return [LogFileView.model_validate(file) for file in list_processes(logs)]
 
@@ -102,10 +104,10 @@ def get_log(
     launching: LaunchingDep,
     start: Annotated[int | None, Query(ge=0, le=INT64, description="First byte; without it: the last lines.")] = None,
     length: Annotated[int, Query(ge=1, le=MAX_CHUNK, description="Most bytes from `start` on.")] = MAX_CHUNK,
-    tail: Annotated[int, Query(ge=1, le=100_000, description="How many last lines.")] = TAIL_LINES,
+    tail: Annotated[int, Query(ge=1, le=100_000, description="Number of last lines.")] = TAIL_LINES,
     before: Annotated[int | None, Query(ge=0, le=INT64, description="The last lines before this byte.")] = None,
 ) -> LogChunk:
-    """The last lines of a log, or a range of its bytes."""
+    """Return the last lines of a log, or a range of its bytes."""
     with _log(_directory(service, launching, uid, number), name) as file:
         chunk = read_tail(file, tail, before) if start is None else read_range(file, start, length)
     return LogChunk.model_validate(chunk)
@@ -120,9 +122,9 @@ def search_log(
     service: ServiceDep,
     launching: LaunchingDep,
     text: Annotated[str, Query(min_length=1, max_length=SEARCH_LENGTH, pattern=NO_NUL)],
-    start: Annotated[int, Query(ge=0, le=INT64, description="A line's first byte: `scanned_to` of before.")] = 0,
+    start: Annotated[int, Query(ge=0, le=INT64, description="First byte of a line: the previous `scanned_to`.")] = 0,
 ) -> LogMatches:
-    """Lines with a text, in any case of its letters; of a large log a part: go on from `scanned_to`."""
+    """Find lines with a text, ignoring case. A large log is searched in parts: continue from `scanned_to`."""
     with _log(_directory(service, launching, uid, number), name) as file:
         return LogMatches.model_validate(search(file, text, start))
 
@@ -141,7 +143,7 @@ def download_log(
     service: ServiceDep,
     launching: LaunchingDep,
 ) -> StreamingResponse:
-    """The whole file as it is now."""
+    """Download the whole file with its current content."""
     stack = ExitStack()
     file = stack.enter_context(_log(_directory(service, launching, uid, number), name))
 
@@ -159,7 +161,7 @@ def download_log(
     response_class=EventSourceResponse,
     responses={
         200: {
-            "description": "Server-sent events: `id` is where a piece ends, `data` a LogChunk. First an event `open`.",
+            "description": "Server-sent events: `id` is the end of a piece, `data` a LogChunk. First an event `open`.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         }
     },
@@ -175,7 +177,7 @@ def stream_log(
     tail: Annotated[int, Query(ge=1, le=100_000)] = TAIL_LINES,
     last_event_id: Annotated[str | None, Header(max_length=20)] = None,
 ) -> Response:
-    """A log as it is written; a file that was cut short is read from its start again."""
+    """Stream a log as it is written; a truncated file is read again from its start."""
     logs = _directory(service, launching, uid, number)
     begin = last_id(last_event_id, start)
     with _log(logs, name) as file:
@@ -195,7 +197,7 @@ def _piece(logs: Path, name: str, offset: int) -> dict[str, Any] | None:
             chunk = read_range(file, offset, MAX_CHUNK)
             if chunk.size < offset:
                 chunk = read_range(file, 0, MAX_CHUNK)
-    except LogError:  # gone meanwhile; it may come again
+    except LogError:  # deleted meanwhile; it may be created again
         return None
     return asdict(chunk) if chunk.end > chunk.start else None
 
@@ -207,14 +209,14 @@ def _directory(service: Service, launching: Launching, uid: str, number: int) ->
 
 @contextmanager
 def _log(logs: Path, name: str) -> Iterator[BinaryIO]:
-    """The log, open. Raises ProblemError (404)."""
+    """Open a log. Raises ProblemError (404)."""
     with _found(), open_log(logs, name) as file:
         yield file
 
 
 @contextmanager
 def _found() -> Iterator[None]:
-    """A log that is not there is an answer: ProblemError (404)."""
+    """Convert a missing log to ProblemError (404)."""
     try:
         yield
     except LogError as error:

@@ -1,6 +1,6 @@
-"""The API's own description, in the form that clients and test tools read.
+"""The API's OpenAPI description, for clients and test tools.
 
-Served to whoever may read; every operation says what it needs (a token or a session) and what it answers.
+Readers can get it. Every operation states what it requires (a token or a session) and its responses.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ router = APIRouter(tags=["description"], responses=documented(401, 403, 429))
 DESCRIPTION = (
     "Start, see and stop runs of rhyme-openrlhf. Errors are problem details (RFC 9457); lists are paged by cursor; "
     "times are unix seconds. Scripts send `Authorization: Bearer <token>`; browsers sign in at `/api/v1/session`, and "
-    f"send `{auth.CSRF_HEADER}` with whatever changes something."
+    f"send `{auth.CSRF_HEADER}` with requests that change something."
 )
-# Before any route: wrong host or a foreign page, too fast, too large; a body that is too slow is one of any route.
+# Responses before any route: wrong host or foreign page, too many requests, too large a body. A body that arrives too
+# slowly can occur at any route.
 _ALWAYS = documented(400, 403, 408, 413, 429)
 
 
 @router.get("/openapi.json", summary="This description", responses={200: {"content": {"application/json": {}}}})
 def openapi(request: Request, who: auth.Viewer) -> dict[str, Any]:
-    """The OpenAPI description of this API."""
+    """Return the OpenAPI description of this API."""
     app: FastAPI = request.app
     schema = app.openapi()
     schemes = schema["components"]["securitySchemes"]
@@ -37,7 +38,7 @@ def openapi(request: Request, who: auth.Viewer) -> dict[str, Any]:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The description of `app`, made once."""
+    """Return the description of `app`, which is cached."""
     if app.openapi_schema is None:
         schema = get_openapi(title="rhyme-openrlhf", version=__version__, description=DESCRIPTION, routes=app.routes)
         components = schema.setdefault("components", {}).setdefault("schemas", {})

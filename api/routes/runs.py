@@ -1,4 +1,4 @@
-"""Runs: list, show, describe, archive, delete. Starting and stopping them is in `routes/launch.py`."""
+"""Routes for runs: list, show, describe, archive, delete. `routes/launch.py` starts and stops them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RunPage(BaseModel):
 
 
 class RunChange(Body):
-    """What to change; what is not given stays. `experiment` null takes the run out of its experiment."""
+    """Changes of a run; missing fields stay unchanged. `experiment` null removes the run from its experiment."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "math-7b", "tags": ["baseline"]}]})
 
@@ -75,7 +75,7 @@ def get_runs(
     limit: Limit = PAGE,
     cursor: Cursor = None,
 ) -> RunPage:
-    """A page of the runs that meet all conditions. Runs without a value in the sorted column come last."""
+    """List runs that match all conditions. Runs without a value in the sorted field come last."""
     wanted = RunFilter(
         statuses=tuple(status),
         origins=tuple(origin),
@@ -93,7 +93,7 @@ def get_runs(
 
 @router.get("/{uid}", responses=documented(404), summary="Show a run")
 def get_run(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> RunDetail:
-    """A run with its configuration and attempts."""
+    """Return a run with its configuration and attempts."""
     with service.database.reading(snapshot=False) as session:
         return _detail(session, find_run(session, uid))
 
@@ -119,16 +119,16 @@ def change_run(uid: RunUid, body: RunChange, who: auth.Operator, service: Servic
 
 @router.post("/{uid}/archive", responses=documented(404), summary="Archive a run")
 def archive_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDetail:
-    """Take a run out of the usual list; nothing is lost."""
+    """Hide a run from the default list; nothing is deleted."""
     with service.database.writing() as session:
         run = find_run(session, uid, lock=True)
         run.archived_at = run.archived_at or time.time()
         return _detail(session, run)
 
 
-@router.post("/{uid}/unarchive", responses=documented(404), summary="Bring a run back")
+@router.post("/{uid}/unarchive", responses=documented(404), summary="Unarchive a run")
 def unarchive_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDetail:
-    """Bring a run back into the usual list."""
+    """Show an archived run in the default list again."""
     with service.database.writing() as session:
         run = find_run(session, uid, lock=True)
         run.archived_at = None
@@ -137,24 +137,24 @@ def unarchive_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> RunDe
 
 @router.delete("/{uid}", status_code=204, responses=documented(404, 409), summary="Delete a run")
 def delete_run(uid: RunUid, who: auth.Operator, service: ServiceDep) -> Response:
-    """Delete a run that has ended and is archived, with everything it reported. Its run directory stays."""
+    """Delete an archived run that has ended, with everything it reported. Its run directory stays."""
     with _refusing():
         deletion.delete_run(service.database, uid)
-    service.callers.forget()  # its reporter's token went with it
+    service.callers.forget()  # its reporter's token was deleted too
     return Response(status_code=204)
 
 
 @router.get("/{uid}/attempts", responses=documented(404), summary="Attempts of a run")
 def get_attempts(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[AttemptView]:
-    """Every start and resume of the run, oldest first."""
+    """List every start and resume of the run, the oldest first."""
     with service.database.reading() as session:
         return [attempt_view(attempt) for attempt in find_run(session, uid).attempts]
 
 
 @router.delete("/{uid}/attempts/{number}", status_code=204, responses=documented(404, 409), summary="Remove an attempt")
 def remove_attempt(uid: RunUid, number: AttemptNumber, who: auth.Operator, service: ServiceDep) -> Response:
-    """Remove an attempt that was reported by mistake; steps that it replaced are the older attempts' again."""
-    # As heavy as an import.
+    """Remove an attempt that was reported by mistake; steps that it replaced belong to older attempts again."""
+    # Removal costs as much as an import.
     with service.limits.batches.one(), _refusing():
         run_id = deletion.remove_attempt(service.database, uid, number)
     service.news.publish(run_id)
@@ -163,7 +163,7 @@ def remove_attempt(uid: RunUid, number: AttemptNumber, who: auth.Operator, servi
 
 @router.get("/{uid}/artifacts", responses=documented(404), summary="Artifacts of a run")
 def get_artifacts(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[ArtifactView]:
-    """Checkpoints and other files that the run left, in the order they came."""
+    """List checkpoints and other files of the run, in order of arrival."""
     with service.database.reading() as session:
         run = find_run(session, uid)
         rows = session.execute(
@@ -181,7 +181,7 @@ def _detail(session: Session, run: Run) -> RunDetail:
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """What deletion refuses becomes a problem (409)."""
+    """Convert refusals of deletions to problems (409)."""
     try:
         yield
     except deletion.DeletionRefusedError as error:

@@ -1,4 +1,4 @@
-"""Kept responses of a run: which steps have some, and those of one step. `api/read/sample_files.py` says which."""
+"""Routes for recorded responses of a run: steps with records, and the records of one step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Bound = Annotated[float | None, Query(allow_inf_nan=False, description="Included
 
 
 class RecordedStep(View):
-    """A step with kept responses, and the attempt that has them."""
+    """A step with recorded responses, and the attempt that has them."""
 
     step: int
     attempt: int
@@ -42,7 +42,7 @@ class RecordedStep(View):
 
 
 class RecordedSteps(View):
-    """Steps with kept responses, the newest first; `missing` says why there are none."""
+    """Steps with recorded responses, the newest first; `missing`: the reason if there are none."""
 
     items: list[RecordedStep]
     next_cursor: str | None
@@ -50,7 +50,7 @@ class RecordedSteps(View):
 
 
 class PieceView(View):
-    """A stretch of a response."""
+    """A part of a response."""
 
     source: str = Field(
         description="Empty: sampled by the model. `history`, `siblings`, `own`: from an accepted draft (of earlier "
@@ -62,7 +62,7 @@ class PieceView(View):
 
 
 class SampleRecordView(View):
-    """One response. `drafted` and `accepted` (tokens) are null where there was no speculation."""
+    """One response. `drafted` and `accepted` (tokens) are null without speculation."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -88,17 +88,17 @@ class SampleRecordView(View):
 
     step: int
     number: int = Field(description="Names the sample within its step.")
-    group: str = Field(description="The same for all samples of a prompt, in all steps and runs.")
+    group: str = Field(description="Identifies the prompt, in all steps and runs.")
     prompt: str
-    pieces: list[PieceView] = Field(description="Joined they are the response.")
+    pieces: list[PieceView] = Field(description="Parts that form the response.")
     tokens: int
     drafted: int | None
     accepted: int | None
     reward: float | None
-    engines: list[int] = Field(description="Engines it lived on, in this order.")
-    weight_versions: list[int] = Field(description="Of its first and of its last token.")
+    engines: list[int] = Field(description="Engines that generated it, in this order.")
+    weight_versions: list[int] = Field(description="Weight versions of its first and last token.")
     finish_reason: str
-    cut: bool = Field(description="The text was longer than is kept.")
+    cut: bool = Field(description="The response was longer than its record.")
 
 
 class SampleRecordPage(View):
@@ -106,11 +106,11 @@ class SampleRecordPage(View):
 
     items: list[SampleRecordView]
     next_cursor: str | None
-    matching: int = Field(description="Responses that the filters leave.")
-    unreadable: int = Field(description="Lines of the file that are no records, and left out.")
+    matching: int = Field(description="Number of responses that match the filters.")
+    unreadable: int = Field(description="Invalid lines of the file, which are left out.")
 
 
-@router.get("", summary="Steps with kept responses")
+@router.get("", summary="Steps with recorded responses")
 def get_recorded_steps(
     uid: RunUid,
     who: auth.Viewer,
@@ -119,7 +119,7 @@ def get_recorded_steps(
     limit: Limit = PAGE,
     cursor: Offset = None,
 ) -> RecordedSteps:
-    """Which steps have kept responses, the newest first."""
+    """List the steps with recorded responses, the newest first."""
     with service.database.reading() as session:
         folders = sample_folders(session, uid, readable_roots(launching))
     steps = recorded_steps(folders)
@@ -129,7 +129,7 @@ def get_recorded_steps(
     return RecordedSteps(items=page, next_cursor=following, missing="" if steps else NONE_KEPT)
 
 
-@router.get("/{step}", summary="Kept responses of a step")
+@router.get("/{step}", summary="Recorded responses of a step")
 def get_sample_records(
     uid: RunUid,
     step: StepNumber,
@@ -137,17 +137,17 @@ def get_sample_records(
     service: ServiceDep,
     launching: LaunchingDep,
     text: Annotated[
-        str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL, description="In the prompt or the response, in any case.")
+        str, Query(max_length=SEARCH_LENGTH, pattern=NO_NUL, description="Text in prompt or response, ignoring case.")
     ] = "",
     group: Annotated[str, Query(pattern=r"^([0-9a-f]{32})?$", description="Samples of one prompt.")] = "",
     min_reward: Bound = None,
     max_reward: Bound = None,
-    sort: Annotated[Sort, Query(description="`number`: as they were kept, prompt by prompt.")] = "number",
+    sort: Annotated[Sort, Query(description="`number`: order of the file, prompt by prompt.")] = "number",
     direction: Direction = "asc",
     limit: Annotated[int, Query(ge=1, le=200, description="Responses of the page.")] = PAGE,
     cursor: Offset = None,
 ) -> SampleRecordPage:
-    """Responses of a few prompts of a training step, with what was drafted of them."""
+    """Return the responses to a few prompts of a training step, with their drafted parts."""
     wanted = Wanted(text, group, min_reward, max_reward)
     with service.database.reading() as session:
         folders = sample_folders(session, uid, readable_roots(launching))

@@ -1,4 +1,4 @@
-"""Curves of a run and of several runs side by side; the difference of two configurations; the bubble timeline."""
+"""Routes for curves of one or several runs, the difference of two configurations, and the bubble timeline."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rhyme_openrlhf.api.store.record import METRIC_LENGTH
 
 router = APIRouter(tags=["series"], responses=documented(401, 403, 404, 422, 429, 503))
 
-# Curves of a page.
+# Most curves per request.
 MAX_NAMES = 32
-# Intervals of one answer: about 2 MB of JSON.
+# Default intervals per response: about 2 MB of JSON.
 INTERVALS = 5000
 MOST_INTERVALS = 20_000
 
@@ -34,7 +34,7 @@ Names = Annotated[
     str,
     Query(
         max_length=MAX_NAMES * METRIC_LENGTH,
-        # At least one name: more than a comma.
+        # At least one name, more than a comma.
         pattern=r"^[^\x00]*[^,\x00][^\x00]*$",
         description=f"1 to {MAX_NAMES} different names, separated by commas: columns of a step, figures, or metrics.",
         examples=["reward,tokens_per_second"],
@@ -44,7 +44,7 @@ Points = Annotated[int, Query(ge=4, le=MOST_POINTS, description="Most points of 
 
 
 class CurveNames(BaseModel):
-    """What there is to draw."""
+    """Names of the run's curves."""
 
     columns: list[str]
     figures: list[str]
@@ -52,7 +52,7 @@ class CurveNames(BaseModel):
 
 
 class CurveView(View):
-    """One curve; a value is null where there was none or it was not finite."""
+    """One curve; a value is null if it was missing or not finite."""
 
     name: str
     x: list[float]
@@ -69,7 +69,7 @@ class SeriesView(BaseModel):
 
 
 class IntervalView(View):
-    """An engine was in one state from `start` to `end` (unix seconds)."""
+    """A state of an engine from `start` to `end` (unix seconds)."""
 
     step: int
     state: str
@@ -80,7 +80,7 @@ class IntervalView(View):
 
 
 class LaneView(View):
-    """One engine's lane."""
+    """The lane of one engine."""
 
     engine: int
     bubble_seconds: float
@@ -92,11 +92,11 @@ class TimelineView(View):
 
     lanes: list[LaneView]
     engines: int = Field(description="Engines with intervals in the window.")
-    truncated: bool = Field(description="There were more intervals than asked for.")
+    truncated: bool = Field(description="True if intervals were left out.")
 
 
 class Compared(BaseModel):
-    """One run of a comparison; ratios are to the first run, null where either has no value."""
+    """One run of a comparison; ratios are relative to the first run, null if either has no value."""
 
     run: RunSummary
     figures: dict[str, float | None]
@@ -105,14 +105,14 @@ class Compared(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Runs side by side."""
+    """Several runs side by side."""
 
     axis: Axis
     runs: list[Compared]
 
 
 class Difference(BaseModel):
-    """One setting that the two runs do not share; `in_a` and `in_b` say where it is there at all."""
+    """A setting that differs between two runs; `in_a` and `in_b`: whether a run has it at all."""
 
     name: str = Field(examples=["settings.histospec.window_max"])
     a: Any
@@ -122,7 +122,7 @@ class Difference(BaseModel):
 
 
 class ConfigDiff(BaseModel):
-    """How the configurations of two runs differ."""
+    """Differences between the configurations of two runs."""
 
     a: str
     b: str
@@ -131,7 +131,7 @@ class ConfigDiff(BaseModel):
 
 @router.get("/runs/{uid}/series/names", summary="Names of curves")
 def get_names(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> CurveNames:
-    """Every name that `series` takes for this run."""
+    """List the names that `series` accepts for this run."""
     with service.database.reading() as session:
         return CurveNames(**curve_names(session, find_run(session, uid)))
 
@@ -147,8 +147,8 @@ def get_series(
     points: Points = POINTS,
     axis: Axis = "step",
 ) -> SeriesView:
-    """Down-sampled curves; the extremes of every stretch stay. A name nothing is known of gives an empty curve."""
-    # One statement, two by time, whose beginning does not change.
+    """Return down-sampled curves that keep the extremes of every stretch; an unknown name gives an empty curve."""
+    # No snapshot: one statement, or two with `axis=time`, of which the first reads a value that never changes.
     with service.database.reading(snapshot=False) as session:
         found = curves(session, uid, _split(names), from_step, to_step, points, axis)
     return SeriesView(run=uid, axis=axis, curves=[_curve(curve) for curve in found])
@@ -165,7 +165,7 @@ def get_timeline(
     worst: Annotated[int, Query(ge=1, le=MAX_LANES, description="Most lanes, most bubble time first.")] = 16,
     limit: Annotated[int, Query(ge=1, le=MOST_INTERVALS, description="Most intervals, earliest first.")] = INTERVALS,
 ) -> TimelineView:
-    """What engines did in a window of steps: those chosen by `engine`, else the ones with most bubble time."""
+    """Return the states of engines in a window of steps: those given by `engine`, else those with most bubble time."""
     lanes = len(engine) if engine else worst
     with service.database.reading(snapshot=False) as session:
         return TimelineView.model_validate(timeline(session, uid, from_step, to_step, engine, lanes, limit))
@@ -180,7 +180,7 @@ def compare(
     points: Points = POINTS,
     axis: Axis = "step",
 ) -> Comparison:
-    """Runs side by side: curves by step or by time, figures, and their ratios to the first run's."""
+    """Compare runs: curves by step or by time, figures, and their ratios to the first run's."""
     compared: list[Compared] = []
     with service.database.reading() as session:
         for uid in run:
@@ -203,7 +203,7 @@ def compare(
 def config_diff(
     who: auth.Viewer, service: ServiceDep, a: Annotated[UidText, Query()], b: Annotated[UidText, Query()]
 ) -> ConfigDiff:
-    """What two runs recorded and do not share, by name: settings (`group.name`), machine, versions and commits."""
+    """Return the recorded values that differ between two runs: settings (`group.name`), machine, versions, commits."""
     with service.database.reading() as session:
         flat = [everything_of(find_run(session, uid)) for uid in (a, b)]
     differences = [
@@ -217,7 +217,7 @@ def _split(names: str) -> list[str]:
     found = list(dict.fromkeys(name for name in names.split(",") if name))
     if len(found) > MAX_NAMES:
         problem = FieldError(field="query.names", message=f"must name at most {MAX_NAMES} curves")
-        raise ProblemError(422, "the request does not have its form", errors=[problem])
+        raise ProblemError(422, "the request is not valid", errors=[problem])
     return found
 
 

@@ -1,4 +1,4 @@
-"""Signing a browser in and out. Signing in is the one call of the API that needs no token: it is given one."""
+"""Routes to sign a browser in and out. Signing in is the only API call without a token or session."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from rhyme_openrlhf.api.store.models import BrowserSession
 router = APIRouter(tags=["session"], responses=documented(422, 429, 503))
 
 
-USED_UP = "the sign-in link was used already or is too old: `rhyme serve --new-link` prints a new one"
+USED_UP = "the sign-in link is used up or too old: `rhyme serve --new-link` prints a new one"
 
 
 class SignIn(Body):
-    """A token that an operator made, or the one-time code of a sign-in link."""
+    """An operator's token, or the one-time code of a sign-in link."""
 
     token: Secret
 
 
 class Who(BaseModel):
-    """Who is asking."""
+    """The signed-in user."""
 
     name: str = Field(examples=["first operator"])
     role: credentials.Role
-    csrf: str | None = Field(description="For X-CSRF-Token, when a browser's session asks; None for a Bearer token.")
+    csrf: str | None = Field(description="Value for X-CSRF-Token in a browser's session; null with a Bearer token.")
 
 
 @router.post("/session", responses=documented(401), summary="Sign in")
 def sign_in(body: SignIn, request: Request, response: Response, service: ServiceDep) -> Who:
-    """Open a browser session: sets an HttpOnly cookie and gives the CSRF token that goes with it."""
+    """Open a browser session: set an HttpOnly cookie, and return its CSRF token."""
     now = time.time()
-    wrong = "the token is not known, was revoked, or has no pages to see"
+    wrong = "the token is unknown, was revoked, or is a reporter's token"
     detail = USED_UP if body.token.startswith(credentials.CODE_START) else wrong
     with service.database.reading(snapshot=False) as session:
         if not credentials.may_open(session, body.token, now):
@@ -63,13 +63,13 @@ def sign_in(body: SignIn, request: Request, response: Response, service: Service
 
 @router.get("/session", responses=documented(401, 403), summary="Who is signed in")
 def who_am_i(who: auth.Viewer) -> Who:
-    """Name, role, and the session's CSRF token (a page that was loaded anew asks here)."""
+    """Return name, role, and the session's CSRF token, for a reloaded page."""
     return Who(name=who.name, role=who.role, csrf=who.csrf)
 
 
 @router.delete("/session", status_code=204, responses=documented(401, 403), summary="Sign out")
 def sign_out(who: auth.Viewer, request: Request, service: ServiceDep) -> Response:
-    """End the session. With a Bearer token nothing happens: revoke it instead."""
+    """End the session. A Bearer token is not affected; revoke it instead."""
     if who.session is not None:
         with service.database.writing() as session:
             session.execute(delete(BrowserSession).where(BrowserSession.digest == who.session))

@@ -1,4 +1,4 @@
-"""What a run did step by step: steps, engines of a step, moves, switches, rank stability."""
+"""Routes for the steps of a run: steps, engines of a step, moves, switches, rank stability."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rhyme_openrlhf.api.store.record import EngineSampleRow, EngineStepRow, Move
 
 router = APIRouter(prefix="/runs/{uid}", tags=["steps"], responses=documented(401, 403, 404, 422, 429, 503))
 
-# Row numbers and references say nothing outside the database.
+# Row numbers and references have no meaning outside the database.
 _INSIDE = {"id", "run_id", "attempt_id"}
 
 
 def _view_of(table: type[Base], name: str) -> Any:
-    """The answer's model of a table: its columns, but for those of the inside."""
+    """Return the response model of a table: its columns, except internal ones."""
     fields: dict[str, Any] = {}
     for column in table.__table__.columns:
         if column.name not in _INSIDE:
@@ -60,7 +60,7 @@ def _page(
     service: Service, uid: str, table: Any, key: Column, window: tuple[int, int], conditions: list[Any],
     direction: Direction, limit: int, cursor: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """A page of a table with `run_id` and `step`, inside a window of steps."""
+    """Return a page of a table with `run_id` and `step`, inside a window of steps."""
     with service.database.reading(snapshot=False) as session:
         where = [of_run(table, uid), table.step >= window[0], table.step <= window[1], *conditions]
         rows, following = page_of(session, table, where, Order(key.key, key, key, direction), limit, cursor)
@@ -80,7 +80,7 @@ def get_steps(
     limit: Limit = PAGE,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Everything about each step, over all engines."""
+    """List the steps with all their values, over all engines."""
     return _page(service, uid, Step, Step.step, (from_step, to_step), [], direction, limit, cursor)
 
 
@@ -88,7 +88,7 @@ def get_steps(
 def get_engines(
     uid: RunUid, step: StepNumber, who: auth.Viewer, service: ServiceDep, limit: Limit = PAGE, cursor: Cursor = None
 ) -> dict[str, Any]:
-    """What each engine did in one step's rollout stage."""
+    """List the engines of one step's rollout stage."""
     return _page(service, uid, EngineStepRow, EngineStepRow.engine, (step, step), [], "asc", limit, cursor)
 
 
@@ -103,7 +103,7 @@ def get_samples(
     limit: Limit = PAGE,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Engines about once a second while they generate: running samples, throughput, drafts."""
+    """List samples of engines, about one per second while they generate: running samples, throughput, drafts."""
     conditions = [] if engine is None else [EngineSampleRow.engine == engine]
     window = (from_step, to_step)
     return _page(service, uid, EngineSampleRow, EngineSampleRow.id, window, conditions, "asc", limit, cursor)
@@ -119,7 +119,7 @@ def get_moves(
     limit: Limit = PAGE,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Samples that went from one engine to another."""
+    """List samples that moved from one engine to another."""
     return _page(service, uid, Move, Move.id, (from_step, to_step), [], "asc", limit, cursor)
 
 
@@ -133,13 +133,13 @@ def get_switches(
     limit: Limit = PAGE,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Nodes that went from one tensor-parallel layout to another."""
+    """List nodes that changed their tensor-parallel layout."""
     return _page(service, uid, Switch, Switch.id, (from_step, to_step), [], "asc", limit, cursor)
 
 
 @router.get("/rank-stability", response_model=RankStabilityList, summary="Rank stability")
 def get_rank_stability(uid: RunUid, who: auth.Viewer, service: ServiceDep) -> list[RankStabilityRow]:
-    """How alike two epochs rank the same prompts by length, epoch by epoch."""
+    """List how similarly consecutive epochs rank the same prompts by length."""
     with service.database.reading() as session:
         run = find_run(session, uid)
         query = select(RankStabilityRow).where(RankStabilityRow.run_id == run.id).order_by(RankStabilityRow.epoch)

@@ -1,4 +1,4 @@
-"""What a run's machines did: processors, memory, disk, GPUs, and engines' KV caches."""
+"""Route for a run's machines: processors, memory, disk, GPUs, and engines' KV caches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rhyme_openrlhf.api.store.lookup import find_run
 
 router = APIRouter(prefix="/runs/{uid}/system", tags=["series"], responses=documented(401, 403, 404, 422, 429, 503))
 
-NONE_RECORDED = "nothing of its machines is recorded: it is with --telemetry.system_s above 0"
+NONE_RECORDED = "the run recorded nothing about its machines: --telemetry.system_s above 0 records them"
 
 
 class SystemCurveView(View):
-    """One curve of one machine, down-sampled with its extremes."""
+    """A curve of one machine, down-sampled with its extremes."""
 
     of: str = Field(description="The machine; for `kv_cache` the engine's number.")
     name: str
@@ -31,7 +31,7 @@ class SystemCurveView(View):
 
 
 class ProcessView(View):
-    """A process of the run, with those below it."""
+    """A process of the run, including its child processes."""
 
     name: str = Field(examples=["engine 0"])
     cores: float | None
@@ -49,7 +49,7 @@ class NodeView(View):
 
 
 class SystemView(View):
-    """What a run's machines did."""
+    """Samples of a run's machines."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -85,15 +85,15 @@ def get_system(
         list[SystemName] | None,
         Query(
             max_length=9,
-            description="Shares are 0 to 1 (`cpu`, `gpu`: mean over the machine's GPUs, `kv_cache`: of each engine), "
-            "the rest bytes but `load`. Without it: all.",
+            description="Names of curves; all by default. `cpu`, `gpu` (mean over the machine's GPUs) and `kv_cache` "
+            "(of each engine) are shares from 0 to 1; all others but `load` are bytes.",
         ),
     ] = None,
     from_time: Moment = None,
     to_time: Moment = None,
-    points: Annotated[int, Query(ge=10, le=2000, description="Most points a curve.")] = 300,
+    points: Annotated[int, Query(ge=10, le=2000, description="Most points per curve.")] = 300,
 ) -> SystemView:
-    """Curves of each machine over time, and what its processes did last."""
+    """Return curves of each machine over time, and the processes of its last sample."""
     names = list(dict.fromkeys(name)) if name else list(SystemName.__args__)  # type: ignore[attr-defined]
     with service.database.reading() as session:
         run = find_run(session, uid)

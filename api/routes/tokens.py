@@ -1,4 +1,4 @@
-"""Access tokens: list, make, revoke, for operators only; and the exchange of a sign-in link's code for one."""
+"""Routes for access tokens: list, create, revoke (operators only), and exchange of a sign-in code for a token."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class TokenView(BaseModel):
     id: int
     name: str
     role: credentials.Role
-    prefix: str = Field(description="How it begins.", examples=["rhyme_Ab3d"])
-    run: str | None = Field(description="The one run that a reporter's token may report for.")
+    prefix: str = Field(description="Its beginning.", examples=["rhyme_Ab3d"])
+    run: str | None = Field(description="The only run that a reporter's token may report for.")
     created_at: float
     last_used_at: float | None
     revoked_at: float | None
 
 
 class TokenPage(BaseModel):
-    """Tokens, newest first."""
+    """Tokens, the newest first."""
 
     items: list[TokenView]
     next_cursor: str | None
 
 
 class NewToken(Body):
-    """What to make."""
+    """A new token."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "grafana", "role": "viewer"}]})
 
@@ -57,14 +57,14 @@ class NewToken(Body):
 
 
 class Exchange(Body):
-    """A sign-in link's code, and what the token that it becomes is called."""
+    """The code of a sign-in link, and the name of the token to create."""
 
     code: Secret
     name: Name
 
 
 class IssuedToken(TokenView):
-    """A new token; `token` is shown this once."""
+    """A new token; `token` is shown only this once."""
 
     token: str
 
@@ -75,9 +75,9 @@ def list_tokens(
     service: ServiceDep,
     limit: Limit = LARGEST_PAGE,
     cursor: Cursor = None,
-    revoked: Annotated[bool, Query(description="Show revoked ones too.")] = False,
+    revoked: Annotated[bool, Query(description="Include revoked tokens.")] = False,
 ) -> TokenPage:
-    """All tokens, newest first."""
+    """List all tokens, the newest first."""
     with service.database.reading() as session:
         conditions = [] if revoked else [Token.revoked_at.is_(None)]
         rows, following = page_of(session, Token, conditions, Order("id", Token.id, Token.id, "desc"), limit, cursor)
@@ -89,9 +89,9 @@ def list_tokens(
         return TokenPage(items=[_view(row, uids.get(row.run_id)) for row in rows], next_cursor=following)
 
 
-@router.post("", status_code=201, responses=documented(404), summary="Make a token")
+@router.post("", status_code=201, responses=documented(404), summary="Create a token")
 def make_token(body: NewToken, who: auth.Operator, service: ServiceDep) -> IssuedToken:
-    """Make a token; its secret is in this answer and nowhere else."""
+    """Create a token; its secret is only in this response."""
     if body.run is not None and body.role != "reporter":
         raise ProblemError(422, "only a reporter's token can belong to one run")
     with service.database.writing() as session:
@@ -102,7 +102,7 @@ def make_token(body: NewToken, who: auth.Operator, service: ServiceDep) -> Issue
 
 @router.post("/exchange", status_code=201, summary="Exchange a sign-in link's code for a token")
 def exchange_code(body: Exchange, request: Request, service: ServiceDep) -> IssuedToken:
-    """Make an operator's token for whoever has the code of a sign-in link, which is used up: for `rhyme runs login`."""
+    """Create an operator's token for the code of a sign-in link, which is then used up; for `rhyme runs login`."""
     now = time.time()
     with service.database.reading(snapshot=False) as session:
         known = body.code.startswith(credentials.CODE_START) and credentials.may_open(session, body.code, now)
@@ -117,7 +117,7 @@ def exchange_code(body: Exchange, request: Request, service: ServiceDep) -> Issu
 
 @router.delete("/{token_id}", status_code=204, responses=documented(404), summary="Revoke a token")
 def revoke_token(token_id: TokenId, who: auth.Operator, service: ServiceDep) -> Response:
-    """Close a token, and every browser session that was opened with it, now."""
+    """Revoke a token, and close every browser session that it opened."""
     with service.database.writing() as session:
         token = session.get(Token, token_id)
         if token is None:

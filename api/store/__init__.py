@@ -1,8 +1,14 @@
-"""The store: one SQLite file or PostgreSQL database, its tables, and the rules that every writer keeps.
+"""The store: one SQLite file or PostgreSQL database, its tables, and the rules of every writer.
 
-Read in this order: `base.py` and `bounds.py` (column types; values that fit them), `models.py` (what people handle),
-`record.py` (what runs report), `database.py` (sessions, upgrade), `readiness.py`, `lookup.py` (rows by name),
-`status.py` and `run_status.py` (the legal lives of a run), `credentials.py` (tokens, sessions, codes), `read_cache.py`,
-`json_values.py` (which JSON is kept), `bulk.py` (many rows in one statement), `step_figures.py`, `curve_blocks.py` and
-`curve_stretches.py` (curves, kept value beside value).
+Modules in reading order:
+
+- `base.py`, `bounds.py`: column types, and types of values that fit them
+- `models.py`: tables of runs, attempts, tokens and so on
+- `record.py`: tables of reported data
+- `database.py`, `readiness.py`: sessions, upgrade, readiness
+- `lookup.py`: rows by name
+- `status.py`, `run_status.py`: legal changes of a run's status
+- `credentials.py`: tokens, sessions, codes
+- `read_cache.py`, `json_values.py`, `bulk.py`: cached values, valid JSON, bulk inserts
+- `step_figures.py`, `curve_blocks.py`, `curve_stretches.py`: curves, stored as arrays
 """

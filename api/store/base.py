@@ -1,7 +1,7 @@
-"""What all tables share: the declarative base and its naming of constraints, and the portable column types.
+"""The declarative base of all tables, with the naming of constraints and the portable column types.
 
-Times are unix seconds as float (UTC by definition), like the events they come from. Constraints have fixed names, so
-that a migration can drop them on both databases.
+Times are unix seconds as float (UTC by definition), like in events. Constraints have fixed names, so that a migration
+can drop them on both databases.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ NAMING = {
     "pk": "pk_%(table_name)s",
 }
 
-# SQLite only counts up an INTEGER primary key; PostgreSQL needs 8 bytes for tables that grow to many rows.
+# SQLite increments only an INTEGER primary key; PostgreSQL needs 8 bytes for tables with many rows.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 Json = JSON().with_variant(JSONB(), "postgresql")
 
 
 class RedactedJson(TypeDecorator[Any]):
-    """JSON whose secrets `redact` hides before it is stored, and again when it is read.
+    """JSON whose secrets `redact` hides before storing, and again when reading.
 
-    Reading hides them too, because a database of an earlier version may hold some.
+    Reading hides them too, because a database of an earlier version may contain some.
     """
 
     impl = Json
@@ -41,11 +41,11 @@ class RedactedJson(TypeDecorator[Any]):
         self.redact = redact
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        """Return what is stored."""
+        """Return the stored value."""
         return None if value is None else self.redact(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """Return what a reader gets."""
+        """Return the value for readers."""
         return None if value is None else self.redact(value)
 
 

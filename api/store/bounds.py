@@ -1,4 +1,4 @@
-"""Types of values with bounds, so that whatever fits them also fits into both databases."""
+"""Types of bounded values, which fit into both databases."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rhyme_openrlhf.api.store.models import NAME_LENGTH, UID_LENGTH
 
-# PostgreSQL keeps no NUL in text, and no name needs one.
+# PostgreSQL stores no NUL in text, and no name needs one.
 NO_NUL = r"^[^\x00]*$"
 # Columns of 4 and of 8 bytes.
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
-# The year 9999 in unix seconds: a moment, not just any float.
+# The year 9999 in unix seconds: limits a float to a plausible moment.
 LAST_TIME = 253402300799.0
 NOTES_LENGTH = 20_000
 TAG_LENGTH = 100
@@ -27,12 +27,12 @@ UidText = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{UID_LENGTH}}}$", examples=
 
 
 class Body(BaseModel):
-    """Base of request bodies: unknown fields are an error, not a wish that is silently dropped."""
+    """Base of request bodies; unknown fields are an error instead of being ignored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class View(BaseModel):
-    """Base of answers that are made of rows."""
+    """Base of responses made from rows."""
 
     model_config = ConfigDict(from_attributes=True)

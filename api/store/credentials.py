@@ -1,10 +1,12 @@
-"""Access tokens for scripts, sessions for browsers, and one-time codes for sign-in links, as rows.
+"""Credentials as rows: access tokens for scripts, sessions for browsers, and one-time codes for sign-in links.
 
-Invariants: the secret of a token, session or code is kept only as its SHA-256, is shown once, and is never part of a
-URL that reaches a server (a link carries its code in the fragment); a revoked token, an expired session and a code that
-was taken or is too old open nothing.
+Invariants:
 
-Roles: a viewer reads; an operator does everything; a reporter only reports, and only its own run if it has one.
+- The secret of a token, session or code is stored only as its SHA-256, and shown once.
+- A secret is never part of a URL that reaches a server (a link has its code in the fragment).
+- A revoked token, an expired session, and a used or expired code open nothing.
+
+Roles: a viewer reads; an operator does everything; a reporter only reports, and only for its own run if it has one.
 """
 
 from __future__ import annotations
@@ -21,27 +23,27 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.store.models import BrowserSession, SignInCode, Token
 
 Role = Literal["viewer", "operator", "reporter"]
-# A token's id, and the digest of the session that was opened with it, None for a Bearer token.
+# A token's id, and the digest of the session that it opened, None for a Bearer token.
 Caller = tuple[int, str | None]
-# 256 random bits: not to be guessed, however many are tried.
+# 256 random bits, which cannot be guessed in any number of tries.
 SECRET_BYTES = 32
 TOKEN_START = "rhyme_"
-# No token begins so.
+# Tokens have another beginning.
 CODE_START = "once_"
-# Nobody gets in yet, and a service manager's log may be read the next day.
+# At the first start no user has access yet, and a service manager's log may be read the next day.
 FIRST_CODE_SECONDS = 24 * 3600.0
-# Whoever starts a service again, or asks for a link, is there to follow it, and can have another one.
+# A user who restarts the service or requests a link uses it at once, and can get another one.
 CODE_SECONDS = 600.0
-# The token behind the sessions of links. Nobody has its secret; the prefix, which no other token has, finds it.
+# The token of sessions opened by links. Its secret is unknown to everyone; its unique prefix finds it.
 LINK_TOKEN, LINK_PREFIX = "sign-in link", "link"
-# What of a token people may see: enough to recognise it, and far too little to use it.
+# The visible part of a token: enough to recognise it, far too little to use it.
 PREFIX_LENGTH = len(TOKEN_START) + 4
 _ROLES: dict[str, Role] = {"viewer": "viewer", "operator": "operator", "reporter": "reporter"}
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who a request comes from. `session` is the session's digest, None for a Bearer token."""
+    """The user of a request. `session`: the session's digest, None for a Bearer token."""
 
     token_id: int
     name: str
@@ -53,25 +55,25 @@ class Principal:
 
     @property
     def caller(self) -> Caller:
-        """What its right to read hangs on."""
+        """The token and session on which the right to read depends."""
         return self.token_id, self.session
 
 
 @dataclass(frozen=True)
 class Issued:
-    """A new token: `secret` is never to be had again."""
+    """A new token; `secret` cannot be read again later."""
 
     row: Token
     secret: str
 
 
 def digest(secret: str) -> str:
-    """What is kept of a secret."""
+    """Return the stored digest of a secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def issue_token(session: Session, name: str, role: Role, now: float, run_id: int | None = None) -> Issued:
-    """Make a token; the caller commits."""
+    """Create a token; the caller commits."""
     secret = TOKEN_START + secrets.token_urlsafe(SECRET_BYTES)
     row = Token(
         name=name, role=role, prefix=secret[:PREFIX_LENGTH], digest=digest(secret), run_id=run_id, created_at=now
@@ -82,13 +84,13 @@ def issue_token(session: Session, name: str, role: Role, now: float, run_id: int
 
 
 def nobody_gets_in(session: Session) -> bool:
-    """Whether no operator's token opens anything."""
+    """Return True if no operator's token is valid."""
     usable = select(Token.id).where(Token.role == "operator", Token.revoked_at.is_(None)).limit(1)
     return session.scalar(usable) is None
 
 
 def issue_code(session: Session, now: float, seconds: float) -> str:
-    """Return a new code, good for one sign-in as an operator within `seconds`; the caller commits and shows it once."""
+    """Return a new code for one sign-in as an operator within `seconds`; the caller commits and shows it once."""
     session.execute(delete(SignInCode).where(SignInCode.expires_at <= now))
     code = CODE_START + secrets.token_urlsafe(SECRET_BYTES)
     session.add(SignInCode(digest=digest(code), created_at=now, expires_at=now + seconds))
@@ -96,26 +98,26 @@ def issue_code(session: Session, now: float, seconds: float) -> str:
 
 
 def take_code(session: Session, code: str, now: float) -> bool:
-    """Whether this code is good. It opens nothing more after the caller has committed; of two callers one gets it."""
+    """Use up a code; return whether it was valid. Of two concurrent callers, one succeeds. The caller commits."""
     good = SignInCode.digest == digest(code), SignInCode.expires_at > now
     return session.scalar(delete(SignInCode).where(*good).returning(SignInCode.digest)) is not None
 
 
 def sign_in_link(base_url: str, code: str) -> str:
-    """Return a link for the browser. Fragments stay in the browser: the page posts the code to /api/v1/session."""
+    """Return a link for the browser. Fragments stay in the browser; the page posts the code to /api/v1/session."""
     return f"{base_url}/#code={code}"
 
 
 def revoke_token(session: Session, token: Token, now: float) -> None:
-    """Close a token and the sessions that were opened with it; the caller commits."""
+    """Revoke a token and delete its sessions; the caller commits."""
     token.revoked_at = token.revoked_at or now
     session.execute(delete(BrowserSession).where(BrowserSession.token_id == token.id))
 
 
 def open_session(session: Session, secret: str, now: float, hours: float) -> tuple[str, BrowserSession, Token] | None:
-    """Sign a browser in with a token or a code: the cookie's value and the session, or None if it opens nothing.
+    """Sign a browser in with a token or a code; return the cookie's value and the session, or None if it is invalid.
 
-    The caller commits. Reporters have no pages to see.
+    The caller commits. Reporters cannot sign in.
     """
     if secret.startswith(CODE_START):
         token = _link_token(session, now) if take_code(session, secret, now) else None
@@ -138,7 +140,7 @@ def open_session(session: Session, secret: str, now: float, hours: float) -> tup
 
 
 def _link_token(session: Session, now: float) -> Token:
-    """Return the operator's token that all sessions of links belong to: to revoke it closes them."""
+    """Return the operator's token of all sessions opened by links; revoking it closes them."""
     query = select(Token).where(Token.prefix == LINK_PREFIX, Token.revoked_at.is_(None)).order_by(Token.id).limit(1)
     token = session.scalar(query)
     if token is None:
@@ -148,7 +150,7 @@ def _link_token(session: Session, now: float) -> Token:
 
 
 def may_open(session: Session, secret: str, now: float) -> bool:
-    """Whether a token or code is known, so that only those who know one make the store's writers wait."""
+    """Return True if a token or code is known, so that unknown ones never block the store's writers."""
     if secret.startswith(CODE_START):
         code = select(SignInCode.digest).where(SignInCode.digest == digest(secret), SignInCode.expires_at > now)
         return session.scalar(code) is not None
@@ -156,13 +158,13 @@ def may_open(session: Session, secret: str, now: float) -> bool:
 
 
 def find_by_token(session: Session, secret: str) -> Principal | None:
-    """Who has this token, if it opens anything."""
+    """Return the user of this token if it is valid."""
     row = session.scalar(select(Token).where(Token.digest == digest(secret), Token.revoked_at.is_(None)))
     return None if row is None else _principal(row, None)
 
 
 def find_by_session(session: Session, value: str, now: float) -> Principal | None:
-    """Who has this cookie, if its session and the token behind it still hold."""
+    """Return the user of this cookie if its session and token are valid."""
     found = session.execute(
         select(BrowserSession, Token)
         .join(Token, Token.id == BrowserSession.token_id)
@@ -172,7 +174,7 @@ def find_by_session(session: Session, value: str, now: float) -> Principal | Non
 
 
 def still_hold(session: Session, callers: Collection[Caller], now: float) -> dict[Caller, bool]:
-    """Return for each caller whether it may go on reading; two questions, however many callers there are."""
+    """Return for each caller whether it may still read, with two queries for any number of callers."""
     ids = {token_id for token_id, _ in callers}
     tokens = set(session.scalars(select(Token.id).where(Token.id.in_(ids), Token.revoked_at.is_(None))))
     digests = {value for _, value in callers if value is not None}
@@ -196,6 +198,6 @@ def _principal(row: Token, browser: BrowserSession | None) -> Principal:
 
 
 def role_of(token: Token) -> Role:
-    """The role of a token."""
-    # The table's own rule lets no other value in.
+    """Return the role of a token."""
+    # The table's constraint admits no other value.
     return _ROLES[token.role]

@@ -1,10 +1,11 @@
-"""Blocks of a curve joined to stretches, so that a long run's curve is read from few places of the store.
+"""Stretches: several blocks of a curve joined, so that a long run's curve is read from few pages of the store.
 
-A PostgreSQL table keeps its rows as they came, and the blocks of all curves of all runs come mixed: each of the 400
-blocks of a curve of 26,000 steps lies on a page of its own, and while much is written most of those pages have to be
-fetched. A stretch holds what STRETCH_BLOCKS blocks hold, on one page. Invariants: below a run's `packed_stretches`
-there is a stretch for every curve that has a block there, equal to its blocks; blocks stay. `curve_blocks.py` keeps it
-so, and says what blocks are.
+A PostgreSQL table keeps rows in order of arrival, so blocks of all curves and runs are mixed. Each of the 400 blocks of
+a curve of 26,000 steps is on another page, and under heavy writing most of these pages must be fetched. A stretch holds
+the content of STRETCH_BLOCKS blocks on one page.
+
+Invariant: below a run's `packed_stretches`, every curve with blocks has a stretch that equals its blocks; the blocks
+stay. `curve_blocks.py` maintains this, and defines blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rhyme_openrlhf.api.store.bulk import BulkInsert, replace
 from rhyme_openrlhf.api.store.models import Run
 from rhyme_openrlhf.api.store.record import CurveBlock, CurveStretch
 
-# 768 steps of 64: ten bytes each, and the longest name, are below the 8,160 bytes that fit on a page of PostgreSQL.
+# 768 steps with ten bytes each and the longest name fit into the 8,160 bytes of a page of PostgreSQL.
 STRETCH_BLOCKS = 12
 VALUE = np.dtype("<f8")
 BLOCK_OFFSET = np.dtype("u1")
@@ -32,7 +33,7 @@ _write = BulkInsert(_STRETCHES, _COLUMNS, replace(("run_id", "name", "stretch"),
 
 
 def join(connection: Connection, run: Run, names: Collection[str], changed: Iterable[int], block_steps: int) -> None:
-    """Bring the stretches up to date after the blocks `changed` were written, of the curves `names`."""
+    """Update the stretches of the curves `names` after the blocks `changed` were written."""
     end = run.packed_blocks // STRETCH_BLOCKS
     stale = {block // STRETCH_BLOCKS for block in changed if block // STRETCH_BLOCKS < run.packed_stretches}
     for stretch in [*sorted(stale), *range(run.packed_stretches, end)]:
@@ -41,7 +42,7 @@ def join(connection: Connection, run: Run, names: Collection[str], changed: Iter
 
 
 def forget(connection: Connection, run: Run) -> None:
-    """Forget the stretches that have blocks which are gone: those from the run's `packed_blocks` on."""
+    """Drop the stretches whose blocks were deleted: those from the run's `packed_blocks` on."""
     run.packed_stretches = min(run.packed_stretches, run.packed_blocks // STRETCH_BLOCKS)
     gone = _STRETCHES.c.stretch >= run.packed_stretches
     connection.execute(delete(_STRETCHES).where(_STRETCHES.c.run_id == run.id, gone))
@@ -51,7 +52,7 @@ def _join(connection: Connection, run_id: int, names: Collection[str], stretch: 
     first = stretch * STRETCH_BLOCKS
     query = select(CurveBlock.name, CurveBlock.block, CurveBlock.offsets, CurveBlock.values).where(
         CurveBlock.run_id == run_id,
-        # By name too, because the key has it before the block.
+        # Restrict by name as well, because the key has the name before the block.
         CurveBlock.name.in_(names),
         CurveBlock.block.between(first, first + STRETCH_BLOCKS - 1),
     )
@@ -64,7 +65,7 @@ def _join(connection: Connection, run_id: int, names: Collection[str], stretch: 
 
 
 def _joined(blocks: Sequence[Sequence[Any]], first: int, block_steps: int) -> tuple[bytes, bytes]:
-    """Offsets and values of one stretch."""
+    """Return offsets and values of one stretch."""
     offsets = [
         np.frombuffer(offsets, BLOCK_OFFSET).astype(STRETCH_OFFSET) + (block - first) * block_steps
         for _, block, offsets, _ in blocks

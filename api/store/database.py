@@ -1,9 +1,12 @@
-"""The store: an SQLite file or a PostgreSQL database, its sessions, and the upgrade of its schema.
+"""The database behind the store: SQLite or PostgreSQL, its sessions, and the upgrade of its schema.
 
-`sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql+psycopg://user@host/name`.
+URLs: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql+psycopg://user@host/name`.
 
-Invariants: a reading session never blocks a writer nor is blocked by one; on SQLite there is one writer at a time, who
-takes the lock when the transaction begins and not in its middle; nobody waits longer than `BUSY_SECONDS` for it.
+Invariants:
+
+- A reading session neither blocks a writer nor waits for one.
+- SQLite has one writer at a time, which takes the lock at the beginning of its transaction.
+- No session waits longer than `BUSY_SECONDS` for the lock.
 """
 
 from __future__ import annotations
@@ -32,25 +35,25 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from rhyme_openrlhf.api.store.curve_blocks import settle_all
 
 DIALECTS = ("sqlite+pysqlite", "postgresql+psycopg")
-# A batch is written in milliseconds; whoever waits longer is told to come back.
+# A batch is written in milliseconds; a client that waits longer has to retry.
 BUSY_SECONDS = 5.0
-# A change of the journal takes a few milliseconds.
+# Changing the journal mode takes a few milliseconds.
 _RETRY_SECONDS = 0.01
-# For the whole of PostgreSQL: two services that start at once upgrade one after the other.
+# One lock for the whole of PostgreSQL, so that two services that start at once upgrade one after the other.
 _UPGRADE_LOCK = 0x72687970
-# SQLite's cache of pages in a connection, in KiB: what the indexes of a large store need while it grows.
+# SQLite's page cache per connection, in KiB: room for the indexes of a large, growing store.
 _SQLITE_CACHE_KIB = 65_536
-# Connections that may be open at once: the threads in which the service handles requests.
+# Most open connections: the threads in which the service handles requests.
 _POOL_SIZE = 40
-# A connection that has not been used for so long may have died with its server (restart), and is tried first. To try it
-# each time would be a fourth of what a small page asks; who meets a dead one in this time is told to come again.
+# A connection that was idle for this long is tested first, because its server may have restarted. Testing it each time
+# would take a fourth of a small page's time. A client that gets a dead connection earlier has to retry.
 _TRUSTED_SECONDS = 1.0
-# Of SQLite's files: they hold sessions, configurations and what tokens were.
+# Mode of SQLite's files, which contain sessions, configurations and digests of tokens.
 _PRIVATE = 0o600
 _BEGIN = "rhyme_begin"
 _BINARY = "rhyme_binary"
-# Execution options of a statement whose rows have bytes, which PostgreSQL writes as hexadecimal text otherwise. For
-# those who take rows as the driver gives them.
+# Execution options of a statement with binary columns, which PostgreSQL otherwise writes as hexadecimal text. Only for
+# callers that take plain rows of the driver.
 AS_BINARY = {_BINARY: True}
 
 
@@ -59,38 +62,40 @@ class DatabaseError(Exception):
 
 
 class BusyError(DatabaseError):
-    """Another writer has had the store for `BUSY_SECONDS`: try again later."""
+    """Another writer has held the store for `BUSY_SECONDS`: try again later."""
 
 
 class Database:
-    """One store, shared by all threads of a process."""
+    """A store, shared by all threads of a process."""
 
     def __init__(self, url: str) -> None:
-        """Raises DatabaseError for a URL that is none, or of another kind of database. Connects only when used."""
+        """Configure the engine; it connects only when used. Raises DatabaseError for an invalid or unsupported URL."""
         try:
             parsed = make_url(url)
             dialect = f"{parsed.get_backend_name()}+{parsed.get_driver_name()}"
         except (ArgumentError, ValueError):
-            # What is wrong with it is not repeated, nor chained: a URL may hold a password.
+            # The error neither repeats the URL nor chains the cause, because the URL may contain a password.
             raise DatabaseError(
-                "the database URL is not one: it begins with sqlite:/// or postgresql+psycopg://"
+                "the database URL is not valid: it must begin with sqlite:/// or postgresql+psycopg://"
             ) from None
         if dialect not in DIALECTS:
             raise DatabaseError(f"the database must be sqlite:///FILE or postgresql+psycopg://..., got {dialect}")
         if dialect.startswith("sqlite") and not parsed.database:
-            raise DatabaseError("the database must be a file: sqlite:///FILE (each thread would see its own memory)")
+            raise DatabaseError(
+                "the database must be a file: use sqlite:///FILE, because each thread would get its own memory"
+            )
         self.is_sqlite = dialect.startswith("sqlite")
         self.engine = _sqlite_engine(url) if self.is_sqlite else _postgresql_engine(url)
         self._writing_engine = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
-        # Threads of one process queue here instead of in SQLite, whose waiting sleeps and polls.
+        # Threads of one process queue here, because SQLite's own waiting sleeps and polls.
         self._writer = threading.Lock()
 
     @contextmanager
     def reading(self, snapshot: bool = True) -> Iterator[Session]:
-        """A session on one snapshot; what it changes is rolled back at the end.
+        """Provide a session on one snapshot; its changes are rolled back at the end.
 
-        Without `snapshot`, for a single question or those that need not fit together: on PostgreSQL each is its own
-        transaction, which saves two ways to the server and back. It must change nothing.
+        Use `snapshot=False` for a single query, or for several that need not be consistent. On PostgreSQL, each query
+        is then a transaction of its own, which saves two round trips. Such a session must change nothing.
         """
         with Session(self.engine, expire_on_commit=False) as session:
             if not self.is_sqlite:
@@ -100,20 +105,20 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """A session whose changes are committed at the end, or rolled back when the block raises.
+        """Provide a session whose changes are committed at the end, or rolled back if the block raises.
 
-        Raises BusyError when another writer does not end. What must not be changed meanwhile is locked by the caller
-        (`SELECT ... FOR UPDATE`); a run before its attempts.
+        Raises BusyError if another writer does not finish. The caller locks rows that must not change meanwhile
+        (`SELECT ... FOR UPDATE`): a run before its attempts.
         """
         with self._turn(), Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
-            session.connection()  # so that the lock is taken now
+            session.connection()  # takes the lock now
             yield session
 
     def upgrade(self) -> None:
-        """Bring the schema to this version's. Raises DatabaseError when it is a newer one, BusyError as `writing`."""
+        """Upgrade the schema to this version. Raises DatabaseError if it is newer, BusyError as `writing`."""
         with self._turn(), self._writing_engine.begin() as connection:
             upgrade(connection)
-            # Not in a migration: those stay as they are, and know no tables of later versions.
+            # Not in a migration, because migrations never change and know no tables of later versions.
             with Session(connection) as session:
                 settle_all(session)
                 session.flush()
@@ -124,7 +129,7 @@ class Database:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """The only writer of this process, on SQLite; raises BusyError when another process's does not end either."""
+        """Hold the lock of this process's only writer on SQLite; raise BusyError if another writer keeps the store."""
         if self.is_sqlite and not self._writer.acquire(timeout=BUSY_SECONDS):
             raise BusyError(f"waited {BUSY_SECONDS:g} s for another writer of the store")
         try:
@@ -139,7 +144,7 @@ class Database:
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Upgrade the schema inside the connection's transaction. Raises DatabaseError when it is newer than the code."""
+    """Upgrade the schema inside the connection's transaction. Raises DatabaseError if it is newer than the code."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
     config = alembic_config()
@@ -149,13 +154,13 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     if current is not None and current not in known:
         raise DatabaseError(
             f"the database has schema {current!r}, which this version of rhyme-openrlhf does not know: "
-            "install the newer version that made it, or name another database"
+            "install the newer version that created it, or use another database"
         )
     command.upgrade(config, revision)
 
 
 def alembic_config() -> Config:
-    """Alembic's settings: its scripts are in the package, installed or not."""
+    """Return Alembic's configuration; its scripts are in the package, installed or not."""
     config = Config()
     config.set_main_option("script_location", str(resources.files("rhyme_openrlhf") / "migrations").replace("%", "%%"))
     return config
@@ -167,7 +172,7 @@ def _sqlite_engine(url: str) -> Engine:
         pool_size=_POOL_SIZE,
         max_overflow=0,
         connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
-        # What runs and users wrote stays out of the log of errors.
+        # Keeps data of runs and users out of the log of errors.
         hide_parameters=True,
     )
 
@@ -177,14 +182,14 @@ def _sqlite_engine(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def set_up(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
-        # The driver's own idea of when a transaction begins is too late for reads: it is told by "begin" below.
+        # The driver would begin a transaction too late for reads; the "begin" listener below does it.
         connection.isolation_level = None
         cursor = connection.cursor()
         _use_write_ahead_log(cursor)
         for pragma in (
             "foreign_keys = ON",
-            # In WAL mode this keeps the file whole over a loss of power; the last moment's commits may be lost then,
-            # and are not lost when a process is killed.
+            # In WAL mode, this keeps the file consistent after a power failure. The last commits may then be lost, but
+            # not when a process is killed.
             "synchronous = NORMAL",
             f"busy_timeout = {int(BUSY_SECONDS * 1000)}",
             f"cache_size = -{_SQLITE_CACHE_KIB}",
@@ -200,26 +205,29 @@ def _sqlite_engine(url: str) -> Engine:
 
 
 def _make_private(file: str) -> None:
-    """Make a database's file, which SQLite is to open, readable and writable for this user alone.
+    """Make the file of a database, which SQLite will open, readable and writable for this user only.
 
-    SQLite gives its log and index (-wal, -shm) the mode of the file. The file is never opened here when it is there,
-    because closing it would give up SQLite's locks.
+    SQLite gives its log and index (-wal, -shm) the mode of the file. An existing file is never opened here, because
+    closing it would release SQLite's locks.
     """
     path = os.path.realpath(file)
-    # Where it cannot be made, SQLite says why.
+    # If the file cannot be created, SQLite reports the reason.
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE))
     for name in (path, f"{path}-wal", f"{path}-shm"):
-        # Another process may take the log away, when it is the last one.
+        # Another process may delete the log when it is the last user.
         with suppress(FileNotFoundError):
             found = os.stat(name)
-            # Another user's file is as that user wants it.
+            # Another user's file keeps its mode.
             if found.st_uid == os.geteuid() and found.st_mode & ~_PRIVATE & 0o777:
                 os.chmod(name, _PRIVATE)
 
 
 def _use_write_ahead_log(cursor: DBAPICursor) -> None:
-    """For this file, for good. SQLite's own waiting leaves this out while another connection does the same."""
+    """Switch this file to write-ahead logging permanently.
+
+    SQLite's own waiting does not apply while another connection does the same, so this retries.
+    """
     limit = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -241,7 +249,7 @@ def _postgresql_engine(url: str) -> Engine:
         url,
         pool_size=_POOL_SIZE,
         max_overflow=0,
-        # The one used last: its statements are prepared, and what it has read is in its process's caches.
+        # Reuse the last connection: its statements are prepared, and its process's caches are warm.
         pool_use_lifo=True,
         connect_args=connect_args,
         hide_parameters=True,
@@ -273,7 +281,7 @@ def _postgresql_engine(url: str) -> Engine:
 
 
 def _is_busy(error: OperationalError) -> bool:
-    """SQLITE_BUSY; PostgreSQL's lock_not_available, deadlock_detected and serialization_failure."""
+    """Return True for SQLITE_BUSY, and PostgreSQL's lock_not_available, deadlock_detected, serialization_failure."""
     if getattr(error.orig, "sqlstate", None) in ("55P03", "40P01", "40001"):
         return True
     return "database is locked" in str(error.orig)

@@ -1,6 +1,6 @@
-"""JSON that clients send and both databases keep: which values are let in.
+"""JSON from clients that both databases can store.
 
-Invariant: what passes has only finite numbers, text without NUL and lone surrogates, and no more than `DEPTH` levels.
+Invariant: a valid value has only finite numbers, text without NUL and lone surrogates, and at most `DEPTH` levels.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-# A configuration has three levels; recursive readers (ours, databases', browsers') stand far more than this.
+# A configuration has three levels; recursive readers (ours, databases', browsers') handle far more than this.
 DEPTH = 32
 TOO_DEEP = f"must not be nested deeper than {DEPTH} levels"
 
-COUNT_MAX = 2**53  # what readers of JSON hold exactly, and columns of counts that are also summed
+COUNT_MAX = 2**53  # the largest integer that JSON readers hold exactly, also for sums of counts
 
 
 def check_json(value: Any) -> Any:
-    """`value` itself. Raises ValueError, in one sentence, for what cannot be kept."""
+    """Return `value`. Raises ValueError with one sentence if it cannot be stored."""
     for number, level in enumerate(_levels(value)):
         if number == DEPTH:
             raise ValueError(TOO_DEEP)
@@ -29,7 +29,7 @@ def check_json(value: Any) -> Any:
 
 
 def is_too_deep(value: Any) -> bool:
-    """Return whether a value has more than `DEPTH` levels; found without recursion."""
+    """Return whether a value has more than `DEPTH` levels, without recursion."""
     return any(number == DEPTH for number, _ in enumerate(_levels(value)))
 
 
@@ -61,7 +61,7 @@ def _check_one(value: Any) -> None:
 
 
 def storable(text: str) -> bool:
-    """Whether both databases take this text: PostgreSQL has no NUL, and a lone surrogate is no UTF-8."""
+    """Return True if both databases can store this text: no NUL (PostgreSQL) and no lone surrogates (UTF-8)."""
     if text.isascii():
         return "\0" not in text
     try:

@@ -1,4 +1,4 @@
-"""Runs, attempts and experiments by the names that people use."""
+"""Lookup of runs, attempts and experiments by their public names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rhyme_openrlhf.api.store.models import Attempt, Experiment, Run
 
 
 class NotFoundError(LookupError):
-    """A thing that is not in the store; the message is one sentence for people."""
+    """A row that does not exist; the message is one sentence for people."""
 
     def __init__(self, what: str, name: object) -> None:
         super().__init__(f"there is no {what} {name}")
 
 
 def find_run(session: Session, uid: str, lock: bool = False) -> Run:
-    """`lock`: nobody else changes it until the transaction ends. Raises NotFoundError."""
+    """Return a run. With `lock`, no other transaction changes it until this one ends. Raises NotFoundError."""
     query = select(Run).where(Run.uid == uid)
     run = session.scalar(query.with_for_update() if lock else query)
     if run is None:
@@ -27,13 +27,13 @@ def find_run(session: Session, uid: str, lock: bool = False) -> Run:
 
 
 def of_run(table: Any, uid: str) -> ColumnElement[bool]:
-    """Condition for rows of this run, without a way to the server for its number: no rows, if there is no such run."""
+    """Return the condition for rows of this run, without a separate query; it matches nothing if the run is missing."""
     condition: ColumnElement[bool] = table.run_id == select(Run.id).where(Run.uid == uid).scalar_subquery()
     return condition
 
 
 def find_attempt(session: Session, run: Run, number: int) -> Attempt:
-    """Raises NotFoundError."""
+    """Return an attempt of a run. Raises NotFoundError."""
     attempt = session.scalar(select(Attempt).where(Attempt.run_id == run.id, Attempt.number == number))
     if attempt is None:
         raise NotFoundError(f"attempt of run {run.uid}:", number)
@@ -41,7 +41,7 @@ def find_attempt(session: Session, run: Run, number: int) -> Attempt:
 
 
 def find_experiment(session: Session, name: str) -> Experiment:
-    """Raises NotFoundError."""
+    """Return an experiment. Raises NotFoundError."""
     experiment = session.scalar(select(Experiment).where(Experiment.name == name))
     if experiment is None:
         raise NotFoundError("experiment named", name)

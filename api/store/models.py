@@ -1,8 +1,9 @@
-"""The tables of what people handle: experiments, runs, attempts, artifacts, tokens. What runs report is in `record.py`.
+"""Tables of objects that users manage: experiments, runs, attempts, artifacts, tokens. `record.py` has reported data.
 
-A run is what somebody asked for; an attempt is one time it was started or resumed, with one Ray job and one run
-directory. Invariants: a run's status is that of its newest attempt; attempts are numbered from 1, and a number is
-missing only where an attempt was removed; `uid`s, never row numbers, are what people and URLs name.
+A run is one requested training. An attempt is one start or resume of a run, with one Ray job and one run directory.
+
+Invariants: a run's status is that of its newest attempt. Attempts are numbered from 1, and a number is missing only if
+its attempt was removed. People and URLs use `uid`s, never row numbers.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from rhyme_openrlhf.api.store.status import RUN_STATUSES
 from rhyme_openrlhf.settings.control import UID_DIGITS
 from rhyme_openrlhf.settings.redaction import redact_command, redact_config
 
-# Public ids, as `config.new_uid` makes them.
+# Public ids, as made by `config.new_uid`.
 UID_LENGTH = UID_DIGITS
 NAME_LENGTH = 200
 STATUS_LENGTH = 16
 
 
 class Experiment(Base):
-    """A named set of runs that belong together."""
+    """A named set of runs."""
 
     __tablename__ = "experiments"
 
@@ -46,10 +47,10 @@ class Experiment(Base):
 
 
 class Run(Base):
-    """One run as people see it. `spec` (`api/launch/spec.py`): what it was started with, None if not started here.
+    """A run as users see it. `spec` (`api/launch/spec.py`): its specification, None if it was not started here.
 
-    The second half is a roll-up of what its attempts reported, kept by the ingestion, so that a table of runs needs
-    no other table.
+    The second half of the columns is a roll-up of the attempts' reports, maintained by the ingestion, so that a table
+    of runs needs no other table.
     """
 
     __tablename__ = "runs"
@@ -74,19 +75,19 @@ class Run(Base):
     config: Mapped[dict[str, Any]] = mapped_column(RedactedJson(redact_config), default=dict)
     versions: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
     created_by: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
-    # The token that announced the run, and so may report for it (`announce.admit`). None: launched, imported, or
-    # stored before this column was there. No foreign key, because tokens refer to runs; a general token stays for good.
+    # The token that announced the run and may report for it (`announce.admit`). None: launched, imported, or stored by
+    # an older version. No foreign key, because tokens refer to runs; a general token is never deleted.
     reporter_id: Mapped[int | None] = mapped_column(Integer)
     idempotency_key: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
-    # SHA-256 of the request that made it: the same key with another body is a conflict.
+    # SHA-256 of the request that created the run: the same key with another body is a conflict.
     request_digest: Mapped[str | None] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(Float)
     started_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
     archived_at: Mapped[float | None] = mapped_column(Float)
 
-    # Roll-up: `engines` to `steps_total` as the newest attempt's RunStarted says; `step` is the last one trained;
-    # rates over all steps and `reward` over the last epoch that has one, as `telemetry/summary.py` defines them.
+    # Roll-up. `engines` to `steps_total` come from the newest attempt's RunStarted; `step` is the last trained one.
+    # Rates are over all steps, `reward` over the last epoch with rewards, as `telemetry/summary.py` defines them.
     engines: Mapped[int | None] = mapped_column(Integer)
     tensor_parallel_size: Mapped[int | None] = mapped_column(Integer)
     epochs: Mapped[int | None] = mapped_column(Integer)
@@ -98,9 +99,9 @@ class Run(Base):
     speculation_rate: Mapped[float | None] = mapped_column(Float)
     bubble_fraction: Mapped[float | None] = mapped_column(Float)
     dropped_events: Mapped[int] = mapped_column(BigInteger, default=0)
-    # Blocks of its curves that are there (`api/store/curve_blocks.py`): those of the lowest steps.
+    # Number of stored blocks of its curves (`api/store/curve_blocks.py`), from the first step on.
     packed_blocks: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    # Stretches that its blocks are joined to (`api/store/curve_stretches.py`): those of the lowest steps.
+    # Number of stretches of its joined blocks (`api/store/curve_stretches.py`), from the first step on.
     packed_stretches: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     last_event_at: Mapped[float | None] = mapped_column(Float)
 
@@ -109,7 +110,7 @@ class Run(Base):
 
 
 class RunTag(Base):
-    """A word somebody put on a run."""
+    """A tag of a run."""
 
     __tablename__ = "run_tags"
 
@@ -126,25 +127,25 @@ class Attempt(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
     number: Mapped[int] = mapped_column(Integer)
-    # What the reporter calls the attempt: made by whoever started it, unique over all machines.
+    # The reporter's name of the attempt: created at its start, unique over all machines.
     uid: Mapped[str] = mapped_column(String(UID_LENGTH), unique=True)
     resumes: Mapped[bool] = mapped_column(default=False)
-    # The service started it, its run directory was imported, or a token of its run announced it. An import removes
-    # newer attempts that are not vouched for.
+    # True if the service started it, its run directory was imported, or a token of its run announced it. An import
+    # removes newer attempts without this.
     vouched: Mapped[bool] = mapped_column(default=False, server_default=false())
     submission_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
-    # The cluster it is started on (`Launching.cluster`), from when it is "starting"; no other one may start it.
+    # The cluster on which it was started (`Launching.cluster`), set with "starting"; no other cluster may start it.
     cluster: Mapped[str | None] = mapped_column(Text)
     run_directory: Mapped[str | None] = mapped_column(Text)
     checkpoint_path: Mapped[str | None] = mapped_column(Text)
-    # The lowest step it reported: from there on, its derived rows replace those of older attempts.
+    # The lowest step it reported: from this step on, its derived rows replace those of older attempts.
     first_step: Mapped[int | None] = mapped_column(Integer)
     status: Mapped[str] = mapped_column(String(STATUS_LENGTH), index=True)
     message: Mapped[str] = mapped_column(Text, default="")
     queued_at: Mapped[float] = mapped_column(Float)
     started_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
-    # When the server last heard of its reporter, on the server's own clock.
+    # Time of the reporter's last message, by the server's clock.
     heartbeat_at: Mapped[float | None] = mapped_column(Float)
     stop_requested_at: Mapped[float | None] = mapped_column(Float)
 
@@ -152,7 +153,7 @@ class Attempt(Base):
 
 
 class Artifact(Base):
-    """A file or directory an attempt left: a checkpoint, a summary, a log."""
+    """A file or directory that an attempt has written: a checkpoint, a summary, a log."""
 
     __tablename__ = "artifacts"
     __table_args__ = (UniqueConstraint("attempt_id", "kind", "step", "path"),)
@@ -167,7 +168,7 @@ class Artifact(Base):
 
 
 class Token(Base):
-    """An access token. Only its SHA-256 is kept; `prefix` is what people recognise it by."""
+    """An access token. Only its SHA-256 is stored; people recognise it by `prefix`."""
 
     __tablename__ = "tokens"
     __table_args__ = (CheckConstraint("role IN ('viewer', 'operator', 'reporter')", name="role"),)
@@ -185,7 +186,7 @@ class Token(Base):
 
 
 class SignInCode(Base):
-    """The code of a sign-in link, which is taken once. The code is kept only as its SHA-256."""
+    """The code of a sign-in link, which works once. Only its SHA-256 is stored."""
 
     __tablename__ = "sign_in_codes"
 
@@ -195,7 +196,7 @@ class SignInCode(Base):
 
 
 class BrowserSession(Base):
-    """A browser that signed in with a token. The cookie's value is kept only as its SHA-256."""
+    """A browser session opened with a token. Only the SHA-256 of the cookie's value is stored."""
 
     __tablename__ = "browser_sessions"
 
@@ -207,14 +208,14 @@ class BrowserSession(Base):
 
 
 class DispatchLease(Base):
-    """The row that says which service dispatches (`api/launch/lease.py`). `since` is for people and decides nothing."""
+    """The row of the dispatch lease (`api/launch/lease.py`). `since` is for people and decides nothing."""
 
     __tablename__ = "dispatch_lease"
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     term: Mapped[int] = mapped_column(BigInteger)
     beats: Mapped[int] = mapped_column(BigInteger)
-    # Empty when the last holder has given it up.
+    # Empty if the last holder has released the lease.
     service: Mapped[str] = mapped_column(String(UID_LENGTH))
     host: Mapped[str] = mapped_column(Text)
     pid: Mapped[int] = mapped_column(Integer)

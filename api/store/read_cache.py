@@ -1,7 +1,7 @@
-"""What was read from the store a moment ago, and need not be asked again at once.
+"""A cache of values that were just read from the store.
 
-Invariants: a value is given for `seconds` after it was put, never longer; after `forget` none of before is given, also
-not one that was being read meanwhile; no more than `capacity` values are kept. All of it is thread-safe.
+Invariants: a value is returned for at most `seconds` after `put`. After `forget`, no earlier value is returned, also
+none that was being read at that time. At most `capacity` values are kept. The cache is thread-safe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 class Fresh(Generic[V]):
-    """Values by key."""
+    """Cached values by key."""
 
     def __init__(self, seconds: float, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._capacity, self._clock = seconds, capacity, clock
@@ -24,7 +24,7 @@ class Fresh(Generic[V]):
         self._forgotten = 0
 
     def get(self, key: Hashable) -> V | None:
-        """The value, if it is there and fresh."""
+        """Return the value if it is cached and fresh."""
         with self._lock:
             found = self._values.get(key)
         if found is None or self._clock() - found[0] >= self._seconds:
@@ -32,11 +32,11 @@ class Fresh(Generic[V]):
         return found[1]
 
     def before_reading(self) -> int:
-        """For `put`: asked before the value is read from the store."""
+        """Return the argument `before` for `put`; called before the value is read from the store."""
         return self._forgotten
 
     def put(self, key: Hashable, value: V, before: int) -> None:
-        """Keep what was read, unless `forget` was called since `before`."""
+        """Cache a value, unless `forget` was called since `before`."""
         with self._lock:
             if before != self._forgotten:
                 return
@@ -45,7 +45,7 @@ class Fresh(Generic[V]):
             self._values[key] = (self._clock(), value)
 
     def forget(self) -> None:
-        """Called after the change of what was read is committed."""
+        """Drop all values; called after a change is committed."""
         with self._lock:
             self._forgotten += 1
             self._values.clear()

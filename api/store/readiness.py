@@ -1,4 +1,4 @@
-"""Whether the database is fit for this version: it has this version's schema, and it takes writes."""
+"""Readiness of the database: it has this version's schema, and it accepts writes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rhyme_openrlhf.api.store.database import BusyError, Database, alembic_config
 
-# SQLite needs room for a batch of the largest size twice, in its file and in its write-ahead log.
+# SQLite needs room for the largest batch twice: in its file and in its write-ahead log.
 ROOM_BYTES = 32 * 1024 * 1024
-# A probe comes every few seconds, and from several machines: the store is not written to for each.
+# Probes come every few seconds from several machines, so not every probe writes to the store.
 WRITE_SECONDS = 5.0
-# Changes nothing, and is a write all the same.
+# A write that changes nothing.
 _WRITE = text("UPDATE alembic_version SET version_num = version_num")
 logger = logging.getLogger(__name__)
 
 
 def schema_is_current(database: Database) -> bool:
-    """Raises SQLAlchemyError when the database does not answer."""
+    """Return True if the schema is this version's. Raises SQLAlchemyError if the database does not respond."""
     head = ScriptDirectory.from_config(alembic_config()).get_current_head()
     with database.engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision() == head
 
 
 class Writable:
-    """Whether the store takes writes, tried at most every `WRITE_SECONDS`. Any thread may ask."""
+    """A check that the store accepts writes, made at most every `WRITE_SECONDS`; thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -41,8 +41,8 @@ class Writable:
         self._next = 0.0
 
     def problem(self) -> str:
-        """Return what is wrong in one sentence, or ""."""
-        # While one thread tries, the others have what was found last: a store that hangs takes one thread only.
+        """Return the problem in one sentence, or ""."""
+        # While one thread checks, others get the last result, so that a store that hangs blocks one thread only.
         if time.monotonic() >= self._next and self._lock.acquire(blocking=False):
             try:
                 self._problem = self._try()
@@ -54,7 +54,8 @@ class Writable:
     def _try(self) -> str:
         if self._database.is_sqlite:
             folder = Path(self._database.engine.url.database or "").absolute().parent
-            # A write-ahead log that has room takes small writes after its disk is full: to write says too little.
+            # A write-ahead log with spare room accepts small writes after its disk is full, so a write alone proves too
+            # little.
             try:
                 free = shutil.disk_usage(folder).free
             except OSError as error:
@@ -65,6 +66,6 @@ class Writable:
             with self._database.writing() as session:
                 session.execute(_WRITE)
         except (BusyError, SQLAlchemyError) as error:
-            logger.error("not ready: the database takes no writes", exc_info=error)
-            return "the database takes no writes: the service's log says why"
+            logger.error("not ready: the database accepts no writes", exc_info=error)
+            return "the database accepts no writes: see the service's log"
         return ""

@@ -1,8 +1,11 @@
-"""The tables of what runs report: raw events, and what the ingestion derives from them for the pages that ask.
+"""Tables of reported data: raw events, and rows that the ingestion derives from them for the pages.
 
-Invariants: a raw event is unique by (attempt, source, sequence); derived rows hold nothing that the raw events do not,
-and belong to the newest attempt that reached their step (a resumed run replaces what it does again). Only
-`api/ingest/store_batch.py` writes here.
+Invariants:
+
+- A raw event is unique by (attempt, source, sequence).
+- Derived rows contain nothing that is not in the raw events. They belong to the newest attempt that reached their step,
+  because a resumed run replaces the steps that it repeats.
+- Only `api/ingest/store_batch.py` writes here.
 """
 
 from __future__ import annotations
@@ -35,22 +38,22 @@ SOURCE_LENGTH = 64
 METRIC_LENGTH = 128
 STATE_LENGTH = 16
 SAMPLE_LENGTH = 64
-# Host names are at most 253 characters long.
+# Host names have at most 253 characters.
 NODE_LENGTH = 253
 
 
-# Kinds that come for every engine or many times a step. The others are few, and an index of their own finds them.
+# Kinds of events that occur once per engine or many times per step. All other kinds are rare, and have an index.
 FREQUENT_KINDS = (
     "engine_interval", "engine_sample", "engine_step", "rollout_progress", "sample_moved", "stage_started",
     "weights_loaded",
 )  # fmt: skip
-# As the index says it: with this in its condition, a query may use it.
+# The condition of the index; a query with this condition can use it.
 _RARE = text(f"kind NOT IN ({', '.join(map(repr, FREQUENT_KINDS))})")
 
 
-# No foreign key in the tables that grow with a run's length: each costs a look-up for every row, and without an index
-# of its own a scan for every row that it refers to and that is deleted. Only the ingestion writes them, with the run's
-# row locked, and `api/ingest/deletion.py` takes them out with their run.
+# Tables that grow with a run's length have no foreign key, because each would cost a look-up per row. Without an index,
+# it would also cost a scan per deleted row that it refers to. Only the ingestion writes these tables, with the run's
+# row locked, and `api/ingest/deletion.py` deletes their rows with the run.
 
 
 def _run(primary_key: bool = False) -> Mapped[int]:
@@ -62,10 +65,10 @@ def _attempt() -> Mapped[int]:
 
 
 class EventSource(Base):
-    """How far one writer's events have arrived: the next sequence expected, and how many below it never came (`gaps`).
+    """The state of one source's events: the next expected sequence number, and how many below it are missing (`gaps`).
 
-    So `next_sequence - gaps` events of it are in `events`. `dropped` is what is shown: the larger of the gaps and what
-    the reporter said it gave up, which may be its latest events.
+    `events` therefore has `next_sequence - gaps` of its events. `dropped` is the number for people: the larger one of
+    the gaps and of the reporter's count of dropped events, which may be its latest ones.
     """
 
     __tablename__ = "event_sources"
@@ -75,19 +78,19 @@ class EventSource(Base):
     next_sequence: Mapped[int] = mapped_column(BigInteger, default=0)
     gaps: Mapped[int] = mapped_column(BigInteger, default=0)
     dropped: Mapped[int] = mapped_column(BigInteger, default=0)
-    # Of what the reporter says that it gave up since the attempt began, how much an import has brought in.
+    # Number of events dropped by the reporter that an import has filled in.
     filled: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class RawEvent(Base):
-    """One event as it came: `body` is its JSON form without the envelope."""
+    """An event as it arrived: `body` is its JSON form without the envelope."""
 
     __tablename__ = "events"
     __table_args__ = (
         UniqueConstraint("attempt_id", "source", "sequence"),
         Index("ix_events_rare", "run_id", "kind", "id", sqlite_where=_RARE, postgresql_where=_RARE),
         Index("ix_events_run_id", "run_id", "id"),
-        # An id is never used again: live streams resume by it.
+        # An id is never reused, because live streams resume by it.
         {"sqlite_autoincrement": True},
     )
 
@@ -101,26 +104,26 @@ class RawEvent(Base):
     body: Mapped[str] = mapped_column(Text)
 
     def content(self) -> dict[str, Any]:
-        """Return the body as it may be shown: an earlier version may have stored a command with its secrets."""
+        """Return the body for readers; an earlier version may have stored a command with its secrets."""
         return redact_config(json.loads(self.body))
 
 
 def of_kinds(kinds: Collection[str]) -> list[ColumnElement[bool] | TextClause]:
-    """Conditions for events of these kinds, such that the index of rare kinds is used where they all are."""
+    """Return conditions for events of these kinds, which use the index of rare kinds if all are rare."""
     conditions: list[ColumnElement[bool] | TextClause] = [RawEvent.kind.in_(kinds)]
     return conditions if set(kinds) & set(FREQUENT_KINDS) else [*conditions, _RARE]
 
 
 class Step(Base):
-    """Everything about one step over all engines: the run page's curves are columns of this table.
+    """All values of one step over all engines; the curves of the run page are columns of this table.
 
-    Seconds by part; counters summed over engines (`telemetry/metrics.py` says what each counts); bubbles by cause in
-    engine seconds. Floats that are not finite (a diverged loss) are NULL here and in every derived table. Seconds that
-    are summed are whole multiples of `totals.QUANTUM`, so that sums do not depend on the order in which events arrive.
+    Columns: seconds by part, counters summed over engines (`telemetry/metrics.py` defines them), and bubbles by cause
+    in engine seconds. Non-finite floats (a diverged loss) are NULL here and in every derived table. Summed seconds are
+    multiples of `totals.QUANTUM`, so that sums do not depend on the order of events.
     """
 
     __tablename__ = "steps"
-    # Kept in the order of its key, so that a run's steps lie in one piece.
+    # Stored in key order, so that a run's steps are adjacent.
     __table_args__ = {"sqlite_with_rowid": False}
 
     run_id: Mapped[int] = _run(primary_key=True)
@@ -129,7 +132,7 @@ class Step(Base):
     epoch: Mapped[int | None] = mapped_column(Integer)
     started_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
-    # What the rollout stage reported (RolloutFinished).
+    # Reported by the rollout stage (RolloutFinished).
     rollout_seconds: Mapped[float | None] = mapped_column(Float)
     samples: Mapped[int | None] = mapped_column(Integer)
     response_tokens: Mapped[int | None] = mapped_column(BigInteger)
@@ -139,7 +142,7 @@ class Step(Base):
     length_p95: Mapped[float | None] = mapped_column(Float)
     length_max: Mapped[int | None] = mapped_column(Integer)
     truncated: Mapped[int | None] = mapped_column(Integer)
-    # What the trainer reported (TrainStep): seconds of its parts, and the mean reward.
+    # Reported by the trainer (TrainStep): seconds of its parts, and the mean reward.
     experience_seconds: Mapped[float | None] = mapped_column(Float)
     train_seconds: Mapped[float | None] = mapped_column(Float)
     sync_seconds: Mapped[float | None] = mapped_column(Float)
@@ -157,11 +160,11 @@ class Step(Base):
     finished_samples: Mapped[int] = mapped_column(Integer, default=0)
     busy_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     draft_seconds: Mapped[float] = mapped_column(Float, default=0.0)
-    # Of `accepted`; what is left of it is from history.
+    # Parts of `accepted`; the rest came from history.
     accepted_siblings: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     accepted_own: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    # Timeline segments, and engine seconds of bubbles inside the rollout stage by cause (EngineInterval); 0 until the
-    # stage's begin and end are both known.
+    # Number of timeline segments, and bubbles inside the rollout stage by cause in engine seconds (EngineInterval); 0
+    # until begin and end of the stage are known.
     intervals: Mapped[int] = mapped_column(Integer, default=0)
     bubble_tail: Mapped[float] = mapped_column(Float, default=0.0)
     bubble_weights: Mapped[float] = mapped_column(Float, default=0.0)
@@ -174,22 +177,22 @@ class Step(Base):
 
 
 class EpochRow(Base):
-    """Sums over the steps of one epoch; epoch 0 are the steps whose epoch has not been heard of yet.
+    """Sums over the steps of one epoch; epoch 0 holds steps whose epoch is unknown.
 
-    A run's figures are computed from its epochs (`totals.run_figures`), which stay few when its steps are many.
+    A run's figures are computed from its epochs (`totals.run_figures`), which are few even if it has many steps.
     """
 
     __tablename__ = "epochs"
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     epoch: Mapped[int] = mapped_column(Integer, primary_key=True)
-    # Steps with any event, and those that were trained on.
+    # Steps with any event, and trained steps.
     steps_begun: Mapped[int] = mapped_column(Integer)
     steps: Mapped[int] = mapped_column(Integer)
     rollout_seconds: Mapped[float] = mapped_column(Float)
     samples: Mapped[int] = mapped_column(BigInteger)
     response_tokens: Mapped[int] = mapped_column(BigInteger)
-    # Sum over samples of their steps' mean rewards, and how many samples those are.
+    # Sum over samples of their steps' mean rewards, and the number of these samples.
     reward_sum: Mapped[float] = mapped_column(Float)
     rewarded_samples: Mapped[int] = mapped_column(BigInteger)
     engine_tokens: Mapped[int] = mapped_column(BigInteger)
@@ -205,7 +208,7 @@ class EpochRow(Base):
     draft_seconds: Mapped[float] = mapped_column(Float)
     accepted_siblings: Mapped[int] = mapped_column(BigInteger, server_default="0")
     accepted_own: Mapped[int] = mapped_column(BigInteger, server_default="0")
-    # Rollout seconds of the steps that have a timeline, and the bubbles in them.
+    # Rollout seconds of steps with a timeline, and their bubbles.
     timeline_seconds: Mapped[float] = mapped_column(Float)
     bubble_tail: Mapped[float] = mapped_column(Float)
     bubble_weights: Mapped[float] = mapped_column(Float)
@@ -216,7 +219,7 @@ class EpochRow(Base):
 
 
 class EngineStepRow(Base):
-    """What one engine did in one step's rollout stage (EngineStep)."""
+    """Counters of one engine in one step's rollout stage (EngineStep)."""
 
     __tablename__ = "engine_steps"
     # Kept in the order of its key.
@@ -237,7 +240,7 @@ class EngineStepRow(Base):
 
 
 class Interval(Base):
-    """One lane segment of the bubble timeline (EngineInterval)."""
+    """A lane segment of the bubble timeline (EngineInterval)."""
 
     __tablename__ = "engine_intervals"
     __table_args__ = (Index("ix_engine_intervals_run_step_engine", "run_id", "step", "engine"),)
@@ -255,7 +258,7 @@ class Interval(Base):
 
 
 class EngineSampleRow(Base):
-    """One engine, about once a second while it generates (EngineSample)."""
+    """A sample of one engine, about once a second while it generates (EngineSample)."""
 
     __tablename__ = "engine_samples"
     __table_args__ = (Index("ix_engine_samples_run_step_engine", "run_id", "step", "engine"),)
@@ -267,16 +270,18 @@ class EngineSampleRow(Base):
     step: Mapped[int] = mapped_column(Integer)
     engine: Mapped[int] = mapped_column(Integer)
     running: Mapped[int] = mapped_column(Integer)
-    # None: its sample was over no time.
+    # None: the sample covers no time.
     tokens_per_second: Mapped[float | None] = mapped_column(Float)
     drafted: Mapped[int] = mapped_column(BigInteger)
     accepted: Mapped[int] = mapped_column(BigInteger)
-    # Share in use, 0 to 1. None: an older writer's.
+    # Share in use, 0 to 1. None: from an older writer.
     kv_cache: Mapped[float | None] = mapped_column(Float)
 
 
 class SystemRow(Base):
-    """One machine of a run, every few seconds (SystemSample). It belongs to no step; all attempts' stay."""
+    """A sample of one machine, every few seconds (SystemSample). It belongs to no step; samples of all attempts
+    stay.
+    """
 
     __tablename__ = "system_samples"
     __table_args__ = (Index("ix_system_samples_run_time", "run_id", "time"),)
@@ -293,61 +298,61 @@ class SystemRow(Base):
     disk_free: Mapped[int | None] = mapped_column(BigInteger)
     shared_memory: Mapped[int | None] = mapped_column(BigInteger)
     object_store: Mapped[int | None] = mapped_column(BigInteger)
-    # JSON text: [[utilisation or null, bytes used, bytes in all], ...], an entry a GPU.
+    # JSON text with one entry per GPU: [[utilisation or null, bytes used, total bytes], ...].
     gpus: Mapped[str] = mapped_column(Text)
-    # JSON text: {name: [cores, bytes]} of the run's processes there.
+    # JSON text: {name: [cores, bytes]} of the run's processes on the machine.
     processes: Mapped[str] = mapped_column(Text)
 
 
 class Metric(Base):
-    """One training or evaluation scalar of one step (TrainStep; Evaluation's names begin with "eval/")."""
+    """A training or evaluation scalar of one step (TrainStep; names of Evaluation begin with "eval/")."""
 
     __tablename__ = "metrics"
-    # Kept in the order of its key, so that a curve lies in one piece.
+    # Stored in key order, so that a curve's rows are adjacent.
     __table_args__ = {"sqlite_with_rowid": False}
 
     run_id: Mapped[int] = _run(primary_key=True)
     name: Mapped[str] = mapped_column(String(METRIC_LENGTH), primary_key=True)
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
     attempt_id: Mapped[int] = _attempt()
-    # None: not finite (a diverged loss); SQL has no number for it that both databases keep.
+    # None: not finite (a diverged loss), for which SQL has no portable number.
     value: Mapped[float | None] = mapped_column(Float)
 
 
 class CurveBlock(Base):
-    """Some steps of one curve of a step or metric, value beside value (`api/store/curve_blocks.py`)."""
+    """Values of one curve in a range of steps, stored as an array (`api/store/curve_blocks.py`)."""
 
     __tablename__ = "curve_blocks"
-    # Kept in the order of its key.
+    # Stored in key order.
     __table_args__ = {"sqlite_with_rowid": False}
 
     run_id: Mapped[int] = _run(primary_key=True)
     name: Mapped[str] = mapped_column(String(METRIC_LENGTH), primary_key=True)
-    # `block` has the steps from block * BLOCK_STEPS on.
+    # The block begins at step block * BLOCK_STEPS.
     block: Mapped[int] = mapped_column(Integer, primary_key=True)
-    # A byte a step that is there, ascending, and a float64 (little endian) each; NaN where it has no value.
+    # Per existing step, ascending: one byte (offset) and one float64 (little endian, NaN without a value).
     offsets: Mapped[bytes] = mapped_column(LargeBinary)
     values: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class CurveStretch(Base):
-    """What some blocks of a curve that follow each other hold (`api/store/curve_stretches.py`)."""
+    """Several adjacent blocks of a curve in one row (`api/store/curve_stretches.py`)."""
 
     __tablename__ = "curve_stretches"
-    # On PostgreSQL a row stays on one page instead of being cut into pieces of 2,000 bytes elsewhere.
+    # On PostgreSQL, this keeps a row on one page instead of cutting it into pieces of 2,000 bytes elsewhere.
     __table_args__ = {"sqlite_with_rowid": False, "postgresql_with": {"toast_tuple_target": 8160}}
 
     run_id: Mapped[int] = _run(primary_key=True)
     name: Mapped[str] = mapped_column(String(METRIC_LENGTH), primary_key=True)
-    # `stretch` has the blocks from stretch * STRETCH_BLOCKS on.
+    # The stretch begins at block stretch * STRETCH_BLOCKS.
     stretch: Mapped[int] = mapped_column(Integer, primary_key=True)
-    # As in a block, with two bytes (little endian) for each step.
+    # As in a block, with two bytes (little endian) per step.
     offsets: Mapped[bytes] = mapped_column(LargeBinary)
     values: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class Move(Base):
-    """A sample handed from one engine to another (SampleMoved)."""
+    """A sample moved from one engine to another (SampleMoved)."""
 
     __tablename__ = "moves"
     __table_args__ = (Index("ix_moves_run_step", "run_id", "step"),)
@@ -365,13 +370,13 @@ class Move(Base):
     outcome: Mapped[str] = mapped_column(String(KIND_LENGTH))
     seconds: Mapped[float | None] = mapped_column(Float)
     tokens: Mapped[int] = mapped_column(BigInteger)
-    # None: not known, or an older writer's.
+    # None: unknown, or from an older writer.
     downtime_seconds: Mapped[float | None] = mapped_column(Float)
     predicted_seconds: Mapped[float | None] = mapped_column(Float)
 
 
 class Switch(Base):
-    """A node went from one tensor-parallel layout to another (LayoutSwitched)."""
+    """A node's change of its tensor-parallel layout (LayoutSwitched)."""
 
     __tablename__ = "switches"
     __table_args__ = (Index("ix_switches_run_step", "run_id", "step"),)
@@ -389,13 +394,13 @@ class Switch(Base):
 
 
 class RankStabilityRow(Base):
-    """How alike two epochs rank the same prompts by length (RankStability)."""
+    """Similarity of two epochs' rankings of the same prompts by length (RankStability)."""
 
     __tablename__ = "rank_stability"
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     epoch: Mapped[int] = mapped_column(Integer, primary_key=True)
     attempt_id: Mapped[int] = _attempt()
-    # None: it has none, for instance because all lengths are equal.
+    # None: undefined, for instance because all lengths are equal.
     correlation: Mapped[float | None] = mapped_column(Float)
     prompts: Mapped[int] = mapped_column(Integer)

@@ -1,7 +1,7 @@
-"""What an attempt's events and its reporter say about its life, written into attempt and run.
+"""Status changes of attempts and runs, caused by an attempt's events and its reporter.
 
-Invariants: only what `status.py` allows is done, and what it does not allow is ignored here, because events may come
-late: a run that was ended by another witness stays ended. A run has the status of its newest attempt.
+Invariants: only changes that `status.py` allows are made. Others are ignored, because events may come late: a run that
+has ended for another reason stays ended. A run has the status of its newest attempt.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from sqlalchemy.orm import Session, load_only
 from rhyme_openrlhf.api.store.models import Attempt, Run
 from rhyme_openrlhf.api.store.status import ACTIVE, ENDED, TRANSITIONS
 
-SILENT_END = "the run's process ended without saying why"
+SILENT_END = "the run's process ended without a reason"
 
 
 def lock_run(session: Session, run_id: int) -> tuple[Run, list[Attempt]]:
-    """The run and its attempts in their order, locked until the transaction ends.
+    """Return the run and its attempts in order, locked until the transaction ends.
 
-    Whoever changes a run or an attempt calls this first, so that two writers never wait for each other in a circle.
-    Without the columns that nobody needs for a batch (they load when used).
+    Every writer of a run or an attempt calls this first, so that two writers never deadlock. Columns that a batch does
+    not need are loaded when used.
     """
     columns = load_only(
         Run.status, Run.message, Run.started_at, Run.finished_at, Run.engines, Run.last_event_at, Run.dropped_events,
@@ -33,9 +33,9 @@ def lock_run(session: Session, run_id: int) -> tuple[Run, list[Attempt]]:
 
 
 def move(run: Run, attempts: Sequence[Attempt], attempt: Attempt, status: str, message: str, time: float) -> bool:
-    """Give the attempt a status, if it may have it, and the run that of its newest attempt.
+    """Set the attempt's status if that is legal, and update its run; return whether it was legal.
 
-    `time` (unix seconds) is when it ended, for a status that is an end. Returns whether it may have it.
+    `time` (unix seconds): the end, for a status that is an end.
     """
     if status != attempt.status and status not in TRANSITIONS[attempt.status]:
         return False
@@ -47,7 +47,7 @@ def move(run: Run, attempts: Sequence[Attempt], attempt: Attempt, status: str, m
 
 
 def follow(run: Run, attempts: Sequence[Attempt]) -> None:
-    """Make the run's status and times those of its attempts."""
+    """Update the run's status and times from its attempts."""
     newest = attempts[-1]
     run.status, run.message, run.finished_at = newest.status, newest.message, newest.finished_at
     starts = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
@@ -55,9 +55,9 @@ def follow(run: Run, attempts: Sequence[Attempt]) -> None:
 
 
 def began(run: Run, attempts: Sequence[Attempt], attempt: Attempt, time: float) -> None:
-    """Its RunStarted came, of this time."""
+    """Mark the attempt as running since `time`, when its RunStarted arrived."""
     attempt.started_at = time
-    if attempt.status == "queued":  # the one who started it has not come to say so
+    if attempt.status == "queued":  # the service that started it has not yet reported so
         move(run, attempts, attempt, "starting", "", time)
     if attempt.status == "starting":
         move(run, attempts, attempt, "running", "", time)
@@ -65,7 +65,10 @@ def began(run: Run, attempts: Sequence[Attempt], attempt: Attempt, time: float) 
 
 
 def heard(run: Run, attempts: Sequence[Attempt], attempt: Attempt, alive: bool | None, now: float) -> None:
-    """Its reporter spoke. `alive`: whether the driver's process is there; False comes with the last events only."""
+    """Note a message of the attempt's reporter.
+
+    `alive`: whether the driver's process exists; False comes only with the last events.
+    """
     attempt.heartbeat_at = now
     if alive is False and attempt.status in ACTIVE - {"queued"}:
         move(run, attempts, attempt, "crashed", SILENT_END, now)

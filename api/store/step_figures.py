@@ -1,6 +1,6 @@
-"""What is drawn of a step: columns of `steps`, and figures that the database makes of them.
+"""Curves of steps: columns of `steps`, and figures that the database computes from them.
 
-Figures have the definitions of `telemetry/metrics.py` (a test compares them).
+Figures follow the definitions of `telemetry/metrics.py` (a test compares them).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FIGURES: dict[str, ColumnElement[Any]] = {
     "tokens_per_step": _ratio(Step.decode_tokens, Step.sample_steps),
     "decode_step_ms": _ratio(Step.busy_seconds * MS_PER_SECOND, Step.decode_steps),
     "tokens_per_second": _ratio(Step.response_tokens, Step.rollout_seconds),
-    # None where there is no timeline to find bubbles in.
+    # None without a timeline, whose bubbles are unknown.
     "bubble_fraction": _ratio(_bubble_seconds(), case((Step.intervals > 0, Step.engines * Step.rollout_seconds))),
     "drafted_per_draft": _ratio(Step.drafted, Step.drafts),
     "drafting_share": _ratio(Step.draft_seconds, Step.busy_seconds),
@@ -45,5 +45,5 @@ FIGURES: dict[str, ColumnElement[Any]] = {
     "step_seconds": Step.finished_at - Step.started_at,
 }
 
-# Everything of a step by the name of its curve.
+# All curves of steps by name.
 STEP_CURVES: dict[str, ColumnElement[Any]] = {name: getattr(Step, name) for name in COLUMNS} | FIGURES

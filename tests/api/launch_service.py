@@ -47,7 +47,7 @@ class Cluster:
 
     def _answer(self) -> None:
         if not self.reachable:
-            raise ClusterUnreachable("Ray does not answer")
+            raise ClusterUnreachable("Ray does not respond")
 
     def submit(self, attempt_uid: str, folder: Path) -> None:
         self._answer()

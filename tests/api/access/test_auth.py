@@ -117,7 +117,7 @@ def test_a_code_opens_one_session_which_an_operator_can_close(api: Any) -> None:
     assert browser.get("/api/v1/tokens").status_code == 200
     for path, body in (("session", {"token": code}), ("tokens/exchange", {"code": code, "name": "x"})):
         again = api.nobody.post(f"/api/v1/{path}", json=body)
-        assert again.status_code == 401 and "used already or is too old" in again.json()["detail"]
+        assert again.status_code == 401 and "used up or too old" in again.json()["detail"]
     other = TestClient(api.app, base_url="http://127.0.0.1:8420")
     assert other.post("/api/v1/session", json={"token": new_code(api)}).status_code == 200
     rows = [row for row in api.operator.get("/api/v1/tokens").json()["items"] if row["name"] == "sign-in link"]

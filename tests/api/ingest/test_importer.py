@@ -103,7 +103,7 @@ def test_a_directory_that_holds_less_is_refused(
     folder = directory_of(tmp_path / "run", rows[:10], run_uid=run, attempt_uid=attempt)
     report(database, folder, run, attempt, rows)
     before = stored_rows(database, run)
-    with pytest.raises(ImportingError, match="holds less than is stored"):
+    with pytest.raises(ImportingError, match="has fewer events than the store"):
         import_directory(database, folder, NOW)
     assert stored_rows(database, run) == before
 

@@ -326,7 +326,7 @@ def test_of_two_services_on_one_database_one_starts_and_the_other_queues(shared:
     later = shared.start()
     second.turn()
     assert elsewhere.submitted == [attempt_of(later)]
-    assert said[1:] == ["this service dispatches now: it starts and watches the runs of its database"]
+    assert said[1:] == ["this service dispatches now: it starts and watches the runs in its database"]
 
 
 @pytest.mark.parametrize("same", [True, False])

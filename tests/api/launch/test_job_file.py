@@ -69,7 +69,7 @@ def test_rhyme_train_takes_what_it_gets(tmp_path: Path) -> None:
 
 def test_it_is_checked_again_where_it_is_read(tmp_path: Path) -> None:
     folder = write_launch_file(tmp_path, launch_file(tmp_path))
-    with pytest.raises(SpecError, match="is of attempt"):
+    with pytest.raises(SpecError, match="belongs to attempt"):
         read_launch_file(folder, "ee" * 8)
     content = json.loads((folder / FILE).read_text())
     content["arguments"]["reward"]["remote_url"] = "/etc/evil.py"

@@ -73,7 +73,7 @@ def decided(status: RunStatus, job: Job | None, **changes: object) -> tuple[str,
         ("stopping", RUNNING, {"stop_requested": True, "since_stop": 70.0, "since_forced": 9.0}, ("nothing", None)),
         ("stopping", RUNNING, {"stop_requested": True, "since_stop": 200.0, "since_forced": 99.0}, ("stop_job", None)),
         ("stopping", PENDING, {"stop_requested": True, "since_stop": 0.0}, ("stop_job", None)),
-        # Ray does not answer.
+        # Ray does not respond.
         ("running", None, {"since_ray": 500.0, "since_heartbeat": 5.0}, ("nothing", None)),
         ("running", None, {"since_ray": 100.0, "since_heartbeat": 500.0}, ("nothing", None)),
         ("running", None, {"since_ray": 500.0, "since_heartbeat": 500.0}, ("set", "lost")),
@@ -299,7 +299,7 @@ def test_every_run_of_the_queue_is_told_why_it_waits() -> None:
     assert held.why == "it asks for 3 GPUs, and 2 of 8 are free (jobs of others have 2)"
     (full,) = waits([Queued(1, 1)], [1, 1], 8, 2)
     assert full.why == "as many runs are active as may be at once: --launch.max_runs 2"
-    assert [wait.why for wait in waits(queue, [4], None, 5)] == ["Ray does not answer"] * 4
+    assert [wait.why for wait in waits(queue, [4], None, 5)] == ["Ray does not respond"] * 4
 
 
 @given(st.lists(st.integers(0, 10), max_size=8), st.lists(st.integers(0, 10), max_size=5), st.integers(0, 16))

@@ -111,7 +111,7 @@ def test_the_demo_is_a_spec_without_a_place_for_checkpoints() -> None:
         ("bash -c 'rhyme train'", "command", "must be 'rhyme train"),
         ("CUDA_VISIBLE_DEVICES=0 rhyme train", "command", "must be 'rhyme train"),
         ("python -m os --train.seed 7", "command", "must be 'rhyme train"),
-        ("rhyme train 'unclosed", "command", "cannot be read as a shell would"),
+        ("rhyme train 'unclosed", "command", "cannot be parsed as a shell command"),
         ("rhyme train --no_such 3", "command", "there is no option '--no_such'"),
         ("rhyme train; rm -rf /", "command", "must be 'rhyme train"),
         ("rhyme train --train.seed $(id)", "arguments.train.seed", "must be a whole number"),

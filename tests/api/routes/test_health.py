@@ -69,7 +69,7 @@ def test_a_store_that_takes_no_writes_is_not_ready(api: Any) -> None:
 
     api.service.writable = Writable(api.service.database)
     answer = api.nobody.get("/readyz")
-    assert answer.status_code == 503 and answer.json()["detail"].startswith("the database takes no writes")
+    assert answer.status_code == 503 and answer.json()["detail"].startswith("the database accepts no writes")
     assert api.nobody.get("/healthz").status_code == 200
 
 

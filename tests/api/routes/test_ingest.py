@@ -169,7 +169,9 @@ def test_a_run_belongs_to_the_token_that_announced_it(
     other = other_reporter(reported)
     assert attempts_to_report(other, step) == [403] * 5
     said = other.put(NEW, json=ANNOUNCED).json()["detail"]
-    assert said.startswith("the run belongs to another token: report with that one, with an operator's, or with a ")
+    assert said.startswith(
+        "the run belongs to another token: report with that token, with an operator's token, or with a "
+    )
     assert everything(reported) == before
     # The owner goes on, and an operator, and a token that an operator makes for this run.
     assert reported.reporter.post(BATCHES, json={"events": []}).status_code == 200

@@ -100,7 +100,7 @@ def test_a_run_that_succeeded_is_not_resumed(launched: Any) -> None:
     answer = launched.operator.post(f"/api/v1/runs/{run['uid']}/resume")
     assert answer.status_code == 409
     assert (
-        answer.json()["detail"] == "the run succeeded and has nothing left to do: clone it to go on with other settings"
+        answer.json()["detail"] == "the run succeeded and has no steps left: clone it to continue with other settings"
     )
     assert len(launched.run(run["uid"])["attempts"]) == 1
 

@@ -121,7 +121,7 @@ def test_memory_is_planned_and_the_gain_simulated_where_a_profile_is_known(
     wrong = {"vllm": {"num_engines": "many"}}
     assert client.post("/ui/new-run/estimate", json={"arguments": wrong}).status_code == 422
     elsewhere = {**given["arguments"], "latency": {"profile": "/etc/passwd"}}
-    assert "must lie below" in client.post("/ui/new-run/estimate", json={"arguments": elsewhere}).text
+    assert "must be below" in client.post("/ui/new-run/estimate", json={"arguments": elsewhere}).text
     assert signed_in(launching_dashboard, "viewer").post("/ui/new-run/estimate", json=given).status_code == 403
 
 

@@ -293,7 +293,7 @@ def test_a_link_signs_in_once_and_says_so(dashboard: Any, browser_page: Any, chr
     browser_page.console_errors[:] = [error for error in browser_page.console_errors if "status of 401" not in error]
     other = chromium.new_context().new_page()
     other.goto(link)
-    expect(other.get_by_role("alert")).to_contain_text("used already or is too old: `rhyme serve --new-link` prints")
+    expect(other.get_by_role("alert")).to_contain_text("used up or too old: `rhyme serve --new-link` prints")
     with dashboard.service.database.writing() as session:
         code = credentials.issue_code(session, time.time(), 60)
     # What a person has is the whole line.

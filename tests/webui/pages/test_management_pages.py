@@ -105,7 +105,7 @@ def test_the_queue_says_what_each_run_waits_for(launching_dashboard: Any) -> Non
     assert "8 GPUs" in client.get("/ui/cluster/parts/room").text
     cluster.reachable = False
     page = client.get("/ui/cluster/parts/state").text
-    assert "Ray does not answer" in page and "small" in page
+    assert "Ray does not respond" in page and "small" in page
     assert "waits in the queue" in client.get("/ui/cluster/parts/room").text
     assert client.get("/cluster").status_code == 200
 
