@@ -63,11 +63,11 @@ def refusal(folder: Path, *features: Feature) -> str:
     flags = " ".join(feature.flags for feature in features).replace("AGENT", str(agent)).split()
     engines = ["--vllm.num_engines", "2", "--actor.num_gpus_per_node", "2"]
     try:
-        preflight.check(upstream.parse([*arguments(str(folder)), *engines, *flags]), on_gpus=True)
-    except (preflight.PreflightError, SettingsError, ValueError) as error:
+        preflight.check_features(upstream.parse([*arguments(str(folder)), *engines, *flags]), on_gpus=True)
+    except (preflight.PreflightError, SettingsError) as error:
         return str(error)
-    except SystemExit:
-        return "refused by OpenRLHF's own checks"
+    except upstream.ArgumentsError as error:
+        return f"OpenRLHF: {error}"
     return ""
 
 
@@ -78,6 +78,8 @@ def table(folder: Path) -> str:
     def cell(one: Feature, other: Feature) -> str:
         if one.name == other.name:
             return "–"
+        if other.name == "synchronous" and "--train.async_enable" in one.flags:
+            return "asynchronous alone"
         sentence = re.sub(re.escape(str(folder)) + r"/?", "", refusal(folder, one, other))
         if sentence and sentence not in sentences:
             sentences.append(sentence)

@@ -63,6 +63,21 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
 
     Decides 'auto' of --weights.transport in `args`. `on_gpus` is `platform.run_has_gpus()`.
     """
+    layouts, said = check_features(args, on_gpus)
+    _check_reward(args)
+    if args.eval.dataset:
+        _check_prompts("--eval.dataset", args.eval.dataset, args.eval.split, args)
+    if not args.data.prompt_dataset:
+        raise PreflightError("--data.prompt_dataset is missing: name a file (.jsonl, .parquet, ...) or a data set")
+    count = _check_prompts("--data.prompt_dataset", args.data.prompt_dataset, args.data.prompt_split, args)
+    return Checked(count, layouts, said)
+
+
+def check_features(args: SimpleNamespace, on_gpus: bool = False) -> tuple[LayoutPlan | None, str]:
+    """Check the model and which features go together; return layouts and what they take of the memory, as `Checked`.
+
+    Decides 'auto' of --weights.transport in `args`. Raises PreflightError.
+    """
     decided = RhymeSettings.from_namespace(args).with_transport(on_gpus, lora=args.ds.lora.rank > 0)
     args.weights.transport = decided.weights.transport
     check_engines(args)
@@ -76,13 +91,7 @@ def check(args: SimpleNamespace, on_gpus: bool = False) -> Checked:
     layouts, said = check_layouts(args, config, on_gpus)
     _check_transport(args, on_gpus)
     _check_pipeline(args)
-    _check_reward(args)
-    if args.eval.dataset:
-        _check_prompts("--eval.dataset", args.eval.dataset, args.eval.split, args)
-    if not args.data.prompt_dataset:
-        raise PreflightError("--data.prompt_dataset is missing: name a file (.jsonl, .parquet, ...) or a data set")
-    count = _check_prompts("--data.prompt_dataset", args.data.prompt_dataset, args.data.prompt_split, args)
-    return Checked(count, layouts, said)
+    return layouts, said
 
 
 def check_engines(args: SimpleNamespace) -> None:
