@@ -20,18 +20,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import ray._private.state
 from ray.core.generated.gcs_pb2 import ActorTableData
 
-from rhyme_openrlhf.engine.calls import EngineCalls
 from rhyme_openrlhf.run.stage_watch import StageWatch
 from rhyme_openrlhf.settings.run import LimitSettings
 from rhyme_openrlhf.telemetry.event_log import follow
 from rhyme_openrlhf.telemetry.events import Event, Note, ProcessDied, ProcessReady
 from rhyme_openrlhf.training.failure import one_sentence
+
+if TYPE_CHECKING:
+    # It imports torch, which a driver that watches does without.
+    from rhyme_openrlhf.engine.calls import EngineCalls
 
 # Class names of actors, and what users call them; engines and history workers are told apart by a number.
 NAMES = {

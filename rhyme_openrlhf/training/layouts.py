@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rhyme_openrlhf.latency.profile import kv_bytes_per_token
 from rhyme_openrlhf.scheduling.layouts import (
@@ -26,8 +26,11 @@ from rhyme_openrlhf.scheduling.layouts import (
 )
 from rhyme_openrlhf.settings.config import RhymeSettings
 from rhyme_openrlhf.settings.tp_switch import tail_sizes
-from rhyme_openrlhf.telemetry.services import Layouts
 from rhyme_openrlhf.telemetry.system_sample import Gpus
+
+if TYPE_CHECKING:
+    # It imports Ray, which the checks before a run and the doctor do without.
+    from rhyme_openrlhf.telemetry.services import Layouts
 
 # OpenRLHF's engines on GPUs; without GPUs it is --cpu.dtype.
 GPU_DTYPE = "bfloat16"

@@ -115,7 +115,7 @@ def test_what_is_no_run_directory_is_refused_in_words(
         import_directory(database, tmp_path, NOW)
     folder = directory_of(tmp_path / "run", make_run(seed=15)[:3])
     (folder / "events.jsonl").write_text('{"kind": "note"}\n')
-    with pytest.raises(ImportingError, match="line 1 is no event"):
+    with pytest.raises(ImportingError, match="line 1 is not an event"):
         import_directory(database, folder, NOW)
     (folder / "events.jsonl").write_text('{"kind": "note", "time": 1, "source": "a", "sequence": 0}\n')
     with pytest.raises(ImportingError, match="event 0 of the batch: .*'level'.*is missing"):
@@ -271,6 +271,6 @@ def test_what_is_nested_too_deep_is_refused_in_words(
         (folder / "config.json").write_text(config)
         line = f'{{"kind": "odd", "time": 1, "source": "a", "sequence": 0, "x": {deep}}}\n'
         (folder / "events.jsonl").write_text(line)
-        with pytest.raises(ImportingError, match=r"nested deeper than 32 levels|line 1 is no event"):
+        with pytest.raises(ImportingError, match=r"nested deeper than 32 levels|line 1 is not an event"):
             import_directory(database, folder, NOW)
         (folder / "events.jsonl").write_text(events)

@@ -127,7 +127,7 @@ def test_the_queue_keeps_to_its_limits(tmp_path: Path) -> None:
         launched.turn()
         assert launched.cluster.submitted == [attempt_of(run) for run in runs[:2]]
         shown = launched.run(huge["uid"])
-        assert shown["status"] == "failed" and shown["message"] == "the run asks for 10 GPUs, the cluster has 8"
+        assert shown["status"] == "failed" and shown["message"] == "the run needs 10 GPUs, the cluster has 8"
         launched.cluster.jobs[attempt_of(runs[0])] = Job("failed", "", -9)
         for _ in range(15):
             launched.turn()

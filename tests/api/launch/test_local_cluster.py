@@ -236,7 +236,7 @@ def test_another_cluster_in_the_environment_is_not_touched(tmp_path: Path, monke
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(LocalClusterError, match="RAY_ADDRESS is set"):
         start_local_cluster(tmp_path)
-    with pytest.raises(ClusterUnreachable, match="RAY_ADDRESS is set in the service"):
+    with pytest.raises(ClusterUnreachable, match="RAY_ADDRESS is set for the service"):
         RayLauncher("http://127.0.0.1:1").gpus()
 
 

@@ -291,12 +291,12 @@ def test_what_others_use_holds_back_and_refuses_nobody() -> None:
 def test_every_run_of_the_queue_is_told_why_it_waits() -> None:
     queue = [Queued(1, 9), Queued(2, 2), Queued(3, 4), Queued(4, 1)]
     found = {wait.attempt_id: (wait.position, wait.why) for wait in waits(queue, [4], 8, 5)}
-    assert found[1] == (1, "it will be refused: the run asks for 9 GPUs, the cluster has 8")
+    assert found[1] == (1, "it will be refused: the run needs 9 GPUs, the cluster has 8")
     assert found[2] == (2, "it starts in a moment")
-    assert found[3] == (3, "it asks for 4 GPUs, and 2 of 8 are free")
+    assert found[3] == (3, "it needs 4 GPUs, and 2 of 8 are free")
     assert found[4] == (4, "runs start in the order they came, and number 3 waits")
     (held,) = waits([Queued(1, 3)], [4], 8, 5, others_gpus=2)
-    assert held.why == "it asks for 3 GPUs, and 2 of 8 are free (jobs of others have 2)"
+    assert held.why == "it needs 3 GPUs, and 2 of 8 are free (jobs of others have 2)"
     (full,) = waits([Queued(1, 1)], [1, 1], 8, 2)
     assert full.why == "as many runs are active as may be at once: --launch.max_runs 2"
     assert [wait.why for wait in waits(queue, [4], None, 5)] == ["Ray does not respond"] * 4

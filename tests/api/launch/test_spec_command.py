@@ -107,13 +107,13 @@ def test_the_demo_is_a_spec_without_a_place_for_checkpoints() -> None:
 @pytest.mark.parametrize(
     ("command", "field", "message"),
     [
-        ("", "command", "must be 'rhyme train"),
-        ("bash -c 'rhyme train'", "command", "must be 'rhyme train"),
-        ("CUDA_VISIBLE_DEVICES=0 rhyme train", "command", "must be 'rhyme train"),
-        ("python -m os --train.seed 7", "command", "must be 'rhyme train"),
+        ("", "command", "must begin with 'rhyme train"),
+        ("bash -c 'rhyme train'", "command", "must begin with 'rhyme train"),
+        ("CUDA_VISIBLE_DEVICES=0 rhyme train", "command", "must begin with 'rhyme train"),
+        ("python -m os --train.seed 7", "command", "must begin with 'rhyme train"),
         ("rhyme train 'unclosed", "command", "cannot be parsed as a shell command"),
         ("rhyme train --no_such 3", "command", "there is no option '--no_such'"),
-        ("rhyme train; rm -rf /", "command", "must be 'rhyme train"),
+        ("rhyme train; rm -rf /", "command", "must begin with 'rhyme train"),
         ("rhyme train --train.seed $(id)", "arguments.train.seed", "must be a whole number"),
         ("rhyme train --train.see 3", "command", "there is no option '--train.see'"),
         ("rhyme train --train.sed=3", "command", "'--train.sed=3' (did you mean --train.seed?)"),

@@ -100,7 +100,7 @@ def test_the_queue_says_what_each_run_waits_for(launching_dashboard: Any) -> Non
     started(client, "large", arguments={"vllm": {"num_engines": 20}})
     started(client, "small")
     page = client.get("/ui/cluster/parts/state").text
-    assert "it will be refused: the run asks for 21 GPUs, the cluster has 8" in page
+    assert "it will be refused: the run needs 21 GPUs, the cluster has 8" in page
     assert "it starts in a moment" in page and "10.0.0.1" in page
     assert "8 GPUs" in client.get("/ui/cluster/parts/room").text
     cluster.reachable = False
