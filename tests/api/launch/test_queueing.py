@@ -294,7 +294,7 @@ def test_every_run_of_the_queue_is_told_why_it_waits() -> None:
     assert found[1] == (1, "it will be refused: the run needs 9 GPUs, the cluster has 8")
     assert found[2] == (2, "it starts in a moment")
     assert found[3] == (3, "it needs 4 GPUs, and 2 of 8 are free")
-    assert found[4] == (4, "runs start in the order they came, and number 3 waits")
+    assert found[4] == (4, "runs start in order, and run 3 of the queue waits")
     (held,) = waits([Queued(1, 3)], [4], 8, 5, others_gpus=2)
     assert held.why == "it needs 3 GPUs, and 2 of 8 are free (jobs of others have 2)"
     (full,) = waits([Queued(1, 1)], [1, 1], 8, 2)
