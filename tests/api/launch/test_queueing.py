@@ -298,7 +298,7 @@ def test_every_run_of_the_queue_is_told_why_it_waits() -> None:
     (held,) = waits([Queued(1, 3)], [4], 8, 5, others_gpus=2)
     assert held.why == "it needs 3 GPUs, and 2 of 8 are free (other jobs have 2)"
     (full,) = waits([Queued(1, 1)], [1, 1], 8, 2)
-    assert full.why == "as many runs are active as may be at once: --launch.max_runs 2"
+    assert full.why == "the largest number of runs is active: --launch.max_runs 2"
     assert [wait.why for wait in waits(queue, [4], None, 5)] == ["Ray does not respond"] * 4
 
 
