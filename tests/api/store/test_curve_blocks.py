@@ -38,7 +38,7 @@ _uids = (f"{number:016x}" for number in itertools.count(1))
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that few steps make many blocks."""
+    """Make blocks small, so that few steps make many of them."""
     for name, value in (("BLOCK_STEPS", 4), ("SETTLED_STEPS", 3), ("PIECE_STEPS", 10)):
         monkeypatch.setattr(curve_blocks, name, value)
     monkeypatch.setattr(curve_stretches, "STRETCH_BLOCKS", 3)
