@@ -125,8 +125,8 @@ def create_app(
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     problems.install(app)
     app.router.routes.extend(routes())
-    # The middleware added last is the outermost. Live streams are never compressed. Compressed pages reveal no CSRF token:
-    # another site cannot request them with a user's session, because its cookie is SameSite=Strict.
+    # The middleware added last is the outermost. This one leaves live streams alone. Compressed pages reveal no CSRF
+    # token, because the session's cookie is SameSite=Strict: another site cannot request pages with it.
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM, compresslevel=COMPRESSION_LEVEL)
     batch_limit = int(settings.batch_mb * MEGABYTE)
     app.add_middleware(

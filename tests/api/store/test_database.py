@@ -61,6 +61,7 @@ def test_every_schema_is_upgraded_with_its_rows(empty_url: str, revision: str) -
     with store.reading() as session:
         for name, rows in before.items():
             # Made again from the rows, which are too few for one here.
+            # Stretches are in no later version than 0009.
             if name in ("curve_blocks", "curve_stretches"):
                 continue
             assert session.execute(text(f'SELECT count(*) FROM "{name}"')).scalar_one() == rows, name
