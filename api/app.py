@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from sqlalchemy.engine import make_url
 from starlette.concurrency import run_in_threadpool
@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute
 from rhyme_openrlhf import __version__
 from rhyme_openrlhf.api.access.service import Background, Service
 from rhyme_openrlhf.api.http import problems
+from rhyme_openrlhf.api.http.fields import PREFIX
 from rhyme_openrlhf.api.http.guard import (
     BodyLimit,
     ForwardedClient,
@@ -32,6 +33,7 @@ from rhyme_openrlhf.api.http.guard import (
     SecurityHeaders,
 )
 from rhyme_openrlhf.api.http.limits import Limits, RateLimit
+from rhyme_openrlhf.api.http.parameters import query_parameters, refuse_unknown
 from rhyme_openrlhf.api.http.service_metrics import ServiceMetrics
 from rhyme_openrlhf.api.live.streams import LiveLooks
 from rhyme_openrlhf.api.routes import (
@@ -57,7 +59,6 @@ from rhyme_openrlhf.api.settings import MEGABYTE, ServeSettings
 from rhyme_openrlhf.api.store import credentials
 from rhyme_openrlhf.api.store.database import Database
 
-PREFIX = "/api/v1"
 # Routers of all resources.
 ROUTERS: tuple[APIRouter, ...] = (
     sign_in.router,
@@ -122,6 +123,7 @@ def create_app(
     )
     app.state.service = service
     app.state.templates = {**templates(ROUTERS, PREFIX), **templates((health.router,))}
+    app.state.query_parameters = query_parameters(ROUTERS)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     problems.install(app)
     app.router.routes.extend(routes())
@@ -153,9 +155,10 @@ def routes() -> tuple[BaseRoute, ...]:
     The result is cached, because FastAPI parses the routes' signatures here, which takes longer than the rest of
     `create_app`.
     """
-    all_of_them = APIRouter()
+    # Operations are named as their functions: `start_run` instead of `start_run_api_v1_runs_post`.
+    all_of_them = APIRouter(generate_unique_id_function=lambda route: route.name)
     for router in ROUTERS:
-        all_of_them.include_router(router, prefix=PREFIX)
+        all_of_them.include_router(router, prefix=PREFIX, dependencies=[Depends(refuse_unknown)])
     all_of_them.include_router(health.router)
     return tuple(all_of_them.routes)
 

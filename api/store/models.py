@@ -132,6 +132,8 @@ class Attempt(Base):
     # removes newer attempts without this.
     vouched: Mapped[bool] = mapped_column(default=False, server_default=false())
     submission_id: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
+    # Of the request that resumed the run; a repeated request adds no second attempt.
+    idempotency_key: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     # The cluster on which it was started (`Launching.cluster`), set with "starting"; no other cluster may start it.
     cluster: Mapped[str | None] = mapped_column(Text)
     run_directory: Mapped[str | None] = mapped_column(Text)

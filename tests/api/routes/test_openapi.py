@@ -81,9 +81,17 @@ def test_what_arrives_is_judged_as_the_service_judges_it(api: Any) -> None:
         "",
         "limit=5&text=5&created_from=1.5&sort=name",
         "limit=%205&status=running&tag=1&tag=x",
+        "experiment=",
+    ]
+    wrong = [
+        "limit=0",
+        "limit=many",
+        "limit=5&limit=0",
+        "status=running&status=walking",
+        "tag=",
+        "archived=7",
         "experiment=&x=y",
     ]
-    wrong = ["limit=0", "limit=many", "limit=5&limit=0", "status=running&status=walking", "tag=", "archived=7"]
     for query in [*right, *wrong, "created_from=-1"]:
         assert reads_right(f"http://x/?{query}", parameters, document) == (query in right), query
         assert (api.operator.get(f"/api/v1/runs?{query}").status_code == 200) == (query in right), query

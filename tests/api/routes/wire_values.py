@@ -16,6 +16,8 @@ import jsonschema
 def reads_right(url: str, parameters: list[dict[str, Any]], document: dict[str, Any]) -> bool:
     """Whether every query parameter in `url` is as an OpenAPI document's operation with `parameters` wants it."""
     sent = parse_qs(urlsplit(url).query, keep_blank_values=True)
+    if not set(sent) <= {parameter["name"] for parameter in parameters if parameter["in"] == "query"}:
+        return False
     for parameter in parameters:
         if parameter["in"] != "query":
             continue
