@@ -198,6 +198,7 @@ ROOMS = (
     "run",
     "simulation",
     "verify",
+    "client",
     "api",
     "webui",
     "cli",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from pydantic import ConfigDict, Field
@@ -93,6 +95,7 @@ class RunDetail(RunSummary):
     versions: dict[str, Any]
     created_by: str
     attempts: list[AttemptView]
+    etag: str = Field(description="The state of what people edit, for If-Match; also in the header ETag.")
 
 
 class ArtifactView(View):
@@ -124,7 +127,19 @@ def run_detail(run: Run, experiment: str | None, parent: str | None) -> RunDetai
         versions=run.versions,
         created_by=run.created_by,
         attempts=[attempt_view(attempt) for attempt in run.attempts],
+        etag=entity_tag(
+            run.name, run.notes, [tag.tag for tag in run.tags], run.experiment_id, run.archived_at is not None
+        ),
     )
+
+
+def entity_tag(*edited: Any) -> str:
+    """Return the tag of the state of edited fields.
+
+    A run's reported figures are none of them: they change all the time, and an edit does not depend on them.
+    """
+    text = json.dumps(edited, ensure_ascii=True)
+    return f'"{hashlib.sha256(text.encode()).hexdigest()[:20]}"'
 
 
 def attempt_view(attempt: Attempt) -> AttemptView:

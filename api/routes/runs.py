@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from rhyme_openrlhf.api.access import auth
 from rhyme_openrlhf.api.access.service import ServiceDep
 from rhyme_openrlhf.api.http.fields import PAGE, AttemptNumber, Cursor, Limit, Moment, RunUid
-from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match, run_tag
+from rhyme_openrlhf.api.http.preconditions import TAGGED, IfMatch, require_match
 from rhyme_openrlhf.api.http.problems import ProblemError, documented
 from rhyme_openrlhf.api.ingest import deletion
 from rhyme_openrlhf.api.read.pagination import Direction
@@ -107,7 +107,7 @@ def change_run(
     given = body.model_fields_set
     with service.database.writing() as session:
         run = find_run(session, uid, lock=True)
-        require_match(if_match, run_tag(_detail(session, run)))
+        require_match(if_match, _detail(session, run).etag)
         if body.name is not None:
             run.name = body.name
         if body.notes is not None:
@@ -185,7 +185,7 @@ def _detail(session: Session, run: Run) -> RunDetail:
 
 def _tagged(session: Session, run: Run, response: Response) -> RunDetail:
     detail = _detail(session, run)
-    response.headers["ETag"] = run_tag(detail)
+    response.headers["ETag"] = detail.etag
     return detail
 
 

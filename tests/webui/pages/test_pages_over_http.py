@@ -129,6 +129,15 @@ def test_a_page_with_figures_asks_for_the_drawing_library_at_once(dashboard: Any
         assert preloads == ("data-figure=" in page), path
 
 
+def test_the_description_of_the_api_is_open_to_all_and_whole(dashboard: Any) -> None:
+    page = httpx.get(f"{dashboard.url}/docs")
+    assert page.status_code == 200 and "https://" not in page.text.replace("https://www.w3.org", "")
+    operations = [one for methods in dashboard.app.openapi()["paths"].values() for one in methods.values()]
+    for one in operations:
+        assert f'id="{one["operationId"]}"' in page.text
+    assert "from rhyme_openrlhf.client import Client" in page.text and "changed_meanwhile" in page.text
+
+
 def test_errors_are_pages(dashboard: Any) -> None:
     client = signed_in(dashboard)
     missing = client.get(f"/runs/{'0' * 16}")
