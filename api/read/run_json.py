@@ -65,6 +65,7 @@ class RunSummary(View):
     bubble_fraction: float | None
     dropped_events: int
     last_event_at: float | None
+    values: dict[str, float | str | None] = Field(default={}, description="The requested `column`s.")
 
 
 class AttemptView(View):
@@ -108,9 +109,12 @@ class ArtifactView(View):
     attempt: int = Field(description="Number of the attempt.")
 
 
-def run_summary(run: Run, experiment: str | None, parent: str | None) -> RunSummary:
+def run_summary(
+    run: Run, experiment: str | None, parent: str | None, values: dict[str, float | str | None] | None = None
+) -> RunSummary:
     """Return a row of the table; `run.tags` is loaded."""
-    return RunSummary(**_columns(run), experiment=experiment, parent=parent, tags=[tag.tag for tag in run.tags])
+    tags = [tag.tag for tag in run.tags]
+    return RunSummary(**_columns(run), experiment=experiment, parent=parent, tags=tags, values=values or {})
 
 
 def run_detail(run: Run, experiment: str | None, parent: str | None) -> RunDetail:
@@ -154,7 +158,7 @@ def artifact_view(artifact: Artifact, attempt: int) -> ArtifactView:
     )
 
 
-_MADE_APART = {"experiment", "parent", "tags"}
+_MADE_APART = {"experiment", "parent", "tags", "values"}
 
 
 def _columns(run: Run) -> dict[str, Any]:

@@ -62,17 +62,21 @@ class AsyncClient:
         tag: Sequence[str] = (),
         experiment: str = "",
         text: str = "",
+        filter: str = "",
+        columns: Sequence[str] = (),
         archived: str = "no",
         sort: str = "created_at",
         direction: str = "desc",
         limit: int = 50,
     ) -> AsyncIterator[models.Run]:
-        """Yield runs that match all conditions, in order."""
+        """Yield runs that match all conditions, in order; `calls.runs` explains them."""
         call = calls.runs(
             status=status,
             tag=tag,
             experiment=experiment,
             text=text,
+            filter=filter,
+            columns=columns,
             archived=archived,
             sort=sort,
             direction=direction,

@@ -47,12 +47,19 @@ def runs(
     tag: Sequence[str] = (),
     experiment: str = "",
     text: str = "",
+    filter: str = "",
+    columns: Sequence[str] = (),
     archived: str = "no",
     sort: str = "created_at",
     direction: str = "desc",
 ) -> Call[models.Run]:
-    """List runs that match all conditions."""
+    """List runs that match all conditions.
+
+    `filter`: a condition such as `reward > 0.5 and config.actor.adam.lr = 1e-6`. `columns`: further values of each run,
+    `metric.NAME` or `config.GROUP.OPTION`, in its `values`; `sort` takes these names and fields.
+    """
     given = {"status": list(status), "tag": list(tag), "experiment": experiment, "text": text}
+    given |= {"filter": filter, "column": list(columns)}
     params = {name: value for name, value in given.items() if value}
     return Call("GET", "/runs", {**params, "archived": archived, "sort": sort, "direction": direction})
 

@@ -35,6 +35,7 @@ class Run(TypedDict):
     bubble_fraction: float | None
     dropped_events: int
     last_event_at: float | None
+    values: dict[str, float | str | None]
 
 
 class Attempt(TypedDict):

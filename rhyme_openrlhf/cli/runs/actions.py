@@ -43,13 +43,15 @@ def list_runs(client: Client, args: argparse.Namespace) -> int:
         tag=args.tag or (),
         experiment=args.experiment or "",
         text=args.text or "",
+        filter=args.filter or "",
+        columns=args.column or (),
         archived="all" if args.archived else "no",
         sort=args.sort,
         direction="asc" if args.ascending else "desc",
         limit=args.limit,
     )
     runs = list(found)
-    _show(args, runs, lambda: tables.runs_table(runs, time.time()))
+    _show(args, runs, lambda: tables.runs_table(runs, time.time(), args.column or ()))
     if not runs and not args.json:
         print("there are no such runs; `rhyme runs start --help` shows how to start one", file=sys.stderr)
     return 0

@@ -215,15 +215,28 @@ def _follow(parser: argparse.ArgumentParser) -> None:
 
 def _list(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(
-        commands, "list", actions.list_runs, "the runs, newest first", "rhyme runs list --status running --tag baseline"
+        commands,
+        "list",
+        actions.list_runs,
+        "the runs, newest first",
+        "rhyme runs list --filter 'reward > 0.5 and config.actor.adam.lr = 1e-6' --sort metric.policy_loss",
     )
     parser.add_argument("--status", action="append", metavar="STATUS", help="only these (repeat for several)")
     parser.add_argument("--tag", action="append", metavar="TAG", help="only with all of these tags")
     parser.add_argument("--experiment", metavar="NAME", help="only of this experiment")
     parser.add_argument("--text", metavar="TEXT", help="only with this in name, notes or id")
+    parser.add_argument(
+        "--filter",
+        metavar="CONDITION",
+        help="only these: names compared by = != < <= > >= or ~ (contains), with and, or, not and brackets; a name is "
+        "a field, metric.NAME (its last value) or config.GROUP.OPTION",
+    )
+    parser.add_argument(
+        "--column", action="append", metavar="NAME", help="show metric.NAME or config.GROUP.OPTION too (repeat)"
+    )
     parser.add_argument("--archived", action="store_true", help="archived ones too")
     parser.add_argument(
-        "--sort", default="created_at", metavar="COLUMN", help="created_at (default), reward, step, ..."
+        "--sort", default="created_at", metavar="COLUMN", help="created_at (default), reward, metric.NAME, ..."
     )
     parser.add_argument("--ascending", action="store_true", help="smallest or oldest first")
     parser.add_argument("--limit", type=_count, default=50, metavar="N", help="at most this many (default: 50)")

@@ -167,6 +167,18 @@ def test_what_was_reported_is_listed_and_shown(rhyme: Rhyme, reported: str) -> N
     assert answer(rhyme, "show", "trial")["config"]["settings"]["control"]["run_uid"] == reported
 
 
+def test_runs_are_found_by_a_condition(rhyme: Rhyme, reported: str) -> None:
+    condition = f"metric.policy_loss < 0.2 and uid = {reported}"
+    code, out, err = rhyme(
+        "list", "--filter", condition, "--column", "metric.policy_loss", "--sort", "metric.policy_loss"
+    )
+    assert code == 0 and reported in out and "metric.policy_loss" in out and "0.1" in out, err
+    (run,) = answer(rhyme, "list", "--filter", condition, "--column", "metric.policy_loss")
+    assert run["values"] == {"metric.policy_loss": 0.1}
+    code, _, err = rhyme("list", "--filter", "reward >")
+    assert code == 1 and "expected a value" in err and len(err.splitlines()) == 1
+
+
 def test_events_are_shown_as_lines(rhyme: Rhyme, reported: str) -> None:
     code, out, _ = rhyme("logs", reported)
     lines = out.splitlines()
