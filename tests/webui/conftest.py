@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+import certifi
 import uvicorn
 from fastapi import FastAPI
 
@@ -33,6 +34,21 @@ from tests.api.launch_service import Cluster
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded_run.jsonl"
 START_SECONDS = 20
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let httpx read one certificate instead of all: for each client, that takes longer than a request.
+
+    Services of tests speak no TLS.
+    """
+    end = "-----END CERTIFICATE-----\n"
+    first, _, _ = Path(certifi.where()).read_text(encoding="ascii").partition(end)
+    file = tmp_path_factory.mktemp("certificates") / "one.pem"
+    file.write_text(first + end, encoding="ascii")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SSL_CERT_FILE", str(file))
+        yield
 
 
 @dataclass
