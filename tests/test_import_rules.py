@@ -1,4 +1,4 @@
-"""Who may import what: the pure modules run where there is no training stack (control plane, simulator, tests)."""
+"""Import rules: rooms import only rooms below, and pure modules run without a training stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of launching: a service on a real store, and a cluster whose jobs do what a test says."""
+"""Helpers of launch tests: a service on a real store, and a cluster whose jobs a test controls."""
 
 from __future__ import annotations
 

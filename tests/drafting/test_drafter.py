@@ -83,7 +83,7 @@ def test_without_index_or_key_or_match_there_is_no_draft(drafter: WholeTexts) ->
     assert draft(drafter, "known", []) == []
     assert draft(drafter, "known", [3, 2, 1]) == []
     assert drafter.draft_for([], []) == []
-    # Dummies that somebody else gave them to measure step times.
+    # Dummy drafts that a measurement of step times gave them.
     both = drafter.verified(Verified(["keyless", "known"], [2, 2], [1, 0]))
     assert both.sources == [NO_SOURCE, NO_SOURCE] and sum(both.accepted) == 1
 

@@ -19,7 +19,7 @@ MANY = 10_000
 
 
 def planner(ms_a_row: float) -> DraftPlanner:
-    """Steps of 10 ms, and so much more for each row."""
+    """A planner for decode steps of 10 ms and `ms_a_row` for each row."""
     points = tuple(
         StepPoint(b, b * each, b * d, 0.010 + ms_a_row / 1000 * (b + b * d), 0.0, 9)
         for b in (1, 64)

@@ -31,7 +31,7 @@ TIDYING = ("collect", "kv_layout", "release_room", "discard_sample", "first_toke
 
 
 def expected(request: SampleRequest) -> tuple[int, ...]:
-    """What a sample's response is, on whatever engine."""
+    """Return a sample's response, which is the same on every engine."""
     return tuple((request.prompt[0] * 7 + number * number) % 101 for number in range(request.parameters.max_tokens))
 
 
@@ -48,7 +48,7 @@ class _Running:
 
 @dataclass
 class FakeEngine:
-    """As much of an engine as keeper and mover see; `fault(method)` says what becomes of a call."""
+    """The part of an engine that keeper and mover use; `fault(method)` decides how a call ends."""
 
     fault: Any
     alive: bool = True

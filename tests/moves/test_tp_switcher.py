@@ -1,4 +1,4 @@
-"""When a node's samples go to its tail layout, and what keeps them where they are: on faithful fakes of engines."""
+"""The moment a node switches to its tail layout, and the reasons not to: on faithful fakes of engines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def seats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OnDevices(Reporting):
-    """A fake whose timeline is told of switches."""
+    """A fake engine that records switches in its timeline."""
 
     told: list[str]
 

@@ -1,4 +1,4 @@
-"""What a configuration says of a model's weights and KV cache, against Transformers' models and vLLM's caches."""
+"""The size of a model's weights and KV cache by its configuration, against Transformers' models and vLLM's caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run needs: its GPUs, against OpenRLHF's placement, and the memory of its models."""
+"""The resources of a run: its GPUs, against OpenRLHF's placement, and the memory of its models."""
 
 from __future__ import annotations
 

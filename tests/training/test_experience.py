@@ -1,4 +1,4 @@
-"""From experiences to what the history workers keep, and what people read."""
+"""The way from experiences to history workers and to the samples that people read."""
 
 import json
 from types import SimpleNamespace

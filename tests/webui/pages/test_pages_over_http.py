@@ -1,4 +1,4 @@
-"""Who sees which page, and what comes with it."""
+"""Access to each page, and its headers and parts."""
 
 import json
 import re
@@ -111,11 +111,11 @@ def test_a_page_asks_for_all_its_scripts_at_once(dashboard: Any) -> None:
 def test_plotly_is_sent_packed(dashboard: Any) -> None:
     page = signed_in(dashboard).get("/").text
     (address,) = re.findall(r'data-plotly="([^"]*)"', page)
-    packed = httpx.get(dashboard.url + address)
+    with httpx.stream("GET", dashboard.url + address, headers={"Accept-Encoding": "gzip"}) as packed:
+        sent = sum(map(len, packed.iter_raw()))
     plain = httpx.get(dashboard.url + address, headers={"Accept-Encoding": "identity"})
     assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
-    assert packed.content == plain.content
-    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+    assert sent < len(plain.content) / 2
 
 
 def test_a_page_with_figures_asks_for_the_drawing_library_at_once(dashboard: Any) -> None:
