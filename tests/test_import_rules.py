@@ -177,9 +177,8 @@ def test_rooms_of_the_control_plane_import_only_rooms_below_them() -> None:
 def test_only_what_answers_requests_knows_http() -> None:
     files = [path for path in control_plane_files() if room_of(module_name(path)) in WITHOUT_HTTP]
     assert {room_of(module_name(path)) for path in files} == set(WITHOUT_HTTP)
-    found = {
-        module_name(path): imported(syntax(path)) & HTTP | rooms_imported(syntax(path)) & {"api.http"} for path in files
-    }
+    trees = {module_name(path): syntax(path) for path in files}
+    found = {module: imported(tree) & HTTP | rooms_imported(tree) & {"api.http"} for module, tree in trees.items()}
     assert {module: known for module, known in found.items() if known} == {}
 
 
