@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 import certifi
+import httpx
 import uvicorn
 from fastapi import FastAPI
 
@@ -63,6 +64,14 @@ class Dashboard:
 
     def link(self, role: str = "operator", path: str = "/") -> str:
         return f"{self.url}{path}#token={self.tokens[role]}"
+
+    def signed_in(self, role: str = "operator") -> httpx.Client:
+        """Return a client with a session of that role."""
+        client = httpx.Client(base_url=self.url)
+        opened = client.post("/api/v1/session", json={"token": self.tokens[role]})
+        assert opened.status_code == 200
+        client.headers["X-CSRF-Token"] = opened.json()["csrf"]
+        return client
 
 
 class PromptServer(uvicorn.Server):
