@@ -16,7 +16,7 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade to this version."""
     op.create_table(
         "experiments",
         sa.Column("id", sa.Integer(), nullable=False),

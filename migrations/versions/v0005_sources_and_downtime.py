@@ -1,7 +1,7 @@
-"""Where accepted drafts came from, step by step, and what a move cost its sample.
+"""Sources of accepted drafts, step by step, and the time that a move cost its sample.
 
-Steps that are there already get their sums from the events, as the ingestion would make them; the blocks of curves are
-thrown away, and `Database.upgrade` makes those with the new curves.
+The sums of existing steps come from their events, as the ingestion would make them. The blocks of curves are dropped,
+and `Database.upgrade` makes them again with the new curves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PIECE = 10_000
 
 
 def upgrade() -> None:
-    """To this version."""
+    """Upgrade to this version."""
     for table in ("steps", "epochs"):
         for name in _SOURCES:
             op.add_column(table, sa.Column(name, sa.BigInteger(), server_default="0", nullable=False))

@@ -1,4 +1,4 @@
-"""What `rhyme simulate` recommends, `rhyme train` takes: held against its own parser and its own checks."""
+"""`rhyme train` accepts each recommendation of `rhyme simulate`: checked with its own parser and its own checks."""
 
 from __future__ import annotations
 

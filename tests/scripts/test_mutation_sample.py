@@ -1,4 +1,4 @@
-"""`scripts/mutation_sample.py`: which changes are tried, and which are told of."""
+"""`scripts/mutation_sample.py`: which changes are tried, and which are reported."""
 
 import sqlite3
 from contextlib import closing

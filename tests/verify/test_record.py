@@ -1,4 +1,4 @@
-"""What is proved is kept for a device and its versions, taken back on failure, and a broken file is an empty one."""
+"""Proofs are kept for a device and its versions and removed on failure; a broken file is an empty one."""
 
 from __future__ import annotations
 

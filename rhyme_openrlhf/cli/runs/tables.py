@@ -1,7 +1,7 @@
-"""How runs are shown on a terminal: pure, from the API's JSON to rich tables.
+"""Tables of runs for a terminal. Pure: from the API's JSON to rich tables.
 
-Invariants: whatever the server sends is shown as text, never as markup or control characters; a figure that is not
-there is "-"; a field that an older or newer server does not send is like one that is not there.
+Invariants: text from the server is shown as text, never as markup or control characters. A missing figure is "-", also
+where an older or newer server does not send the field.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SECONDS_PER_DAY = 86400
 
 
 def runs_table(runs: Sequence[Json], now: float) -> Table:
-    """The table of runs. `now` in unix seconds."""
+    """Return the table of runs. `now` in unix seconds."""
     table = _table("run", "name", "status", "step", "reward", "tokens/s", "speculation", "bubbles", "age", "tags")
     for run in runs:
         _row(
@@ -53,7 +53,7 @@ def runs_table(runs: Sequence[Json], now: float) -> Table:
 
 
 def run_table(run: Json, now: float) -> Table:
-    """One run, a line for each thing that is known of it."""
+    """Return the table of one run, a line for each known fact."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -102,7 +102,7 @@ def comparison_table(comparison: Json) -> Table:
 
 
 def differences_table(difference: Json, names: Sequence[str]) -> Table:
-    """The settings that two runs do not share."""
+    """Return the settings that two runs do not share."""
     table = _table("setting", *names)
     for row in difference["differences"]:
         _row(table, text(row["name"]), *(value(row[side]) if row[f"in_{side}"] else "" for side in ("a", "b")))
@@ -110,7 +110,7 @@ def differences_table(difference: Json, names: Sequence[str]) -> Table:
 
 
 def logs_table(files: Sequence[Json], now: float) -> Table:
-    """The log files of an attempt."""
+    """Return the log files of an attempt."""
     table = _table("file", "size", "changed")
     for file in files:
         _row(table, text(file.get("name")), f"{file.get('size', 0):,}", age(file.get("modified_at"), now) + " ago")
@@ -118,7 +118,7 @@ def logs_table(files: Sequence[Json], now: float) -> Table:
 
 
 def status(run: Json) -> Text:
-    """The status in its colour, and the message if there is one."""
+    """Return the status in its colour, and the message if there is one."""
     word = str(run.get("status"))
     shown = Text(word, style=STYLES.get(word, ""))
     if run.get("message"):
@@ -133,7 +133,7 @@ def step(run: Json) -> str:
 
 
 def age(then: float | None, now: float) -> str:
-    """How long ago: `3 min 12 s`, `2 d 4 h`."""
+    """Return the time since then in words: `3 min 12 s`, `2 d 4 h`."""
     if then is None:
         return wording.NO_VALUE
     seconds = max(0.0, now - then)
@@ -150,7 +150,7 @@ def moment(then: float | None, now: float) -> str:
 
 
 def value(content: Any) -> str:
-    """A setting or figure in one short line."""
+    """Return a setting or figure in one short line."""
     if isinstance(content, float):
         return f"{content:.4g}"
     shown = content if isinstance(content, str) else json.dumps(content)
@@ -175,7 +175,7 @@ def _attempt(attempt: Json, now: float) -> Text:
 
 
 def _row(table: Table, *cells: Text | str) -> None:
-    """A plain string given to rich is markup; what others wrote must not be."""
+    """Add a row of plain text: rich reads a plain string as markup, and other people wrote these."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
 
 
