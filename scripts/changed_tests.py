@@ -37,7 +37,7 @@ FEW = 12
 
 @dataclass
 class Wants:
-    """References of a file or of a conftest.py's fixture: modules it imports, texts, and the names of its parameters."""
+    """References of a file or of a fixture: modules it imports, texts, and the names of its parameters."""
 
     modules: set[str] = field(default_factory=set)
     texts: set[str] = field(default_factory=set)

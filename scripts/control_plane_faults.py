@@ -317,7 +317,7 @@ def kill_holder(bench: Bench) -> None:
 
 
 def freeze_holder(bench: Bench) -> None:
-    """Freeze the service, like a suspended machine: it wakes when the other has taken over, and may not act any more."""
+    """Freeze the service, like a suspended machine; it wakes when the other has taken over, and must not act."""
     pair = bench.pair
     assert pair is not None
     while bench.under_way():

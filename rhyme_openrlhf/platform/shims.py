@@ -79,7 +79,7 @@ def patch_torch_cuda() -> None:
 
 
 def _do_nothing() -> Callable[..., None]:
-    """Return a function that does nothing, a new one for each name: torch.compile refuses one function under two names."""
+    """Return a new function that does nothing: torch.compile refuses one function under two names."""
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         return None

@@ -92,7 +92,7 @@ class RhymeSettings:
 
     @property
     def samples_move(self) -> bool:
-        """Whether samples are kept apart from the engines: on request, or for a feature that moves samples."""
+        """True where samples are kept apart from the engines: on request, or for a feature that moves samples."""
         return self.move.enable or self.reallocation.enable or self.tp_switch.enable
 
     @property

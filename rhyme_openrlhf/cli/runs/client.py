@@ -66,7 +66,7 @@ class Client:
         return self._send("GET", path, params=params)
 
     def post(self, path: str, body: Any = None, key: str = "") -> Any:
-        """Return the response to a POST; with an idempotency `key` the request may be sent again. Raises ClientError."""
+        """Return the response to a POST; with an idempotency `key` it may be sent again. Raises ClientError."""
         return self._send("POST", path, json=body, headers={"Idempotency-Key": key} if key else None)
 
     def pages(self, path: str, params: Mapping[str, Any], most: int) -> Iterator[dict[str, Any]]:
