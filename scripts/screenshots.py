@@ -35,8 +35,8 @@ DEMO = "sorting-and-arithmetic"
 OTHER = "without-speculation"
 # Steps of it that a run has which is still under way.
 LIVE_STEPS = 14
-# Picture -> address. {demo} and {other} are runs of the demonstration; {live} is the first of them that is under way.
-# {synthetic} has synthetic events, among them moves, layout switches and rank groups.
+# Picture -> address, with names of the demonstration's runs. {live} is the first run under way; {synthetic} has moves,
+# layout switches and rank groups.
 PAGES: dict[str, str] = {
     "sign-in": "/sign-in",
     # First: a run of which nothing is heard is lost after some minutes.

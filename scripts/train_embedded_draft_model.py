@@ -47,7 +47,7 @@ MEASURED_BATCHES = 8
 
 
 def half_of(teacher: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
-    """Return a draft model with every other layer of `teacher`, the last one among them, and all that is not a layer."""
+    """Return a draft model with every other layer of `teacher`, the last among them, and all other modules."""
     student = build_draft_model(DEFAULT_SEED)
     layers, kept = model_config().num_hidden_layers, student.config.num_hidden_layers
     chosen = {str(layers - 1 - number * (layers // kept)): str(kept - 1 - number) for number in range(kept)}
