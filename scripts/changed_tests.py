@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import subprocess
 import sys
 from collections import defaultdict
@@ -52,6 +53,7 @@ def module_of(path: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def read(path: str, source: str) -> dict[str, Wants]:
     """Return what a Python file wants under "", and what each fixture of a conftest.py wants under its name."""
     tree = ast.parse(source)

@@ -36,8 +36,8 @@ WORDS = (
 )  # fmt: skip
 MOST_WORDS = 30
 _WORDS = re.compile(r"(?<![\w-])(" + "|".join(WORDS) + r")(?![\w-])", re.IGNORECASE)
-# A sentence ends with a mark before a space and a capital, a digit or a quoted word.
-_END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z0-9`*\"(\[])")
+# A sentence ends with a full stop, or with a colon or semicolon before a capital, a digit or a quoted word.
+_END = re.compile(r"(?<=[.!?])\s+|(?<=[:;])\s+(?=[A-Z0-9`*\"(\[])")
 _WORD = re.compile(r"[\w%'-]*[A-Za-z][\w%'-]*")
 
 

@@ -75,9 +75,9 @@ PUBLIC = ("sign-in",)
 INDEX_HEAD = """\
 # Every page of the dashboard
 
-Whole pages in Chromium, light and dark, 1440 and 390 pixels wide, made by `scripts/screenshots.py` (which writes this
-page too): the demonstration's recorded runs, one of them as if it were under way, and a synthetic run for views of
-moves, layout switches and rank groups. Pages of more than 5,000 pixels are cut there.
+Whole pages in Chromium, light and dark, 1440 and 390 pixels wide. `scripts/screenshots.py` makes all, this page too.
+They show the demonstration's recorded runs, one of them as if it were under way. Moves, layout switches and rank groups
+are from a synthetic run. Pages of more than 5,000 pixels are cut there.
 """
 # What the documentation shows, of the demonstration's real run: name -> address, and where a reader would scroll to.
 PICTURES: dict[str, tuple[str, str]] = {

@@ -1,7 +1,7 @@
-"""Sources of accepted drafts, step by step, and the time that a move cost its sample.
+"""Accepted drafts of each step by source, and the downtime of each move.
 
-The sums of existing steps come from their events, as the ingestion would make them. The blocks of curves are dropped,
-and `Database.upgrade` makes them again with the new curves.
+Existing steps get their sums from the stored events, as the ingestion would compute them. The blocks of curves are
+deleted, and `Database.upgrade` creates them again with the new curves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PIECE = 10_000
 
 
 def upgrade() -> None:
-    """Upgrade to this version."""
+    """Upgrade the schema to version 0005."""
     for table in ("steps", "epochs"):
         for name in _SOURCES:
             op.add_column(table, sa.Column(name, sa.BigInteger(), server_default="0", nullable=False))

@@ -1,4 +1,4 @@
-"""`rhyme train` accepts each recommendation of `rhyme simulate`: checked with its own parser and its own checks."""
+"""`rhyme train` accepts what `rhyme simulate` recommends: checked with its own parser and preflight checks."""
 
 from __future__ import annotations
 

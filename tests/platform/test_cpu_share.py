@@ -1,4 +1,4 @@
-"""Places for a CPU quota, on made-up machines and on this one."""
+"""The search for a CPU quota, on made-up machines and on this one."""
 
 from __future__ import annotations
 

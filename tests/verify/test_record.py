@@ -1,4 +1,4 @@
-"""Proofs are kept for a device and its versions and removed on failure; a broken file is an empty one."""
+"""The record of proved checks: kept by device and versions, withdrawn on failure; a broken file counts as empty."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The actions of `rhyme runs`. Each takes a client and parsed arguments and returns the exit code.
+"""The commands of `rhyme runs`. Each takes a client and parsed arguments, and returns the exit code.
 
-Invariant: with --json, standard output is the server's JSON and nothing else; all other messages go to standard error.
+Invariant: with --json, standard output is the server's JSON and nothing else; other messages go to standard error.
 Raises ClientError.
 """
 
@@ -181,7 +181,7 @@ def import_run(client: Client, args: argparse.Namespace) -> int:
 
 
 def find(client: Client, name: str) -> str:
-    """Return the uid of the run that the user named: by uid, its beginning, a name, or "last"."""
+    """Return the uid of the run that `name` means: a uid, its beginning, a name, or "last"."""
     if len(name) == UID_DIGITS and all(c in "0123456789abcdef" for c in name):
         return name
     if name == NEWEST:
