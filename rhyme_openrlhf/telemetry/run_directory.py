@@ -1,14 +1,15 @@
 """A run's directory: its files, how it is made, and how files that several processes read are written.
 
-- `config.json`: arguments, settings, command, versions, git commits, machine
-- `events.jsonl`: everything that happened (telemetry/events.py)
-- `summary.json`: what came out, written at the end
-- `lengths.jsonl`: how long every response was (telemetry/samples.py)
-- `samples/`: responses of a few prompts a step (telemetry/samples.py)
+- `config.json`: arguments, settings, command, versions, git commits and machine
+- `events.jsonl`: every event of the run (telemetry/events.py)
+- `summary.json`: the figures of the final table, written at the end
+- `lengths.jsonl`: the length of every response (telemetry/samples.py)
+- `samples/`: responses of a few prompts of each step (telemetry/samples.py)
 - `logs/`: output of the run's processes
 - `history/`: journals and spilled draft indexes of the history workers, on the nodes where they run
-- `checkpoints`: link to --ckpt.path
-- `stop-request.json`: there if the run shall end: the trainer looks for it between two steps
+- `checkpoints`: link to `--ckpt.path`
+- `reporter.json`: how far the reporter has sent the events; with `--control.url` only
+- `stop-request.json`: present if the run is to stop; the trainer looks for it between two steps
 
 Invariants: an existing run is never written into; a directory that is not new or empty is refused. Only the standard
 library is imported, so that the reporter starts at once.
