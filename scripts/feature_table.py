@@ -1,7 +1,8 @@
 """Write which features go together into docs/guides/features.md, as `rhyme train` decides it before a start.
 
 Each cell is one call of the checks before a run, with the demo's model and prompts on pretended GPUs: "yes", the number
-of the sentence that refuses the pair, or "–" where one excludes the other by its meaning. `--write` changes the page; a test compares the two.
+of the sentence that refuses the pair, or "–" where one excludes the other by its meaning. `--write` changes the page; a
+test compares the two.
 """
 
 from __future__ import annotations
