@@ -125,7 +125,7 @@ def edit(
 ) -> Call[models.RunDetail]:
     """Change what describes a run; an experiment of "" takes it out of its experiment.
 
-    `based_on`: a run's `etag`. If somebody has edited the run since then, it fails with code "changed_meanwhile".
+    `based_on`: a run's `etag`. If the run was edited since then, it fails with code "changed_meanwhile".
     """
     given = {"name": name, "notes": notes, "tags": None if tags is None else list(tags)}
     body: dict[str, Any] = {one: value for one, value in given.items() if value is not None}

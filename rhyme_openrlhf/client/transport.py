@@ -1,4 +1,4 @@
-"""What both clients have in common: limits, connection options, and the way from a run's name to its uid."""
+"""Parts of both clients: limits, connection options, and the way from a run's name to its uid."""
 
 from __future__ import annotations
 
