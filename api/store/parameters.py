@@ -30,7 +30,7 @@ def settings_of(run: Run) -> dict[str, Any]:
         if isinstance(part, Mapping) and part:
             found.update(flatten(part))
     if not found and run.spec is not None:
-        found = flatten(run.spec["arguments"])
+        found = flatten(run.spec.get("arguments", {}))
     return found
 
 
