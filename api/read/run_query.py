@@ -6,7 +6,7 @@
     operator   = "=" | "!=" | "<" | "<=" | ">" | ">=" | "~" (contains, ignoring case)
     value      = number | word | "text" | 'text'
 
-Names are those of `run_values.py`. The size of a query is bounded, so it costs little whoever sends it.
+Names are those of `run_values.py`. The size of a query is bounded, so that no client can make it expensive.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class Not:
 
 @dataclass(frozen=True)
 class Every:
-    """All conditions hold."""
+    """A condition that holds if every part holds."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Some:
-    """At least one condition holds."""
+    """A condition that holds if at least one part holds."""
 
     parts: tuple[Node, ...]
 
