@@ -92,7 +92,8 @@ def of_python(file: str, source: str) -> Iterator[Finding]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        text = ast.get_docstring(node)
+        # Indented lines show code.
+        text = re.sub(r"(?m)^ {4,}.*$", "", ast.get_docstring(node) or "")
         if not text:
             continue
         line = node.body[0].lineno

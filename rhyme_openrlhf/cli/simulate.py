@@ -109,8 +109,8 @@ def _parser() -> argparse.ArgumentParser:
         "--acceptance",
         default="0.3:0.65,0.7:0.79,10",
         metavar="C:P,C:P,EPOCHS",
-        help="share of steps with a draft and acceptance of a draft token, in the second epoch and EPOCHS-1 later; the "
-        "probabilities are RhymeRL's acceptance rates, the shares follow its figure 17 (%(default)s)",
+        help="share of steps with a draft, and acceptance of a draft token: in the second epoch, and EPOCHS-1 later. "
+        "The default is from RhymeRL's acceptance rates and figure 17 (%(default)s)",
     )
     out = parser.add_argument_group("comparing, and where it goes")
     out.add_argument("--ablate", action="store_true", help="add the features one after another")
