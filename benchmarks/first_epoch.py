@@ -1,4 +1,4 @@
-"""How fast is the first epoch, when no prompt has a history yet? Measured: real runs on this machine, interleaved.
+"""Speed of the first epoch, when no prompt has a history yet. Measured: real runs on this machine, interleaved.
 
     python benchmarks/first_epoch.py --seeds 1 2 3 --out first_epoch.json [-- options of rhyme train for every arm]
     python benchmarks/first_epoch.py --new "--histospec.window_max 16"     # a fourth arm: ours with these options
@@ -7,8 +7,8 @@
 A GRPO run of two epochs, seed by seed, on the arms of `rollout.py` in turn: OpenRLHF's own classes, ours without drafts
 and ours by default. The fourth arm `new` has further options of `rhyme train`, such as another source of drafts.
 
-The table has each arm's figures by epoch. Then come the ratios of runs with the same seed, as medians with their
-interval: rollout tokens/s, steps/s and tokens/s of whole steps, in epoch 1, from epoch 2 on and in all. The machine's
+The table has each arm's figures by epoch. Then come the ratios of runs with the same seed: rollout tokens/s, steps/s
+and tokens/s of whole steps, in epoch 1, from epoch 2 on and in all. Each is a median with its interval. The machine's
 speed drifts over minutes, so more seeds give a better interval. The file is written after every run.
 """
 

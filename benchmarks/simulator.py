@@ -5,8 +5,8 @@
 
 Makes profiles (`rhyme profile --sparse` of the embedded model): an engine alone, and with one and two others beside it.
 Then it makes real runs with two and three engines, with and without drafts, and replays each as `rhyme simulate
---from-run` does. The replay has the same lengths, engines and trainer's speed, and each sample's drafts. It compares every rollout
-stage's seconds, and the share of the stages in which engines had nothing to run.
+--from-run` does. The replay has the same lengths, engines and trainer's speed, and each sample's drafts. The benchmark
+compares every rollout stage's seconds, and the share of the stages in which engines had nothing to run.
 
 Each run is simulated in three ways (simulation/recorded_run.py):
 

@@ -7,9 +7,9 @@ Here two policy actors stand beside each other, OpenRLHF's (`unchanged.py`) and 
 a run (`replay.py`), batch by batch: while one trains, the other waits. Which one begins turns with every batch. Both
 begin from the same weights and, trained on the same batches, keep the same shapes. No engine runs.
 
-Printed: milliseconds a batch of both, the ratio of usual and of mean speeds with their 95 % intervals (`turns.py`), and
-the largest difference of the two policies' losses, which must be tiny. Exit status 1: ours takes more than LIMIT times
-as long, with certainty.
+It prints both policies' milliseconds a batch, and the ratio of usual and of mean times with their 95 % intervals
+(`turns.py`). The largest difference of the two policies' losses must be tiny. Exit status 1: ours takes more than LIMIT
+times as long, with certainty.
 """
 
 from __future__ import annotations
