@@ -166,6 +166,8 @@ def launch_service(tmp_path: Path, database: str = "", **changes: Any) -> Iterat
 
         def speaking(role: str) -> TestClient:
             one = TestClient(app, base_url=BASE, headers={"Authorization": f"Bearer {secrets[role]}"})
+            # The service's own event loop: otherwise each request makes a thread with a new loop.
+            one.portal = client.portal
             return one
 
         assert client.get("/healthz").status_code == 200

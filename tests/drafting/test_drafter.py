@@ -10,7 +10,7 @@ from rhyme_openrlhf.drafting.drafter import NO_SOURCE, SOURCE_NAMES
 from rhyme_openrlhf.drafting.source import Verified
 from rhyme_openrlhf.history.index import IndexBufferError, Piece, build_index
 from rhyme_openrlhf.settings.drafting import HistoSpecSettings
-from tests.drafting.test_planner import planner
+from tests.drafting.planners import planner
 from tests.drafting.whole_texts import WholeTexts
 
 RESPONSE = list(range(10, 60))
