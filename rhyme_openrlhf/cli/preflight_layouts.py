@@ -69,8 +69,8 @@ def _check_shared(args: SimpleNamespace, layouts: int) -> None:
     others = [model for model in share.models if model != ENGINES]
     if len(others) + layouts > SHARES:
         raise PreflightError(
-            f"--tp_switch.enable: a GPU has room for {SHARES} processes, but engines of {layouts} layouts and "
-            f"{', '.join(others)} are {len(others) + layouts}: name fewer --tp_switch.sizes, or leave out "
+            f"--tp_switch.enable: a GPU has room for {SHARES} processes, and these would be {len(others) + layouts}: "
+            f"engines of {layouts} layouts, {', '.join(others)}; name fewer --tp_switch.sizes, or leave out "
             "--train.colocate_all"
         )
 
@@ -86,6 +86,6 @@ def _check_step_times(args: SimpleNamespace) -> None:
         for profile in named:
             if (profile == NONE or (profile == AUTO and not measured)) and not args.tp_switch.samples:
                 raise PreflightError(
-                    f"--tp_switch.enable needs step times of all layouts, and {flag} is {profile}: give files of "
+                    f"--tp_switch.enable needs step times of all layouts ({flag} is {profile}): give files of "
                     "`rhyme profile` as --latency.profile and --tp_switch.profile, or switch by --tp_switch.samples"
                 )
