@@ -394,6 +394,7 @@ IDEAS = {
     "run": "a run's life",
     "simulation": "simulated engines",
     "verify": "checks on site",
+    "client": "the service's client",
     "api": "control plane",
     "webui": "dashboard",
     "cli": "thin commands",
