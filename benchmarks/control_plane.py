@@ -39,7 +39,7 @@ import httpx
 import psutil
 
 from rhyme_openrlhf.cli.demo import arguments
-from rhyme_openrlhf.cli.runs.client import exchange
+from rhyme_openrlhf.client import exchange
 from rhyme_openrlhf.telemetry.event_log import read_events
 from rhyme_openrlhf.telemetry.events import TrainStep
 from rhyme_openrlhf.telemetry.run_directory import TOKEN_VARIABLE

@@ -39,7 +39,7 @@ from sqlalchemy import text
 
 from rhyme_openrlhf.api.store.base import Base
 from rhyme_openrlhf.api.store.database import Database
-from rhyme_openrlhf.cli.runs.client import exchange
+from rhyme_openrlhf.client import exchange
 
 ROOT = Path(__file__).parents[1]
 # Batches each reporter sends between two looks at the clock: some seconds' work.
