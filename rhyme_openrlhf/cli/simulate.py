@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from rhyme_openrlhf.cli.console import refuse
 from rhyme_openrlhf.drafting_core import CoreMissing
 from rhyme_openrlhf.latency.profile import Profile, ProfileError
 from rhyme_openrlhf.latency.transfer_model import NotMeasured
@@ -21,7 +22,7 @@ from rhyme_openrlhf.simulation.study import Variant
 from rhyme_openrlhf.simulation.trace import read_trace
 from rhyme_openrlhf.simulation.workload import PRESETS, Workload, WorkloadError, drawn
 
-BAD_INPUT = 2
+_refuse = partial(refuse, "rhyme simulate")
 
 DESCRIPTION = """\
 Simulates training on a cluster: engines with the step times of a profile, responses as long as a workload says, and the
@@ -261,8 +262,3 @@ def _print(heading: str, notes: Sequence[str], rows: Sequence[Sequence[str]]) ->
     for line in (heading, *notes):
         print(line)
     console().print(table)
-
-
-def _refuse(reason: str) -> int:
-    print(f"rhyme simulate: error: {reason}", file=sys.stderr)
-    return BAD_INPUT
