@@ -104,6 +104,8 @@ fi
 
 run ruff check .
 run ruff format --check .
+# The words of docstrings, comments, messages, pages and documentation.
+run python scripts/check_words.py
 # Of the drafting core, where they are installed.
 if command -v clang-format >/dev/null; then
     run clang-format --dry-run --Werror csrc/*.cpp csrc/*.h
