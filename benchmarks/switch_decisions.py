@@ -31,6 +31,7 @@ from replay import read_trace
 from rhyme_openrlhf.latency.predictor import Predictor
 from rhyme_openrlhf.latency.profile import Profile
 from rhyme_openrlhf.latency.step_model import StepModel
+from rhyme_openrlhf.latency.transfer_model import TransferModel
 from rhyme_openrlhf.scheduling.stage_course import Layout, Unfinished
 from rhyme_openrlhf.scheduling.step_plan import assign
 from rhyme_openrlhf.scheduling.tp_switch import EACH_SECONDS, SwitchCost, decide, in_turn
@@ -90,7 +91,7 @@ class Replay:
     def __init__(self, engines: Sequence[Stage], profiles: tuple[Profile, Profile], tails: int, each_s: float) -> None:
         """`engines`: what each aligned engine is given; `tails`: engines of the tail layout."""
         # As a run takes it before it has made a switch.
-        self.cost = SwitchCost(each_s).seconds
+        self.cost = SwitchCost(each_s).between([TransferModel(profile) for profile in profiles])
         sizes = [profile.subject.tensor_parallel_size for profile in profiles]
         self._models = [StepModel(profile) for profile in profiles]
         self._tails = tails
@@ -138,7 +139,7 @@ class Replay:
             for own in tails
             if own
         ]
-        return moment + self.cost(0, 1, rest) + float(max(took))
+        return moment + self.cost(0, 1, [sample.context for sample in seen]) + float(max(took))
 
     def asked(self, interval_s: float) -> list[float]:
         """Return the times at which a run decides."""
