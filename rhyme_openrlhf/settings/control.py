@@ -28,9 +28,7 @@ class ControlSettings(Settings):
     """
 
     group: ClassVar[str] = "control"
-    title: ClassVar[str] = (
-        "Control plane: a service that a run reports to, where people see, compare and stop runs."
-    )
+    title: ClassVar[str] = "Control plane: a service that a run reports to, where people see, compare and stop runs."
 
     url: str = option(
         "",

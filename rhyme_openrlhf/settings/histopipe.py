@@ -37,7 +37,7 @@ class HistoPipeSettings(Settings):
     )
     rank_groups: int = option(
         0,
-        "Groups of prompts of similar length that engines get in turn; 0: chosen. Lengths are those of the last "
+        "Groups of prompts of like length that engines get in turn; 0: chosen. Lengths are those of the last "
         "responses; a step goes over the engines from short to long in odd steps, long to short in even ones. Never "
         "more than engines; 1: by load alone; 0: half as many as engines, from 2 to 16.",
         low=0,
