@@ -113,7 +113,7 @@ class BatchLedger(Generic[PromptGroup]):
         return True
 
     def certain(self, step: int) -> tuple[PromptGroup, ...]:
-        """Return the finished prompt groups that will be in the step's batch; none until the step before has its own."""
+        """Return the finished prompt groups of the coming batch; none until the step before has its batch."""
         return tuple(itertools.chain.from_iterable(self._certain(step)))
 
     def newly_certain(self, step: int) -> tuple[PromptGroup, ...]:

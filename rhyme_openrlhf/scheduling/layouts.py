@@ -142,15 +142,15 @@ def check_nodes(nodes: Sequence[str], sizes: Sequence[int]) -> None:
             over = set(nodes[first : first + size])
             if len(over) > 1:
                 raise LayoutError(
-                    f"--tp_switch.size {size}: the devices that Ray gave do not divide into engines of {size} on one "
+                    f"--tp_switch.size {size}: Ray's devices do not divide into engines of {size} on one "
                     f"node each ({', '.join(f'{nodes.count(node)} on one' for node in sorted(set(nodes)))}); a "
                     "size that divides the devices of every node can be"
                 )
 
 
 MB = 1024**2
-# Memory of an engine's process beside weights and KV cache, on a machine whose weights are in main memory: an actor
-# with vLLM's frontend, an engine core and a worker (measured, docs/benchmarks.md).
+# Memory of an engine's process (actor with vLLM's frontend, engine core, worker) beside weights and KV cache, if
+# weights are in main memory. Measured: docs/benchmarks.md.
 PROCESS_MB = 600
 
 
